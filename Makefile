@@ -49,8 +49,8 @@ lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
 clean: ## remove the environment and everything made
 	rm -rf $(VENV) .carpool .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants build dist *.egg-info
 
-$(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/demo.txt $(LOCKS)/install pyproject.toml
-	$(LOCKS)/install $(VENV) $(LOCKS)/dev.txt $(LOCKS)/demo.txt
+$(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt $(LOCKS)/install pyproject.toml
+	$(LOCKS)/install $(VENV) $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt
 	$(LOCKS)/install $(VENV) --editable .
 	@touch $@
 $(VENV)/.stamp-vllm: $(LOCKS)/vllm.txt $(VENV)/.stamp-dev

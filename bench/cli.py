@@ -16,6 +16,7 @@ app = typer.Typer(
     name="bench",
     no_args_is_help=True,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims, traffic and priorities start the services as processes, on an embedded broker or on yours,

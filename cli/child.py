@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,11 @@ class ChildSpec:
     probe: Probe
     address: str = ""
     is_restarted: bool = True
+
+
+def older_log(log_file: Path) -> Path:
+    """Returns where the log of the run before, or the earlier part of a long one, is kept."""
+    return log_file.with_name(log_file.name + ".1")
 
 
 class Child:
@@ -87,6 +93,14 @@ class Child:
             self._signal_group(signal.SIGKILL)
             self.exit_status = self._process.wait()
             self._guard.remove(self.pid)
+
+    def rotate_log(self, size_bytes_max: int) -> None:
+        """Moves the content of a log that is larger to NAME.log.1; the process writes on."""
+        log_file = self.spec.log_file
+        with contextlib.suppress(OSError):  # a full disk: the log stays as it is
+            if log_file.stat().st_size > size_bytes_max:
+                shutil.copyfile(log_file, older_log(log_file))
+                os.truncate(log_file, 0)  # the process appends, so it continues at the beginning
 
     def log_tail(self) -> str:
         """Returns the last lines of its output."""

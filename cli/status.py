@@ -187,7 +187,15 @@ def _print(found: Status) -> None:
 
 def _services_table(services: list[ServiceStatus]) -> Table:
     made = table(
-        "service", "state", "waiting", "in flight", "taken in", "refused", "answers", "address"
+        "service",
+        "state",
+        "waiting",
+        "in flight",
+        "taken in",
+        "refused",
+        "answers",
+        "address",
+        whole=("service", "address"),
     )
     for service in services:
         style = {"ready": "green", "down": "red"}.get(service.state, "yellow")
@@ -204,7 +212,8 @@ def _services_table(services: list[ServiceStatus]) -> Table:
 
 def _partitions_table(groups: list[GroupStatus]) -> Table:
     """Returns every partition with waiting records."""
-    made = table("partition", "waiting", "oldest", "moves", "member")
+    names = ("partition", "waiting", "oldest", "moves", "member")
+    made = table(*names, whole=("partition", "member"))
     for group in groups:
         for partition in group.partitions:
             if partition.waiting:

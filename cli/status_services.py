@@ -66,7 +66,7 @@ def _total(samples: Samples, name: str) -> int:
 def _by_label(samples: Samples, name: str, label: str) -> dict[str, int]:
     sums: dict[str, int] = {}
     for (sample, labels), value in samples.items():
-        if sample == name:
+        if sample == name and value:
             key = dict(labels).get(label, "")
             sums[key] = sums.get(key, 0) + int(value)
     return sums

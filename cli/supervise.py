@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Literal, Self
 
 from carpool.errors import CarpoolError, ConfigError
-from cli.child import Child, ChildSpec
+from cli.child import Child, ChildSpec, older_log
 from cli.exit_codes import CHANGE_NEEDED
 from cli.guard import Guard
 from cli.up_settings import UpSettings
@@ -97,6 +97,8 @@ class Supervisor:
     def start(self, spec: ChildSpec) -> None:
         """Starts a child. Raises `ConfigError` when its command cannot be run."""
         assert spec.name not in self._parts, f"{spec.name} runs already"
+        if spec.log_file.exists():  # the log and its tail are of this run
+            spec.log_file.replace(older_log(spec.log_file))
         self._parts[spec.name] = Part(
             spec=spec, child=self._spawn(spec), started_s=time.monotonic()
         )
@@ -149,7 +151,9 @@ class Supervisor:
             if part.child is None:
                 if now_s >= part.restart_at_s:
                     part.child, part.state = self._spawn(part.spec), "starting"
-            elif part.child.has_ended():
+                continue
+            part.child.rotate_log(self._settings.log_bytes_max)
+            if part.child.has_ended():
                 self._ended(part, part.child, now_s)
             elif part.ready_s is not None and now_s - part.ready_s > self._settings.quiet_s:
                 part.restarts = 0

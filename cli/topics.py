@@ -87,7 +87,7 @@ def list_topics(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(TOPICS)
         return
-    made = table("topic", "partition by", "keeps", "largest", "what")
+    made = table("topic", "partition by", "keeps", "largest", "what", whole=("topic",))
     made.columns[-1].min_width = 16
     for topic in TOPICS:
         forever = topic.retention_ms == UNTIL_PROCESSED
@@ -118,7 +118,7 @@ def describe(
     if as_json:
         print_json(states)
     else:
-        made = table("topic", "partitions", "copies", "differs")
+        made = table("topic", "partitions", "copies", "differs", whole=("topic",))
         for state in states:
             differs = (
                 f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"

@@ -60,6 +60,14 @@ class UpSettings(Settings, frozen=True, kw_only=True):
             "before all is ended.",
         ),
     ] = 5
+    log_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=65_536,
+            description="Size of the log of a part, bytes, above which its content replaces that "
+            "of NAME.log.1. Low: less to read after an error.",
+        ),
+    ] = 67_108_864
     restart_delay_s: Annotated[
         float,
         Meta(

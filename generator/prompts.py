@@ -58,15 +58,20 @@ def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
 
 
 def prepare_prompt(
-    retrieval: Retrieval, settings: GeneratorSettings, templates: Mapping[str, Template]
+    retrieval: Retrieval,
+    settings: GeneratorSettings,
+    templates: Mapping[str, Template],
+    *,
+    needs_text: bool = True,
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
     A retrieval without hits is sent to the model too: its prompt says that nothing was found.
-    Raises `RecordError` for a query without text, an unknown template, or a question too long.
+    Raises `RecordError` for a query without text if `needs_text`, an unknown template, or a
+    question too long.
     """
     query = retrieval.query
-    if query.text is None:
+    if query.text is None and needs_text:
         raise RecordError(
             "unsupported",
             "text: a query with only a vector has no question that a model could answer; send its "
@@ -85,7 +90,7 @@ def prepare_prompt(
         )
     prompt = fill(
         template,
-        query.text,
+        query.text or "",
         retrieval.hits,
         passages_max=settings.passages_max,
         passage_chars_max=settings.passage_chars_max,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carpool.loop.stage import Unit
+from carpool.loop.stage import QueryFailure, Unit
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.plan.answer_text import Written
 from generator.prompts import PreparedPrompt
+from schemas.answer import ErrorType
 from schemas.retrieval import Retrieval
 
 
@@ -42,6 +43,27 @@ class QueryInProgress:
     progress: QueryProgress
     outcome: Generated | PromptRefused | None = None
     trouble: str = "it was not sent yet"
+
+
+def query_failure(
+    retrieval: Retrieval,
+    error_type: ErrorType,
+    message: str,
+    *,
+    is_transient: bool = False,
+    is_refusal: bool = False,
+) -> QueryFailure:
+    """Returns the failure of a query, for its retry or its dead letter."""
+    return QueryFailure(
+        query=retrieval.query,
+        source=retrieval.source,
+        headers=retrieval.headers,
+        deadline_us=deadline_us_of(retrieval),
+        error_type=error_type,
+        message=message,
+        is_transient=is_transient,
+        is_refusal=is_refusal,
+    )
 
 
 def deadline_us_of(retrieval: Retrieval) -> int | None:

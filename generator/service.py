@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import get_args
 
 import structlog
 
@@ -27,7 +28,7 @@ from generator.answers import (
 )
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
-from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused
+from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused, RefusalKind
 from generator.llm_requests import CHECK_ID, RequestsInFlight
 from generator.plan.dispatch import (
     CancelRequest,
@@ -51,11 +52,17 @@ from generator.plan.dispatch import (
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
 from generator.prompts import load_templates, prepare_prompt
-from generator.query_in_progress import Generated, QueryInProgress, QueryProgress, deadline_us_of
+from generator.query_in_progress import (
+    Generated,
+    QueryInProgress,
+    QueryProgress,
+    deadline_us_of,
+    query_failure,
+)
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.stream_answer import stream_answer
 from generator.tracing import inference
-from schemas.answer import Answer
+from schemas.answer import Answer, ErrorType
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
@@ -96,7 +103,10 @@ class GeneratorStage:
         self._templates = templates
         self._engine = engine
         self._model = llm.model
+        self._needs_text = llm.engine != "none"
         self._metrics = metrics
+        for outcome in ("answered", *get_args(RefusalKind)):  # at 0, so that alerts see a rise
+            metrics.generator.llm_requests.labels(outcome=outcome)
         self._clock = clock
         self._lock = threading.Lock()
         self._dispatcher = Dispatcher(
@@ -142,10 +152,11 @@ class GeneratorStage:
         """Takes a retrieval. One that allows no prompt is answered `failed` immediately."""
         retrieval, progress = unit.record, QueryProgress(arrived_us=now_us)
         try:
-            prepared = prepare_prompt(retrieval, self._settings, self._templates)
+            prepared = prepare_prompt(
+                retrieval, self._settings, self._templates, needs_text=self._needs_text
+            )
         except RecordError as error:
-            answer = failed(retrieval, progress, now_us, error.reason, str(error))
-            self._hand_over(unit, answer, now_us)
+            self._refuse(unit, progress, now_us, error.reason, str(error))
             return
         prompt = Prompt(
             id=unit.id,
@@ -181,9 +192,13 @@ class GeneratorStage:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns why the server takes no prompts, or nothing if it does."""
+        """Returns why the server takes no prompts; nothing if it does, or still answers the last.
+
+        Before the end, the answers in progress are worth waiting for.
+        """
         with self._lock:
-            if self._dispatcher.server == "open":
+            is_finishing = self._is_draining and self._dispatcher.in_flight > 0
+            if self._dispatcher.server == "open" or is_finishing:
                 return ()
             return (f"LLM server at {self._engine.address} {self._trouble}",)
 
@@ -299,6 +314,7 @@ class GeneratorStage:
                 work.prepared.request,
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
+                on_broken=metrics.tokens.labels(kind="broken").inc,
             )
         except PromptRefused as refused:
             work.outcome = refused
@@ -352,8 +368,7 @@ class GeneratorStage:
         if isinstance(action, GiveUpQuery):
             self._give_up(work, now_us)
         elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
-            answer = failed(retrieval, work.progress, now_us, "llm_refused", str(outcome))
-            self._hand_over(work.unit, answer, now_us)
+            self._refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
         elif isinstance(action, ExpireQuery) or (deadline_us is not None and now_us >= deadline_us):
             # A result may be late too, if the event loop was busy.
             self._hand_over(work.unit, expired(retrieval, work.progress, now_us), now_us)
@@ -387,17 +402,22 @@ class GeneratorStage:
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record
         message = (
-            "the LLM server answers other queries, and did not answer this one in "
-            f"{work.progress.attempts} tries; the last time: {work.trouble}"
+            "the LLM server broke off its answer to this query, or answers other queries only, "
+            f"in {work.progress.attempts} tries; the last time: {work.trouble}"
         )
         answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
-        failure = QueryFailure(
-            query=retrieval.query,
-            source=retrieval.source,
-            headers=retrieval.headers,
-            deadline_us=deadline_us_of(retrieval),
-            error_type="llm_refused",
-            message=message,
-            is_transient=True,
-        )
+        failure = query_failure(retrieval, "llm_refused", message, is_transient=True)
         self._hand_over(work.unit, answer, now_us, failure=failure)
+
+    def _refuse(
+        self,
+        unit: Unit[Retrieval],
+        progress: QueryProgress,
+        now_us: int,
+        error_type: ErrorType,
+        message: str,
+    ) -> None:
+        """Answers `failed` a query that no server would answer; the loop adds its dead letter."""
+        answer = failed(unit.record, progress, now_us, error_type, message)
+        failure = query_failure(unit.record, error_type, message, is_refusal=True)
+        self._hand_over(unit, answer, now_us, failure=failure)

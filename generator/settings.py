@@ -259,9 +259,9 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="how often the server may fail on one query, while it answers others, "
-            "before the query is answered `failed`; too low blames queries for an "
-            "unreliable server, too high lets one bad query delay the others",
+            description="how often the server may fail on one query, while it answers others or "
+            "after it began to answer this one, before the query is answered `failed`; too low "
+            "blames queries for an unreliable server, too high lets one bad query delay the others",
         ),
     ] = 5
 

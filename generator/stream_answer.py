@@ -20,15 +20,33 @@ async def stream_answer(
     *,
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
+    on_broken: Callable[[int], None],
 ) -> Generated:
     """Sends one request and returns its result. Raises what the engine raises.
+
+    `on_broken(pieces)` is called before an error is raised, or if the call is cancelled: a server
+    sends about one piece a token.
 
     `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
     JSON around it. Every call has a new generation id. To cancel the call cancels the request.
     """
+    pieces: list[str] = []
+    try:
+        return await _read(engine, request, pieces, on_first_token, on_text)
+    except BaseException:
+        on_broken(len(pieces))
+        raise
+
+
+async def _read(
+    engine: LlmEngine,
+    request: LlmRequest,
+    pieces: list[str],
+    on_first_token: Callable[[], None],
+    on_text: Callable[[str, int, str], None],
+) -> Generated:
     generation_id = str(uuid.uuid4())
     reader = AnswerParser()
-    pieces: list[str] = []
     seq = 0
     chars_left = request.max_tokens * RAW_CHARS_PER_TOKEN_MAX
     finished: LlmFinished | None = None

@@ -18,7 +18,7 @@ from grouper.plan.emit import PlannedGroup
 from grouper.plan.window import Window
 from grouper.tracing import trace_headers
 from schemas.answer import unanswered
-from schemas.codec import encode
+from schemas.codec import encode, with_key
 from schemas.group import GroupedQuery
 from schemas.record import ClusterId, Source
 from schemas.topics import GROUPS, Topic, in_class_of
@@ -96,5 +96,7 @@ def expired(query: Admitted, now_us: int) -> Done:
         source=origin_of(message),
         timings_ms={"total": max(0, now_us - message.received_us) / 1_000},
     )
-    output = answer_output(answer, stage="grouper", now_us=now_us, passed_on=message.headers)
+    output = answer_output(
+        answer, stage="grouper", now_us=now_us, passed_on=with_key(message.headers, message.key)
+    )
     return Done(parts=((query.unit.id, 0),), outputs=(output,))

@@ -9,13 +9,14 @@ from carpool.loop.tracing.operation import Operation
 from carpool.loop.tracing.tracer import with_traceparent
 from grouper.admission import Admitted
 from grouper.plan.window import Window
+from schemas.codec import with_key
 from schemas.query import Query
 from schemas.record import Headers
 
 
 def trace_headers(unit: Unit[Query]) -> Headers:
-    """Returns the headers of the query; a traced query gets the context of its span here."""
-    headers = unit.message.headers
+    """Returns the headers of the query and its key; a traced one gets the context of its span."""
+    headers = with_key(unit.message.headers, unit.message.key)
     return with_traceparent(headers, unit.traceparents[0]) if unit.traceparents else headers
 
 

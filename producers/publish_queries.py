@@ -18,6 +18,10 @@ from producers.settings import ClientSettings
 LOGGER = logging.getLogger("carpool.client")
 LOGGER.addHandler(logging.NullHandler())  # the application decides about librdkafka's log lines
 
+WARM_UP_REQUESTS = 3
+WARM_UP_PAUSE_S = 0.02
+WARM_UP_S = 0.5
+
 Placed = Callable[[Place | None, PublishError | None], None]
 
 
@@ -87,8 +91,23 @@ class Publisher:
         return unsent
 
     def _serve(self) -> None:
+        self._warm_up()
         while not self._stopping.is_set():
             self._producer.poll(0.1)
+
+    def _warm_up(self) -> None:
+        """Makes librdkafka ask for its producer id now; else the first question waits a second.
+
+        Its main thread asks when it wakes after the connection was made. A reply of the brokers
+        wakes it.
+        """
+        for _ in range(WARM_UP_REQUESTS):
+            try:
+                self._producer.list_topics(timeout=WARM_UP_S)  # to name a topic may make it
+            except confluent_kafka.KafkaException:
+                return  # no broker answers yet
+            if self._stopping.wait(WARM_UP_PAUSE_S):
+                return
 
 
 def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:

@@ -73,8 +73,9 @@ class AnswerError(Record, frozen=True, kw_only=True, omit_defaults=False):
 class Answer(Record, frozen=True, kw_only=True):
     """The one terminal answer of an input record. `timings_ms`: milliseconds by stage.
 
-    `replayed`: it repeats the answer to an earlier record with this id and `query_digest`, a digest
-    of the question.
+    `source`: the record that the application published: topic, partition and offset are those of
+    the producer's delivery report. `replayed`: it repeats the answer to an earlier record with this
+    id and `query_digest`, a digest of the question.
     """
 
     query_id: Identifier

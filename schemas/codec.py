@@ -22,6 +22,7 @@ from schemas.headers import (
     ATTEMPT_HEADER,
     CONTENT_TYPE,
     DEADLINE_HEADER,
+    KEY_HEADER,
     PRIORITY_HEADER,
     TENANT_HEADER,
     UNREADABLE_HEADERS,
@@ -38,10 +39,23 @@ TEXT_TYPE = "text/plain"
 SPEC_VERSION = "1.0"
 TENANT_CHARS_MAX = 256
 
-PASSED_ON = ("traceparent", "tracestate", "correlation_id", "reply_to", ATTEMPT_HEADER)
+PASSED_ON = (
+    "traceparent",
+    "tracestate",
+    "correlation_id",
+    "reply_to",
+    ATTEMPT_HEADER,
+    KEY_HEADER,
+)
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
 """Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
+
+KEY_BYTES_MAX = 1_024
+"""A longer key of a query is not in its answer."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some programs write it before UTF-8. It is no part of a query."""
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """A number in a header, with at most as many digits as 64 bits allow."""
@@ -101,6 +115,18 @@ def encode(
     return _encoder.encode(record), headers + copied
 
 
+def with_key(headers: Headers, key: bytes | None) -> Headers:
+    """Returns the headers of a query with the key of its record, for its answer.
+
+    A retried or replayed query has this header already: the key of its first record.
+    """
+    if key is None or len(key) > KEY_BYTES_MAX or header(headers, KEY_HEADER) is not None:
+        return headers
+    size = _size_of(pair for pair in headers if pair[0] in PASSED_ON)
+    added = ((KEY_HEADER, key),)
+    return headers + added if size + _size_of(added) <= PASSED_ON_BYTES_MAX else headers
+
+
 def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
     """Returns the record of an internal topic. Raises `RecordError` that names the field."""
     if not value:
@@ -148,6 +174,7 @@ def _decode_query(
         raise RecordError(
             "too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted"
         )
+    value = value.removeprefix(BYTE_ORDER_MARK)
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
     event_id: str | None = None
     if content_type == STRUCTURED_TYPE:
@@ -312,7 +339,7 @@ def _identified(
     query_id = error.query_id or header_id
     if query_id is None and value:
         try:
-            body = msgspec.json.decode(value)
+            body = msgspec.json.decode(value.removeprefix(BYTE_ORDER_MARK))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             body = None
         if isinstance(body, dict):

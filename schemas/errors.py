@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 Reason = Literal[
+    "unreadable",
     "empty",
     "too_large",
     "invalid_utf8",

@@ -13,6 +13,7 @@ DEADLINE_HEADER = "rag-deadline-ms"
 PRIORITY_HEADER = "rag-priority"
 TENANT_HEADER = "rag-tenant"
 ATTEMPT_HEADER = "rag-attempt"
+KEY_HEADER = "rag-key"
 NOT_BEFORE_HEADER = "rag-not-before-ms"
 ORIGIN_HEADER = "rag-origin"
 INDEX_HEADER = "rag-index-version"
@@ -91,13 +92,23 @@ HEADERS: tuple[HeaderDoc, ...] = (
         "The trace context (W3C). Every record that is made from the query carries it on.",
     ),
     HeaderDoc("tracestate", "application", "The vendor part of the trace context (W3C)."),
-    HeaderDoc("correlation_id", "application", "Copied to every record made from the query."),
+    HeaderDoc(
+        "correlation_id",
+        "application",
+        "Any bytes. Copied to every record made from the query, so that its answer is recognised.",
+    ),
     HeaderDoc("reply_to", "application", "Copied to every record made from the query."),
     HeaderDoc(
         ATTEMPT_HEADER,
         "services",
         "Which attempt this is, counted from 1. Written when a query is retried, and believed on "
         "the topics of retries only.",
+    ),
+    HeaderDoc(
+        KEY_HEADER,
+        "services",
+        "On an answer: the key of the record that the application published, if it has at most "
+        "1 KiB. A key is no id: several questions may have the same.",
     ),
     HeaderDoc(
         NOT_BEFORE_HEADER,

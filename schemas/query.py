@@ -44,6 +44,10 @@ class Workflow(Record, frozen=True, kw_only=True):
 class Query(Record, frozen=True, kw_only=True):
     """A question as it was published.
 
+    Its answer is found by `query_id` (the application's, else one made of the record's place), by
+    `source` of the answer (the place that the producer's delivery report names), or by the header
+    `correlation_id`, which is copied to the answer. The key of the record is no id.
+
     At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON,
     and comes with `embedding_model`, the fingerprint of the model that made it. `deadline` is in
     epoch milliseconds. `priority`: lower is sooner, as in vLLM.

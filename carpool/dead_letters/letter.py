@@ -29,6 +29,9 @@ from schemas.topics import (
 
 CUT_NOTES_BYTES = 256
 """Limit of the two headers that say what was cut, and of longer length fields."""
+CUT_VALUE_BYTES = 16 * 1024
+"""What a letter keeps of a value that does not fit. It cannot be replayed, and shows how it began.
+"""
 HEADER_FRAME_BYTES = 10
 """The two length fields of a header, at most."""
 
@@ -62,8 +65,8 @@ def make_letter(
     """Returns the letter of the record at `source`, for the partition of the same number.
 
     The headers of a retry are renamed, so a record with the headers of a letter is a new query. A
-    letter that is too large for its topic (the record was compressed) is cut, the value first,
-    then headers, then the key. Its headers name what was cut.
+    letter that is too large for its topic (the record was compressed) is cut, the value first, to
+    `CUT_VALUE_BYTES` at most, then headers, then the key. Its headers name what was cut.
     """
     headers = ignored_retry_headers(headers)
     is_retry = source.topic in RETRY_TOPICS
@@ -103,6 +106,7 @@ def _cut(
             kept.append((name, content))
             room -= size
     if len(value) > room:
+        room = min(room, CUT_VALUE_BYTES)
         ours += ((TRUNCATED_HEADER, str(len(value)).encode()),)
     if len(kept) < len(headers):
         ours += ((HEADERS_LEFT_OUT_HEADER, str(len(headers) - len(kept)).encode()),)
@@ -142,7 +146,7 @@ class DeadLetter:
     @property
     def is_whole(self) -> bool:
         """Whether nothing of the record was cut, so that it can be replayed."""
-        return not any(
+        return self.reason != "unreadable" and not any(
             ERROR_PREFIX + name in (TRUNCATED_HEADER, HEADERS_LEFT_OUT_HEADER)
             for name in self.errors
         )

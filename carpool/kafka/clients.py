@@ -22,7 +22,7 @@ class Position(NamedTuple):
 
 
 class RebalanceListener(Protocol):
-    """Is called when assignments change, inside `poll`."""
+    """Is called when assignments change or a partition cannot be read, inside `poll`."""
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
         """These partitions are assigned to this member, with their committed positions."""
@@ -34,6 +34,10 @@ class RebalanceListener(Protocol):
         `lost`: they were already reassigned, and commits fail. Commit requests that were not sent
         are dropped before this call, without a result.
         """
+        ...
+
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        """A fetch of this partition failed; the client tries again. `error`: in words."""
         ...
 
 
@@ -53,8 +57,9 @@ class ConsumerClient(Protocol):
     def poll(self, timeout_s: float) -> Message | None:
         """Returns the next record, or None after `timeout_s`. Calls the listener.
 
-        Raises `DeploymentError` when the committed offset was deleted, `FencedError` when the group
-        removed this member.
+        A batch that cannot be unpacked, tried several times, is returned as one `unreadable` record
+        and passed over. Raises `DeploymentError` when the committed offset was deleted,
+        `FencedError` when the group removed this member.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as RawMessage
 
-from carpool.kafka.records import Message
+from carpool.kafka.records import Message, TopicPartition
 from schemas.headers import UNREADABLE_HEADERS
 from schemas.record import Headers, Source
 
@@ -38,6 +38,24 @@ def message_of(raw: RawMessage, received_us: int) -> Message:
         value=_bytes(raw.value()),
         headers=headers_of(raw),
         received_us=received_us,
+    )
+
+
+def unreadable_batch(
+    at: TopicPartition, first: int, last: int, error: str, received_us: int
+) -> Message:
+    """Returns the record that stands for a batch that cannot be unpacked: its last offset.
+
+    The committed offset is the one after a record, so a restart does not read the batch again.
+    """
+    return Message(
+        source=Source(topic=at.topic, partition=at.partition, offset=last, timestamp_ms=0),
+        key=None,
+        value=None,
+        headers=(),
+        received_us=received_us,
+        unreadable=f"the batch at {at.topic}[{at.partition}], offsets {first} to {last}, cannot be "
+        f"unpacked: {error}. It is damaged, or larger than a fetch may be",
     )
 
 

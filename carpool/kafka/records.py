@@ -17,13 +17,18 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A record that was read. `received_us`: epoch microseconds when it was polled."""
+    """A record that was read. `received_us`: epoch microseconds when it was polled.
+
+    `unreadable`: why the batch that ends with this record could not be unpacked, in words. Then the
+    record stands for the whole batch, and has no key, value, headers or timestamp.
+    """
 
     source: Source
     key: bytes | None
     value: bytes | None
     headers: Headers
     received_us: int
+    unreadable: str = ""
 
     @property
     def size_bytes(self) -> int:

@@ -6,17 +6,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
+import structlog
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException
+from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
-from carpool.kafka.client_config import FETCH_BACKOFF_MS, PROTOCOL_OVERHEAD_BYTES, client_config
+from carpool.kafka.client_config import (
+    FETCH_BACKOFF_MS,
+    FETCH_BOUNDS,
+    PROTOCOL_OVERHEAD_BYTES,
+    client_config,
+)
 from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.raw_records import message_of
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, end_of_batch
 from schemas.topics import MESSAGE_BYTES_MAX
+
+log = structlog.get_logger()
 
 POLL_S = 0.05
 BATCH = 500
@@ -34,11 +44,15 @@ LEADERLESS = frozenset(
 
 
 class ReadBatch(NamedTuple):
-    """Records in the order of each partition, partitions whose end was reached, and errors."""
+    """Records in the order of each partition, partitions whose end was reached, and errors.
+
+    `passed_over`: the offset after records that cannot be unpacked, by partition.
+    """
 
     messages: list[Message]
     ends: dict[TopicPartition, int]
     errors: list[KafkaError]
+    passed_over: dict[TopicPartition, int]
 
 
 class SilentBrokersError(RetryableError):
@@ -62,12 +76,15 @@ class TopicReader:
         `timeout_s`: of a request, by default the request time-out of the settings. `config`:
         librdkafka settings that replace the defaults here, which read committed records only.
         """
+        self._settings = settings
         self._bootstrap = settings.bootstrap
         self._clock = clock
         self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
         self._stale_topics: set[str] = set()
+        self._unreadable = UnreadableBatches()
         self._consumer = Consumer(
             client_config(settings)
+            | FETCH_BOUNDS
             | {
                 "group.id": settings.group_of(name),  # required by librdkafka; never joined
                 "enable.auto.commit": False,
@@ -161,8 +178,11 @@ class TopicReader:
         self._consumer.incremental_unassign([RawPartition(*at) for at in partitions])
 
     def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
-        """Returns `records_max` records, or fewer after `timeout_s`."""
-        batch = ReadBatch([], {}, [])
+        """Returns `records_max` records, or fewer after `timeout_s`.
+
+        Passes over records that cannot be unpacked, after some seconds.
+        """
+        batch = ReadBatch([], {}, [], {})
         for raw in self._consumer.consume(records_max, timeout_s):
             error = raw.error()
             if error is None:
@@ -170,9 +190,52 @@ class TopicReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 at = TopicPartition(raw.topic() or "", raw.partition() or 0)
                 batch.ends[at] = raw.offset() or 0
+            elif error.code() in UNREADABLE:
+                self._pass_over(raw, error, batch)
             else:
                 batch.errors.append(error)
         return batch
+
+    def _pass_over(self, raw: RawMessage, error: KafkaError, batch: ReadBatch) -> None:
+        at, offset = TopicPartition(raw.topic() or "", raw.partition() or 0), raw.offset() or 0
+        if not self._unreadable.failed(at, offset, self._clock.now_us()):
+            return
+        try:
+            end = pass_over(self._consumer, self._settings, self._clock, at, offset)
+        except (KafkaException, RetryableError):
+            return  # tried again at the next error
+        batch.passed_over[at] = end
+        log.warning("records cannot be unpacked and are passed over", error=error.str())
+
+    def end_of_unreadable(self, at: TopicPartition, first: int) -> int:
+        """Returns the offset after the batch at `first`, which cannot be unpacked.
+
+        Replaces the assigned partitions. Raises `RetryableError`.
+        """
+        begin = self._unreadable_at(at, first)
+        if begin is None:
+            raise RetryableError(f"{at.topic}[{at.partition}] at {first} can be read again")
+        _, log_end = self.bounds(at)
+        return end_of_batch(first, log_end, lambda offset: self._unreadable_at(at, offset) == begin)
+
+    def _unreadable_at(self, at: TopicPartition, offset: int) -> int | None:
+        """Returns where the batch begins that cannot be unpacked at `offset`; None: it can be."""
+        until_s = time.monotonic() + self._timeout_s
+        self._consumer.assign([RawPartition(*at, offset)])
+        try:
+            while time.monotonic() < until_s:
+                for raw in self._consumer.consume(1, POLL_S):
+                    error = raw.error()
+                    if error is None or error.code() in (
+                        KafkaError._PARTITION_EOF,
+                        KafkaError._AUTO_OFFSET_RESET,
+                    ):
+                        return None
+                    if error.code() in UNREADABLE:
+                        return int(raw.offset() or 0)
+        finally:
+            self._consumer.unassign()
+        raise SilentBrokersError(f"{at.topic}[{at.partition}] at {offset} is not answered")
 
     def read_to_end(
         self, partitions: Iterable[TopicPartition], *, silence_s: float | None = None
@@ -188,7 +251,7 @@ class TopicReader:
         self._consumer.assign([RawPartition(*at, OFFSET_BEGINNING) for at in sorted(left)])
         while left:
             batch = self.poll(BATCH, POLL_S)
-            if batch.messages or batch.ends:
+            if batch.messages or batch.ends or batch.passed_over:
                 silent_since_s = time.monotonic()
             elif time.monotonic() - silent_since_s > silence_s:
                 raise SilentBrokersError(
@@ -268,6 +331,19 @@ def read_topic(
             if read % REPORT_EVERY == 0:
                 progress(read, max(total, read))
             yield message
+
+
+def pass_over(
+    consumer: Consumer, settings: KafkaSettings, clock: Clock, at: TopicPartition, first: int
+) -> int:
+    """Seeks past the batch at `first`, which cannot be unpacked; returns the offset after it.
+
+    Blocks for a moment. Raises `RetryableError` or `KafkaException`.
+    """
+    with TopicReader(settings, clock, name="unreadable") as reader:
+        end = reader.end_of_unreadable(at, first)
+    consumer.seek(RawPartition(*at, end))
+    return end
 
 
 def is_final(error: KafkaError) -> bool:

@@ -152,6 +152,10 @@ class Loop(Generic[R]):
         self._stage.revoke(unit_ids, partitions)
         self._observer.revoked(partitions, unit_ids, lost=lost)
 
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        """Counts the error; the service is not ready while it repeats."""
+        self._observer.fetch_failed(at, error)
+
     # The polling thread.
 
     def stop(self) -> None:
@@ -227,12 +231,17 @@ class Loop(Generic[R]):
                 self.sink.could_not_join(self._clock.now_us())
 
     def drain(self, until_us: int) -> None:
-        """Accepts no more records, lets the stage finish, waits until the outputs are written."""
+        """Accepts no more records, lets the stage finish, waits until the outputs are written.
+
+        Does not wait for a stage that is not ready: it finishes nothing without what it lacks.
+        """
         log.info("draining", units=self.in_flight.units)
         if not self.sink.is_away:
             self._pause()
         self._stage.drain(until_us)
         while self.in_flight.units and self._clock.now_us() < until_us and not self._must_end():
+            if self._stage.not_ready():
+                break
             self._consumer.poll(BLOCKED_POLL_S)
             self._stage.tick(self._after_poll(), 0)
         if self.in_flight.units:
@@ -261,6 +270,7 @@ class Loop(Generic[R]):
         if (sick := self.sink.not_ready) is not None:
             reasons.append(sick)
         reasons += self._stage.not_ready()
+        reasons += self._observer.unreadable()
         if not self.in_flight.is_assigned and not self.sink.is_away:
             topics = " or ".join(self._intake.topics)
             reasons.append(f"no partition of {topics} is assigned to this member")
@@ -340,6 +350,8 @@ class Loop(Generic[R]):
         message = believed(message)
         self._observer.taken(message)
         try:
+            if message.unreadable:
+                raise RecordError("unreadable", message.unreadable)
             record = self._intake.decode(message)
         except RecordError as error:
             self._reject(message, error)

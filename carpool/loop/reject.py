@@ -8,6 +8,7 @@ from carpool.loop.answers import answer_output
 from carpool.loop.retry import attempt_of, origin_of
 from schemas.answer import Stage as StageName
 from schemas.answer import unanswered
+from schemas.codec import with_key
 from schemas.errors import RecordError
 
 MESSAGE_CHARS_MAX = 2_000
@@ -48,4 +49,5 @@ def reject_outputs(
         message=str(error)[:MESSAGE_CHARS_MAX],
         source=origin_of(message),
     )
-    return letter, answer_output(answer, stage=stage, now_us=now_us, passed_on=message.headers)
+    passed_on = with_key(message.headers, message.key)
+    return letter, answer_output(answer, stage=stage, now_us=now_us, passed_on=passed_on)

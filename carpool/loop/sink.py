@@ -20,7 +20,7 @@ from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
-from schemas.errors import RecordError
+from schemas.errors import REASONS, RecordError
 from schemas.topics import ANSWERS, RETRY_TOPICS
 
 log = structlog.get_logger()
@@ -50,6 +50,7 @@ class LoopSink:
         self._observer = observer
         self._clock = clock
         self._metrics = metrics
+        metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
         self._health = MemberHealth(limits.in_a_row_max)
         self.failure: CarpoolError | None = None
@@ -68,6 +69,8 @@ class LoopSink:
         Does not count rejected records: their sender caused them, not this member.
         """
         with self._lock:
+            if done.failure is not None and done.failure.is_refusal:
+                return False
             if done.failure is not None:
                 return self._health.failed(done.failure.message[:500])
             # Before the generator, an answer means an expired or rejected query, and a query is
@@ -90,7 +93,8 @@ class LoopSink:
         metrics.query_failures.labels(stage=self._stage_name, outcome=outcome).inc()
         if outcome == "again":
             return replace(done, outputs=outputs, failure=None)
-        metrics.dead_letters.labels(reason="processing_failed").inc()
+        refused = failure.error_type if failure.error_type in REASONS else "processing_failed"
+        metrics.dead_letters.labels(reason=refused).inc()
         metrics.answers.labels(stage=self._stage_name, status="failed").inc()
         return replace(done, outputs=done.outputs + outputs, failure=None)
 

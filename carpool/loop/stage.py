@@ -49,10 +49,11 @@ class Unit(Generic[R]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryFailure:
-    """A valid query that a stage could not process.
+    """A valid query that a stage could not process, or that it refuses.
 
     `query`: as published, its own vector included. `source`: the record that the client published.
-    `headers`: of the query. `is_transient`: another attempt may succeed.
+    `headers`: of the query. `is_transient`: another attempt may succeed. `is_refusal`: the query is
+    the cause, not this deployment, so it does not count towards stopping the service.
     """
 
     query: Query
@@ -62,6 +63,7 @@ class QueryFailure:
     error_type: ErrorType
     message: str
     is_transient: bool
+    is_refusal: bool = False
 
 
 class LateOutputs(NamedTuple):
@@ -155,7 +157,10 @@ class Stage(Protocol[R]):
         """Forgets these partitions and their units. The loop discards their later results."""
 
     def drain(self, until_us: int) -> None:
-        """Begins to finish all units. The loop ticks until they finish, or until `until_us`."""
+        """Begins to finish all units. The loop ticks until they finish, or until `until_us`.
+
+        It stops earlier if the stage is not ready.
+        """
 
     def not_ready(self) -> Sequence[str]:
         """Returns what the stage lacks (index, model, server), in words; empty when ready."""

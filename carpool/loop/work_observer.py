@@ -10,6 +10,7 @@ from functools import cache
 
 from carpool.clock import Clock
 from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.fetch_errors import FetchErrors
 from carpool.loop.stage import Done, R, Unit
 from carpool.loop.stall_detector import StallDetector
 from carpool.loop.tracing.tracer import Tracer
@@ -42,6 +43,7 @@ class WorkObserver:
         self._clock = clock
         self._tracer = tracer
         self._stalls = StallDetector(stalled_after_us=stalled_after_us, now_us=clock.now_us())
+        self._fetch_errors = FetchErrors()
         self._lock = threading.Lock()
         self._watched: dict[int, _UnitTimes] = {}
         self._completed_us = 0  # last completion of work
@@ -59,6 +61,8 @@ class WorkObserver:
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Notes that these partitions are assigned to this member."""
         self._stalls.assigned(partitions, self._clock.now_us())
+        for at in partitions:  # at 0, so that an alert sees the first error
+            self._metrics.fetch.errors.labels(topic=at.topic, partition=str(at.partition))
         self._metrics.loop.rebalances.labels(event="assigned").inc()
         self._is_rebalanced = True
 
@@ -67,6 +71,7 @@ class WorkObserver:
     ) -> None:
         """Notes that these partitions and their units are revoked."""
         self._stalls.revoked(partitions)
+        self._fetch_errors.revoked(partitions)
         with self._lock:
             for unit_id in unit_ids:
                 self._watched.pop(unit_id, None)
@@ -87,6 +92,15 @@ class WorkObserver:
             took_us = self._clock.now_us() - started_us
             self._metrics.loop.rebalance_seconds.observe(took_us / 1_000_000)
 
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        """Notes that a fetch of this partition failed; `error` in words."""
+        self._fetch_errors.failed(at, error, self._clock.now_us())
+        self._metrics.fetch.errors.labels(topic=at.topic, partition=str(at.partition)).inc()
+
+    def unreadable(self) -> list[str]:
+        """Returns one sentence for each partition that cannot be read now."""
+        return self._fetch_errors.reasons(self._clock.now_us())
+
     def resumed(self, paused_us: int) -> None:
         """Notes the end of a pause of the intake."""
         self._metrics.loop.paused_seconds.inc(paused_us / 1_000_000)
@@ -97,6 +111,8 @@ class WorkObserver:
         self._stalls.took(
             TopicPartition(source.topic, source.partition), source.timestamp_ms, message.received_us
         )
+        if not message.unreadable:  # else nothing was read
+            self._fetch_errors.read(TopicPartition(source.topic, source.partition))
         self._consumed(source.topic).inc()
         if source.timestamp_ms:
             wait_us = message.received_us - source.timestamp_ms * 1_000

@@ -10,7 +10,12 @@ from typing import Any
 
 import orjson
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 
 from carpool.errors import ConfigError
 
@@ -40,13 +45,19 @@ class TelemetryServer:
         is_alive: Callable[[], bool],
         not_ready: Callable[[], Sequence[str]],
     ) -> None:
-        """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use."""
+        """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use.
+
+        `/metrics` has `registry`, and `process_*`: memory, CPU, start and open files.
+        """
+        process = CollectorRegistry()
+        ProcessCollector(registry=process)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
-                    self._reply(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                    page = generate_latest(registry) + generate_latest(process)
+                    self._reply(200, page, CONTENT_TYPE_LATEST)
                 elif path == "/healthz":
                     alive = is_alive()
                     self._reply(200 if alive else 503, orjson.dumps({"alive": alive}))

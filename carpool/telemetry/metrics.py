@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from schemas.errors import REASONS
+
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 SECONDS = (*SHORT_SECONDS, 1, 2.5, 5, 10, 30, 60, 120)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -19,6 +21,9 @@ class Metrics:
         make = _Factory(self.registry)
         self.loop = LoopMetrics(make)
         self.index = IndexMetrics(make)
+        for reason in REASONS:  # a counter that begins at 1 has no rise that an alert could see
+            self.loop.dead_letters.labels(reason=reason)
+        self.fetch = FetchMetrics(make)
         self.delivery = DeliveryMetrics(make)
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
@@ -136,6 +141,18 @@ class IndexMetrics:
         )
 
 
+class FetchMetrics:
+    """Fetches from the brokers."""
+
+    def __init__(self, make: _Factory) -> None:
+        self.errors = make.counter(
+            "fetch_errors_total",
+            "Fetches that failed. A lasting rise: a partition cannot be read, see /readyz.",
+            "topic",
+            "partition",
+        )
+
+
 class DeliveryMetrics:
     """Outputs and commits."""
 
@@ -218,7 +235,12 @@ class GeneratorMetrics:
         self.time_to_first_token_seconds = make.seconds(
             "time_to_first_token_seconds", "Time from request to first token."
         )
-        self.tokens = make.counter("tokens_total", "Tokens by kind: input, cached, output.", "kind")
+        self.tokens = make.counter(
+            "tokens_total",
+            "Tokens by kind: input, cached, output; broken (written for answers that broke off or "
+            "were cancelled).",
+            "kind",
+        )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or dropped (out of range).", "result"
         )

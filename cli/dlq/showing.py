@@ -86,7 +86,7 @@ def _note(counted: TopicCount, reasons: dict[str, ReasonCount], letter: DeadLett
 def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
     """Returns one row for each topic."""
     names = ("topic", "open", "replayed", "dropped", "oldest open", "newest open")
-    made = table(*names, right=("open",))
+    made = table(*names, right=("open",), whole=("topic",))
     for topic in topics:
         made.add_row(
             topic.topic,
@@ -101,7 +101,15 @@ def topics_table(topics: Sequence[TopicCount], now_ms: int) -> Table:
 
 def reasons_table(topic: TopicCount, now_ms: int) -> Table:
     """Returns one row for each reason, with its newest letter as an example."""
-    made = table("reason", "letters", "newest", "for example", "", right=("letters",))
+    made = table(
+        "reason",
+        "letters",
+        "newest",
+        "for example",
+        "",
+        right=("letters",),
+        whole=("reason", "for example"),
+    )
     for each in topic.reasons:
         newest = age(each.newest_ms, now_ms)
         why = _one_line(each.message)
@@ -111,7 +119,8 @@ def reasons_table(topic: TopicCount, now_ms: int) -> Table:
 
 def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
     """Returns one row for each letter."""
-    made = table("letter", "age", "reason", "done", "bytes", "why", right=("bytes",))
+    names = ("letter", "age", "reason", "done", "bytes", "why")
+    made = table(*names, right=("bytes",), whole=("letter", "reason"))
     for letter in letters:
         made.add_row(
             letter.place.place,

@@ -16,7 +16,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
-from carpool.loop.stage import Credit, Done, Sink, Stage, Unit
+from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import bounded_answer_output, failed, replayed
 from generator.plan.answer_dedup import (
@@ -29,7 +29,7 @@ from generator.plan.answer_dedup import (
     SkipAnswered,
 )
 from generator.plan.query_digest import query_digest
-from generator.query_in_progress import QueryProgress, deadline_us_of
+from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -194,7 +194,10 @@ class DedupStage:
                 case RefuseConflict():
                     self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
                     progress = QueryProgress(arrived_us=arrived_us)
-                    self._answer(unit, failed(unit.record, progress, now_us, "conflict", CONFLICT))
+                    answer = failed(unit.record, progress, now_us, "conflict", CONFLICT)
+                    failure = query_failure(unit.record, "conflict", CONFLICT, is_refusal=True)
+                    output = bounded_answer_output(answer, unit.record.headers, now_us)
+                    self._hand_over(unit, (output,), failure)
                 case ReplayAnswer(partition=partition, offset=offset):
                     self.table.fetch(unit.id, partition, offset)
 
@@ -211,20 +214,24 @@ class DedupStage:
         now_us = self._clock.now_us()
         self._hand_over(unit, (bounded_answer_output(answer, unit.record.headers, now_us),))
 
-    def _hand_over(self, unit: Unit[Retrieval], outputs: tuple[Output, ...]) -> None:
+    def _hand_over(
+        self,
+        unit: Unit[Retrieval],
+        outputs: tuple[Output, ...],
+        failure: QueryFailure | None = None,
+    ) -> None:
         assert self._sink is not None, "a stage is started before it is offered anything"
-        done = Done(parts=((unit.id, 0),), outputs=outputs)
+        done = Done(parts=((unit.id, 0),), outputs=outputs, failure=failure)
         self.ended(done)
         self._sink.done(done)
 
     def ended(self, done: Done) -> None:
         """Notes a result before it is handed over; after that the log may show its answer.
 
-        A failure counts as no answer, because the query may be retried.
+        A failure that is no refusal counts as no answer, because the query may be retried.
         """
-        has_answer = done.failure is None and any(
-            output.topic == ANSWERS.name for output in done.outputs
-        )
+        may_retry = done.failure is not None and not done.failure.is_refusal
+        has_answer = not may_retry and any(output.topic == ANSWERS.name for output in done.outputs)
         with self._lock:
             for unit_id, _ in done.parts:
                 self._decided.extend(self._dedup.ended(unit_id, has_answer=has_answer))

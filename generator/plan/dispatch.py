@@ -4,7 +4,8 @@
 in `health`, the waiting prompts are in `queue`, and which of them is next is up to `order`.
 
 A refused prompt is retried until the deadline of its query, or without end if it has none. A prompt
-over which the server fails again and again, while it answers others, is given up.
+over which the server fails again and again, although it began to answer it or answers others, is
+given up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class DispatchLimits:
     """Bounds of the dispatcher.
 
     `concurrency`: requests in flight. `prompts_max`: prompts waiting or in flight. `failures_max`:
-    failures that a prompt may have caused, each with others answered since, before it is given up.
+    failures that a prompt may have caused before it is given up. Each broke an answer that had
+    begun, or had others answered since the last one.
     """
 
     concurrency: int
@@ -123,7 +125,7 @@ class ExpireQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiveUpQuery:
-    """Answer this query `failed`: the server failed on it too often, and answered others."""
+    """Answer this query `failed`: the server failed on it too often, though not on all."""
 
     id: int
 
@@ -201,8 +203,10 @@ class Dispatcher:
         match event:
             case RequestAccepted(id=id) if id in self._in_flight:
                 self._health.accepted(id)
+                self._in_flight[id].is_begun = True
             case RequestEnded(id=id) if id in self._in_flight:
                 self._health.accepted(id)
+                self._health.answered()
                 self._answered += 1
                 del self._in_flight[id]
                 actions.append(DeliverAnswer(id=id))
@@ -248,8 +252,9 @@ class Dispatcher:
             queued.not_before_us = until_us + (until_us - now_us)
 
     def _failed_too_often(self, queued: QueuedPrompt) -> bool:
-        """Counts the first failure, and each one with other prompts answered since the last."""
-        if queued.failures == 0 or self._answered > queued.answered_at_failure:
+        """Counts the first failure, broken answers, and failures with others answered since."""
+        others = self._answered > queued.answered_at_failure
+        if queued.failures == 0 or queued.is_begun or others:
             queued.failures += 1
         queued.answered_at_failure = self._answered
         return queued.failures > self._limits.failures_max
@@ -290,6 +295,7 @@ class Dispatcher:
     def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> int:
         id = queued.prompt.id
         queued.attempts += 1
+        queued.is_begun = False
         self._in_flight[id] = queued
         actions.append(SendPrompt(id=id, attempt=queued.attempts))
         return id

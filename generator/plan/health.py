@@ -16,7 +16,7 @@ Probe: TypeAlias = int | Literal["check"]
 
 
 class ServerHealth:
-    """A state machine over accepted and refused requests.
+    """A state machine over accepted, answered and refused requests.
 
     The pause after a refusal doubles with each refusal in a row, from `backoff_us_min` to
     `backoff_us_max`. The server may ask for a longer one, up to `retry_after_us_max`. Read `state`,
@@ -43,12 +43,15 @@ class ServerHealth:
         """The server accepted a request.
 
         A request that was sent before the pause says nothing about the server now, so only the
-        probe opens it. A check does not end the backoff: a server may list its models and still
-        refuse to generate.
+        probe opens it. It does not end the backoff: a server may list its models, or begin an
+        answer, and fail on all the same.
         """
         if self.state == "probing" and self.probe == request:
             self.state, self.probe = "open", None
-        if self.state == "open" and request != CHECK:
+
+    def answered(self) -> None:
+        """The server completed an answer: the next pause is short again."""
+        if self.state == "open":
             self._backoff_us = self._backoff_us_min
 
     def refused(self, retry_after_us: int | None, now_us: int) -> None:

@@ -37,11 +37,13 @@ class Prompt:
 class QueuedPrompt:
     """A prompt, waiting or at the server, and its tries so far.
 
-    `failures`: those that the prompt may have caused. `not_before_us`: when it may be sent again.
+    `is_begun`: the server has begun to answer the last try. `failures`: those that the prompt may
+    have caused. `not_before_us`: when it may be sent again.
     """
 
     prompt: Prompt
     attempts: int = 0
+    is_begun: bool = False
     failures: int = 0
     answered_at_failure: int = 0
     not_before_us: int = 0

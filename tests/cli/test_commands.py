@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,6 +39,48 @@ def test_the_help_of_a_command_shows_an_example(command: str) -> None:
     shown = carpool(f"{command} --help")
     assert shown.code == 0
     assert f"carpool {command}" in shown.stdout
+
+
+@pytest.mark.parametrize("command", ["index", "index build", "bench", "bench claims", "dlq list"])
+def test_each_command_has_the_short_option_for_help(command: str) -> None:
+    assert carpool(f"{command} -h").stdout == carpool(f"{command} --help").stdout
+
+
+def test_the_option_version_prints_one_line() -> None:
+    shown = carpool("--version")
+    assert (shown.code, shown.stdout) == (0, f"carpool {importlib.metadata.version('carpool')}\n")
+
+
+def test_every_package_of_the_services_is_known_by_the_extra_that_brings_it() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    wanted = {re.split(r"[><=]", each)[0] for each in extras["services"]}
+    modules = {
+        module
+        for module, names in importlib.metadata.packages_distributions().items()
+        if wanted & set(names)
+    }
+    unknown = {each for each in modules if not each.startswith("_") and extra_of(each) is None}
+    assert unknown <= {"torchgen", "functorch"}
+
+
+def test_a_disk_that_takes_nothing_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    assert (
+        carpool(f"index build {_corpus(tmp_path)} --out {tmp_path}/i --model hashing:64").code == 0
+    )
+    refused = carpool(
+        f"up --index {tmp_path}/i --set llm.engine=none --set embedding.model=hashing:64"
+        " --state-dir /sys/carpool"
+    )
+    assert refused.code == 2
+    assert "cannot write /sys/carpool" in refused.stderr and "--state-dir" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def _corpus(folder: Path) -> Path:
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "title": "t", "text": "x y z"}\n')
+    return corpus
 
 
 def test_help_needs_none_of_the_services_packages() -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from rich.console import Console
@@ -23,7 +25,7 @@ from carpool.testing.kafka import KafkaServer
 from cli.dlq.selecting import parse_place, parse_time_ms
 from cli.dlq.showing import age, hex_dump, letter_json, letter_text, value_text
 from schemas.record import Headers, Source, header
-from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_DEAD
+from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_BATCH_DEAD, QUERIES_DEAD
 from tests.cli.support import Ended, carpool
 from tests.e2e.support import LoggedRecord, read_to_end
 
@@ -329,7 +331,9 @@ def test_a_letter_that_is_not_there_is_said_so(cluster: Cluster) -> None:
 def test_the_tables_are_wide_enough_for_a_place() -> None:
     from cli.dlq.showing import letters_table
 
-    console = Console(width=100, color_system=None)
+    far = as_read(letter(b"x" * 5))
+    place = msgspec.structs.replace(far.place, topic=QUERIES_BATCH_DEAD.name, offset=1_234_567_890)
+    console = Console(width=80, color_system=None)
     with console.capture() as capture:
-        console.print(letters_table([as_read(letter(b"x" * 5))], 1_700_000_100_000))
-    assert "rag.queries.v1.dlq/0/17" in capture.get()
+        console.print(letters_table([replace(far, place=place)], 1_700_000_100_000))
+    assert "rag.queries.batch.v1.dlq/0/1234567890" in capture.get()

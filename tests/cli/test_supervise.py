@@ -141,6 +141,36 @@ def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_l
         supervisor.wait_ready()
 
 
+def test_the_tail_is_of_this_run_and_the_log_of_the_run_before_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "searcher.log").write_text("the run before\n")
+    with (
+        Supervisor(SETTINGS, note=lambda line: None) as supervisor,
+        pytest.raises(CarpoolError) as ended,
+    ):
+        supervisor.start(spec(tmp_path, "searcher", "print('this run'); raise SystemExit(1)"))
+        supervisor.wait_ready()
+    assert "this run" in str(ended.value) and "the run before" not in str(ended.value)
+    assert (tmp_path / "searcher.log.1").read_text() == "the run before\n"
+
+
+def test_a_log_that_grows_is_rotated_while_its_process_writes_on(tmp_path: Path) -> None:
+    talks = """
+import pathlib, time
+pathlib.Path({ready!r}).touch()
+while True: print("word " * 1_000, flush=True); time.sleep(0.005)
+"""
+    settings = UpSettings(log_bytes_max=65_536, ready_timeout_s=20, stop_timeout_s=10)
+    older = tmp_path / "searcher.log.1"
+    with Supervisor(settings, note=lambda line: None) as supervisor:
+        supervisor.start(spec(tmp_path, "searcher", talks))
+        supervisor.wait_ready()
+        supervisor.watch(older.exists)
+        log = tmp_path / "searcher.log"
+        supervisor.watch(lambda: log.stat().st_size > 0)
+        assert log.read_text().startswith("word") or "word" in log.read_text()
+        assert older.stat().st_size > 65_536
+
+
 def test_a_child_that_says_its_settings_are_wrong_makes_them_wrong_here_too(tmp_path: Path) -> None:
     with Supervisor(SETTINGS, note=lambda line: None) as supervisor, pytest.raises(ConfigError):
         supervisor.start(spec(tmp_path, "searcher", "raise SystemExit(2)"))

@@ -86,3 +86,7 @@ def test_images_are_pinned_to_a_version(name: str) -> None:
     assert image
     assert any(character.isdigit() for character in tag)
     assert not image.startswith("bitnami/")
+
+
+def test_no_service_may_take_all_memory_of_the_machine() -> None:
+    assert {name for name, it in services().items() if "mem_limit" not in it} == set()

@@ -36,6 +36,15 @@ def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(tmp_path: P
             assert {answer["status"] for answer in answers} <= {"ok", "partial"}
 
 
+def test_bare_texts_of_one_customer_are_matched_by_their_places(tmp_path: Path) -> None:
+    questions = ["Who wrote Moby-Dick?", "When was the Eiffel Tower built?"]
+    asking = [sys.executable, str(ROOT / "examples" / "bare_text.py")]
+    with small_carpool(tmp_path) as bootstrap:
+        printed = run([*asking, bootstrap, "customer-7", *questions], tmp_path)
+    asked = [line.split("?")[0] + "?" for line in printed.splitlines()]
+    assert sorted(asked) == sorted(f"customer-7: {question}" for question in questions)
+
+
 @pytest.mark.kafka
 def test_a_java_program_asks_and_reads_its_answer(tmp_path: Path) -> None:
     jars = f"{os.environ['KAFKA_HOME']}/libs/*"

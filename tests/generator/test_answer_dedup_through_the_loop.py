@@ -38,7 +38,7 @@ from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, PARTIAL_ANSWERS, RETRIEVALS
+from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
 from tests.generator.dedup_support import make_topics
 from tests.generator.stage import LLM, unit
 
@@ -137,7 +137,8 @@ def delivery(request: pytest.FixtureRequest) -> str:
 
 def make_broker() -> MemoryBroker:
     return MemoryBroker(
-        SystemClock(), {RETRIEVALS.name: 2, ANSWERS.name: 2, PARTIAL_ANSWERS.name: 2}
+        SystemClock(),
+        dict.fromkeys((RETRIEVALS.name, ANSWERS.name, PARTIAL_ANSWERS.name, QUERIES_DEAD.name), 2),
     )
 
 

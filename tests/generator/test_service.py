@@ -10,8 +10,9 @@ import pytest
 import carpool
 from generator.llm.memory import NAME as MEMORY
 from generator.llm.memory import MemoryLlm, Reply
+from generator.llm.none import NoLlm
 from generator.llm.protocol import LlmRefusal, LlmRequest, PromptRefused
-from generator.settings import GeneratorSettings
+from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer, AnswerError, CacheUse, Citation, Retrieved
 from schemas.query import Generation
 from schemas.record import ClusterId, header
@@ -285,7 +286,8 @@ def test_a_query_without_a_prompt_is_answered_failed_even_without_a_server(
     assert (answer.error.type, answer.error.retryable) == (kind, False)
     assert said in answer.error.message
     assert engine.requests == []
-    assert run.metric("answers_total", stage="generator", status="failed") == 1
+    (done,) = run.sink.dones
+    assert done.failure is not None and done.failure.is_refusal, "the loop writes its dead letter"
 
 
 def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
@@ -304,3 +306,16 @@ def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
         False,
     )
     assert run.metric("llm_requests_total", outcome="prompt_refused") == 1
+    refused, answered = (done.failure for done in run.sink.dones)
+    assert refused is not None and (refused.is_refusal, refused.is_transient) == (True, False), (
+        "the loop writes its dead letter, and does not count it towards a stop"
+    )
+    assert answered is None
+
+
+def test_without_a_language_model_a_question_needs_no_text() -> None:
+    with running(NoLlm(), llm=LlmSettings(engine="none")) as run:
+        run.offer(unit(None, query={"vector": b"0000", "embedding_model": "mini"}))
+        (answer,) = run.wait_for_answers(1)
+    assert answer.status == "ok"
+    assert [passage.id for passage in answer.retrieved] == [hit.doc_id for hit in some_hits()]

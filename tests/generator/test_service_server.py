@@ -115,6 +115,40 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
     assert sum(answer.status == "ok" for answer in answers) == answered
 
 
+def test_a_query_whose_answers_always_break_off_fails_though_nobody_else_asks() -> None:
+    fault = LlmFault(mode="reset", after_tokens=3)
+    with LlmServer() as server, server.refusing(fault):
+        llm = LlmSettings(
+            base_url=server.url,
+            model=server.model,
+            backoff_ms_min=1,
+            backoff_ms_max=2,
+            failures_max=2,
+        )
+        with running(OpenAiLlm(llm), llm=llm) as run:
+            run.offer(unit())
+            (answer,) = run.wait_for_answers(1)
+            broken = run.metric("tokens_total", kind="broken")
+        assert server.requests.started == 3
+    assert (answer.status, answer.attempts) == ("failed", 3)
+    assert answer.error is not None and "broke off" in answer.error.message
+    assert broken == 9
+
+
+def test_the_end_waits_for_answers_in_progress_and_not_for_a_refusing_server() -> None:
+    busy = Reply(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=60))
+    with running(MemoryLlm(script=[HANG, busy])) as run:
+        run.offer(unit())
+        run.wait(lambda: run.metric("llm_requests_in_flight") == 1)
+        refused = unit()
+        run.offer(refused)
+        run.wait(lambda: bool(run.stage.not_ready()))
+        run.stage.drain(NOW_US + 30_000_000)
+        assert run.stage.not_ready() == (), "one answer is in progress"
+        run.stage.revoke(frozenset({refused.id - 1}), frozenset())
+        assert run.stage.not_ready(), "nothing is in progress"
+
+
 def test_an_unexpected_error_of_an_engine_ends_the_service_without_an_answer() -> None:
     class Buggy(MemoryLlm):
         def stream(self, request: LlmRequest):  # type: ignore[no-untyped-def]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.dead_letters.letter import (
+    CUT_VALUE_BYTES,
     DeadLetter,
     Reason,
     make_letter,
@@ -151,7 +152,11 @@ def test_a_letter_of_a_decompressed_record_of_any_size_fits_its_topic(
 def test_a_letter_that_was_cut_names_the_size_of_its_record() -> None:
     letter = read(letter_of(bytes(5_000_000)))
     assert letter.errors["truncated.from.bytes"] == "5000000"
-    assert QUERIES.max_message_bytes < len(letter.value) < 5_000_000
+    assert letter.value == bytes(CUT_VALUE_BYTES), "spaces are not worth a megabyte of letter"
+
+
+def test_a_letter_of_a_record_that_could_not_be_unpacked_is_not_replayed() -> None:
+    assert not read(letter_of(None, reason=a_reason("unreadable"))).is_whole
 
 
 def test_forged_error_headers_are_ignored() -> None:

@@ -39,6 +39,9 @@ class Events:
             ("lost" if lost else "revoked", tuple(sorted(at.partition for at in partitions)))
         )
 
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        raise AssertionError(error)
+
 
 @pytest.fixture
 def clock() -> HandClock:

@@ -8,7 +8,10 @@ import pytest
 
 from carpool.errors import AbortedError, DeploymentError, RetryableError
 from carpool.kafka.checks import DeliveryName
+from carpool.kafka.memory import MemoryConsumer
 from carpool.kafka.memory.broker import Call
+from carpool.kafka.raw_records import unreadable_batch
+from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.stage import Credit, Done, LateOutputs
 from carpool.loop.throttle import PAUSE_AFTER_US
 from schemas.errors import RecordError
@@ -209,6 +212,69 @@ def test_a_bad_record_becomes_a_dead_letter_with_its_reason() -> None:
     assert bench.committed() == (2, "")
 
 
+def unpacked_never(consumer: MemoryConsumer, offset: int) -> None:
+    """Makes `consumer` return the record at `offset` as the client does that cannot unpack it."""
+    read = consumer.poll
+
+    def poll(timeout_s: float) -> Message | None:
+        message = read(timeout_s)
+        if message is None or message.source.offset != offset:
+            return message
+        at = TopicPartition(message.source.topic, message.source.partition)
+        return unreadable_batch(at, offset, offset, "Invalid compressed data", 1)
+
+    consumer.poll = poll  # type: ignore[method-assign]
+
+
+def test_a_batch_that_cannot_be_unpacked_becomes_a_letter_without_bytes() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, consumer = bench.loop(stage)
+    unpacked_never(consumer, 1)
+    bench.publish("good", "bomb", "after")
+    turn(loop)
+    stage.finish("good", "after")
+    turn(loop)
+    (letter,) = bench.broker.records("rag.queries.v1.dlq")
+    headers = dict(letter.headers)
+    assert letter.value == b""
+    assert headers["rag.errors.exception.class.name"] == b"RecordError.unreadable"
+    assert headers["rag.errors.offset"] == b"1"
+    assert b"rag.queries.v1[0], offsets 1 to 1" in (headers["rag.errors.exception.message"] or b"")
+    assert bench.committed() == (3, "")
+
+
+def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_stops_the_service() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, consumer = bench.loop(stage, bad_input="stop")
+    unpacked_never(consumer, 1)
+    bench.publish("good", "bomb", "after")
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    assert "offsets 1 to 1, cannot be unpacked" in str(loop.failure)
+    assert [unit.record.text for unit in stage.units] == ["good"]
+
+
+def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    turn(loop)
+    at = TopicPartition("rag.queries.v1", 0)
+    loop.fetch_failed(at, "Invalid compressed data")
+    bench.wait(loop)
+    assert loop.not_ready() == (), "one error is passing"
+    loop.fetch_failed(at, "Invalid compressed data")
+    bench.wait(loop)
+    assert loop.not_ready() == ("rag.queries.v1[0] cannot be read: Invalid compressed data",)
+    errors = bench.metrics.registry.get_sample_value(
+        "carpool_fetch_errors_total", {"topic": at.topic, "partition": "0"}
+    )
+    assert errors == 2
+    bench.publish("good")
+    turn(loop)
+    bench.wait(loop)
+    assert loop.not_ready() == ()
+
+
 def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> None:
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage, bad_input="stop")
@@ -316,6 +382,17 @@ def test_stop_drains_units_in_flight_and_leaves_the_group() -> None:
     assert sorted(bench.results()) == ["a/0", "b/0"]
     assert bench.committed() == (2, "")
     assert bench.broker.groups["carpool-test"].members == []
+
+
+def test_a_drain_does_not_wait_for_a_stage_that_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, stage, loop, _ = with_taken(Bench(), "a")
+    monkeypatch.setattr(stage, "not_ready", lambda: ("the LLM server refuses",))
+    began_us = bench.clock.now_us()
+    loop.drain(began_us + 5_000)
+    assert loop.in_flight.units == 1
+    assert bench.clock.now_us() < began_us + 100
 
 
 def test_a_rejected_unit_ends_with_all_its_parts() -> None:

@@ -79,6 +79,9 @@ class TwoTopics:
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self.lost.append(partitions)
 
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        raise AssertionError(error)
+
     def take(self, timeout_s: float = 0.0) -> str | None:
         message = self.consumer.poll(timeout_s)
         if message is None:

@@ -127,6 +127,32 @@ def test_a_letter_that_any_tool_writes_again_with_all_headers_is_a_new_query() -
     assert attempt_of(again.message.headers) == 1, "it has all its attempts"
 
 
+def test_refused_queries_have_their_letters_and_never_stop_the_service() -> None:
+    bench, stage = Bench(), FailingStage()
+    loop, _ = bench.loop(stage)
+    texts = [f"bad-{number}" for number in range(2 * FailureLimits().in_a_row_max)]
+    bench.publish(*texts)
+    turn(loop)
+    assert stage.sink is not None
+    for refused in list(stage.units):
+        failure = a_failure(
+            refused.record,
+            source=refused.source,
+            error_type="llm_refused",
+            is_transient=False,
+            is_refusal=True,
+        )
+        output = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
+        stage.sink.done(Done(parts=((refused.id, 0),), outputs=(output,), failure=failure))
+    turn(loop)
+    assert loop.failure is None and not loop.sink.is_away
+    letters = bench.broker.records("rag.queries.v1.dlq")
+    assert len(letters) == len(bench.results(ANSWERS.name)) == len(texts)
+    assert header(letters[0].headers, "rag.errors.exception.class.name") == (
+        b"QueryFailure.llm_refused"
+    )
+
+
 def with_a_sick_member(*texts: str) -> tuple[Bench, FailingStage, Loop[Query]]:
     """A member that left its group after 20 failures in a row."""
     bench, stage, loop = started(*texts)

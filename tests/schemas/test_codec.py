@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.answer import Answer, unanswered
-from schemas.codec import decode, decode_query, encode, tenant_of
+from schemas.codec import (
+    KEY_BYTES_MAX,
+    PASSED_ON_BYTES_MAX,
+    decode,
+    decode_query,
+    encode,
+    tenant_of,
+    with_key,
+)
 from schemas.deadletter import dead_letter_headers
 from schemas.errors import RecordError
 from schemas.group import Group
@@ -280,6 +288,23 @@ def test_internal_records_decode_to_what_was_encoded() -> None:
         "ce_time": b"2023-11-14T22:13:20.123Z",
         "ce_dataschema": b"urn:carpool:group:1",
     }
+
+
+@pytest.mark.parametrize("value", [b'{"query_id": "q", "text": "Why?"}', b"Why?"])
+def test_a_byte_order_mark_is_no_part_of_a_query(value: bytes) -> None:
+    source = Source(topic="rag.queries.v1", partition=0, offset=0, timestamp_ms=0)
+    assert decode_query(b"\xef\xbb\xbf" + value, (), source) == decode_query(value, (), source)
+
+
+def test_the_key_of_a_query_is_in_its_answer_unless_it_is_long_or_was_kept_before() -> None:
+    own: Headers = (("correlation_id", b"c"),)
+    assert with_key(own, b"customer-7") == (*own, ("rag-key", b"customer-7"))
+    assert with_key(own, None) == own
+    assert with_key(own, b"k" * (KEY_BYTES_MAX + 1)) == own
+    retried = (("rag-key", b"customer-7"),)
+    assert with_key(retried, b"q-1") == retried, "a retry is keyed by its id"
+    full: Headers = (("correlation_id", b"c" * (PASSED_ON_BYTES_MAX - 20)),)
+    assert with_key(full, b"customer-7") == full, "the headers of the application come first"
 
 
 def test_tracing_and_reply_headers_are_passed_on_and_others_are_not() -> None:

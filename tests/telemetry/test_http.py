@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from carpool.errors import ConfigError
 from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.metrics import Metrics
+from schemas.errors import REASONS
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -44,7 +45,9 @@ def test_the_pages_report_liveness_and_readiness() -> None:
         assert get(server.port, "/readyz")[0] == 200
         assert get(server.port, "/healthz")[0] == 503
         metric = 'carpool_dead_letters_total{reason="empty"} 1.0'
-        assert metric in get(server.port, "/metrics?x=1")[1]
+        page = get(server.port, "/metrics?x=1")[1]
+        assert metric in page
+        assert "process_resident_memory_bytes " in page
         status, text = get(server.port, "/etc/passwd")
         assert (status, json.loads(text)["pages"]) == (404, ["/healthz", "/readyz", "/metrics"])
         with pytest.raises(ConfigError, match=r"http\.port"):
@@ -73,6 +76,15 @@ def test_a_client_that_closes_its_connection_is_not_logged(
     finally:
         server.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_first_letter_of_each_reason_is_a_rise_from_zero() -> None:
+    registry = Metrics().registry
+    letters = {
+        reason: registry.get_sample_value("carpool_dead_letters_total", {"reason": reason})
+        for reason in REASONS
+    }
+    assert letters == dict.fromkeys(REASONS, 0.0)
 
 
 def test_every_metric_has_the_prefix_a_unit_and_a_meaning() -> None:

@@ -17,6 +17,7 @@ log = structlog.get_logger()
 log.debug("hidden")
 log.info("window closed", queries=3, topic="rag.queries.v1", offset=7)
 logging.getLogger("elsewhere").warning("an old hand")
+logging.getLogger("httpx2").info("HTTP Request: GET ...")
 try:
     1 / 0
 except ZeroDivisionError:

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
-from carpool.errors import ConfigError, DeploymentError, FencedError
+from carpool.errors import ConfigError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import (
     CommitResult,
@@ -34,9 +34,11 @@ from carpool.kafka.librdkafka.partition_handover import (
     read_committed,
 )
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
-from carpool.kafka.raw_records import message_of
+from carpool.kafka.raw_records import message_of, unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import pass_over
+from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches
 
 log = structlog.get_logger()
 
@@ -63,7 +65,6 @@ class LibrdkafkaConsumer:
         """
         self._settings = settings
         self._group = group
-        self._timeout_s = settings.request_timeout_ms / 1_000
         self._name = own_instance_id or configured_instance_id(settings)
         self._handover = (
             None if own_instance_id is None else PartitionHandover(settings, group, own_instance_id)
@@ -84,6 +85,7 @@ class LibrdkafkaConsumer:
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
         self._membership = CachedMembership(clock)
+        self._unreadable = UnreadableBatches()
 
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
@@ -125,6 +127,10 @@ class LibrdkafkaConsumer:
             on_lost=partial(self._drop, lost=True),
         )
         log.info("joining the consumer group", group=self._group, protocol=protocol)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._settings.request_timeout_ms / 1_000
 
     @property
     def _may_go_classic(self) -> bool:
@@ -221,7 +227,8 @@ class LibrdkafkaConsumer:
         self._serve_commits()
         raw = self._polled(timeout_s)
         while raw is not None and (event := raw.error()) is not None:
-            self._event(raw, event)
+            if (unreadable := self._event(raw, event)) is not None:
+                return unreadable
             # The end of a partition often comes together with a record of another partition.
             raw = self._polled(0.0)
         if raw is None:
@@ -236,7 +243,8 @@ class LibrdkafkaConsumer:
         except KafkaException as error:
             raise sort_error(error.args[0]) from error
 
-    def _event(self, raw: RawMessage, error: KafkaError) -> None:
+    def _event(self, raw: RawMessage, error: KafkaError) -> Message | None:
+        """Handles what is no record. Returns a batch that is passed over."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             at = TopicPartition(raw.topic() or "", raw.partition() or 0)
@@ -259,6 +267,31 @@ class LibrdkafkaConsumer:
             log.warning(
                 "broker trouble", error=error.str(), topic=raw.topic(), partition=raw.partition()
             )
+            return self._fetch_failed(raw, error)
+        return None
+
+    def _fetch_failed(self, raw: RawMessage, error: KafkaError) -> Message | None:
+        at = TopicPartition(raw.topic() or "", raw.partition() or 0)
+        if self._listener is None or at not in self._assigned:
+            return None
+        self._listener.fetch_failed(at, error.str())
+        offset, now_us = raw.offset() or 0, self._clock.now_us()
+        if error.code() not in UNREADABLE or not self._unreadable.failed(at, offset, now_us):
+            return None
+        try:
+            return self._pass_over(at, offset, error.str())
+        except (KafkaException, RetryableError) as failure:
+            log.warning("an unreadable batch cannot be passed over yet", error=str(failure))
+            return None
+
+    def _pass_over(self, at: TopicPartition, offset: int, error: str) -> Message:
+        """Seeks past the batch that begins at `offset`, and returns it. Blocks for a moment."""
+        (position,) = self._consumer.position([RawPartition(*at)])
+        first = max(offset, position.offset)
+        end = pass_over(self._consumer, self._settings, self._clock, at, first)
+        self._passed[at] = end
+        log.error("records were passed over", partition=at, first=first, last=end - 1, error=error)
+        return unreadable_batch(at, first, end - 1, error, self._clock.now_us())
 
     def pause(self, topics: frozenset[str] | None = None) -> None:
         """Stops the flow of records, also from partitions that are assigned later."""

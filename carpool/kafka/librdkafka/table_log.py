@@ -10,9 +10,7 @@ from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.kafka.topic_table import require_same_partitions
-from schemas.topics import MESSAGE_BYTES_MAX
 
-RECEIVE = {"receive.message.max.bytes": max(100_000_000, 2 * MESSAGE_BYTES_MAX)}
 FOLLOWER = {
     # After truncation or deletion everything that is left must be read.
     "auto.offset.reset": "earliest",
@@ -66,7 +64,7 @@ class LibrdkafkaTableLog:
         """Connects, and compares the partition counts of the two topics."""
         if self._readers is None:
             follower, look_up = (
-                TopicReader(self._settings, self._clock, name=self._name, config=config | RECEIVE)
+                TopicReader(self._settings, self._clock, name=self._name, config=config)
                 for config in (FOLLOWER, LOOK_UP)
             )
             self._readers = (follower, look_up)
@@ -94,14 +92,17 @@ class LibrdkafkaTableLog:
         return self._look_up.bounds(TopicPartition(self.topic, partition))[1]
 
     def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
-        """Returns a batch. An error of librdkafka is raised by the next call."""
+        """Returns a batch. An error of librdkafka is raised by the next call.
+
+        A record that cannot be unpacked counts as one that was never written.
+        """
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             raise RetryableError(f"{self.topic} cannot be read: {trouble}")
         batch = self._follower.poll(records_max, timeout_s)
         for message in batch.messages:
             self._next[message.source.partition] = message.source.offset + 1
-        for at, offset in batch.ends.items():
+        for at, offset in (batch.passed_over | batch.ends).items():
             if at.partition in self._next:
                 self._next[at.partition] = max(self._next[at.partition], offset)
         if batch.errors:

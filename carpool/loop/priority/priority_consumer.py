@@ -175,3 +175,6 @@ class _QueueListener:
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self._queues.forget(partitions)
         self._listener.revoked(partitions, lost=lost)
+
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        self._listener.fetch_failed(at, error)

@@ -57,6 +57,9 @@ class Listener:
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self.gone |= partitions
 
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        raise AssertionError(error)
+
 
 class Broker(ABC):
     """One kind of broker, with topics and a consumer group for one test, and clients for them."""

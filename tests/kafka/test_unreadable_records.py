@@ -1,0 +1,139 @@
+"""A batch that cannot be unpacked becomes one unreadable record; records after it are read."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+
+from carpool.clock import SystemClock
+from carpool.kafka.admin import create_topics
+from carpool.kafka.clients import Position
+from carpool.kafka.librdkafka import LibrdkafkaConsumer
+from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader, read_topic
+from carpool.kafka.unreadable import UnreadableBatches, end_of_batch
+from schemas.topics import QUERIES
+from tests.kafka.conformance.harness import Listener, read
+
+BOMB = b" " * 90_000_000
+"""Is 2.8 KB with zstd."""
+
+
+class TroubledListener(Listener):
+    """Notes the errors of fetches too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[str] = []
+
+    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+        self.errors.append(error)
+
+
+def write(bootstrap: str, at: TopicPartition, *values: bytes, codec: str = "none") -> None:
+    """Writes these values in one batch."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "compression.type": codec,
+            "message.max.bytes": 300_000_000,
+            "batch.size": 300_000_000,
+            "linger.ms": 60_000,  # until the flush: one batch, however slow the machine is
+        }
+    )
+    for value in values:
+        producer.produce(at.topic, value, partition=at.partition)
+    assert producer.flush(60) == 0
+
+
+@pytest.fixture(scope="module")
+def bombed(kafka_bootstrap: str) -> Iterator[tuple[KafkaSettings, TopicPartition]]:
+    """A partition with a bomb at its offsets 1 to 5 of a batch, one at 7, and good records."""
+    settings = KafkaSettings(bootstrap=kafka_bootstrap)
+    at = TopicPartition(f"bombed-{uuid.uuid4()}", 0)
+    create_topics(settings, [msgspec.structs.replace(QUERIES, name=at.topic)])
+    write(kafka_bootstrap, at, b"zero")
+    write(kafka_bootstrap, at, b"one", b"two", BOMB, b"four", b"five", codec="zstd")
+    write(kafka_bootstrap, at, b"six")
+    write(kafka_bootstrap, at, BOMB, codec="zstd")
+    write(kafka_bootstrap, at, b"eight")
+    yield settings, at
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(90)
+def test_a_member_passes_over_bombs_and_a_restart_does_not_read_them_again(
+    bombed: tuple[KafkaSettings, TopicPartition],
+) -> None:
+    settings, at = bombed
+    listener, group = TroubledListener(), f"bombed-{uuid.uuid4()}"
+    consumer = LibrdkafkaConsumer(settings, group, SystemClock())
+    consumer.subscribe(at.topic, listener)
+    try:
+        found = read(consumer, 5)
+        assert [(each.source.offset, each.value) for each in found] == [
+            (0, b"zero"),
+            (5, None),
+            (6, b"six"),
+            (7, None),
+            (8, b"eight"),
+        ]
+        assert "offsets 1 to 5" in found[1].unreadable
+        assert f"{at.topic}[0]" in found[1].unreadable
+        assert len(listener.errors) >= 8, "each is tried several times"
+        consumer.commit_now({at: Position(6, "")})
+    finally:
+        consumer.close()
+    again = LibrdkafkaConsumer(settings, group, SystemClock())
+    again.subscribe(at.topic, TroubledListener())
+    try:
+        assert read(again, 1)[0].value == b"six"
+    finally:
+        again.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(90)
+def test_a_reader_without_a_group_passes_over_bombs(
+    bombed: tuple[KafkaSettings, TopicPartition],
+) -> None:
+    settings, at = bombed
+    found = read_topic(settings, SystemClock(), at.topic, name="test")
+    assert [message.value for message in found] == [b"zero", b"six", b"eight"]
+
+
+@pytest.mark.kafka
+def test_the_end_of_a_bomb_is_found_from_each_of_its_offsets(
+    bombed: tuple[KafkaSettings, TopicPartition],
+) -> None:
+    settings, at = bombed
+    with TopicReader(settings, SystemClock(), name="test") as reader:
+        assert [reader.end_of_unreadable(at, first) for first in (1, 3, 5, 7)] == [6, 6, 6, 8]
+
+
+def test_one_error_passes_over_nothing_and_neither_do_many_within_a_moment() -> None:
+    batches, at = UnreadableBatches(), TopicPartition("t", 0)
+    assert not any(batches.failed(at, 7, now_us=1_000 * number) for number in range(100))
+    assert batches.failed(at, 7, now_us=3_000_000)
+    assert not batches.failed(at, 8, now_us=9_000_000), "another batch begins anew"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 100, 1_000])
+@pytest.mark.parametrize("first", [10, 11])
+def test_the_end_of_a_batch_is_found_in_few_reads(size: int, first: int) -> None:
+    end, reads = 10 + size, list[int]()
+
+    def is_inside(offset: int) -> bool:
+        reads.append(offset)
+        return offset < end
+
+    if first < end:
+        assert end_of_batch(first, 2_000, is_inside) == end
+        assert len(reads) <= 2 * size.bit_length() + 1
+        assert end_of_batch(first, end, is_inside) == end, "nothing is read beyond the log"
+        assert max(reads) < 2_000
