@@ -45,7 +45,7 @@ class SlowReader(MemoryAnswersLog):
     def begin(self, partition: int, since_ms: int) -> int:
         if self.trouble is not None:
             raise self.trouble
-        return super().begin(partition, since_ms)
+        super().begin(partition, offset)
 
     def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
         return super().poll(timeout_s, records_max) if self.is_let else ()
