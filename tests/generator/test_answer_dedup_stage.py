@@ -42,7 +42,7 @@ class SlowReader(MemoryAnswersLog):
         self.trouble: CarpoolError | None = None
         self.is_let = True
 
-    def begin(self, partition: int, since_ms: int) -> int:
+    def begin(self, partition: int, offset: int) -> None:
         if self.trouble is not None:
             raise self.trouble
         super().begin(partition, offset)
