@@ -12,7 +12,7 @@ from rich.text import Text
 
 from carpool.settings import Secret, describe
 from carpool.settings.sections import SettingDoc
-from cli.console import output, print_json
+from cli.console import output, print_json, print_plain
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, section_kinds
 
@@ -70,7 +70,7 @@ def config(
     if as_json:
         print_json(effective)
     elif shape == "toml":
-        typer.echo(as_toml(effective), nl=False)
+        print_plain(as_toml(effective).rstrip("\n"))
     else:
         _print_sections(effective)
 
