@@ -7,6 +7,7 @@ line of JSON of Carpool is made here.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -18,6 +19,8 @@ from rich.segment import Segment
 
 _JOINERS = "\u200c\u200d"
 """Characters without width inside words of Persian and Hindi, and inside emoji."""
+
+_PASSWORD = re.compile(r"(\w://[^/?#\s:@]*):[^/?#\s]*@")
 
 
 def harmless(text: str) -> str:
@@ -32,6 +35,11 @@ def harmless(text: str) -> str:
 def harmless_json(text: str) -> str:
     """Returns JSON with the same meaning, in which `harmless` would change nothing."""
     return _escaped(text, lambda char: json.dumps(char)[1:-1])
+
+
+def without_password(text: str) -> str:
+    """Returns `text` with stars in place of every password in a URL: http://name:********@host."""
+    return _PASSWORD.sub(r"\1:********@", text)
 
 
 def print_json(value: Any) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
+from carpool.terminal import without_password
 from cli.all_settings import CarpoolSettings
 from cli.console import output, people, table
 from cli.demo import DemoRun, conclude
@@ -61,7 +62,7 @@ def run_everything(
         pid=os.getpid(),
         bootstrap=plan.bootstrap,
         http=plan.http,
-        llm_url=plan.llm_url,
+        llm_url=without_password(plan.llm_url),
         index_dir=settings.index.dir,
     )
     with supervisor:

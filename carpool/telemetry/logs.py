@@ -9,7 +9,7 @@ from typing import Any, Literal
 import orjson
 import structlog
 
-from carpool.terminal import harmless, harmless_json
+from carpool.terminal import harmless, harmless_json, without_password
 from schemas.record import TRACEPARENT, Headers, Source, header
 
 LogFormat = Literal["json", "console"]
@@ -54,7 +54,7 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
 
 
 def _json_line(event: Any, **_: Any) -> str:
-    return harmless_json(orjson.dumps(event, default=str).decode())
+    return without_password(harmless_json(orjson.dumps(event, default=str).decode()))
 
 
 def _escape(
@@ -65,7 +65,11 @@ def _escape(
 
 
 def _shown(value: Any) -> Any:
-    return value if value is None or isinstance(value, int | float) else harmless(str(value))
+    return (
+        value
+        if value is None or isinstance(value, int | float)
+        else without_password(harmless(str(value)))
+    )
 
 
 def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:
