@@ -86,7 +86,7 @@ app.command()(services.generator)
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"carpool {_version_of('carpool')}")
+        print_plain(f"carpool {_version_of('carpool')}")
         raise typer.Exit(OK)
 
 

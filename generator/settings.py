@@ -190,8 +190,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="URL of the server's API, with its version: http://HOST:PORT/v1. A password "
-            "in it (http://NAME:PASSWORD@HOST) is printed as stars; set it by the environment",
+            description="URL of the server's API, with its version: http://HOST:PORT/v1. A "
+            "password in it (http://NAME:PASSWORD@HOST) is printed as stars; set it by the environment",
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[

@@ -65,11 +65,9 @@ def _escape(
 
 
 def _shown(value: Any) -> Any:
-    return (
-        value
-        if value is None or isinstance(value, int | float)
-        else without_password(harmless(str(value)))
-    )
+    if value is None or isinstance(value, int | float):
+        return value
+    return without_password(harmless(str(value)))
 
 
 def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:
