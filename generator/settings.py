@@ -191,7 +191,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             description="URL of the server's API, with its version: http://HOST:PORT/v1. A "
-            "password in it (http://NAME:PASSWORD@HOST) is printed as stars; set it by the environment",
+            "password in it (http://NAME:PASSWORD@HOST) is printed as stars; set it by the "
+            "environment",
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[
@@ -278,6 +279,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         url = urlsplit(self.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             problems.append(
-                f"base_url {without_password(self.base_url)!r} is no URL such as http://127.0.0.1:8000/v1"
+                f"base_url {without_password(self.base_url)!r} is no URL such as "
+                "http://127.0.0.1:8000/v1"
             )
         return problems

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,10 @@ def on_a_terminal(show: Callable[[TerminalConsole], None]) -> str:
     return file.getvalue()
 
 
+def print_on(what: object, console: TerminalConsole) -> None:
+    console.print(what)
+
+
 def test_every_control_character_is_escaped_and_words_of_all_scripts_stay() -> None:
     every = "".join(map(chr, range(0x110000)))
     assert unsafe(harmless(every)) <= set("\u200c\u200d") | {c for c in every if c.isspace()}
@@ -80,8 +85,7 @@ def test_whatever_a_console_prints_is_escaped_and_never_markup(sequence: str) ->
     table = Table(sequence, title=sequence)
     table.add_row(sequence)
     for what in (sequence, Text(sequence), table, Group(sequence, Panel(sequence)), {sequence: 1}):
-        printed = on_a_terminal(lambda console, what=what: console.print(what))  # type: ignore[misc]
-        assert not unsafe(printed)
+        assert not unsafe(on_a_terminal(partial(print_on, what)))
 
 
 def hostile_answer(status: str) -> Answer:
