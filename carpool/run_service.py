@@ -131,6 +131,8 @@ def _serve_pages(
     return TelemetryServer(
         host=http.host,
         port=http.port,
+        connections_max=http.connections_max,
+        request_timeout_s=http.request_timeout_ms / 1_000,
         registry=metrics.registry,
         is_alive=lambda: clock.now_us() - loop.last_step_us < STALLED_US,
         not_ready=loop.not_ready,

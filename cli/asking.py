@@ -12,7 +12,7 @@ from rich.text import Text
 
 from carpool.errors import ConfigError
 from cli.answers import answer_text, citation_lines, timing_line
-from cli.console import output, print_json, print_json_line
+from cli.console import output, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 from cli.settings import ClientSide
@@ -165,7 +165,7 @@ def publish(
         if as_json:
             print_json_line({"query_id": published, "text": text})
         else:
-            typer.echo(published)
+            print_plain(published)
 
 
 async def _publish(

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from carpool.settings import Secret, describe
 from carpool.settings.sections import SettingDoc
-from cli.console import output, print_json
+from carpool.terminal import without_password
+from cli.console import output, print_json, print_plain
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, section_kinds
 
@@ -70,7 +71,7 @@ def config(
     if as_json:
         print_json(effective)
     elif shape == "toml":
-        typer.echo(as_toml(effective), nl=False)
+        print_plain(as_toml(effective).rstrip("\n"))
     else:
         _print_sections(effective)
 
@@ -101,6 +102,7 @@ def _effective(doc: SettingDoc, value: Any, origin: str) -> Effective:
         value, default = (STARS if value.value else NOT_SET), NOT_SET
     else:
         default = msgspec.to_builtins(doc.default)
+        value = without_password(value) if isinstance(value, str) else value
     return Effective(
         section=doc.section,
         name=doc.name,

@@ -1,24 +1,33 @@
-"""Consoles and tables for people, and JSON for programs."""
+"""Consoles and tables for people, and JSON for programs; all of it escapes foreign text."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from typing import Any
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from carpool.terminal import TerminalConsole, harmless, print_json, print_json_line, print_plain
 
-def people() -> Console:
+__all__ = [
+    "facts",
+    "harmless",
+    "output",
+    "people",
+    "print_json",
+    "print_json_line",
+    "print_plain",
+    "table",
+]
+
+
+def people() -> TerminalConsole:
     """Returns the console for progress and messages: standard error."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return TerminalConsole(stderr=True, soft_wrap=True)
 
 
-def output() -> Console:
+def output() -> TerminalConsole:
     """Returns the console for results. No colours without a terminal, or with NO_COLOR."""
-    return Console(highlight=False)
+    return TerminalConsole()
 
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
@@ -48,15 +57,3 @@ def facts(rows: Mapping[str, str], title: str | None = None) -> Table:
     for name, value in rows.items():
         made.add_row(name, value)
     return made
-
-
-def print_json(value: Any) -> None:
-    """Prints a value as indented JSON on standard output."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
-    sys.stdout.flush()
-
-
-def print_json_line(value: Any) -> None:
-    """Prints a value as one line of JSON on standard output, and flushes it."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()

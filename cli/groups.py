@@ -6,7 +6,6 @@ import re
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
@@ -110,9 +109,9 @@ def _move(
     now = offsets.read(at)
     wanted = (skipped if is_skip else reset_to)(now, offset)
     show = output()
-    show.print(f"group {escape(group)}, {escape(topic)}[{partition}]")
-    show.print(f"now   offset {now.offset}  {escape(now.metadata)}")
-    show.print(f"then  offset {wanted.offset}  {escape(wanted.metadata)}")
+    show.print(f"group {group}, {topic}[{partition}]")
+    show.print(f"now   offset {now.offset}  {now.metadata}")
+    show.print(f"then  offset {wanted.offset}  {wanted.metadata}")
     if not yes and not typer.confirm("Commit this?"):
         raise typer.Exit(1)
     offsets.write(at, wanted)

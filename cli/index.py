@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from carpool.clock import SystemClock
 from cli.console import facts, output, people, print_json
@@ -285,14 +286,14 @@ def _progress(console: Console) -> Iterator[ProgressReport]:
 def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> None:
     console = output()
     if not problems:
-        console.print(f"[green]whole[/green]: {what}; every checksum and count is right")
+        what = f": {what}; every checksum and count is right"
+        console.print(Text("whole", "green") + Text(what, "default"))
         return
     count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-    console.print(
-        f"[red]damaged[/red]: {count} in {index_dir}; restore it from a copy or build it again"
-    )
+    advice = f": {count} in {index_dir}; restore it from a copy or build it again"
+    console.print(Text("damaged", "red") + Text(advice, "default"))
     for problem in problems[:PROBLEMS_SHOWN]:
-        console.print(f"  {problem}", markup=False, soft_wrap=True)
+        console.print(f"  {problem}", soft_wrap=True)
     if len(problems) > PROBLEMS_SHOWN:
         console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
 
@@ -302,7 +303,7 @@ def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_j
     from indexer.stats import index_stats
 
     if report.documents.problem_count:
-        console.print(describe_problems(report.documents), markup=False, style="yellow")
+        console.print(describe_problems(report.documents), style="yellow")
         console.print("They were skipped; --strict refuses a corpus that has any.", style="yellow")
     stats = index_stats(index_dir)
     if as_json:

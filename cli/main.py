@@ -12,7 +12,7 @@ import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from cli import asking, configuring, dlq, groups, loading, services, status, topics, up
-from cli.console import people, print_json
+from cli.console import people, print_json, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import JsonOption
 
@@ -86,7 +86,7 @@ app.command()(services.generator)
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"carpool {_version_of('carpool')}")
+        print_plain(f"carpool {_version_of('carpool')}")
         raise typer.Exit(OK)
 
 
@@ -129,7 +129,7 @@ def version(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
     else:
-        typer.echo("\n".join(f"{name} {number}" for name, number in found.items()))
+        print_plain("\n".join(f"{name} {number}" for name, number in found.items()))
 
 
 def _version_of(name: str) -> str | None:
@@ -181,8 +181,8 @@ def extra_of(module: str) -> str | None:
 
 def _tell(message: str) -> None:
     console = people()
-    console.print("[bold red]error:[/]", end=" ")
-    console.print(message, markup=False)
+    console.print("error:", style="bold red", end=" ")
+    console.print(message)
 
 
 if __name__ == "__main__":

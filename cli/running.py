@@ -12,10 +12,12 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
+from carpool.terminal import without_password
 from cli.all_settings import CarpoolSettings
 from cli.console import output, people, table
 from cli.demo import DemoRun, conclude
@@ -55,12 +57,12 @@ def run_everything(
             f"{settings.up.state_dir}): end it first, or give this"
             " one a folder of its own with --state-dir"
         )
-    supervisor = Supervisor(settings.up, note=lambda line: console.print(f"[yellow]{line}[/]"))
+    supervisor = Supervisor(settings.up, note=lambda line: console.print(line, style="yellow"))
     run = Run(
         pid=os.getpid(),
         bootstrap=plan.bootstrap,
         http=plan.http,
-        llm_url=plan.llm_url,
+        llm_url=without_password(plan.llm_url),
         index_dir=settings.index.dir,
     )
     with supervisor:
@@ -115,11 +117,10 @@ def _start(
 
 def _tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
     if plan.broker_port is not None:
-        console.print(f"[dim]{LIMITS}[/]")
+        console.print(LIMITS, style="dim")
     console.print(
         f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  "
-        f"{ask_command(settings)}",
-        markup=False,
+        f"{ask_command(settings)}"
     )
 
 
@@ -149,8 +150,7 @@ def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[]
                 if told.get(part.spec.name) != line:
                     told[part.spec.name] = line
                     console.print(
-                        f"{line} after {part.since_s:.1f} s" if part.state == "ready" else line,
-                        markup=False,
+                        f"{line} after {part.since_s:.1f} s" if part.state == "ready" else line
                     )
 
         yield tell
@@ -170,10 +170,9 @@ def _line(part: Part) -> str:
 def _table(parts: Sequence[Part]) -> Table:
     made = table()
     for part in parts:
-        state = f"[{STATE_STYLES[part.state]}]{part.state}[/]"
         made.add_row(
-            f"[bold]{part.spec.name}[/]",
-            state,
+            Text(part.spec.name, "bold"),
+            Text(part.state, STATE_STYLES[part.state]),
             f"{part.since_s:.1f} s",
             part.missing or part.spec.address,
         )

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import broker_command, broker_environment, free_port
+from carpool.settings.sections import environment_name
+from carpool.terminal import without_password
 from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vllm_environment
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
@@ -25,6 +27,7 @@ from cli.up_settings import UpSettings
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
 LOCAL_BACKOFF_MS_MAX = 2_000
+_LLM = environment_name("llm", "")
 BROKER, VLLM = "broker", "vLLM"
 SERVICES = tuple(INPUTS)
 STOP_ORDER = (*SERVICES, VLLM, BROKER)
@@ -137,8 +140,6 @@ def service_specs(
     """Returns the three services, with the settings of this call and the plan's addresses."""
     own = [
         f"kafka.bootstrap={plan.bootstrap}",
-        f"llm.base_url={plan.llm_url}",
-        f"llm.model={plan.llm_model}",
         f"index.dir={settings.index.dir}",
         f"embedding.model={settings.embedding.model}",
         f"http.host={LOOPBACK}",
@@ -151,7 +152,10 @@ def service_specs(
     specs = []
     for name in SERVICES:
         address = f"{LOOPBACK}:{plan.ports[name]}"
-        arguments = [*passed, *(part for text in own for part in ("--set", text))]
+        arguments = [
+            *_without_llm_server(passed),
+            *(part for text in own for part in ("--set", text)),
+        ]
         specs.append(
             ChildSpec(
                 name=name,
@@ -165,13 +169,35 @@ def service_specs(
                     "--port",
                     str(plan.ports[name]),
                 ],
-                environ=dict(os.environ),
+                environ=_environment(plan, name),
                 log_file=Path(settings.up.state_dir) / f"{name}.log",
                 probe=partial(probe_service, address),
                 address=address,
             )
         )
     return specs
+
+
+def _environment(plan: StackPlan, service: str) -> dict[str, str]:
+    """Returns the environment of a service. Only the generator's names the LLM server and its key.
+
+    Every user of the machine can read the arguments of a process, but not its environment.
+    """
+    own = {"CARPOOL_LLM_BASE_URL": plan.llm_url, "CARPOOL_LLM_MODEL": plan.llm_model}
+    others = {name: value for name, value in os.environ.items() if not name.startswith(_LLM)}
+    return dict(os.environ) | own if service == "generator" else others
+
+
+def _without_llm_server(passed: Sequence[str]) -> list[str]:
+    """Returns the options without those whose value is in the plan: the last option would win."""
+    planned = ("llm.base_url=", "llm.model=")
+    options, values = passed[::2], passed[1::2]  # each option has one value
+    return [
+        part
+        for option, value in zip(options, values, strict=True)
+        if not value.strip().startswith(planned)
+        for part in (option, value)
+    ]
 
 
 def _check_index(settings: CarpoolSettings) -> None:
@@ -183,12 +209,12 @@ def _check_index(settings: CarpoolSettings) -> None:
 
 
 def _check_llm_server(llm_url: str) -> None:
-    url = urlsplit(llm_url)
+    url, shown = urlsplit(llm_url), without_password(llm_url)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigError(f"--llm-url {llm_url!r} is no URL such as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"--llm-url {shown!r} is no URL such as http://127.0.0.1:8000/v1")
     status, reason = get(f"{llm_url.rstrip('/')}/models", 5.0)
     if status == 0:
         raise ConfigError(
-            f"no LLM server answers at {llm_url} ({reason.decode(errors='replace')}): start it, or "
+            f"no LLM server answers at {shown} ({reason.decode(errors='replace')}): start it, or "
             "correct --llm-url"
         )

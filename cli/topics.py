@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json, table
@@ -68,10 +68,11 @@ def create(
         print_json({"created": created, "drift": drifted})
     else:
         for state in states:
-            mark = "[green]made[/]" if state["topic"] in created else "[dim]there[/]"
-            output().print(f"{mark}  {state['topic']}")
+            is_made = state["topic"] in created
+            mark = Text("made", "green") if is_made else Text("there", "dim")
+            output().print(mark, "", state["topic"])
         for name, drift in drifted.items():
-            output().print(f"[yellow]differs[/]  {name}: {'; '.join(drift)}")
+            output().print(Text("differs", "yellow"), "", f"{name}: {'; '.join(drift)}")
     if drifted:
         raise typer.Exit(FAILED)
 
@@ -120,9 +121,8 @@ def describe(
     else:
         made = table("topic", "partitions", "copies", "differs", whole=("topic",))
         for state in states:
-            differs = (
-                f"[yellow]{'; '.join(state['drift'])}[/]" if state["drift"] else "[green]no[/]"
-            )
+            drift = "; ".join(state["drift"])
+            differs = Text(drift, "yellow") if drift else Text("no", "green")
             made.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
         output().print(made)
     if any(state["drift"] for state in states):
@@ -170,9 +170,9 @@ def check(
         print_json(facts | {"problems": problems, "warnings": warnings})
     else:
         for text in problems:
-            output().print(f"[red]problem[/]  {escape(text)}")
+            output().print(Text("problem", "red"), "", text)
         for text in warnings:
-            output().print(f"[yellow]warning[/]  {escape(text)}")
+            output().print(Text("warning", "yellow"), "", text)
         output().print(f"delivery: {first.delivery.replace('_', ' ')}; {first.promise}")
     if problems:
         raise typer.Exit(FAILED)

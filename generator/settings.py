@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from carpool.settings import Secret, Settings
+from carpool.terminal import without_password
 
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
@@ -189,7 +190,9 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="URL of the server's API, with its version: http://HOST:PORT/v1",
+            description="URL of the server's API, with its version: http://HOST:PORT/v1. A "
+            "password in it (http://NAME:PASSWORD@HOST) is printed as stars; set it by the "
+            "environment",
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[
@@ -276,6 +279,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         url = urlsplit(self.base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             problems.append(
-                f"base_url {self.base_url!r} is no URL such as http://127.0.0.1:8000/v1"
+                f"base_url {without_password(self.base_url)!r} is no URL such as "
+                "http://127.0.0.1:8000/v1"
             )
         return problems

@@ -13,7 +13,7 @@ from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_c
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
 from carpool.disk.extents import ClusterExtent, segment_name
-from carpool.disk.files import file_crc32
+from carpool.disk.files import check_no_hole, file_crc32, open_regular
 from carpool.disk.index import index_files
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import ClusterRows, dense
@@ -68,10 +68,14 @@ def _check_files(index_dir: Path, manifest: Manifest, progress: ProgressReport) 
         try:
             if entry is None:
                 problems.append(f"the manifest does not list {name}")
+            elif not path.is_file():
+                problems.append(f"{path} is missing, or no regular file")
             elif path.stat().st_size != entry.size_bytes:
                 problems.append(f"{path} has {path.stat().st_size} bytes, not {entry.size_bytes}")
             elif name in TABLES and file_crc32(path) != entry.crc32:
                 problems.append(f"{path} is damaged: its checksum is not the manifest's")
+        except CorruptionError as error:
+            problems.append(str(error))
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror}")
         progress.advance(1)
@@ -86,8 +90,6 @@ def _check_centroids(index_dir: Path, manifest: Manifest) -> list[str]:
     problems = []
     if centroids_fingerprint(centroids) != manifest.centroids_fingerprint:
         problems.append("the centroids' fingerprint is not the manifest's")
-    if not np.isfinite(centroids).all():
-        problems.append("a centroid is not finite")
     return problems
 
 
@@ -123,12 +125,16 @@ def _check_segment(
     path, layout = index_dir / segment_name(segment), manifest.layout()
     problems = []
     try:
-        check_header(path, layout, extents, build_id=manifest.build_id, segment=segment)
+        descriptor = open_regular(path)
     except CorruptionError as error:
-        problems.append(str(error))
+        return [str(error)]
     except OSError as error:
         return [f"{path} cannot be read: {error.strerror}"]
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
+            check_header(path, layout, extents, build_id=manifest.build_id, segment=segment)
+        except CorruptionError as error:
+            problems.append(str(error))
         for extent in extents:
             if extent.segment != segment:
                 continue
@@ -178,6 +184,10 @@ def _check_documents(index_dir: Path, manifest: Manifest, progress: ProgressRepo
     problems: list[str] = []
     progress.start("documents", manifest.row_count)
     with store:
+        try:
+            check_no_hole(store.offsets_descriptor, index_dir / OFFSETS_NAME)
+        except CorruptionError as error:
+            return [str(error)]
         for start in range(0, manifest.row_count, DOCUMENT_CHUNK_ROWS):
             rows = range(start, min(start + DOCUMENT_CHUNK_ROWS, manifest.row_count))
             for row in rows:

@@ -15,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from carpool.terminal import TerminalConsole
+
 Tell = Callable[[str, int, int], None]
 """Takes the name of a step, how much of the step is done, and how much there is in total."""
 
@@ -29,7 +31,7 @@ def progress_bars(console: Console | None = None) -> Iterator[Tell]:
 
     `console`: standard error where none is given.
     """
-    shown = console or Console(stderr=True)
+    shown = console or TerminalConsole(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

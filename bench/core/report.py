@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,9 +10,11 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from bench.core.machine import DataFile, Machine, Revision, program, this_machine, this_revision
 from carpool.errors import ConfigError
+from carpool.terminal import TerminalConsole, harmless_json, print_plain
 
 TABLE_WIDTH = 170
 """The width of tables where there is no terminal."""
@@ -96,7 +97,7 @@ def write_report(report: msgspec.Struct, path: Path) -> None:
     """
     content = msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2)
     if str(path) == "-":
-        sys.stdout.write(content.decode() + "\n")
+        print_plain(harmless_json(content.decode()))
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,11 +115,11 @@ def finish(report: Report, json_file: Path | None, show: Callable[[Console], Non
     """
     if json_file is not None:
         write_report(report, json_file)
-    file = sys.stderr if str(json_file) == "-" else sys.stdout
-    console = Console(file=file)
+    uses_stderr = str(json_file) == "-"
+    console = TerminalConsole(stderr=uses_stderr)
     if not console.is_terminal:
-        console = Console(file=file, width=TABLE_WIDTH)
+        console = TerminalConsole(stderr=uses_stderr, width=TABLE_WIDTH)
     show(console)
     for promise, is_kept in report.promises.items():
-        console.print(f"{'[green]holds [/]' if is_kept else '[red]BROKEN[/]'} {promise}")
+        console.print(Text("holds ", "green") if is_kept else Text("BROKEN", "red"), promise)
     return report.holds

@@ -13,6 +13,7 @@ from bench.core.command import reported
 from bench.core.kafka import require_kafka, started_broker
 from bench.core.report import RunStart, finish
 from bench.core.stack import parse_settings
+from carpool.terminal import TerminalConsole
 
 
 class ServiceOptions(Protocol):
@@ -41,7 +42,7 @@ class ServicesRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def note(self, text: str) -> None:
         """Prints a line of progress to standard error."""
-        Console(stderr=True, highlight=False).print(text)
+        TerminalConsole(stderr=True).print(text)
 
     def finish(
         self,

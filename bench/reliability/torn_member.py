@@ -13,6 +13,7 @@ import structlog
 
 from bench.core.copy_loop import CopyLoop
 from carpool.kafka.settings import KafkaSettings
+from carpool.terminal import print_plain
 
 IN_FLIGHT = 50
 
@@ -38,7 +39,7 @@ def main(argument: str) -> None:
         source=member.source,
         in_flight=IN_FLIGHT,
     )
-    print("ready", flush=True)
+    print_plain("ready")
     sys.stdin.readline()
     loop.run()
 

@@ -28,6 +28,7 @@ from bench.retrieval.report import (
 from bench.retrieval.run import SearchRun
 from bench.retrieval.summary import summarise
 from carpool.errors import ConfigError
+from carpool.terminal import TerminalConsole
 
 
 def plan_of(options: SearchOptions) -> SearchPlan:
@@ -64,7 +65,7 @@ def run_plan(
     data. After Ctrl-C the cells that are done are reported. Raises `ConfigError`.
     """
     start = RunStart.now()
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     paths = question_paths(questions, len(plan.indexes), data, environ)
     asked = [read_question_vectors(of_index) for of_index in paths]
     plan.work.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from bench.core.spread import Range
 from bench.retrieval.cells import Cell, SearchCells
 from bench.retrieval.plan import SearchPlan
 from bench.retrieval.summary import SearchRow, SearchSummary
+from carpool.terminal import TerminalConsole
 
 MB = 1e6
 MEASURED_OR_LIMITED = ("ok", "out of memory", "timed out")
@@ -45,7 +46,7 @@ def list_contestants() -> None:
             "limited" if entry.has_cache_budget else "takes no part",
             entry.summary,
         )
-    Console().print(table)
+    TerminalConsole().print(table)
 
 
 def promises_of(summary: SearchSummary, cells: Sequence[Cell]) -> dict[str, bool]:

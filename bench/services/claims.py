@@ -208,7 +208,7 @@ def print_claims(console: Console, result: ClaimsResult) -> None:
     table.add_row(*map(str, (*counts, ids.same, ids.tied, ids.different)))
     console.print(table)
     for example in ids.examples:
-        console.print(f"  [red]{example}[/]")
+        console.print(f"  {example}", style="red")
     shares = Table("search", "nprobe", "evidence in the first five", title="Evidence")
     shares.add_row("services", str(result.nprobe), f"{result.evidence_services:.1%}", style="bold")
     shares.add_row("exact, in memory", "-", f"{result.evidence_exact:.1%}")

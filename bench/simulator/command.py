@@ -20,6 +20,7 @@ from bench.simulator.cli import SimulatorOptions
 from carpool.disk.index import OpenIndex
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
+from carpool.terminal import TerminalConsole
 
 
 def compare_with_simulator(options: SimulatorOptions) -> bool:
@@ -38,7 +39,7 @@ def compare_with_simulator(options: SimulatorOptions) -> bool:
         for size in options.window
     ]
     data = find_data(options.data)
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     index_dir = options.index or (options.work / f"index-{options.nlist}-{options.seed}").resolve()
     if options.index is None:
         corpus_index(

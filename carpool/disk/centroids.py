@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from carpool.disk.files import read_checked, write_atomically
+from carpool.disk.files import damage, read_checked, write_atomically
 from carpool.disk.manifest import Manifest
 from carpool.errors import ConfigError
 
 CENTROIDS_NAME = "centroids.f32"
 PROBE_CHUNK_ROWS = 256
 """Queries scored in one call: limits the scores in memory to 256 * nlist float32."""
+
+SQUARED_NORM_MAX = 1.01
+"""Rounding included. Larger numbers could make scores infinite, and NaN cannot be ordered."""
 
 Float32 = npt.NDArray[np.float32]
 
@@ -41,6 +44,12 @@ def read_centroids(index_dir: Path, manifest: Manifest) -> Float32:
     centroids: Float32 = np.frombuffer(content, dtype="<f4").reshape(
         manifest.nlist, manifest.dimension
     )
+    with np.errstate(over="ignore", invalid="ignore"):
+        squared_norms = np.einsum("ij,ij->i", centroids, centroids)
+        wrong = np.flatnonzero(~(squared_norms <= SQUARED_NORM_MAX))
+    if wrong.size:
+        what = f"is wrong: the centroid of cluster {wrong[0]} is not normalised, or not finite"
+        raise damage(index_dir / CENTROIDS_NAME, what, int(wrong[0]) * manifest.dimension * 4)
     return centroids
 
 

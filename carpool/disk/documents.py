@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 import xxhash
 
-from carpool.disk.files import check_size, damage, read_exactly
+from carpool.disk.files import check_size, damage, open_regular, read_exactly
 from carpool.disk.manifest import Manifest
 from carpool.errors import CorruptionError
 
@@ -93,10 +93,10 @@ class DocumentStore:
         self._build_id = build_id
         self.path = str(folder / DOCUMENTS_NAME)
         self.offsets_path = str(folder / OFFSETS_NAME)
-        self._documents: int = os.open(self.path, os.O_RDONLY)
+        self._documents: int = open_regular(self.path)
         try:
-            self._offsets: int = os.open(self.offsets_path, os.O_RDONLY)
-        except OSError:
+            self._offsets: int = open_regular(self.offsets_path)
+        except BaseException:
             os.close(self._documents)
             raise
         self._size_bytes = os.fstat(self._documents).st_size
@@ -119,6 +119,11 @@ class DocumentStore:
             raise
         return store
 
+    @property
+    def offsets_descriptor(self) -> int:
+        """The open `documents.idx`; the store closes it."""
+        return self._offsets
+
     def get(self, rows: Sequence[int]) -> list[Document]:
         """Returns the documents of `rows`, in their order.
 
@@ -136,7 +141,10 @@ class DocumentStore:
         content = read_exactly(self._documents, size_bytes, offset_bytes, self.path)
         if _checksum(self._build_id, row, offset_bytes, content) != checksum:
             raise self._damaged(self.path, offset_bytes, row)
-        return _decoder.decode(content)
+        try:
+            return _decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise self._damaged(self.path, offset_bytes, row) from None
 
     def _damaged(self, path: str, offset_bytes: int, row: int) -> CorruptionError:
         what = f"the document of row {row} is damaged at byte {offset_bytes}, or of another build"

@@ -29,10 +29,10 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
     layout = manifest.layout()
     entry = manifest.file(EXTENTS_NAME)
     path = index_dir / EXTENTS_NAME
+    if entry.size_bytes != manifest.nlist * _EXTENT.size:
+        why = f"is wrong: it has {entry.size_bytes} bytes for {manifest.nlist} clusters"
+        raise damage(path, why, entry.size_bytes)
     content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
-    if len(content) != manifest.nlist * _EXTENT.size:
-        why = f"is wrong: it has {len(content)} bytes for {manifest.nlist} clusters"
-        raise damage(path, why, len(content))
     extents: list[ClusterExtent] = []
     segment, end_bytes = 0, HEADER_BYTES
     for number, (cluster, of_segment, offset, rows, page_count) in enumerate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import zlib
 from pathlib import Path
 
@@ -36,9 +37,13 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 
 def file_crc32(path: Path) -> int:
-    """Returns the CRC-32 of a whole file, read in chunks. Blocks."""
+    """Returns the CRC-32 of a whole file, read in chunks. Blocks.
+
+    Raises `CorruptionError` for a file with a hole, or that is no regular file.
+    """
     crc32 = 0
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
+        check_no_hole(file.fileno(), path)
         while chunk := file.read(CHUNK_BYTES):
             crc32 = zlib.crc32(chunk, crc32)
     return crc32
@@ -49,6 +54,31 @@ def damage(path: Path | str, what: str, offset_bytes: int | None = None) -> Corr
     return CorruptionError(
         f"{path} {what}; restore the index or rebuild it", path=str(path), offset_bytes=offset_bytes
     )
+
+
+def open_regular(path: Path | str) -> int:
+    """Returns a descriptor of the regular file at `path`, for reading. The caller closes it.
+
+    Does not wait for a writer, as opening a FIFO would. Raises `CorruptionError` for another kind
+    of file, `OSError` where it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise damage(path, "is no regular file")
+    return descriptor
+
+
+def check_no_hole(descriptor: int, path: Path) -> None:
+    """Raises `CorruptionError` where a part of the file is not stored: it may exceed the disk.
+
+    Does nothing where the file system cannot tell. Moves to the beginning of the file.
+    """
+    size_bytes = os.fstat(descriptor).st_size
+    hole_bytes = os.lseek(descriptor, 0, os.SEEK_HOLE) if size_bytes else 0
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if hole_bytes < size_bytes:
+        raise damage(path, "has a hole, which no build leaves", hole_bytes)
 
 
 def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str) -> bytes:
@@ -77,18 +107,25 @@ def read_exactly(descriptor: int, size_bytes: int, offset_bytes: int, path: str)
 
 def check_size(path: Path, size_bytes: int) -> None:
     """Raises `CorruptionError` unless the file exists and has this size."""
-    if not path.is_file():
+    if not path.exists():
         raise damage(path, "is missing")
+    if not path.is_file():
+        raise damage(path, "is no regular file")
     if (found_bytes := path.stat().st_size) != size_bytes:
         what = f"has {found_bytes} bytes, not {size_bytes}"
         raise damage(path, what, min(found_bytes, size_bytes))
 
 
 def read_checked(path: Path, *, size_bytes: int, crc32: int) -> bytes:
-    """Returns a small file after checking size and checksum. Raises `CorruptionError`."""
+    """Returns a small file after checking size and checksum. Raises `CorruptionError`.
+
+    A file with a hole is refused before it is read: it can be larger than the disk.
+    """
     try:
         check_size(path, size_bytes)
-        content = path.read_bytes()
+        with os.fdopen(open_regular(path), "rb") as file:
+            check_no_hole(file.fileno(), path)
+            content = file.read(size_bytes + 1)
     except OSError as error:
         raise damage(path, f"cannot be read ({error.strerror})") from error
     if zlib.crc32(content) != crc32:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from carpool.disk.files import damage, write_atomically
+from carpool.disk.files import damage, open_regular, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
 from schemas.record import NonNegative
@@ -19,7 +20,12 @@ CODECS = ("Flat",)
 FEATURES: tuple[str, ...] = ()
 """What a manifest may require of its reader beyond its format."""
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+MANIFEST_BYTES_MAX = 8 << 20
+"""Limit of a manifest; its largest field has some ten bytes for each cluster."""
+COUNT_MAX = 1 << 40
+"""Limit of every count, so that products of counts stay small."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 _WHY_NOT = {
     "v0": ". v0 was provisional: its pages have no checksums, so files of two builds could be mixed"
 }
@@ -70,6 +76,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if self.read_latency_us and len(self.read_latency_us) != self.nlist:
             found.append(
                 f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters"
+            )
+        if self.segment_count > len(self.files):
+            found.append(
+                f"segment_count is {self.segment_count}, and only {len(self.files)} files are "
+                "listed"
             )
         if max(self.build_id, self.documents_build_id) >= 1 << 64:
             found.append("a build_id has more than 64 bits")
@@ -138,21 +149,31 @@ def read_manifest(index_dir: Path) -> Manifest:
     """
     path = index_dir / MANIFEST_NAME
     try:
-        content = path.read_bytes()
+        with os.fdopen(open_regular(path), "rb") as file:
+            content = file.read(MANIFEST_BYTES_MAX + 1)
     except FileNotFoundError:
         raise ConfigError(_absent(index_dir)) from None
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}; check the folder of the index"
         ) from error
+    if len(content) > MANIFEST_BYTES_MAX:
+        raise damage(path, f"is too large: a manifest has at most {MANIFEST_BYTES_MAX} bytes")
+    try:
+        return _decoded(path, content)
+    except RecursionError:
+        raise damage(path, "is damaged: its JSON is nested too deeply", 0) from None
+
+
+def _decoded(path: Path, content: bytes) -> Manifest:
     try:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise damage(path, "is damaged: it is not JSON with a format", 0) from None
     if found != FORMAT:
         raise ConfigError(
-            f"{path} has format {found!r}; this build reads {FORMAT!r}{_WHY_NOT.get(found, '')}. "
-            "Rebuild the index: carpool index build CORPUS --out DIR"
+            f"{path} has format {found[:20]!r}; this build reads {FORMAT!r}"
+            f"{_WHY_NOT.get(found, '')}. Rebuild the index: carpool index build CORPUS --out DIR"
         )
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)

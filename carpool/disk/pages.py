@@ -56,6 +56,8 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuses a page that is not aligned or too small for one row."""
+        if self.page_bytes > PAGE_BYTES_MAX:
+            raise ValueError(f"a page has {self.page_bytes} bytes, and at most {PAGE_BYTES_MAX}")
         if self.page_bytes % PAGE_ALIGNMENT_BYTES or self.rows_per_page < 1:
             raise ValueError(
                 f"pages of {self.page_bytes} bytes are too small for rows of {self.row_bytes}"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name, segment_size_bytes
-from carpool.disk.files import damage, file_crc32, fsync_folder, read_exactly
+from carpool.disk.files import damage, file_crc32, fsync_folder, open_regular, read_exactly
 from carpool.disk.manifest import FileEntry
 from carpool.disk.pages import (
     ClusterPages,
@@ -195,7 +195,7 @@ def check_header(
     segment: int,
 ) -> None:
     """Raises `CorruptionError` unless `path` has the header of this segment. Blocks."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_regular(path)
     try:
         found = read_exactly(descriptor, HEADER_BYTES, 0, str(path))
     finally:

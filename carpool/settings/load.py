@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,13 +18,14 @@ from carpool.settings.sections import (
     describe,
     environment_name,
 )
+from carpool.terminal import TerminalConsole
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 def warn_on_stderr(message: str) -> None:
     """Prints a warning about settings: logs are not set up yet when settings are read."""
-    print(f"warning: {message}", file=sys.stderr)  # noqa: T201
+    TerminalConsole(stderr=True, soft_wrap=True).print(f"warning: {message}")
 
 
 def load_settings(

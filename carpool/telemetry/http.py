@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,13 +25,74 @@ from carpool.errors import ConfigError
 log = structlog.get_logger()
 
 
+SLOT_WAIT_S = 0.2
+"""How long a new connection waits for the thread of the one that was closed for it."""
+
+
 class _Server(ThreadingHTTPServer):
-    """One thread for each request."""
+    """One thread for each connection, which has one request; their number and time are limited."""
 
     daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        *,
+        connections_max: int,
+        request_timeout_s: float,
+    ) -> None:
+        super().__init__(address, handler)
+        self._timeout_s = request_timeout_s
+        self._free = threading.BoundedSemaphore(connections_max)
+        self._lock = threading.Lock()
+        self._started_s: dict[socket.socket, float] = {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a connection on a thread; at the limit, closes the oldest one first."""
+        if not self._free.acquire(blocking=False):
+            self._cut(count=1)
+            if not self._free.acquire(timeout=SLOT_WAIT_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._started_s[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._ended(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._ended(request)
+
+    def service_actions(self) -> None:
+        """Closes the connections that took too long; called twice a second."""
+        until_s = time.monotonic() - self._timeout_s
+        with self._lock:
+            late = sum(started_s < until_s for started_s in self._started_s.values())
+        self._cut(count=late)
+
+    def _cut(self, *, count: int) -> None:
+        """Ends the oldest connections; their threads then end by themselves."""
+        with self._lock:  # they are in the order of their start
+            for request in list(self._started_s)[:count]:
+                del self._started_s[request]
+                with contextlib.suppress(OSError):  # it is closed already
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def _ended(self, request: socket.socket) -> None:
+        with self._lock:
+            self._started_s.pop(request, None)
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs all errors except a connection closed by the client."""
+        """Logs all errors except a connection that was closed."""
         if not isinstance(sys.exception(), ConnectionError):
             log.exception("a page could not be served")
 
@@ -44,9 +108,12 @@ class TelemetryServer:
         registry: CollectorRegistry,
         is_alive: Callable[[], bool],
         not_ready: Callable[[], Sequence[str]],
+        connections_max: int,
+        request_timeout_s: float,
     ) -> None:
         """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use.
 
+        Serves at most `connections_max` connections at a time, each for `request_timeout_s`.
         `/metrics` has `registry`, and `process_*`: memory, CPU, start and open files.
         """
         process = CollectorRegistry()
@@ -70,6 +137,9 @@ class TelemetryServer:
                 else:
                     self._reply(404, orjson.dumps({"pages": ["/healthz", "/readyz", "/metrics"]}))
 
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
             def _reply(
                 self, status: int, body: bytes, content_type: str = "application/json"
             ) -> None:
@@ -77,13 +147,19 @@ class TelemetryServer:
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Does not log scrapes."""
 
         try:
-            self._server = _Server((host, port), Handler)
+            self._server = _Server(
+                (host, port),
+                Handler,
+                connections_max=connections_max,
+                request_timeout_s=request_timeout_s,
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service "

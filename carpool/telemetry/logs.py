@@ -9,6 +9,7 @@ from typing import Any, Literal
 import orjson
 import structlog
 
+from carpool.terminal import harmless, harmless_json, without_password
 from schemas.record import TRACEPARENT, Headers, Source, header
 
 LogFormat = Literal["json", "console"]
@@ -26,16 +27,17 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer(
-            serializer=lambda event, **_: orjson.dumps(event, default=str).decode()
-        )
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.processors.JSONRenderer(serializer=_json_line)]
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer()
+        else [_escape, structlog.dev.ConsoleRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
+        structlog.stdlib.ProcessorFormatter(
+            processors=[remove_meta, *renderers], foreign_pre_chain=shared
+        )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -49,6 +51,23 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _json_line(event: Any, **_: Any) -> str:
+    return without_password(harmless_json(orjson.dumps(event, default=str).decode()))
+
+
+def _escape(
+    logger: Any, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escapes the values of an event: what a record says may be among them."""
+    return {name: _shown(value) for name, value in event.items()}
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    return without_password(harmless(str(value)))
 
 
 def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:

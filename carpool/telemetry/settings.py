@@ -27,6 +27,24 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
             description="Port; 0: a free one (logged at start); -1: no HTTP pages at all.",
         ),
     ] = 0
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Connections served at the same time; for one more, the oldest is closed. "
+            "Low: slow clients cut off scrapes; high: a thread for each of many clients.",
+        ),
+    ] = 16
+    request_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=600_000,
+            description="Longest time from a connection to the end of its reply. Low: cuts off "
+            "scrapes over a slow network; high: slow clients keep their connections.",
+        ),
+    ] = 10_000
     stalled_after_ms: Annotated[
         int,
         Meta(

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.dead_letters.letter import DeadLetter
-from cli.console import table
+from cli.console import harmless, table
 
 STARS = "********"
 SECRET = re.compile(
@@ -134,7 +134,7 @@ def letters_table(letters: Iterable[DeadLetter], now_ms: int) -> Table:
 
 
 def _one_line(message: str) -> Text:
-    return Text(_harmless(message[:MESSAGE_CHARS_MAX]), "dim", overflow="ellipsis", no_wrap=True)
+    return Text(harmless(message[:MESSAGE_CHARS_MAX]), "dim", overflow="ellipsis", no_wrap=True)
 
 
 def age(moment_ms: int | None, now_ms: int) -> str:
@@ -197,7 +197,7 @@ def value_text(value: bytes) -> str:
             text = value.decode()
         except UnicodeDecodeError:
             return hex_dump(value)
-    shown = _harmless(text[:TEXT_CHARS_MAX])
+    shown = harmless(text[:TEXT_CHARS_MAX])
     rest = len(text) - TEXT_CHARS_MAX
     return shown + (f"\n... {rest:,} characters more; --raw writes all of it" if rest > 0 else "")
 
@@ -221,18 +221,11 @@ def _shown(content: bytes | None) -> str:
         text = content.decode()
     except UnicodeDecodeError:
         return f"0x{content[:128].hex()}"
-    return _harmless(text)
-
-
-def _harmless(text: str) -> str:
-    """Returns `text` with control characters escaped."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text
-    )
+    return harmless(text)
 
 
 def _row(name: str, text: str) -> Text:
-    return Text(f"  {_harmless(name)}: ", style="dim") + Text(_harmless(text), style="default")
+    return Text(f"  {harmless(name)}: ", style="dim") + Text(harmless(text), style="default")
 
 
 def _time(moment_ms: int) -> str:

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionChunk
 
+from carpool.terminal import without_password
 from generator.llm.protocol import (
     LlmEvent,
     LlmFinished,
@@ -54,8 +55,8 @@ class OpenAiLlm:
 
     @property
     def address(self) -> str:
-        """The server's URL."""
-        return self._settings.base_url
+        """The server's URL; stars in place of a password."""
+        return without_password(self._settings.base_url)
 
     def _client(self) -> AsyncOpenAI:
         if self._client_or_none is None:
@@ -167,7 +168,7 @@ class OpenAiLlm:
     def _failure(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
         """Sorts an error of the client into a refusal of the server or of the prompt."""
         cause = error.__cause__ or error
-        detail = f"{type(cause).__name__}: {cause}"[:_DETAIL_CHARS_MAX]
+        detail = without_password(f"{type(cause).__name__}: {cause}")[:_DETAIL_CHARS_MAX]
         if type(cause).__name__ in _NO_CONNECTION:
             return LlmRefusal(
                 "unreachable",

@@ -264,7 +264,7 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
         ({"nlist": 6, "read_latency_us": ()}, "nlist|centroids"),
         ({"centroids_fingerprint": "0"}, "fingerprint"),
         ({"dimension": 61}, "dimension 61"),
-        ({"files": {}}, "lists no"),
+        ({"files": {}}, "only 0 files are listed"),
         ({"nprobe_default": 8}, "more than nlist 7"),
         ({"read_latency_us": (1, 2)}, "2 entries for 7 clusters"),
     ],

@@ -18,6 +18,9 @@ from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.metrics import Metrics
 from schemas.errors import REASONS
 
+CHANGES = (b"Date", b"Content-Length")
+"""Headers that may differ between two requests: /metrics has the time that the process used."""
+
 
 def get(port: int, path: str) -> tuple[int, str]:
     try:
@@ -29,7 +32,13 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 def serve(not_ready: Callable[[], list[str]], **given: Any) -> TelemetryServer:
-    defaults = {"port": 0, "registry": CollectorRegistry(), "is_alive": lambda: True}
+    defaults = {
+        "port": 0,
+        "registry": CollectorRegistry(),
+        "is_alive": lambda: True,
+        "connections_max": 16,
+        "request_timeout_s": 10.0,
+    }
     return TelemetryServer(host="127.0.0.1", not_ready=not_ready, **defaults | given)
 
 
@@ -85,6 +94,75 @@ def test_the_first_letter_of_each_reason_is_a_rise_from_zero() -> None:
         for reason in REASONS
     }
     assert letters == dict.fromkeys(REASONS, 0.0)
+
+
+def raw(port: int, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+@pytest.mark.parametrize("page", ["/healthz", "/readyz", "/metrics", "/other"])
+def test_head_is_answered_as_get_without_the_body(page: str) -> None:
+    server = serve(list)
+    try:
+        got, head = (
+            raw(server.port, f"{m} {page} HTTP/1.0\r\n\r\n".encode()) for m in ("GET", "HEAD")
+        )
+    finally:
+        server.close()
+    undated = [
+        [
+            line
+            for line in reply.partition(b"\r\n\r\n")[0].splitlines()
+            if not line.startswith(CHANGES)
+        ]
+        for reply in (got, head)
+    ]
+    assert undated[0] == undated[1]
+    assert b"Content-Length: " in head
+    assert head.endswith(b"\r\n\r\n")
+
+
+def threads_of_connections() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_slow_clients_have_few_threads_and_shut_nobody_out() -> None:
+    server = serve(list, connections_max=4, request_timeout_s=600.0)
+    before = threads_of_connections()
+    slow = []
+    try:
+        for _ in range(40):
+            slow.append(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            slow[-1].sendall(b"GET /healthz HT")
+        assert get(server.port, "/healthz") == (200, '{"alive":true}')
+        assert threads_of_connections() - before <= 4
+        assert slow[0].recv(10) == b"", "the oldest was closed"
+    finally:
+        for connection in slow:
+            connection.close()
+        server.close()
+
+
+def test_a_request_that_takes_too_long_is_closed_although_bytes_arrive() -> None:
+    server = serve(list, request_timeout_s=0.3)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as connection:
+            for _ in range(400):  # 20 s
+                try:
+                    connection.sendall(b"x")
+                    if connection.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            else:
+                pytest.fail("it is still open")
+        assert get(server.port, "/healthz")[0] == 200
+    finally:
+        server.close()
 
 
 def test_every_metric_has_the_prefix_a_unit_and_a_meaning() -> None:

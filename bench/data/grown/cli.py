@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core.options import DataOption, SeedOption
+from carpool.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from bench.data.grown.behaviour import Acceptance
@@ -73,15 +74,15 @@ def data(
         sentences=sentences,
         spread=spread,
     )
-    console = Console(stderr=True, highlight=False)
+    console = TerminalConsole(stderr=True)
     try:
         with progress_bars(console) as tell:
             grown = grow(request, find_data(data), tell, console.print)
     except RefusedError as error:
-        print_acceptance(Console(), error.acceptance)
+        print_acceptance(TerminalConsole(), error.acceptance)
         console.print(f"refused: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    print_acceptance(Console(), grown.acceptance)
+    print_acceptance(TerminalConsole(), grown.acceptance)
     console.print(
         f"accepted: {out}, spread {grown.recipe.spread:.4f}", markup=False, soft_wrap=True
     )

@@ -133,7 +133,7 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
         times.add_row(name, str(found.count), *seconds)
     console.print(times)
     for violation in audit.violations:
-        console.print(f"  [red]{violation.line()}[/]")
+        console.print(f"  {violation.line()}", style="red")
 
 
 def _counts(counts: Mapping[str, float]) -> str:

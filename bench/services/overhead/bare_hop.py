@@ -26,6 +26,7 @@ from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings
+from carpool.terminal import TerminalConsole
 
 IDLE_S = 0.2
 BROKERS_S = 30.0
@@ -163,7 +164,7 @@ def main(argument: str) -> int:
         copy = copy_exactly_once if hop.delivery == "exactly_once" else copy_at_least_once
         copy(settings, hop, consumer, stopping.is_set)
     except (CarpoolError, KafkaException) as error:
-        print(f"the hop ends: {error}", file=sys.stderr)
+        TerminalConsole(stderr=True).print(f"the hop ends: {error}")
         return 1
     consumer.close()
     return 0

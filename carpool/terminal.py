@@ -1,0 +1,104 @@
+"""Prints text of strangers: control characters are escaped, so no terminal obeys them.
+
+Records, manifests, answers and error messages hold text that others wrote. Every console and every
+line of JSON of Carpool is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_JOINERS = "\u200c\u200d"
+"""Characters without width inside words of Persian and Hindi, and inside emoji."""
+
+_PASSWORD = re.compile(r"(\w://[^/?#\s:@]*):[^/?#\s]*@")
+
+
+def harmless(text: str) -> str:
+    """Returns `text` with control characters escaped, such as `\\x1b`; line feeds stay.
+
+    Characters that reverse text (bidirectional controls), that are not assigned, and lone
+    surrogates are escaped too. Spaces of every script stay.
+    """
+    return _escaped(text, _python_escape)
+
+
+def harmless_json(text: str) -> str:
+    """Returns JSON with the same meaning, in which `harmless` would change nothing."""
+    return _escaped(text, lambda char: json.dumps(char)[1:-1])
+
+
+def without_password(text: str) -> str:
+    """Returns `text` with stars in place of every password in a URL: http://name:********@host."""
+    return _PASSWORD.sub(r"\1:********@", text)
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as indented JSON on standard output."""
+    content = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    print_plain(harmless_json(content.decode()))
+
+
+def print_json_line(value: Any) -> None:
+    """Prints a value as one line of JSON on standard output, and flushes it."""
+    print_plain(harmless_json(msgspec.json.encode(value).decode()))
+
+
+def print_plain(text: str) -> None:
+    """Prints `text` and a line feed on standard output without wrapping, and flushes it."""
+    sys.stdout.write(harmless(text) + "\n")
+    sys.stdout.flush()
+
+
+class TerminalConsole(Console):
+    """A console that escapes control characters in all that it prints.
+
+    Markup such as `[red]` and codes such as `:smile:` are plain text; use `rich.text.Text` or
+    `style`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Takes the options of `rich.console.Console` without `markup`, `emoji`, `highlight`."""
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yields the segments of `renderable`; the text of each is harmless."""
+        for segment in super().render(renderable, options):
+            if segment.control or _is_harmless(segment.text):
+                yield segment
+            else:
+                yield Segment(harmless(segment.text), segment.style)
+
+
+def _is_harmless(text: str) -> bool:
+    return text.isprintable() or all(_stays(char) for char in text)
+
+
+def _stays(char: str) -> bool:
+    return (
+        char.isprintable() or char == "\n" or char in _JOINERS or unicodedata.category(char) == "Zs"
+    )
+
+
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if _stays(char) else escape(char) for char in text)
+
+
+def _python_escape(char: str) -> str:
+    number = ord(char)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
