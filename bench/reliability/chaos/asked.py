@@ -8,7 +8,7 @@ import numpy as np
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
 from bench.reliability.chaos.load import TOP_K
-from bench.reliability.chaos.questions import ChaosQuestions, chaos_questions
+from bench.reliability.chaos.questions import BROKEN_WITHIN, ChaosQuestions, chaos_questions
 from searcher.local import LocalSearcher
 
 SCORE_GAP_MIN = 1e-4
@@ -23,8 +23,13 @@ class AskedQuestions(msgspec.Struct, frozen=True, kw_only=True):
     passages: dict[str, tuple[str, ...]]
 
 
-def drawn_questions(index: BenchIndex, count: int, seed: int) -> AskedQuestions:
-    """Returns the questions of a run: of made-up questions, those without nearly equal scores."""
+def drawn_questions(
+    index: BenchIndex, count: int, seed: int, *, broken_within: float = BROKEN_WITHIN
+) -> AskedQuestions:
+    """Returns the questions of a run: of made-up questions, those without nearly equal scores.
+
+    `broken_within`: see `chaos_questions`.
+    """
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
     with LocalSearcher(index.dir) as searcher:
@@ -35,6 +40,7 @@ def drawn_questions(index: BenchIndex, count: int, seed: int) -> AskedQuestions:
         if np.diff([hit.score for hit in result.hits]).max() < -SCORE_GAP_MIN
     ]
     given = [clear[row % len(clear)] for row in range(count)]
-    questions = chaos_questions([question for question, _ in given], seed)
+    asked = [question for question, _ in given]
+    questions = chaos_questions(asked, seed, broken_within=broken_within)
     passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
     return AskedQuestions(questions=questions, passages=passages)

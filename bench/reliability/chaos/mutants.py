@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from bench.reliability.chaos.plan import LASTS_S, PROCESS_SHARES, Kind
-from bench.reliability.chaos.run import WAIT_S_MAX
 from carpool.errors import ConfigError
 
 PACKAGES = ("schemas", "producers", "grouper", "searcher", "generator", "indexer", "carpool", "cli")
@@ -33,8 +32,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     what: str
-    queries: int = 2_000
-    seconds: float = 60.0
+    queries: int = 900
+    seconds: float = 45.0
     seed: int = 1
     faults: int = 12
     shares: Mapping[Kind, float] = msgspec.field(default_factory=lambda: dict(PROCESS_SHARES))
@@ -43,7 +42,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     )
     members: tuple[str, ...] = ()
     settings: dict[str, str] = msgspec.field(default_factory=dict)
-    wait_s_max: float = WAIT_S_MAX
+    wait_s_max: float | None = None
 
     @property
     def patch(self) -> Path:
@@ -77,7 +76,7 @@ _MUTANTS = (
         lasts_s={"half-open": (2.0, 4.0)},
         settings={"CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "1000"},
     ),
-    Mutant(number=5, what="the log of answers is not asked", queries=600, seconds=20.0, faults=2),
+    Mutant(number=5, what="the log of answers is not asked", queries=400, seconds=20.0, faults=2),
     Mutant(number=6, what="commit metadata is dropped", shares=IN_A_TRANSACTION),
     Mutant(
         number=7,

@@ -18,7 +18,7 @@ REPEATED_SHARE = 0.05
 FAILS_ONCE_SHARE = 0.02
 DEAD_SHARE = 0.005
 BROKEN_WITHIN = 0.6
-"""The first part of the questions, of which some fail: others must be answered after them."""
+"""Later questions do not fail: a question fails only while others are answered."""
 REPEATED_WITHIN = 300
 """A repeated id is one of the last so many of its class."""
 
@@ -44,9 +44,12 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chaos_questions(
-    given: Sequence[Question], seed: int, *, repeated_share: float = REPEATED_SHARE
+    given: Sequence[Question], seed: int, *, broken_within: float = BROKEN_WITHIN
 ) -> ChaosQuestions:
-    """Returns as many questions as `given`, drawn from the seed."""
+    """Returns as many questions as `given`, drawn from the seed.
+
+    `broken_within`: the first part of the questions, of which some fail; 0: none fail.
+    """
     rng = random.Random(seed)
     classes: dict[str, list[Question]] = {"i": [], "b": []}
     plain: dict[str, list[Question]] = {"i": [], "b": []}
@@ -56,13 +59,13 @@ def chaos_questions(
     for row, question in enumerate(given):
         name = "b" if rng.random() < BATCH_SHARE else "i"
         drawn = rng.random()
-        if drawn < repeated_share and plain[name]:
+        if drawn < REPEATED_SHARE and plain[name]:
             classes[name].append(rng.choice(plain[name][-REPEATED_WITHIN:]))
             continue
-        drawn -= repeated_share
+        drawn -= REPEATED_SHARE
         query_id, text = f"{name}-{row:06}", question.text
         rows[query_id] = row
-        may_break = row < BROKEN_WITHIN * len(given)
+        may_break = row < broken_within * len(given)
         is_dead = may_break and 0 <= drawn < DEAD_SHARE
         if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_ONCE_SHARE):
             word = f"unanswerable-{row:06}"

@@ -46,7 +46,6 @@ SETTLE_S = 15.0
 BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 LLM_LATENCY_MS = 100
-WAIT_S_MAX = 120.0
 ENVIRONMENT = {
     "CARPOOL_EMBEDDING_MODEL": MODEL,
     "CARPOOL_LLM_FAILURES_MAX": str(FAILURES_MAX),
@@ -63,7 +62,7 @@ Note = Callable[[str], None]
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked and broken. `settings`: environment variables of the services.
 
-    `wait_s_max`: the longest allowed time from a question to its answer. `python_path`: the
+    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `python_path`: the
     packages that the services run; None: those of this process.
     """
 
@@ -72,7 +71,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     seed: int
     settings: dict[str, str]
-    wait_s_max: float = WAIT_S_MAX
+    wait_s_max: float | None = None
     python_path: Path | None = None
 
 
