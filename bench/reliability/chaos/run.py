@@ -62,8 +62,8 @@ Note = Callable[[str], None]
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked and broken. `settings`: environment variables of the services.
 
-    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `python_path`: the
-    packages that the services run; None: those of this process.
+    `wait_s_max`: the longest allowed time from a question to its answer; None: any.
+    `python_path`: the packages that the services run; None: those of this process.
     """
 
     asked: AskedQuestions
