@@ -23,7 +23,7 @@ from carpool.testing.transactions import DescribedTransaction
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
 
-TRIES_MAX = 200
+TRIES_MAX = 20
 """How often a victim is paused in search of an open transaction in one step."""
 
 
