@@ -19,7 +19,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL
 from bench.reliability.chaos.answer_audit import AnswerAudit
 from bench.reliability.chaos.asked import AskedQuestions
-from bench.reliability.chaos.audit import INPUTS, AuditResult, TopicAudit
+from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
 from bench.reliability.chaos.live import MEMBERS, LiveRun, broker_names
 from bench.reliability.chaos.llm_calls import LlmCalls, break_on, calls_of
@@ -234,9 +234,7 @@ def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
     with TopicReader(kafka, SystemClock(), name="bench-audit", config=config) as reader:
         places = [
-            at
-            for topic in TOPICS_READ
-            for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+            at for topic in TOPICS for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
         ]
         for record in reader.read_to_end(places, silence_s=READ_TIMEOUT_S):
             audit.take(record)
