@@ -37,6 +37,7 @@ from bench.reliability.chaos.run import (
 from bench.reliability.cli import ChaosOptions
 
 TIME_MAX_S = 1_200.0
+MUTANT_STALLED_S = 40.0
 
 
 class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +133,7 @@ def mutant_plan(mutant: Mutant, index: BenchIndex) -> ChaosPlan:
         seed=mutant.seed,
         settings=mutant.settings,
         wait_s_max=mutant.wait_s_max,
+        stalled_s=MUTANT_STALLED_S,
     )
 
 

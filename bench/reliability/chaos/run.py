@@ -62,7 +62,8 @@ Note = Callable[[str], None]
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked and broken. `settings`: environment variables of the services.
 
-    `wait_s_max`: the longest allowed time from a question to its answer; None: any.
+    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `stalled_s`:
+    without an answer for so long, the run ends.
     `python_path`: the packages that the services run; None: those of this process.
     """
 
@@ -72,6 +73,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     settings: dict[str, str]
     wait_s_max: float | None = None
+    stalled_s: float = STALLED_S
     python_path: Path | None = None
 
 
@@ -143,7 +145,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         faults = list(plan.faults)
         injector = FaultInjector(faults, run.supervisor, run.network, run, random.Random(plan.seed))
         run.begin()
-        took_s = _inject_until_answered(run, injector, note)
+        took_s = _inject_until_answered(run, injector, plan.stalled_s, note)
         sent = run.end_load()
         offsets = committed_offsets(kafka)
         stack.stop_services()
@@ -189,10 +191,12 @@ def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[St
     return (*found, load(asked.batch, is_batch=True)) if asked.batch else found
 
 
-def _inject_until_answered(run: LiveRun, injector: FaultInjector, note: Note) -> float:
-    """Injects faults until all is answered, or no answer came for `STALLED_S`; returns the time."""
+def _inject_until_answered(
+    run: LiveRun, injector: FaultInjector, stalled_s: float, note: Note
+) -> float:
+    """Injects faults until all is answered, or no answer came for `stalled_s`; returns the time."""
     answered, since_s, next_note_s = 0, run.now_s(), 0.0
-    while not run.is_done() and run.now_s() - since_s < STALLED_S:
+    while not run.is_done() and run.now_s() - since_s < stalled_s:
         injector.step()
         run.step()
         if run.answered() > answered:
