@@ -21,7 +21,7 @@ from bench.reliability.chaos.answer_audit import AnswerAudit
 from bench.reliability.chaos.asked import AskedQuestions
 from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
-from bench.reliability.chaos.live import MEMBERS, LiveRun, broker_names
+from bench.reliability.chaos.live import MEMBERS, STEP_S, LiveRun, broker_names, members
 from bench.reliability.chaos.llm_calls import LlmCalls, break_on, calls_of
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
@@ -31,7 +31,9 @@ from bench.reliability.chaos.supervisor import UnplannedExit
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
@@ -45,6 +47,7 @@ SETTLE_S = 15.0
 """From the last answer to the look at the offsets: longer than a session of 6 s and a takeover."""
 BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
+COORDINATORS_TIMEOUT_S = 60.0
 LLM_LATENCY_MS = 100
 ENVIRONMENT = {
     "CARPOOL_EMBEDDING_MODEL": MODEL,
@@ -111,6 +114,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
         create_topics(kafka)
+        wait_for_coordinators(kafka)
         stack = opened.enter_context(
             Stack(
                 bootstrap=cluster.bootstrap,
@@ -172,6 +176,26 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             replay_failures=replays.failures,
             audit=audit.result(sent),
         )
+
+
+def wait_for_coordinators(kafka: KafkaSettings) -> None:
+    """Waits until brokers that have just started coordinate the transactions of every member.
+
+    Raises `RetryableError` when they do not within a minute.
+    """
+    until_s = time.monotonic() + COORDINATORS_TIMEOUT_S
+    for member in members():
+        group = kafka.group_of(member.partition("-")[0])
+        producer = LibrdkafkaTransactionalProducer(kafka, transactional_id(group, member))
+        while True:
+            try:
+                producer.start()
+                break
+            except RetryableError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(STEP_S)
+        producer.close()
 
 
 def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
