@@ -8,7 +8,12 @@ import numpy as np
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
 from bench.reliability.chaos.load import TOP_K
-from bench.reliability.chaos.questions import BROKEN_WITHIN, ChaosQuestions, chaos_questions
+from bench.reliability.chaos.questions import (
+    BATCH_SHARE,
+    BROKEN_WITHIN,
+    ChaosQuestions,
+    chaos_questions,
+)
 from searcher.local import LocalSearcher
 
 SCORE_GAP_MIN = 1e-4
@@ -24,11 +29,16 @@ class AskedQuestions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn_questions(
-    index: BenchIndex, count: int, seed: int, *, broken_within: float = BROKEN_WITHIN
+    index: BenchIndex,
+    count: int,
+    seed: int,
+    *,
+    broken_within: float = BROKEN_WITHIN,
+    batch_share: float = BATCH_SHARE,
 ) -> AskedQuestions:
     """Returns the questions of a run: of made-up questions, those without nearly equal scores.
 
-    `broken_within`: see `chaos_questions`.
+    `broken_within`, `batch_share`: see `chaos_questions`.
     """
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
@@ -41,6 +51,6 @@ def drawn_questions(
     ]
     given = [clear[row % len(clear)] for row in range(count)]
     asked = [question for question, _ in given]
-    questions = chaos_questions(asked, seed, broken_within=broken_within)
+    questions = chaos_questions(asked, seed, broken_within=broken_within, batch_share=batch_share)
     passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
     return AskedQuestions(questions=questions, passages=passages)

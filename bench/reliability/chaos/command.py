@@ -119,7 +119,9 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
 def mutant_plan(mutant: Mutant, index: BenchIndex) -> ChaosPlan:
     """Returns the load and the faults that find a mutant."""
     return ChaosPlan(
-        asked=drawn_questions(index, mutant.queries, mutant.seed, broken_within=0),
+        asked=drawn_questions(
+            index, mutant.queries, mutant.seed, broken_within=0, batch_share=mutant.batch_share
+        ),
         faults=plan_faults(
             mutant.faults,
             shares=mutant.shares,

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bench.reliability.chaos.plan import LASTS_S, PROCESS_SHARES, Kind
+from bench.reliability.chaos.questions import BATCH_SHARE
 from carpool.errors import ConfigError
 
 PACKAGES = ("schemas", "producers", "grouper", "searcher", "generator", "indexer", "carpool", "cli")
@@ -43,6 +44,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...] = ()
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     wait_s_max: float | None = None
+    batch_share: float = BATCH_SHARE
 
     @property
     def patch(self) -> Path:
@@ -77,7 +79,16 @@ _MUTANTS = (
         settings={"CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "1000"},
     ),
     Mutant(number=5, what="the log of answers is not asked", queries=400, seconds=20.0, faults=2),
-    Mutant(number=6, what="commit metadata is dropped", shares=IN_A_TRANSACTION),
+    Mutant(
+        number=6,
+        what="commit metadata is dropped",
+        # Large groups of batch queries are committed in parts beside interactive ones.
+        queries=3_000,
+        seconds=20.0,
+        batch_share=0.8,
+        shares={"kill": 0.5, "kill in a transaction": 0.5},
+        members=("searcher-1", "searcher-2"),
+    ),
     Mutant(
         number=7,
         what="the work of revoked partitions is committed",
@@ -92,8 +103,12 @@ MUTANTS = {mutant.number: mutant for mutant in _MUTANTS}
 def patched_packages(mutant: Mutant) -> Iterator[Path]:
     """Yields a folder with a patched copy of the packages, and removes it afterwards.
 
-    Raises `ConfigError` where the patch does not apply.
+    Raises `ConfigError` without a checkout of the repository, and where the patch does not apply.
     """
+    if not (ROOT / "pyproject.toml").exists():
+        raise ConfigError(
+            "mutants are patches of the source tree: run --mutant in a checkout of the repository"
+        )
     with tempfile.TemporaryDirectory(prefix="carpool-mutant-") as name:
         folder = Path(name)
         for package in PACKAGES:

@@ -44,7 +44,11 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chaos_questions(
-    given: Sequence[Question], seed: int, *, broken_within: float = BROKEN_WITHIN
+    given: Sequence[Question],
+    seed: int,
+    *,
+    broken_within: float = BROKEN_WITHIN,
+    batch_share: float = BATCH_SHARE,
 ) -> ChaosQuestions:
     """Returns as many questions as `given`, drawn from the seed.
 
@@ -57,7 +61,7 @@ def chaos_questions(
     dead: set[str] = set()
     rows: dict[str, int] = {}
     for row, question in enumerate(given):
-        name = "b" if rng.random() < BATCH_SHARE else "i"
+        name = "b" if rng.random() < batch_share else "i"
         drawn = rng.random()
         if drawn < REPEATED_SHARE and plain[name]:
             classes[name].append(rng.choice(plain[name][-REPEATED_WITHIN:]))
