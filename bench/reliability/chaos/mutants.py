@@ -75,8 +75,8 @@ _MUTANTS = (
         number=4,
         what="a commit without a reply is sent again without asking for its outcome",
         shares={"half-open": 1.0},
-        lasts_s={"half-open": (2.0, 4.0)},
-        settings={"CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "1000"},
+        lasts_s={"half-open": (5.0, 8.0)},
+        settings={"CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000"},
     ),
     Mutant(number=5, what="the log of answers is not asked", queries=400, seconds=20.0, faults=2),
     Mutant(

@@ -31,6 +31,7 @@ from bench.reliability.chaos.supervisor import UnplannedExit
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
@@ -47,7 +48,7 @@ SETTLE_S = 15.0
 """From the last answer to the look at the offsets: longer than a session of 6 s and a takeover."""
 BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
-COORDINATORS_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
 LLM_LATENCY_MS = 100
 ENVIRONMENT = {
     "CARPOOL_EMBEDDING_MODEL": MODEL,
@@ -113,6 +114,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         data = opened.enter_context(fresh_folder(folder / "kafka"))
         cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
+        wait_for_brokers(kafka)
         create_topics(kafka)
         wait_for_coordinators(kafka)
         stack = opened.enter_context(
@@ -178,12 +180,25 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         )
 
 
+def wait_for_brokers(kafka: KafkaSettings) -> None:
+    """Waits until all brokers are in the cluster: topics that are made before have fewer copies.
+
+    Raises `RetryableError` when they are not within a minute.
+    """
+    until_s = time.monotonic() + START_TIMEOUT_S
+    admin = quiet_admin(kafka)
+    while len(cluster_metadata(admin, kafka.bootstrap, START_TIMEOUT_S).brokers) < BROKERS:
+        if time.monotonic() > until_s:
+            raise RetryableError("not all brokers have joined the cluster")
+        time.sleep(STEP_S)
+
+
 def wait_for_coordinators(kafka: KafkaSettings) -> None:
     """Waits until brokers that have just started coordinate the transactions of every member.
 
     Raises `RetryableError` when they do not within a minute.
     """
-    until_s = time.monotonic() + COORDINATORS_TIMEOUT_S
+    until_s = time.monotonic() + START_TIMEOUT_S
     for member in members():
         group = kafka.group_of(member.partition("-")[0])
         producer = LibrdkafkaTransactionalProducer(kafka, transactional_id(group, member))
