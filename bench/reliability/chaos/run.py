@@ -114,9 +114,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         data = opened.enter_context(fresh_folder(folder / "kafka"))
         cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
-        wait_for_brokers(kafka)
-        create_topics(kafka)
-        wait_for_coordinators(kafka)
+        make_topics(kafka)
         stack = opened.enter_context(
             Stack(
                 bootstrap=cluster.bootstrap,
@@ -178,6 +176,16 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             replay_failures=replays.failures,
             audit=audit.result(sent),
         )
+
+
+def make_topics(kafka: KafkaSettings) -> None:
+    """Makes the topics on a new cluster, and waits until members can begin. Blocks.
+
+    Raises `RetryableError` when brokers or coordinators are missing after a minute.
+    """
+    wait_for_brokers(kafka)
+    create_topics(kafka)
+    wait_for_coordinators(kafka)
 
 
 def wait_for_brokers(kafka: KafkaSettings) -> None:
