@@ -74,9 +74,9 @@ _MUTANTS = (
     Mutant(
         number=4,
         what="a commit without a reply is sent again without asking for its outcome",
-        shares={"half-open": 1.0},
-        lasts_s={"half-open": (5.0, 8.0)},
-        settings={"CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000"},
+        queries=600,
+        seconds=30.0,
+        shares={"lost reply": 0.7, "cut": 0.3},
     ),
     Mutant(number=5, what="the log of answers is not asked", queries=400, seconds=20.0, faults=2),
     Mutant(
