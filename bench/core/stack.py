@@ -182,11 +182,14 @@ class Stack:
         members: int = 1,
         settings: Mapping[str, str] | None = None,
         llm_url: str | None = None,
+        llm_options: Sequence[str] = (),
+        python_path: Path | None = None,
     ) -> None:
         """`settings`: further environment variables. `members`: processes of each service.
 
         The stand-in runs when `services` has the generator, there is no `llm_url`, and the settings
-        do not turn the LLM off.
+        do not turn the LLM off, with `llm_options`. `python_path`: where the packages of the
+        services are; None: as in this process.
         """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
@@ -197,7 +200,7 @@ class Stack:
             and "generator" in services
             and given.get("CARPOOL_LLM_ENGINE") != "none"
         ):
-            self.processes["llm"] = stand_in = _llm_stand_in(base, work_dir)
+            self.processes["llm"] = stand_in = _llm_stand_in(base, work_dir, llm_options)
             llm_url = f"http://{LOOPBACK}:{stand_in.port}/v1"
             base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
         for service in services:
@@ -209,6 +212,7 @@ class Stack:
                     "CARPOOL_INDEX_DIR": str(index_dir),
                     "CARPOOL_HTTP_PORT": str(port),
                     **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),
+                    **_search_path(python_path),
                     **given,
                 }
                 self.processes[name] = ServiceProcess(
@@ -231,10 +235,17 @@ class Stack:
         for process in self.processes.values():
             process.wait_ready(timeout_s)
 
+    def stop_services(self) -> None:
+        """Ends all processes but the LLM."""
+        for name, process in self.processes.items():
+            if name != "llm":
+                process.stop()
+
     def stop(self) -> None:
         """Ends all processes, the LLM last."""
-        for name in sorted(self.processes, key=lambda name: name == "llm"):
-            self.processes[name].stop()
+        self.stop_services()
+        if "llm" in self.processes:
+            self.processes["llm"].stop()
 
     def __enter__(self) -> Stack:
         """Starts all processes."""
@@ -255,10 +266,17 @@ class Stack:
         self.stop()
 
 
-def _llm_stand_in(environ: Mapping[str, str], work_dir: Path) -> ServiceProcess:
+def _search_path(folder: Path | None) -> dict[str, str]:
+    # Python would look for packages in the working folder first.
+    return {} if folder is None else {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+
+
+def _llm_stand_in(
+    environ: Mapping[str, str], work_dir: Path, options: Sequence[str]
+) -> ServiceProcess:
     port = free_port()
     return ServiceProcess(
-        [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)],
+        [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port), *options],
         environ=environ,
         port=port,
         log_file=work_dir / "llm.log",

@@ -20,11 +20,12 @@ from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader, is_final
-from schemas.record import Headers
+from schemas.record import Headers, header
 from schemas.topics import MESSAGE_BYTES_MAX
 
 POLL_S = 0.1
 TIMEOUT_S = 10.0
+EVENT_ID_HEADER = "ce_id"
 TOPIC_PATIENCE_S = 3.0
 """How long a topic that was just created may be unknown to a broker."""
 
@@ -51,6 +52,7 @@ class TopicRecorder:
         self._lock = threading.Lock()
         self._records: dict[str, list[ReceivedRecord]] = {topic: [] for topic in topics}
         self._keys: dict[str, set[str]] = {topic: set() for topic in topics}
+        self._event_ids: dict[str, set[bytes | None]] = {topic: set() for topic in topics}
         self._failure: CarpoolError | None = None
         self._last_record_s = time.monotonic()
         self._stopping = threading.Event()
@@ -81,11 +83,11 @@ class TopicRecorder:
             return len(ids & set().union(*(self._keys[topic] for topic in topics)))
 
     def distinct(self, topic: str) -> int:
-        """Returns the number of different keys in `topic`. Raises what stopped the recorder."""
+        """Returns the number of different events in `topic`. Raises what stopped the recorder."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            return len(self._keys[topic])
+            return len(self._event_ids[topic])
 
     def wait(
         self,
@@ -138,6 +140,7 @@ class TopicRecorder:
         with self._lock:
             self._records[topic].append(record)
             self._keys[topic].add(record.key)
+            self._event_ids[topic].add(header(record.headers, EVENT_ID_HEADER))
             self._last_record_s = time.monotonic()
 
     def __enter__(self) -> TopicRecorder:

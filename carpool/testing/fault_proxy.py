@@ -40,6 +40,22 @@ class HeldRequest:
         self._release()
 
 
+class DroppedReply:
+    """A reply that the proxy does not deliver."""
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self.dropped = threading.Event()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Returns whether it was dropped, after `timeout_s` at most."""
+        return self.dropped.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Lets the reply of a request pass that has not arrived yet."""
+        self._cancel()
+
+
 @dataclass(slots=True)
 class _Hold:
     api_key: int
@@ -53,8 +69,8 @@ class _Link:
 
     client: asyncio.StreamWriter
     broker: asyncio.StreamWriter
-    dropped: set[int] = field(default_factory=set)
-    """Correlation ids of requests whose reply is dropped."""
+    dropped: dict[int, DroppedReply] = field(default_factory=dict)
+    """By correlation id of the request."""
     is_held: bool = False
 
     def cut(self) -> None:
@@ -82,7 +98,7 @@ class FaultProxy:
         self._flows = asyncio.Event()  # not set: bytes are read by nobody
         self._is_down = False
         self._holds: list[_Hold] = []
-        self._drops: list[int] = []
+        self._drops: list[tuple[int, DroppedReply]] = []
 
     @property
     def bootstrap(self) -> str:
@@ -139,9 +155,15 @@ class FaultProxy:
         self._call(lambda: self._holds.append(_Hold(api_key, released, held)))
         return held
 
-    def drop_reply(self, api_key: int) -> None:
+    def drop_reply(self, api_key: int) -> DroppedReply:
         """Forwards the next request with this key, then cuts the connection instead of replying."""
-        self._call(lambda: self._drops.append(api_key))
+
+        def remove() -> None:
+            self._drops = [each for each in self._drops if each[1] is not drop]
+
+        drop = DroppedReply(lambda: self._call(remove))
+        self._call(lambda: self._drops.append((api_key, drop)))
+        return drop
 
     def __enter__(self) -> FaultProxy:
         """Begins to accept connections. Raises `OSError` when the port is in use."""
@@ -248,14 +270,18 @@ class FaultProxy:
                 await hold.released.wait()
                 link.is_held = False
                 break
-        if api_key in self._drops:
-            self._drops.remove(api_key)
-            link.dropped.add(correlation_id)
+        for found in self._drops:
+            if found[0] == api_key:
+                self._drops.remove(found)
+                link.dropped[correlation_id] = found[1]
+                break
         return True
 
     async def _reply(self, link: _Link, frame: bytes) -> bool:
         (correlation_id,) = struct.unpack_from(">i", frame, 4)
-        if correlation_id not in link.dropped:
+        drop = link.dropped.pop(correlation_id, None)
+        if drop is None:
             return True
+        drop.dropped.set()
         link.cut()
         return False

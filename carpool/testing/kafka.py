@@ -222,20 +222,29 @@ class KafkaCluster:
         brokers: int = 3,
         java: Sequence[str] = QUICK_JAVA,
         settings: Mapping[str, object] = NO_SETTINGS,
+        advertised: Sequence[int] = (),
     ) -> None:
-        """Raises as `KafkaServer` does; `settings` are for every broker."""
-        ports = [free_ports() for _ in range(brokers)]
+        """Raises as `KafkaServer` does; `settings` are for every broker.
+
+        `advertised`: the port of the proxy before each broker; empty: no proxies.
+        """
+        ports = [free_ports(port) for port in advertised or [0] * brokers]
         self.servers = tuple(
             KafkaServer(
                 folder / f"broker-{node}", node=node, ports=ports, java=java, settings=settings
             )
-            for node in range(1, brokers + 1)
+            for node in range(1, len(ports) + 1)
         )
 
     @property
     def bootstrap(self) -> str:
         """The addresses for clients."""
         return ",".join(server.bootstrap for server in self.servers)
+
+    @property
+    def own_addresses(self) -> str:
+        """The addresses of the brokers themselves, past any proxies."""
+        return ",".join(f"{HOST}:{server.port}" for server in self.servers)
 
     def missing_copies(self) -> int | None:
         """Returns the number of copies out of sync, Kafka's own topics included; None: no reply.

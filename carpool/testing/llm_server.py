@@ -6,7 +6,8 @@ cites a passage that the prompt numbers.
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
 It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST
-/_faults sets a `LlmFault`, as `refusing` does in Python. GET /_requests returns `LlmRequests`.
+/_faults sets a `LlmFault`, as `refusing` does in Python. POST /_broken changes `LlmServer.broken`.
+GET /_requests returns `LlmRequests`.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class LlmServer:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.requests = LlmRequests()
         self.fault = NO_FAULT
+        self.broken: dict[str, int] = {}
+        """How many more requests fail with status 500 whose prompt contains a text, by text."""
         self.port = port
         self._latency_s = latency_ms / 1_000
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
@@ -196,6 +199,9 @@ class LlmServer:
             case ("POST", "/_faults"):
                 self.fault = _decode(request.body, LlmFault)
                 await responder.json(self.fault)
+            case ("POST", "/_broken"):
+                self.broken |= _decode(request.body, dict[str, int])
+                await responder.json(self.broken)
             case ("GET", "/_requests"):
                 await responder.json(self.requests)
             case _:
@@ -211,7 +217,7 @@ class LlmServer:
         counts.started += 1
         counts.started_by_id[request_id] += 1
         counts.started_by_prompt[prompt] += 1
-        fault = self._next_fault()
+        fault = self._next_fault(prompt_text(chat.messages))
         if fault.mode.isdigit():
             counts.faulted += 1
             raise RefusedRequest(
@@ -231,7 +237,11 @@ class LlmServer:
             counts.completed_by_id[request_id] += 1
             counts.completed_by_prompt[prompt] += 1
 
-    def _next_fault(self) -> LlmFault:
+    def _next_fault(self, prompt: str) -> LlmFault:
+        for text, left in self.broken.items():
+            if left > 0 and text in prompt:
+                self.broken[text] = left - 1
+                return LlmFault(mode="500")
         fault = self.fault
         if fault.mode == "none" or fault.count == 0:
             return NO_FAULT

@@ -156,11 +156,19 @@ def test_a_held_request_arrives_after_its_release_although_its_client_has_gone(
 def test_a_dropped_reply_ends_the_connection_after_the_request_took_effect(
     proxy: FaultProxy, client: Client, server: EchoServer
 ) -> None:
-    proxy.drop_reply(END_TXN)
+    drop = proxy.drop_reply(END_TXN)
+    assert not drop.wait(0.01)
     client.send(END_TXN, 1)
     with pytest.raises(ConnectionError):
         client.reply()
+    assert drop.wait(WAIT_S)
     assert server.requests == [END_TXN]
+
+
+def test_a_drop_that_is_cancelled_lets_the_reply_pass(proxy: FaultProxy, client: Client) -> None:
+    proxy.drop_reply(END_TXN).cancel()
+    client.send(END_TXN, 1)
+    assert client.reply() == 1
 
 
 def test_an_address_whose_broker_is_down_refuses() -> None:

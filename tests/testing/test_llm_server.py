@@ -146,6 +146,14 @@ def test_a_refusal_lasts_for_as_many_requests_as_it_was_set_to(
     assert NAME in answers[0][1]["error"]["message"]
 
 
+def test_prompts_with_a_text_fail_as_often_as_it_was_set_to(server: LlmServer) -> None:
+    request = {"model": server.model, "messages": MESSAGES}
+    assert ask(server, "POST", "/_broken", {"why?": 1, "how?": 5})[0] == 200
+    statuses = [ask(server, "POST", "/v1/chat/completions", request)[0] for _ in range(2)]
+    assert statuses == [500, 200]
+    assert (server.requests.started, server.requests.faulted) == (2, 1)
+
+
 def test_a_fault_without_count_lasts_until_it_is_switched_off(server: LlmServer) -> None:
     ask(server, "POST", "/_faults", {"mode": "503"})
     assert [complete(server)[0] for _ in range(3)] == [503, 503, 503]

@@ -1,27 +1,49 @@
 """The audit of every topic: each published question, and where records of it were seen. Pure.
 
-A question is known by its input record: the partition and offset in `rag.queries.v1` that every
-later record names.
+A question is known by its input record: the topic, partition and offset that every later record
+names. Topics of the class `batch` count as those of the class `interactive`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from carpool.kafka.records import Message
+from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
+from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
-from schemas.record import Source
+from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
+from schemas.record import Source, header
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES, RETRIEVALS
+from schemas.topics import (
+    ANSWERS,
+    BATCH,
+    DEAD_LETTER_SUFFIX,
+    GROUPS,
+    QUERIES,
+    QUERY_TOPICS,
+    RETRIEVALS,
+    RETRY_TOPICS,
+    read_with,
+)
 
-TOPICS = (QUERIES.name, GROUPS.name, RETRIEVALS.name, ANSWERS.name)
+WAY = (QUERIES.name, GROUPS.name, RETRIEVALS.name, ANSWERS.name)
 """The topics of a question's way, in order."""
-TOPICS_READ = (*TOPICS, RETRIES.name)
+INPUTS = {
+    service: tuple(each.name for each in read_with(topic))
+    for service, topic in (("grouper", QUERIES), ("searcher", GROUPS), ("generator", RETRIEVALS))
+}
+"""The topics that each service reads."""
+LETTERS = tuple(name + DEAD_LETTER_SUFFIX for name in QUERY_TOPICS)
+TOPICS = (*(name for names in INPUTS.values() for name in names), ANSWERS.name, *LETTERS)
+"""The topics that are read."""
+RETRIES = "retries"
+
+INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
 
 EXAMPLES_MAX = 20
 
@@ -52,95 +74,149 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """The counts over all input records.
 
     `unpublished`: questions that the brokers acknowledged and that are not in their topic.
-    `lost`: input records without a terminal answer. `duplicates`: records beyond the first, by
-    topic. `foreign`: records about an input record that was not published. `reentered`: retries.
-    `violations`: up to 20 of each kind.
+    `lost`: input records without a terminal answer. `duplicates`: records beyond the first, or
+    beyond the first of each try, by topic. `foreign`: records about an input record that was not
+    published. `retries`: records that a service wrote to try a query again. `letters` and
+    `replays`: dead letters, and records that replayed one. `violations`: up to 20 of each kind.
     """
 
     acknowledged: int
     published: int
     unpublished: int
     published_twice: int
-    reentered: int
+    retries: int
+    letters: int
+    replays: int
     lost: int
     duplicates: dict[str, int]
     foreign: int
-    statuses: dict[str, int]
+    answers: AnswerCounts
     violations: tuple[Violation, ...]
+
+    @property
+    def is_once(self) -> bool:
+        """Whether nothing came twice."""
+        return not (self.published_twice or any(self.duplicates.values()))
 
     @property
     def holds(self) -> bool:
         """Whether nothing was lost and nothing came twice."""
-        counts = (self.unpublished, self.published_twice, self.lost, self.foreign)
-        return not any((*counts, *self.duplicates.values()))
+        return self.is_once and not (self.unpublished or self.lost or self.foreign)
 
 
 class TopicAudit:
     """Takes every committed record, in any order, and then returns the result."""
 
-    def __init__(self, started_ms: int) -> None:
+    def __init__(self, started_ms: int, answers: AnswerAudit) -> None:
         """`started_ms`: when the run began, epoch milliseconds."""
         self._started_ms = started_ms
+        self._answers = answers
         self._query_ids: dict[str, str] = {}
-        self._reentered = 0
-        self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in TOPICS}
-        self._statuses: Counter[str] = Counter()
+        self._asked: Counter[str] = Counter()
+        self._replayed_from: Counter[bytes] = Counter()
+        self._retries: Counter[tuple[str, bytes]] = Counter()
+        self._letters = 0
+        self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
+        self.ends: dict[TopicPartition, int] = {}
+        """The offset after the last record of each partition."""
 
     def take(self, record: Message) -> None:
-        """Notes a record of `TOPICS_READ`. Raises `RecordError` when it cannot be decoded."""
+        """Notes a record of one of `TOPICS`. Raises `RecordError` when it cannot be decoded."""
         at, value = record.source, record.value or b""
+        partition = TopicPartition(at.topic, at.partition)
+        self.ends[partition] = max(self.ends.get(partition, 0), at.offset + 1)
         run_s = (at.timestamp_ms - self._started_ms) / 1_000
         place = f"{at.partition}/{at.offset} at {run_s:.2f} s"
-        match at.topic:
-            case RETRIES.name:
-                self._reentered += 1
-            case QUERIES.name:
-                self._query_ids[at.place] = (record.key or b"").decode(errors="replace")
-                self._note(at.topic, at, place)
-            case GROUPS.name:
-                group = decode(Group, value, record.headers)
-                for part, grouped in enumerate(group.queries):
-                    where = f"{place}, part {part} by {group.grouper}"
-                    self._note(at.topic, grouped.source, where)
-            case RETRIEVALS.name:
-                retrieval = decode(Retrieval, value, record.headers)
-                if retrieval.is_final:
-                    self._note(at.topic, retrieval.source, place)
-            case ANSWERS.name:
-                answer = decode(Answer, value, record.headers)
-                self._statuses[answer.status] += 1
-                self._note(at.topic, answer.source, f"{place}, {answer.status}")
+        topic = INTERACTIVE.get(at.topic, at.topic)
+        if at.topic in LETTERS:
+            self._letters += 1
+        elif at.topic in RETRY_TOPICS:
+            origin = header(record.headers, ORIGIN_HEADER) or b""
+            first = origin.decode().rpartition("/")[0]  # without its timestamp
+            self._retries[first, header(record.headers, ATTEMPT_HEADER) or b""] += 1
+        elif topic == QUERIES.name:
+            self._query(record, place)
+        elif topic == GROUPS.name:
+            group = decode(Group, value, record.headers)
+            for part, grouped in enumerate(group.queries):
+                where = f"{place}, part {part} by {group.grouper}"
+                self._note(topic, grouped.source, where)
+        elif topic == RETRIEVALS.name:
+            retrieval = decode(Retrieval, value, record.headers)
+            if retrieval.is_final:
+                self._note(topic, retrieval.source, place)
+        else:
+            answer = decode(Answer, value, record.headers)
+            self._answers.take(answer, at.timestamp_ms)
+            self._note(topic, answer.source, f"{place}, {answer.status}")
+
+    def _query(self, record: Message, place: str) -> None:
+        at = record.source
+        if (letter := header(record.headers, REPLAYED_FROM_HEADER)) is not None:
+            self._replayed_from[letter] += 1
+            self._answers.replayed(at.place)
+        query_id = self._query_ids[at.place] = (record.key or b"").decode(errors="replace")
+        self._asked[query_id] += letter is None
+        self._note(QUERIES.name, at, place)
 
     def _note(self, topic: str, source: Source | None, place: str) -> None:
         record = "nowhere" if source is None else source.place
         self._seen[topic].setdefault(record, []).append(place)
 
-    def result(self, acknowledged: Iterable[str]) -> AuditResult:
-        """Returns the counts. `acknowledged`: ids of questions that the brokers acknowledged."""
-        wanted = set(acknowledged)
-        times_published = Counter(self._query_ids.values())
-        lost = [record for record in self._query_ids if record not in self._seen[ANSWERS.name]]
-        twice = {
-            topic: [record for record, places in self._seen[topic].items() if len(places) > 1]
-            for topic in TOPICS[1:]
+    def behind(self, committed: Mapping[TopicPartition, int]) -> dict[str, int]:
+        """Returns the partitions of inputs with records at or after their committed offset.
+
+        With the number of offsets.
+        """
+        names = {name for names in INPUTS.values() for name in names}
+        gaps = {
+            f"{at.topic}/{at.partition}": end - committed.get(at, 0)
+            for at, end in sorted(self.ends.items())
+            if at.topic in names
         }
-        later = {record for topic in TOPICS[1:] for record in self._seen[topic]}
+        return {place: gap for place, gap in gaps.items() if gap > 0}
+
+    def result(self, acknowledged: Iterable[str]) -> AuditResult:
+        """Returns the counts.
+
+        `acknowledged`: the id of each question that the brokers acknowledged, with repetitions.
+        """
+        wanted = Counter(acknowledged)
+        replays = sum(self._replayed_from.values())
+        tries = Counter(first for first, _ in self._retries)
+        answered = self._seen[ANSWERS.name]
+        lost = [record for record in self._query_ids if record not in answered]
+        twice = {
+            topic: {
+                record: len(places) - 1 - (tries[record] if topic != ANSWERS.name else 0)
+                for record, places in self._seen[topic].items()
+            }
+            for topic in WAY[1:]
+        }
+        later = {record for topic in WAY[1:] for record in self._seen[topic]}
         foreign = sorted(later - self._query_ids.keys())
-        wrong = {"lost": lost, "never published": foreign}
-        wrong |= {f"twice in {topic}": records for topic, records in twice.items()}
+        wrong = {"lost": lost, "never published": foreign, **self._answers.wrong()}
+        wrong |= {
+            f"twice in {topic}": [record for record, more in counts.items() if more > 0]
+            for topic, counts in twice.items()
+        }
+        duplicates = {
+            topic: sum(more for more in counts.values() if more > 0)
+            for topic, counts in twice.items()
+        }
         return AuditResult(
-            acknowledged=len(wanted),
+            acknowledged=wanted.total(),
             published=len(self._query_ids),
-            unpublished=len(wanted - times_published.keys()),
-            published_twice=sum(count - 1 for count in times_published.values()),
-            reentered=self._reentered,
+            unpublished=(wanted - self._asked).total(),
+            published_twice=(self._asked - wanted).total()
+            + sum(count - 1 for count in self._replayed_from.values()),
+            retries=self._retries.total(),
+            letters=self._letters,
+            replays=replays,
             lost=len(lost),
-            duplicates={
-                topic: sum(len(self._seen[topic][record]) - 1 for record in records)
-                for topic, records in twice.items()
-            },
+            duplicates=duplicates | {RETRIES: sum(count - 1 for count in self._retries.values())},
             foreign=len(foreign),
-            statuses=dict(sorted(self._statuses.items())),
+            answers=self._answers.result(),
             violations=tuple(
                 self._violation(what, record)
                 for what, records in wrong.items()
@@ -149,11 +225,11 @@ class TopicAudit:
         )
 
     def _violation(self, what: str, record: str) -> Violation:
-        seen = {topic: tuple(self._seen[topic].get(record, ())) for topic in TOPICS}
+        seen = {topic: tuple(self._seen[topic].get(record, ())) for topic in WAY}
         return Violation(
             what=what,
             query_id=self._query_ids.get(record, "unknown"),
             record=record,
             seen=seen,
-            last_seen=next((topic for topic in reversed(TOPICS) if seen[topic]), "nowhere"),
+            last_seen=next((topic for topic in reversed(WAY) if seen[topic]), "nowhere"),
         )

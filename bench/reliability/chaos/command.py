@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
+import structlog
 from rich.console import Console
 from rich.table import Table
 
 from bench.core.services_run import begin_run
 from bench.core.spread import Spread, spread
-from bench.data.made_up import made_up_index, made_up_questions
+from bench.data.index import BenchIndex
+from bench.data.made_up import made_up_index
+from bench.reliability.chaos.asked import drawn_questions
 from bench.reliability.chaos.faults import quiet_after_s
-from bench.reliability.chaos.plan import in_transaction_min, plan_faults
-from bench.reliability.chaos.run import ChaosRun, broker_names, members, run_chaos
+from bench.reliability.chaos.live import broker_names, members
+from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
+from bench.reliability.chaos.plan import (
+    NETWORK_SHARES,
+    OF_NETWORK,
+    in_transaction_min,
+    interleaved,
+    plan_faults,
+)
+from bench.reliability.chaos.run import (
+    BROKERS,
+    ChaosPlan,
+    ChaosRun,
+    run_chaos,
+)
 from bench.reliability.cli import ChaosOptions
 
-BROKERS = 3
-TIME_MAX_S = 900.0
+TIME_MAX_S = 1_200.0
+MUTANT_STALLED_S = 40.0
 
 
 class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,38 +56,86 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: ChaosOptions) -> bool:
-    """Runs the benchmark; returns whether every promise was kept. Blocks for minutes.
+    """Runs the benchmark; returns whether it is as it should be. Blocks for minutes.
 
-    Raises `CarpoolError`.
+    That is: every promise was kept, or with a mutant, a promise about the data was broken. Raises
+    `CarpoolError`.
     """
+    mutant = None if options.mutant is None else MUTANTS[options.mutant]
     run = begin_run("chaos", options)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     index = made_up_index(run.folder)
-    duration_s = options.minutes * 60
-    plan = plan_faults(
-        options.kills,
-        duration_s=duration_s,
-        seed=options.seed,
-        members=members(),
-        brokers=broker_names(BROKERS),
-    )
-    result = summarise(
-        run_chaos(
-            index,
-            made_up_questions(options.queries),
-            plan,
-            rate_per_s=options.queries / duration_s,
-            seed=options.seed,
-            folder=run.folder,
-            settings=run.settings,
-            note=run.note,
-        )
-    )
+    with ExitStack() as opened:
+        is_patched = mutant is not None and not options.shipped
+        plan = _plan(options, index, run.settings) if mutant is None else mutant_plan(mutant, index)
+        if mutant is not None and is_patched:
+            packages = opened.enter_context(patched_packages(mutant))
+            plan = msgspec.structs.replace(plan, python_path=packages)
+            run.note(f"mutant {mutant.number}: {mutant.what}")
+        result = summarise(run_chaos(index, plan, folder=run.folder, note=run.note))
+    kept = promises_of_data(result, plan)
+    if mutant is not None and is_patched:
+        broken = [promise for promise, is_kept in kept.items() if not is_kept]
+        run.note(f"mutant {mutant.number} broke: {'; '.join(broken) or 'no promise'}")
+        promises = {f"mutant {mutant.number} is found: {mutant.what}": bool(broken)}
+    else:
+        promises = kept | promises_of_run(result, plan)
     return run.finish(
         lambda console: print_chaos(console, result),
         settings={"brokers": BROKERS},
-        promises=promises(result, kills=options.kills),
+        promises=promises,
         results=result,
         index=index.facts,
+    )
+
+
+def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) -> ChaosPlan:
+    duration_s, names = options.minutes * 60, broker_names(BROKERS)
+    return ChaosPlan(
+        asked=drawn_questions(index, options.queries, options.seed),
+        faults=interleaved(
+            plan_faults(
+                options.kills,
+                duration_s=duration_s,
+                seed=options.seed,
+                members=members(),
+                brokers=names,
+            ),
+            plan_faults(
+                options.network,
+                shares=NETWORK_SHARES,
+                duration_s=duration_s,
+                seed=options.seed,
+                members=members(),
+                brokers=names,
+            ),
+        ),
+        rate_per_s=options.queries / duration_s,
+        seed=options.seed,
+        settings=settings,
+    )
+
+
+def mutant_plan(mutant: Mutant, index: BenchIndex) -> ChaosPlan:
+    """Returns the load and the faults that find a mutant."""
+    return ChaosPlan(
+        asked=drawn_questions(
+            index, mutant.queries, mutant.seed, broken_within=0, batch_share=mutant.batch_share
+        ),
+        faults=plan_faults(
+            mutant.faults,
+            shares=mutant.shares,
+            duration_s=mutant.seconds,
+            seed=mutant.seed,
+            members=mutant.members or members(),
+            brokers=broker_names(BROKERS),
+            lasts_s=mutant.lasts_s,
+        ),
+        rate_per_s=mutant.queries / mutant.seconds,
+        seed=mutant.seed,
+        settings=mutant.settings,
+        wait_s_max=mutant.wait_s_max,
+        stalled_s=MUTANT_STALLED_S,
     )
 
 
@@ -89,18 +155,53 @@ def summarise(run: ChaosRun) -> ChaosResult:
     )
 
 
-def promises(result: ChaosResult, *, kills: int) -> dict[str, bool]:
-    """Returns each promise and whether it was kept."""
-    run, audit, inside = result.run, result.run.audit, in_transaction_min(kills)
-    is_once = not (audit.published_twice or any(audit.duplicates.values()))
+def promises_of_data(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
+    """Returns what must hold whatever is injected, and whether it was kept."""
+    run, audit = result.run, result.run.audit
+    answers = audit.answers
     return {
         "nothing lost: every question has a terminal answer": not (audit.lost or audit.unpublished),
-        "nothing twice, in any topic": is_once,
+        "nothing twice, in any topic": audit.is_once,
         "no record of a question that was not published": not audit.foreign,
+        "no answer failed but those that the load made fail": not answers.failed_wrongly,
+        "every answer has the passages of a run without faults": not answers.other_passages,
+        "an id that was asked again got its answer again": not answers.generated_again,
+        "every failed question became one dead letter, and was replayed once": audit.letters
+        == audit.replays
+        == answers.failed_as_meant,
+        "every committed offset is at the end of its partition": not run.behind,
+        "no LLM call was repeated that was not in flight at a fault": run.calls_repeated
+        <= run.calls_allowed,
         "no transaction is left open": not run.open_at_end,
-        f"{kills} faults, each with work in flight and progress since the last": len(run.injected)
-        >= kills,
-        f"{inside} or more kills inside an open transaction": result.in_transaction >= inside,
+    } | (
+        {}
+        if plan.wait_s_max is None
+        else {
+            f"no question waited longer than {plan.wait_s_max:g} s": answers.slowest_s
+            <= plan.wait_s_max
+        }
+    )
+
+
+def promises_of_run(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
+    """Returns what the run must contain, and whether it did."""
+    run = result.run
+    planned = Counter(
+        "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
+        for fault in plan.faults
+    )
+    left = Counter(
+        "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
+        for fault in run.not_injected
+    )
+    inside = in_transaction_min(planned["kills and pauses"])
+    is_killing = any(fault.kind == "kill in a transaction" for fault in plan.faults)
+    return {
+        f"{count} {what}, each with work in flight and answers since the last": not left[what]
+        for what, count in sorted(planned.items())
+    } | {
+        f"{inside} or more kills inside an open transaction": result.in_transaction >= inside
+        or not is_killing,
         f"done within {TIME_MAX_S / 60:g} minutes": run.took_s <= TIME_MAX_S,
     }
 
@@ -108,14 +209,22 @@ def promises(result: ChaosResult, *, kills: int) -> dict[str, bool]:
 def print_chaos(console: Console, result: ChaosResult) -> None:
     """Prints the tables of a result."""
     run, audit = result.run, result.run.audit
+    answers = audit.answers
     facts = Table("", "", title="Chaos", show_header=False)
     rows: dict[str, Any] = {
-        "questions published": f"{audit.published:,} in {run.load.duration_s:.0f} s; all answered "
-        f"after {run.took_s:.0f} s",
-        "answers by status": _counts(audit.statuses),
+        "questions published": f"{audit.published:,}; all answered after {run.took_s:.0f} s",
+        "answers by status": _counts(answers.statuses),
         "lost": audit.lost + audit.unpublished,
         "twice, by topic": _counts(audit.duplicates),
-        "published again by a service": audit.reentered,
+        "retries; dead letters; replays": f"{audit.retries}; {audit.letters}; {audit.replays}",
+        "answers that repeat an earlier one": answers.replayed,
+        "failed without a cause": answers.failed_wrongly,
+        "other passages": answers.other_passages,
+        "generated again": answers.generated_again,
+        "longest wait for an answer": f"{answers.slowest_s:.1f} s",
+        "offsets behind": _counts(run.behind),
+        "LLM calls": f"{run.calls.started:,}; {run.calls.faulted:,} failed as the load wanted; "
+        f"{run.calls_repeated:,} repeated, of {run.calls_allowed:,} in flight at faults",
         "faults by kind": _counts(result.faults_by_kind),
         "kills inside an open transaction": f"{result.in_transaction}, "
         f"{result.in_transaction_with_offsets} of them with offsets",

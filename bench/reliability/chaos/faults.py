@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from bench.reliability.chaos.plan import OF_BROKERS, Kind, PlannedFault
+from bench.reliability.chaos.network import NetworkFaults
+from bench.reliability.chaos.plan import OF_BROKERS, OF_NETWORK, Kind, PlannedFault
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from carpool.testing.transactions import DescribedTransaction
 
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
 
-TRIES_MAX = 200
+TRIES_MAX = 20
 """How often a victim is paused in search of an open transaction in one step."""
 
 
@@ -30,7 +31,8 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that counted.
 
     `transaction`: the victim's, as its coordinator described it. `in_flight`: records that the
-    victim had in flight; for a broker, unanswered questions. `answers`: read until then.
+    victim had in flight; for a broker or a network, unanswered questions. `answers`: read until
+    then.
     """
 
     at_s: float
@@ -76,6 +78,7 @@ class FaultInjector:
 
     pending: list[PlannedFault]
     supervisor: ProcessSupervisor
+    network: NetworkFaults
     run: RunState
     rng: random.Random
     sleep: Callable[[float], None] = time.sleep
@@ -87,19 +90,31 @@ class FaultInjector:
             return
         now_s = self.run.now_s()
         for fault in [fault for fault in self.pending if fault.at_s <= now_s]:
-            done = self._hit_broker(fault) if fault.kind in OF_BROKERS else self._hit_member(fault)
+            done = self._inject(fault)
             if done is not None:
                 self.pending.remove(fault)
                 self.injected.append(done)
                 return
+
+    def _inject(self, fault: PlannedFault) -> InjectedFault | None:
+        if fault.kind in OF_NETWORK:
+            return self._hit_network(fault)
+        return self._hit_broker(fault) if fault.kind in OF_BROKERS else self._hit_member(fault)
 
     def _made_progress(self) -> bool:
         answers = self.run.answered()
         has_work = self.run.published() > answers
         return has_work and (not self.injected or answers > self.injected[-1].answers)
 
+    def _hit_network(self, fault: PlannedFault) -> InjectedFault | None:
+        if not self.network.is_whole:
+            return None
+        in_flight = self.run.published() - self.run.answered()
+        victim = self.network.inject(fault, self.run.now_s())
+        return None if victim is None else self._noted(fault, victim, in_flight, None)
+
     def _hit_broker(self, fault: PlannedFault) -> InjectedFault | None:
-        if not self.run.brokers_are_whole():
+        if not (self.network.is_whole and self.run.brokers_are_whole()):
             return None
         victim = fault.victims[0]
         in_flight = self.run.published() - self.run.answered()
@@ -138,11 +153,20 @@ class FaultInjector:
         in_flight: int,
         transaction: DescribedTransaction | None,
     ) -> InjectedFault:
-        now_s = self.run.now_s()
         is_pause = fault.kind.startswith("pause")
-        self.supervisor.note(victim, "paused" if is_pause else "dead", now_s, fault.down_s)
+        state: Literal["paused", "dead"] = "paused" if is_pause else "dead"
+        self.supervisor.note(victim, state, self.run.now_s(), fault.down_s)
+        return self._noted(fault, victim, in_flight, transaction)
+
+    def _noted(
+        self,
+        fault: PlannedFault,
+        victim: str,
+        in_flight: int,
+        transaction: DescribedTransaction | None,
+    ) -> InjectedFault:
         return InjectedFault(
-            at_s=now_s,
+            at_s=self.run.now_s(),
             kind=fault.kind,
             victim=victim,
             down_s=fault.down_s,

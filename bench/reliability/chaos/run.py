@@ -3,251 +3,247 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import msgspec
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as RawPartition
 
-from bench.core.kafka import fresh_folder
-from bench.core.session import require_all_sent
-from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
+from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
-from bench.data.made_up import ENVIRONMENT
-from bench.reliability.chaos.audit import TOPICS_READ, AuditResult, TopicAudit
+from bench.data.made_up import MODEL
+from bench.reliability.chaos.answer_audit import AnswerAudit
+from bench.reliability.chaos.asked import AskedQuestions
+from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
+from bench.reliability.chaos.live import MEMBERS, STEP_S, LiveRun, broker_names, members
+from bench.reliability.chaos.llm_calls import LlmCalls, break_on, calls_of
+from bench.reliability.chaos.load import LetterReplays, SteadyLoad
+from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
 from bench.reliability.chaos.plan import PlannedFault
-from bench.reliability.chaos.supervisor import (
-    ProcessSupervisor,
-    SupervisedProcess,
-    UnplannedExit,
-)
+from bench.reliability.chaos.questions import FAILURES_MAX
+from bench.reliability.chaos.supervisor import UnplannedExit
 from carpool.clock import SystemClock
+from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.fencing import transactional_id
+from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
-from carpool.testing.kafka import KafkaCluster
-from carpool.testing.transactions import DescribedTransaction, describe_transaction
-from producers.arrival_times import bounded, even
-from producers.publish_queries import Publisher
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, LoadSummary, run_load
-from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 
-MEMBERS = 2
-STEP_S = 0.05
+BROKERS = 3
 NOTE_S = 5.0
 STALLED_S = 120.0
-SETTLE_S = 3.0
+SETTLE_S = 15.0
+"""From the last answer to the look at the offsets: longer than a session of 6 s and a takeover."""
 BACK_TIMEOUT_S = 60.0
-PUBLISH_TIMEOUT_MS = 600_000
 READ_TIMEOUT_S = 120.0
-BROKER = "broker"
+START_TIMEOUT_S = 60.0
+LLM_LATENCY_MS = 100
+ENVIRONMENT = {
+    "CARPOOL_EMBEDDING_MODEL": MODEL,
+    "CARPOOL_LLM_FAILURES_MAX": str(FAILURES_MAX),
+    # The stand-in fails on single questions. It need not be spared.
+    "CARPOOL_LLM_BACKOFF_MS_MIN": "20",
+    "CARPOOL_LLM_BACKOFF_MS_MAX": "200",
+    "CARPOOL_KAFKA_RETRY_DELAY_MS": "500",
+}
+"""Settings of the services: no embedding model, and an LLM that fails on some questions."""
 
 Note = Callable[[str], None]
 
 
+class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked and broken. `settings`: environment variables of the services.
+
+    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `stalled_s`:
+    without an answer for so long, the run ends.
+    `python_path`: the packages that the services run; None: those of this process.
+    """
+
+    asked: AskedQuestions
+    faults: tuple[PlannedFault, ...]
+    rate_per_s: float
+    seed: int
+    settings: dict[str, str]
+    wait_s_max: float | None = None
+    stalled_s: float = STALLED_S
+    python_path: Path | None = None
+
+
 class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened. Times are seconds of the run; `answers_s`: when answers were read."""
+    """What happened. Times are seconds of the run; `answers_s`: when answers were read.
+
+    `behind`: by how many offsets a group is behind the end of a partition. `calls_allowed`: of the
+    LLM beyond one for each generated answer and those that failed as the load wanted.
+    """
 
     took_s: float
-    load: LoadSummary
     injected: tuple[InjectedFault, ...]
     not_injected: tuple[PlannedFault, ...]
     exits: tuple[UnplannedExit, ...]
     back_after_s: dict[str, list[float]]
     answers_s: tuple[float, ...]
     open_at_end: tuple[str, ...]
+    behind: dict[str, int]
+    calls: LlmCalls
+    calls_allowed: int
+    replay_failures: int
     audit: AuditResult
 
-
-class _SteadyLoad(threading.Thread):
-    """Publishes the questions at a steady rate."""
-
-    def __init__(
-        self, kafka: KafkaSettings, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float
-    ) -> None:
-        super().__init__(name="load", daemon=True)
-        self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
-        self._questions = questions
-        self._plan = plan
-        self._rate_per_s = rate_per_s
-        self._failure: Exception | None = None
-        self._summary: LoadSummary | None = None
-        self.sent: list[str] = []
-
-    def run(self) -> None:
-        times_us = bounded(even(self._rate_per_s), duration_s=None, limit=len(self._questions))
-        try:
-            self._summary = run_load(
-                self._publisher,
-                self._questions,
-                times_us,
-                plan=self._plan,
-                clock=SystemClock(),
-                on_sent=lambda sent: self.sent.append(sent.query_id),
-                flush_timeout_s=PUBLISH_TIMEOUT_MS / 1_000,
-            )
-        except Exception as error:  # raised by `end`
-            self._failure = error
-        finally:
-            self._publisher.close(5.0)
-
-    def end(self) -> LoadSummary:
-        """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
-        self.join()
-        if self._failure is not None:
-            raise self._failure
-        assert self._summary is not None, "a load that ended without an error has a summary"
-        require_all_sent(self._summary)
-        return self._summary
+    @property
+    def calls_repeated(self) -> int:
+        """LLM calls beyond one for each generated answer and those that failed as meant."""
+        return self.calls.started - self.calls.faulted - self.audit.answers.generated
 
 
-class _LiveRun:
-    """The running cluster, services and load, as the fault injector reads them."""
-
-    def __init__(
-        self,
-        *,
-        cluster: KafkaCluster,
-        stack: Stack,
-        kafka: KafkaSettings,
-        recorder: TopicRecorder,
-        load: _SteadyLoad,
-    ) -> None:
-        self.supervisor = ProcessSupervisor(
-            {
-                each.name: each
-                for each in (*_supervised_members(stack), *_supervised_brokers(cluster))
-            }
-        )
-        self.started_us = 0
-        self._cluster = cluster
-        self._stack = stack
-        self._kafka = kafka
-        self._recorder = recorder
-        self._load = load
-        self._clock = SystemClock()
-
-    def begin(self) -> None:
-        """Starts the load and the time of the run."""
-        self.started_us = self._clock.now_us()
-        self._load.start()
-
-    def now_s(self) -> float:
-        return (self._clock.now_us() - self.started_us) / 1_000_000
-
-    def published(self) -> int:
-        return len(self._load.sent)
-
-    def answered(self) -> int:
-        return self._recorder.distinct(ANSWERS.name)
-
-    def in_flight(self, member: str) -> int:
-        return int(self._stack[member].metric("carpool_units_in_flight"))
-
-    def transaction(self, member: str) -> DescribedTransaction | None:
-        group = self._kafka.group_of(member.partition("-")[0])
-        return describe_transaction(self._cluster.bootstrap, transactional_id(group, member))
-
-    def brokers_are_whole(self) -> bool:
-        names = [name for name in self.supervisor.processes if name.startswith(BROKER)]
-        all_up = all(self.supervisor.is_up(name) for name in names)
-        return all_up and self._cluster.missing_copies() == 0
-
-    def is_done(self) -> bool:
-        """Whether all questions were sent and answered."""
-        return not self._load.is_alive() and self.answered() >= self.published()
-
-    def step(self) -> None:
-        """Steps the supervisor and waits for a moment."""
-        self.supervisor.step(self.now_s())
-        time.sleep(STEP_S)
-
-    def status(self, injected: int) -> str:
-        """Returns the progress as one line of text."""
-        down = ", ".join(
-            f"{each.name} {each.state}"
-            for each in self.supervisor.processes.values()
-            if each.state != "up"
-        )
-        return (
-            f"{self.now_s():.0f} s: {self.published():,} sent, {self.answered():,} answered, "
-            f"{injected} faults, {len(self.supervisor.exits)} ended by themselves"
-            f"{f'; {down}' if down else ''}"
-        )
-
-    def open_transactions(self) -> tuple[str, ...]:
-        """Returns the members whose transaction is still open."""
-        found = {name: self.transaction(name) for name in members()}
-        return tuple(name for name, each in found.items() if each is not None and each.is_open)
-
-
-def run_chaos(
-    index: BenchIndex,
-    questions: Sequence[Question],
-    plan: Sequence[PlannedFault],
-    *,
-    rate_per_s: float,
-    seed: int,
-    folder: Path,
-    settings: Mapping[str, str],
-    note: Note,
-) -> ChaosRun:
+def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -> ChaosRun:
     """Runs it, and audits all topics. Blocks. Raises `CarpoolError` when the run itself failed."""
+    asked = plan.asked.questions
     with ExitStack() as opened:
         data = opened.enter_context(fresh_folder(folder / "kafka"))
-        cluster = opened.enter_context(KafkaCluster(data))
-        kafka = KafkaSettings(bootstrap=cluster.bootstrap, group_prefix="chaos")
-        create_topics(kafka)
-        prefix = {"CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix}
+        cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
+        kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
+        make_topics(kafka)
         stack = opened.enter_context(
             Stack(
                 bootstrap=cluster.bootstrap,
                 index_dir=index.dir,
                 work_dir=folder,
                 members=MEMBERS,
-                settings={**ENVIRONMENT, **prefix, **settings},
+                settings={
+                    **ENVIRONMENT,
+                    **plan.settings,
+                    "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
+                },
+                llm_options=("--latency-ms", str(LLM_LATENCY_MS)),
+                python_path=plan.python_path,
             )
         )
+        llm = stack["llm"]
+        break_on(llm, asked.broken)
         recorder = opened.enter_context(
             TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
         )
-        load_plan = LoadPlan(embedding_model=index.manifest.embedding_model)
-        load = _SteadyLoad(kafka, questions, load_plan, rate_per_s)
-        run = _LiveRun(cluster=cluster, stack=stack, kafka=kafka, recorder=recorder, load=load)
-        injector = FaultInjector(list(plan), run.supervisor, run, random.Random(seed))
+        replays = LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0)))
+        run = LiveRun(
+            cluster=cluster,
+            network=NetworkFaults(proxies),
+            stack=stack,
+            kafka=kafka,
+            recorder=recorder,
+            loads=_loads(kafka, index, plan),
+            replays=replays,
+            replays_expected=len(asked.dead),
+        )
+        faults = list(plan.faults)
+        injector = FaultInjector(faults, run.supervisor, run.network, run, random.Random(plan.seed))
         run.begin()
-        took_s = _inject_until_answered(run, injector, note)
-        summary = load.end()
-        stack.stop()
+        took_s = _inject_until_answered(run, injector, plan.stalled_s, note)
+        sent = run.end_load()
+        offsets = committed_offsets(kafka)
+        stack.stop_services()
+        calls = calls_of(llm)
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
-        audit = audit_topics(kafka, run.started_us // 1_000)
+        audit = TopicAudit(run.started_us // 1_000, AnswerAudit(plan.asked.passages, asked.dead))
+        read_topics(kafka, audit)
+        exits = tuple(run.supervisor.exits)
         received_us = [record.received_us for record in recorder.records(ANSWERS.name)]
         return ChaosRun(
             took_s=took_s,
-            load=summary,
             injected=tuple(injector.injected),
             not_injected=tuple(injector.pending),
-            exits=tuple(run.supervisor.exits),
+            exits=exits,
             back_after_s=run.supervisor.back_after_s,
             answers_s=tuple((at_us - run.started_us) / 1_000_000 for at_us in received_us),
             open_at_end=open_at_end,
-            audit=audit.result(load.sent),
+            behind=audit.behind(offsets),
+            calls=calls,
+            calls_allowed=run.calls.allowed(
+                [fault.at_s for fault in injector.injected] + [each.at_s for each in exits]
+            ),
+            replay_failures=replays.failures,
+            audit=audit.result(sent),
         )
 
 
-def _inject_until_answered(run: _LiveRun, injector: FaultInjector, note: Note) -> float:
-    """Injects faults until all is answered, or no answer came for `STALLED_S`; returns the time."""
+def make_topics(kafka: KafkaSettings) -> None:
+    """Makes the topics on a new cluster, and waits until members can begin. Blocks.
+
+    Raises `RetryableError` when brokers or coordinators are missing after a minute.
+    """
+    wait_for_brokers(kafka)
+    create_topics(kafka)
+    wait_for_coordinators(kafka)
+
+
+def wait_for_brokers(kafka: KafkaSettings) -> None:
+    """Waits until all brokers are in the cluster: topics that are made before have fewer copies.
+
+    Raises `RetryableError` when they are not within a minute.
+    """
+    until_s = time.monotonic() + START_TIMEOUT_S
+    admin = quiet_admin(kafka)
+    while len(cluster_metadata(admin, kafka.bootstrap, START_TIMEOUT_S).brokers) < BROKERS:
+        if time.monotonic() > until_s:
+            raise RetryableError("not all brokers have joined the cluster")
+        time.sleep(STEP_S)
+
+
+def wait_for_coordinators(kafka: KafkaSettings) -> None:
+    """Waits until brokers that have just started coordinate the transactions of every member.
+
+    Raises `RetryableError` when they do not within a minute.
+    """
+    until_s = time.monotonic() + START_TIMEOUT_S
+    for member in members():
+        group = kafka.group_of(member.partition("-")[0])
+        producer = LibrdkafkaTransactionalProducer(kafka, transactional_id(group, member))
+        while True:
+            try:
+                producer.start()
+                break
+            except RetryableError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(STEP_S)
+        producer.close()
+
+
+def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
+    asked = plan.asked.questions
+    count = len(asked.interactive) + len(asked.batch)
+
+    def load(questions: Sequence[Question], *, is_batch: bool) -> SteadyLoad:
+        return SteadyLoad(
+            kafka,
+            questions,
+            embedding_model=index.manifest.embedding_model,
+            priority="batch" if is_batch else 0,
+            rate_per_s=plan.rate_per_s * len(questions) / count,
+        )
+
+    found = (load(asked.interactive, is_batch=False),)
+    return (*found, load(asked.batch, is_batch=True)) if asked.batch else found
+
+
+def _inject_until_answered(
+    run: LiveRun, injector: FaultInjector, stalled_s: float, note: Note
+) -> float:
+    """Injects faults until all is answered, or no answer came for `stalled_s`; returns the time."""
     answered, since_s, next_note_s = 0, run.now_s(), 0.0
-    while not run.is_done() and run.now_s() - since_s < STALLED_S:
+    while not run.is_done() and run.now_s() - since_s < stalled_s:
         injector.step()
         run.step()
         if run.answered() > answered:
@@ -256,54 +252,40 @@ def _inject_until_answered(run: _LiveRun, injector: FaultInjector, note: Note) -
             next_note_s = run.now_s() + NOTE_S
             note(run.status(len(injector.injected)))
     took_s = run.now_s()
+    run.network.end_all()
     while not run.supervisor.all_up() and run.now_s() - took_s < BACK_TIMEOUT_S:
         run.step()
-    time.sleep(SETTLE_S)  # for records that come twice
+    time.sleep(SETTLE_S)  # for records that come twice, and for the last commits
     return took_s
 
 
-def audit_topics(kafka: KafkaSettings, started_ms: int) -> TopicAudit:
+def committed_offsets(kafka: KafkaSettings) -> dict[TopicPartition, int]:
+    """Returns the committed offset of every partition that a service reads. Blocks.
+
+    Raises `RetryableError` without an answer.
+    """
+    found: dict[TopicPartition, int] = {}
+    for service, topics in INPUTS.items():
+        partitions = [
+            RawPartition(name, number) for name in topics for number in range(kafka.partitions)
+        ]
+        try:
+            committed = committed_so_far(kafka, kafka.group_of(service), partitions)
+        except KafkaException as error:
+            raise RetryableError(f"offsets cannot be read: {error.args[0].str()}") from error
+        found |= {TopicPartition(raw.topic, raw.partition): raw.offset for raw in committed}
+    return found
+
+
+def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
     """Reads every topic to the end that a reader of committed records sees.
 
     Raises `CarpoolError` after `READ_TIMEOUT_S` without a record.
     """
-    audit = TopicAudit(started_ms)
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
     with TopicReader(kafka, SystemClock(), name="bench-audit", config=config) as reader:
         places = [
-            at
-            for topic in TOPICS_READ
-            for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+            at for topic in TOPICS for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
         ]
         for record in reader.read_to_end(places, silence_s=READ_TIMEOUT_S):
             audit.take(record)
-    return audit
-
-
-def members() -> list[str]:
-    """Returns the names of the services' processes: their instance ids too."""
-    return [name for service in SERVICES for name in member_names(service, MEMBERS)]
-
-
-def broker_names(count: int) -> list[str]:
-    """Returns the names of the brokers."""
-    return [f"{BROKER}-{number}" for number in range(1, count + 1)]
-
-
-def _supervised_members(stack: Stack) -> Iterator[SupervisedProcess]:
-    for name in members():
-        process = stack[name]
-        # Of two members of a topic with one partition, one never becomes ready.
-        is_up = partial(_is_alive, process)
-        yield SupervisedProcess(name=name, process=process, start=process.start, is_up=is_up)
-
-
-def _is_alive(process: ServiceProcess) -> bool:
-    return process.page("/healthz")[0] == 200
-
-
-def _supervised_brokers(cluster: KafkaCluster) -> Iterator[SupervisedProcess]:
-    for name, server in zip(broker_names(len(cluster.servers)), cluster.servers, strict=True):
-        yield SupervisedProcess(
-            name=name, process=server, start=server.launch, is_up=server.is_listening
-        )

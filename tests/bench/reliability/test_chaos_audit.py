@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.reliability.chaos.audit import EXAMPLES_MAX, AuditResult, TopicAudit
+from bench.reliability.chaos.answer_audit import AnswerAudit
+from bench.reliability.chaos.audit import EXAMPLES_MAX, RETRIES, AuditResult, TopicAudit
+from carpool.kafka.records import TopicPartition
 from schemas.codec import encode
-from schemas.headers import ORIGIN_HEADER
+from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
 from schemas.record import Record
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, RETRY_TOPICS
 from tests.records import (
     a_group,
     a_grouped_query,
@@ -24,7 +26,7 @@ class Topics:
     """Writes records as the services do, and audits them."""
 
     def __init__(self) -> None:
-        self.audit = TopicAudit(1_000_000)
+        self.audit = TopicAudit(1_000_000, AnswerAudit({}, ()))
         self.offsets: Counter[str] = Counter()
 
     def write(self, topic: str, key: str, record: Record, *headers: tuple[str, bytes]) -> None:
@@ -54,7 +56,7 @@ class Topics:
 
     def answer(self, offset: int | None) -> None:
         source = None if offset is None else a_source(offset)
-        self.write(ANSWERS.name, "q", an_answer(source=source))
+        self.write(ANSWERS.name, "q", an_answer(f"q-{offset}", source=source))
 
     def whole_way(self, *offsets: int) -> None:
         self.group(*offsets)
@@ -73,7 +75,7 @@ def test_the_audit_holds_when_every_question_went_its_way_once() -> None:
     topics.whole_way(0, 1)
     found = topics.result("a", "b")
     assert found.holds
-    assert (found.published, found.statuses, found.violations) == (2, {"ok": 2}, ())
+    assert (found.published, found.answers.statuses, found.violations) == (2, {"ok": 2}, ())
 
 
 def test_a_question_without_an_answer_is_lost_and_the_line_says_where_it_was_last_seen() -> None:
@@ -101,10 +103,10 @@ def test_what_comes_twice_is_found_in_each_topic() -> None:
     topics.retrieve(0)
     topics.answer(1)
     found = topics.result("a", "b")
-    assert found.duplicates == {GROUPS.name: 1, RETRIEVALS.name: 2, ANSWERS.name: 1}
+    assert found.duplicates == {GROUPS.name: 1, RETRIEVALS.name: 2, ANSWERS.name: 1, RETRIES: 0}
     assert not found.holds
     whats = {violation.what for violation in found.violations}
-    assert whats == {f"twice in {topic}" for topic in found.duplicates}
+    assert whats == {f"twice in {topic}" for topic in (GROUPS.name, RETRIEVALS.name, ANSWERS.name)}
 
 
 def test_a_question_that_is_missing_in_its_topic_or_is_there_twice_breaks_the_audit() -> None:
@@ -130,13 +132,49 @@ def test_records_about_a_question_that_was_not_published_break_the_audit() -> No
     assert (found.foreign, found.holds) == (2, False)
 
 
-def test_a_query_that_a_service_retries_needs_no_answer_of_its_own() -> None:
+def test_a_retry_may_come_once_more_in_each_topic_but_the_last() -> None:
     topics = Topics()
     topics.ask("a")
-    topics.write(RETRIES.name, "a", a_query("a", "x"), (ORIGIN_HEADER, b"rag.queries.v1/0/0/0"))
+    topics.group(0)
+    topics.retrieve(0)
+    retry = ((ORIGIN_HEADER, b"rag.queries.v1/0/0/0"), (ATTEMPT_HEADER, b"2"))
+    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *retry)
     topics.whole_way(0)
     found = topics.result("a")
-    assert (found.reentered, found.holds) == (1, True)
+    assert (found.published, found.retries, found.holds) == (1, 1, True)
+    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *retry)
+    topics.whole_way(0)
+    assert topics.result("a").duplicates == {
+        GROUPS.name: 1,
+        RETRIEVALS.name: 1,
+        ANSWERS.name: 1,
+        RETRIES: 1,
+    }
+
+
+def test_a_replayed_letter_is_a_question_of_its_own_and_is_replayed_once() -> None:
+    topics, letter = Topics(), (REPLAYED_FROM_HEADER, b"rag.queries.v1.dlq/0/0")
+    topics.ask("a")
+    topics.whole_way(0)
+    topics.write(QUERIES.name, "a", a_query("a"), letter)
+    assert topics.result("a").lost == 1
+    topics.whole_way(1)
+    found = topics.result("a")
+    assert (found.published, found.replays, found.holds) == (2, 1, True)
+    topics.write(QUERIES.name, "a", a_query("a"), letter)
+    topics.whole_way(2)
+    assert topics.result("a").published_twice == 1
+
+
+def test_offsets_behind_the_last_record_of_an_input_are_found() -> None:
+    topics = Topics()
+    topics.ask("a", "b")
+    topics.whole_way(0, 1)
+    at_end = {TopicPartition(QUERIES.name, 0): 2, TopicPartition(GROUPS.name, 0): 1}
+    at_end[TopicPartition(RETRIEVALS.name, 0)] = 3  # after a transaction marker
+    assert topics.audit.behind(at_end) == {}
+    found = topics.audit.behind(at_end | {TopicPartition(QUERIES.name, 0): 1})
+    assert found == {f"{QUERIES.name}/0": 1}
 
 
 def test_each_kind_of_violation_has_its_own_limit_of_examples() -> None:

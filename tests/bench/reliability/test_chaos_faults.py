@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
+from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import (
+    DELAY_S,
+    NETWORK_SHARES,
     OF_BROKERS,
+    REQUESTS,
     Kind,
     PlannedFault,
     in_transaction_min,
+    interleaved,
     kind_counts,
     plan_faults,
 )
@@ -41,6 +51,22 @@ def test_a_plan_is_drawn_from_its_seed_and_spreads_every_kind_over_the_run() -> 
     assert 480 < times[-1] < 600, "recovery from the last fault is in the run"
     for fault in found:
         assert set(fault.victims) == set(BROKERS if fault.kind in OF_BROKERS else MEMBERS)
+
+
+def test_network_faults_are_drawn_too_and_come_between_the_others() -> None:
+    found = plan_faults(
+        60, shares=NETWORK_SHARES, duration_s=600, seed=3, members=MEMBERS, brokers=BROKERS
+    )
+    assert Counter(fault.kind for fault in found) == kind_counts(60, NETWORK_SHARES)
+    for fault in found:
+        assert set(fault.victims) == set(BROKERS)
+        assert (fault.request in REQUESTS) == (fault.kind == "lost reply")
+        assert (DELAY_S[0] <= fault.delay_s <= DELAY_S[1]) == (fault.kind == "slow network")
+    assert {fault.request for fault in found} == {"", *REQUESTS}
+    both = interleaved(plan(3), found)
+    times = [fault.at_s for fault in both]
+    assert times == sorted(times)
+    assert len(both) == 120
 
 
 def test_the_kinds_add_up() -> None:
@@ -113,10 +139,21 @@ def a_fault(kind: Kind, *victims: str, at_s: float = 1.0) -> PlannedFault:
     return PlannedFault(at_s=at_s, kind=kind, victims=victims, down_s=2.0)
 
 
-def injector(run: FakeRun, *faults: PlannedFault) -> tuple[FaultInjector, dict[str, FakeProcess]]:
+def injector(
+    run: FakeRun, *faults: PlannedFault, network: NetworkFaults | None = None
+) -> tuple[FaultInjector, dict[str, FakeProcess]]:
     supervisor, processes = supervised()
-    rng = random.Random(0)
-    return FaultInjector(list(faults), supervisor, run, rng, sleep=lambda _: None), processes
+    return (
+        FaultInjector(
+            list(faults),
+            supervisor,
+            network or NetworkFaults({}),
+            run,
+            random.Random(0),
+            sleep=lambda _: None,
+        ),
+        processes,
+    )
 
 
 def test_a_kill_hits_the_first_victim_with_work_in_flight() -> None:
@@ -173,6 +210,94 @@ def test_a_broker_is_hit_when_all_have_every_copy_and_other_faults_go_before_it(
     faults.step()
     assert processes["broker-2"].log == ["kill"]
     assert faults.pending == []
+
+
+@dataclass
+class FakeProxy:
+    log: list[str] = field(default_factory=list)
+    has_requests: bool = True
+
+    def delay(self, seconds: float) -> None:
+        self.log.append(f"delay {seconds:g}")
+
+    def cut(self) -> None:
+        self.log.append("cut")
+
+    @contextmanager
+    def half_open(self) -> Iterator[None]:
+        self.log.append("half-open")
+        yield
+        self.log.append("whole")
+
+    def hold(self, api_key: int) -> FakeProxy:
+        self.log.append(f"hold {api_key}")
+        return self
+
+    drop_reply = hold
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.has_requests
+
+    def release(self) -> None:
+        self.log.append("release")
+
+    cancel = release
+
+
+def network_of(**proxies: FakeProxy) -> NetworkFaults:
+    found: dict[str, Any] = {name.replace("_", "-"): each for name, each in proxies.items()}
+    return NetworkFaults(found)
+
+
+def test_a_network_fault_ends_in_time_and_no_broker_is_hit_meanwhile() -> None:
+    run, proxy = FakeRun(), FakeProxy()
+    network = network_of(broker_1=proxy)
+    faults, _ = injector(
+        run,
+        a_fault("half-open", "broker-1"),
+        a_fault("kill a broker", "broker-2"),
+        network=network,
+    )
+    faults.step()
+    assert [(each.victim, each.in_flight) for each in faults.injected] == [("broker-1", 5)]
+    run.answers += 1
+    faults.step()
+    assert len(faults.injected) == 1, "the network is not whole"
+    network.step(101.0)
+    assert proxy.log == ["half-open"]
+    network.step(102.0)
+    assert proxy.log == ["half-open", "whole"]
+    faults.step()
+    assert len(faults.injected) == 2
+
+
+def test_a_slow_network_delays_every_broker() -> None:
+    proxies = {"broker_1": FakeProxy(), "broker_2": FakeProxy()}
+    network = network_of(**proxies)
+    fault = a_fault("slow network", "broker-2")
+    assert network.inject(msgspec.structs.replace(fault, delay_s=0.1), 0.0) == "all brokers"
+    network.end_all()
+    assert [proxy.log for proxy in proxies.values()] == [["delay 0.1", "delay 0"]] * 2
+
+
+def test_the_end_of_a_transaction_is_held_at_the_first_broker_that_gets_one() -> None:
+    idle, busy = FakeProxy(has_requests=False), FakeProxy()
+    network = network_of(broker_1=idle, broker_2=busy)
+    fault = a_fault("late end of a transaction", "broker-1", "broker-2")
+    assert network.inject(fault, 10.0) == "broker-2"
+    assert idle.log == ["hold 26", "release"], "it holds nothing later"
+    assert busy.log == ["hold 26", "cut"], "the client sends it again"
+    network.step(14.0)
+    assert busy.log == ["hold 26", "cut", "release"]
+
+
+def test_a_lost_reply_that_never_came_is_no_fault() -> None:
+    idle = FakeProxy(has_requests=False)
+    lost = msgspec.structs.replace(a_fault("lost reply", "broker-1"), request="Produce")
+    faults, _ = injector(FakeRun(), lost, network=network_of(broker_1=idle))
+    faults.step()
+    assert (faults.injected, faults.pending) == ([], [lost])
+    assert idle.log == ["hold 0", "release"]
 
 
 def test_the_supervisor_restarts_and_resumes_in_time() -> None:

@@ -1,0 +1,110 @@
+"""The audit of answers: status, retrieved passages, and answers that repeat another. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from schemas.answer import Answer
+
+OK = "ok"
+
+
+class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of answers.
+
+    `generated`: `ok` answers that repeat no other. `failed_wrongly`: answers that are not `ok`
+    although the load did not make them fail. `other_passages`: `ok` answers whose retrieved ids are
+    not those of a run without faults. `generated_again`: `ok` answers of an id beyond the first
+    that are not a replay of it. `slowest_s`: the longest time from a question to its answer.
+    """
+
+    statuses: dict[str, int]
+    generated: int
+    replayed: int
+    failed_as_meant: int
+    failed_wrongly: int
+    other_passages: int
+    generated_again: int
+    slowest_s: float
+
+
+class AnswerAudit:
+    """Takes every answer, in any order. The first answer to each input record counts."""
+
+    def __init__(self, passages: Mapping[str, Sequence[str]], dead: Collection[str]) -> None:
+        """`passages`: the right ids by query id. `dead`: ids that fail until they are replayed."""
+        self._passages = passages
+        self._dead = frozenset(dead)
+        self._replays: set[str] = set()
+        self._answers: dict[str, tuple[Answer, int]] = {}
+
+    def replayed(self, record: str) -> None:
+        """Notes an input record that replays a dead letter."""
+        self._replays.add(record)
+
+    def take(self, answer: Answer, written_ms: int) -> None:
+        """Notes an answer. `written_ms`: epoch milliseconds."""
+        if answer.source is not None:
+            self._answers.setdefault(answer.source.place, (answer, written_ms))
+
+    def _may_fail(self, record: str, answer: Answer) -> bool:
+        return answer.query_id in self._dead and record not in self._replays
+
+    def wrong(self) -> dict[str, list[str]]:
+        """Returns the input records with a wrong answer, by what is wrong."""
+        answers = {record: answer for record, (answer, _) in self._answers.items()}
+        ok = {record: answer for record, answer in answers.items() if answer.status == OK}
+        return {
+            "failed without a cause in the load": [
+                record
+                for record, answer in answers.items()
+                if answer.status != OK and not self._may_fail(record, answer)
+            ],
+            "other passages than without faults": [
+                record
+                for record, answer in ok.items()
+                if [each.id for each in answer.retrieved]
+                != list(self._passages.get(answer.query_id, ()))
+            ],
+            "generated again": _generated_again(ok),
+        }
+
+    def result(self) -> AnswerCounts:
+        """Returns the counts."""
+        failed, other, again = self.wrong().values()
+        answers = [answer for answer, _ in self._answers.values()]
+        generated = sum(each.status == OK and not each.replayed for each in answers)
+        statuses = Counter(answer.status for answer in answers)
+        return AnswerCounts(
+            statuses=dict(sorted(statuses.items())),
+            generated=generated,
+            replayed=sum(each.status == OK and each.replayed for each in answers),
+            failed_as_meant=sum(each.status != OK for each in answers) - len(failed),
+            failed_wrongly=len(failed),
+            other_passages=len(other),
+            generated_again=len(again),
+            slowest_s=max(
+                (
+                    (written_ms - answer.source.timestamp_ms) / 1_000
+                    for answer, written_ms in self._answers.values()
+                    if answer.source is not None
+                ),
+                default=0.0,
+            ),
+        )
+
+
+def _generated_again(ok: Mapping[str, Answer]) -> list[str]:
+    by_id: dict[str, list[str]] = defaultdict(list)
+    for record, answer in ok.items():
+        by_id[answer.query_id].append(record)
+    again: list[str] = []
+    for records in by_id.values():
+        first = [record for record in records if not ok[record].replayed]
+        again += first[1:]
+        text = ok[first[0] if first else records[0]].answer
+        again += [each for each in records if ok[each].replayed and ok[each].answer != text]
+    return again

@@ -1,0 +1,165 @@
+"""The running cluster, services and load, as the fault injector reads and steps them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
+from bench.core.topic_recorder import TopicRecorder
+from bench.reliability.chaos.llm_calls import CallsAtRisk
+from bench.reliability.chaos.load import LetterReplays, SteadyLoad
+from bench.reliability.chaos.network import NetworkFaults
+from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.clock import SystemClock
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaCluster
+from carpool.testing.transactions import DescribedTransaction, describe_transaction
+from schemas.topics import ANSWERS
+
+MEMBERS = 2
+STEP_S = 0.05
+SAMPLE_S = 0.5
+BROKER = "broker"
+GENERATORS = tuple(member_names("generator", MEMBERS))
+
+
+class LiveRun:
+    """A run in progress. Times are seconds since `begin`."""
+
+    def __init__(
+        self,
+        *,
+        cluster: KafkaCluster,
+        network: NetworkFaults,
+        stack: Stack,
+        kafka: KafkaSettings,
+        recorder: TopicRecorder,
+        loads: Sequence[SteadyLoad],
+        replays: LetterReplays,
+        replays_expected: int,
+    ) -> None:
+        self.supervisor = ProcessSupervisor(
+            {
+                each.name: each
+                for each in (*_supervised_members(stack), *_supervised_brokers(cluster))
+            }
+        )
+        self.network = network
+        self.calls = CallsAtRisk()
+        self.started_us = 0
+        self._cluster = cluster
+        self._stack = stack
+        self._kafka = kafka
+        self._recorder = recorder
+        self._loads = loads
+        self._replays = replays
+        self._replays_expected = replays_expected
+        self._generating = dict.fromkeys(GENERATORS, 0)
+        self._next_sample_s = 0.0
+        self._clock = SystemClock()
+
+    def begin(self) -> None:
+        """Starts the load and the time of the run."""
+        self.started_us = self._clock.now_us()
+        for thread in (*self._loads, self._replays):
+            thread.start()
+
+    def end_load(self) -> list[str]:
+        """Returns the ids that were published, with repetitions.
+
+        Raises `CarpoolError` where a question may be missing in its topic.
+        """
+        for load in self._loads:
+            load.end()
+        self._replays.end()
+        return [query_id for load in self._loads for query_id in load.sent]
+
+    def now_s(self) -> float:
+        return (self._clock.now_us() - self.started_us) / 1_000_000
+
+    def published(self) -> int:
+        return sum(len(load.sent) for load in self._loads) + self._replays.replayed
+
+    def answered(self) -> int:
+        return self._recorder.distinct(ANSWERS.name)
+
+    def in_flight(self, member: str) -> int:
+        return int(self._stack[member].metric("carpool_units_in_flight"))
+
+    def transaction(self, member: str) -> DescribedTransaction | None:
+        group = self._kafka.group_of(member.partition("-")[0])
+        # Not through the proxies: a broken network hides nothing from the injector.
+        return describe_transaction(self._cluster.own_addresses, transactional_id(group, member))
+
+    def brokers_are_whole(self) -> bool:
+        names = [name for name in self.supervisor.processes if name.startswith(BROKER)]
+        all_up = all(self.supervisor.is_up(name) for name in names)
+        return all_up and self._cluster.missing_copies() == 0
+
+    def is_done(self) -> bool:
+        """Whether all questions were sent and answered, and all dead letters replayed."""
+        is_sent = not any(load.is_alive() for load in self._loads)
+        is_replayed = self._replays.replayed >= self._replays_expected
+        return is_sent and is_replayed and self.answered() >= self.published()
+
+    def step(self) -> None:
+        """Steps the supervisor and the network, counts work in flight, and waits for a moment."""
+        now_s = self.now_s()
+        self.network.step(now_s)
+        self.supervisor.step(now_s)
+        if now_s >= self._next_sample_s:
+            self._next_sample_s = now_s + SAMPLE_S
+            for name in filter(self.supervisor.is_up, GENERATORS):
+                self._generating[name] = self.in_flight(name)
+            self.calls.note(now_s, sum(self._generating.values()))
+        time.sleep(STEP_S)
+
+    def status(self, injected: int) -> str:
+        """Returns the progress as one line of text."""
+        down = ", ".join(
+            f"{each.name} {each.state}"
+            for each in self.supervisor.processes.values()
+            if each.state != "up"
+        )
+        return (
+            f"{self.now_s():.0f} s: {self.published():,} sent, {self.answered():,} answered, "
+            f"{injected} faults, {len(self.supervisor.exits)} ended by themselves"
+            f"{f'; {down}' if down else ''}"
+        )
+
+    def open_transactions(self) -> tuple[str, ...]:
+        """Returns the members whose transaction is still open."""
+        found = {name: self.transaction(name) for name in members()}
+        return tuple(name for name, each in found.items() if each is not None and each.is_open)
+
+
+def members() -> list[str]:
+    """Returns the names of the services' processes: their instance ids too."""
+    return [name for service in SERVICES for name in member_names(service, MEMBERS)]
+
+
+def broker_names(count: int) -> tuple[str, ...]:
+    """Returns the names of the brokers."""
+    return tuple(f"{BROKER}-{number}" for number in range(1, count + 1))
+
+
+def _supervised_members(stack: Stack) -> Iterator[SupervisedProcess]:
+    for name in members():
+        process = stack[name]
+        # Of two members of a topic with one partition, one never becomes ready.
+        is_up = partial(_is_alive, process)
+        yield SupervisedProcess(name=name, process=process, start=process.start, is_up=is_up)
+
+
+def _is_alive(process: ServiceProcess) -> bool:
+    return process.page("/healthz")[0] == 200
+
+
+def _supervised_brokers(cluster: KafkaCluster) -> Iterator[SupervisedProcess]:
+    for name, server in zip(broker_names(len(cluster.servers)), cluster.servers, strict=True):
+        yield SupervisedProcess(
+            name=name, process=server, start=server.launch, is_up=server.is_listening
+        )

@@ -1,0 +1,118 @@
+"""The load of a run: publishes the questions of a class, and replays dead letters meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from bench.core.session import require_all_sent
+from bench.reliability.chaos.questions import WORD
+from carpool.clock import SystemClock
+from carpool.dead_letters.box import DeadLetterBox
+from carpool.dead_letters.selection import Selection
+from carpool.errors import CarpoolError
+from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
+from carpool.kafka.settings import KafkaSettings
+from producers.arrival_times import bounded, even
+from producers.build_query import Priority
+from producers.publish_queries import Publisher
+from producers.read_questions import Question
+from producers.send_load import LoadPlan, LoadSummary, run_load
+from producers.settings import ClientSettings
+
+PUBLISH_TIMEOUT_MS = 600_000
+TOP_K = 3
+"""As many passages as a prompt has by default, so that an answer names all of them."""
+REPLAY_PAUSE_S = 4.0
+
+
+class SteadyLoad(threading.Thread):
+    """Publishes questions at a steady rate, under their own ids."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        questions: Sequence[Question],
+        *,
+        embedding_model: str | None,
+        priority: Priority,
+        rate_per_s: float,
+    ) -> None:
+        super().__init__(name="load", daemon=True)
+        self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
+        self._questions = questions
+        self._plan = LoadPlan(
+            embedding_model=embedding_model, top_k=TOP_K, priority=priority, keep_ids=True
+        )
+        self._rate_per_s = rate_per_s
+        self._failure: Exception | None = None
+        self._summary: LoadSummary | None = None
+        self.sent: list[str] = []
+
+    def run(self) -> None:
+        times_us = bounded(even(self._rate_per_s), duration_s=None, limit=len(self._questions))
+        try:
+            self._summary = run_load(
+                self._publisher,
+                self._questions,
+                times_us,
+                plan=self._plan,
+                clock=SystemClock(),
+                on_sent=lambda sent: self.sent.append(sent.query_id),
+                flush_timeout_s=PUBLISH_TIMEOUT_MS / 1_000,
+            )
+        except Exception as error:  # raised by `end`
+            self._failure = error
+        finally:
+            self._publisher.close(5.0)
+
+    def end(self) -> None:
+        """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
+        self.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._summary is not None, "a load that ended without an error has a summary"
+        require_all_sent(self._summary)
+
+
+class LetterReplays(threading.Thread):
+    """Replays every dead letter of a query, as `carpool dlq replay` does, again and again."""
+
+    def __init__(self, kafka: KafkaSettings, heal: Callable[[set[str]], None]) -> None:
+        """`heal`: makes the LLM answer prompts with these words."""
+        super().__init__(name="replays", daemon=True)
+        self._kafka = kafka
+        self._heal = heal
+        self._stopping = threading.Event()
+        self.replayed = 0
+        """Letters that are known to be replayed."""
+        self.failures = 0
+        """Rounds in which the brokers did not answer."""
+
+    def run(self) -> None:
+        while not self._stopping.wait(REPLAY_PAUSE_S):
+            try:
+                self._replay()
+            except CarpoolError:  # the next round finds out what was replayed
+                self.failures += 1
+
+    def _replay(self) -> None:
+        box = DeadLetterBox(self._kafka, SystemClock())
+        producer = LibrdkafkaTransactionalProducer(self._kafka, f"{self._kafka.group_prefix}-dlq")
+        try:
+            producer.start()
+            marks = box.marks()
+            self.replayed = sum(mark.action == "replayed" for mark in marks.values())
+            letters = list(box.selected(Selection(), marks))
+            words = {word for each in letters for word in WORD.findall(each.value.decode())}
+            if letters:
+                self._heal(words)
+                box.mark(letters, "replayed", producer)
+                self.replayed += len(letters)
+        finally:
+            producer.close()
+
+    def end(self) -> None:
+        """Ends after the current round."""
+        self._stopping.set()
+        self.join()

@@ -1,0 +1,129 @@
+"""Known defects of the delivery, each a patch, with the load and the faults that find it.
+
+A patch is applied to a copy of the packages that only the services of the run use.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from bench.reliability.chaos.plan import LASTS_S, PROCESS_SHARES, Kind
+from bench.reliability.chaos.questions import BATCH_SHARE
+from carpool.errors import ConfigError
+
+PACKAGES = ("schemas", "producers", "grouper", "searcher", "generator", "indexer", "carpool", "cli")
+ROOT = Path(__file__).resolve().parents[3]
+"""Where the packages are."""
+PATCHES = Path(__file__).parent / "mutants"
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True):
+    """One defect. `what`: the defect, in words.
+
+    `seconds`: how long `queries` questions are published. `shares`: of each kind in `faults`.
+    `members`: the processes that are hit; empty: all. `settings`: environment variables.
+    """
+
+    number: int
+    what: str
+    queries: int = 900
+    seconds: float = 45.0
+    seed: int = 1
+    faults: int = 12
+    shares: Mapping[Kind, float] = msgspec.field(default_factory=lambda: dict(PROCESS_SHARES))
+    lasts_s: Mapping[Kind, tuple[float, float]] = msgspec.field(
+        default_factory=lambda: dict(LASTS_S)
+    )
+    members: tuple[str, ...] = ()
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    wait_s_max: float | None = None
+    batch_share: float = BATCH_SHARE
+
+    @property
+    def patch(self) -> Path:
+        """The file of the patch."""
+        (found,) = PATCHES.glob(f"{self.number}-*.patch")
+        return found
+
+
+IN_A_TRANSACTION: Mapping[Kind, float] = {"kill in a transaction": 1.0}
+_MUTANTS = (
+    Mutant(number=1, what="offsets are committed outside the transaction", shares=IN_A_TRANSACTION),
+    Mutant(
+        number=2,
+        what="a takeover does not fence the last owner",
+        shares=IN_A_TRANSACTION,
+        faults=3,
+        # The member does not come back, so nobody else ends its transaction.
+        lasts_s={"kill in a transaction": (100.0, 110.0)},
+        members=("grouper-1", "searcher-1", "generator-1"),
+        wait_s_max=45.0,  # a transaction that nobody ends blocks its readers for 60 s
+    ),
+    Mutant(
+        number=3,
+        what="work counts as complete before it is committed",
+        shares={"kill": 0.5, "pause": 0.25, "slow network": 0.25},
+    ),
+    Mutant(
+        number=4,
+        what="a commit without a reply is sent again without asking for its outcome",
+        queries=600,
+        seconds=30.0,
+        shares={"lost reply": 0.7, "cut": 0.3},
+    ),
+    Mutant(number=5, what="the log of answers is not asked", queries=400, seconds=20.0, faults=2),
+    Mutant(
+        number=6,
+        what="commit metadata is dropped",
+        # Large groups of batch queries are committed in parts beside interactive ones.
+        queries=3_000,
+        seconds=20.0,
+        batch_share=0.8,
+        shares={"kill": 0.5, "kill in a transaction": 0.5},
+        members=("searcher-1", "searcher-2"),
+    ),
+    Mutant(
+        number=7,
+        what="the work of revoked partitions is committed",
+        shares={"pause": 0.75, "kill": 0.25},
+        lasts_s={"pause": (7.0, 9.0)},
+    ),
+)
+MUTANTS = {mutant.number: mutant for mutant in _MUTANTS}
+
+
+@contextmanager
+def patched_packages(mutant: Mutant) -> Iterator[Path]:
+    """Yields a folder with a patched copy of the packages, and removes it afterwards.
+
+    Raises `ConfigError` without a checkout of the repository, and where the patch does not apply.
+    """
+    if not (ROOT / "pyproject.toml").exists():
+        raise ConfigError(
+            "mutants are patches of the source tree: run --mutant in a checkout of the repository"
+        )
+    with tempfile.TemporaryDirectory(prefix="carpool-mutant-") as name:
+        folder = Path(name)
+        for package in PACKAGES:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+        apply(mutant, folder)
+        yield folder
+
+
+def apply(mutant: Mutant, folder: Path) -> None:
+    """Applies the patch in `folder`. Raises `ConfigError` where it does not apply or change it."""
+    command = ["git", "apply", "--verbose", str(mutant.patch)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode or "Applied" not in done.stderr:
+        raise ConfigError(
+            f"the patch of mutant {mutant.number} does not apply: the code that it changes was "
+            f"changed. Make the patch again: {mutant.patch}\n{done.stderr}"
+        )

@@ -1,0 +1,99 @@
+"""Network faults: begins and ends them at the proxy before each broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.reliability.chaos.plan import PlannedFault
+from carpool.kafka.embedded import free_port
+from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
+from carpool.testing.kafka import KafkaCluster
+
+API_KEYS = {"EndTxn": END_TXN, "TxnOffsetCommit": TXN_OFFSET_COMMIT, "Produce": PRODUCE}
+REQUEST_WAIT_S = 1.0
+"""How long to wait for a request that is to be held, or whose reply is to be dropped."""
+
+
+@contextmanager
+def proxied_cluster(
+    folder: Path, names: tuple[str, ...]
+) -> Iterator[tuple[KafkaCluster, dict[str, FaultProxy]]]:
+    """Yields a running cluster of one broker for each name, and the proxy before each."""
+    ports = [free_port() for _ in names]
+    cluster = KafkaCluster(folder, advertised=ports)
+    with ExitStack() as opened:
+        proxies = {
+            name: opened.enter_context(FaultProxy(port, server.port))
+            for name, port, server in zip(names, ports, cluster.servers, strict=True)
+        }
+        yield opened.enter_context(cluster), proxies
+
+
+@dataclass(slots=True)
+class NetworkFaults:
+    """The faults in progress. Times are seconds of the run. Not thread-safe."""
+
+    proxies: Mapping[str, FaultProxy]
+    _ends: list[tuple[float, ExitStack]] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no fault is in progress."""
+        return not self._ends
+
+    def inject(self, fault: PlannedFault, now_s: float) -> str | None:
+        """Begins a fault; returns its victim. None: no request came that it could hold or drop."""
+        victim, end = fault.victims[0], ExitStack()
+        proxy = self.proxies[victim]
+        match fault.kind:
+            case "slow network":
+                victim = "all brokers"
+                for each in self.proxies.values():
+                    each.delay(fault.delay_s)
+                    end.callback(each.delay, 0.0)
+            case "cut":
+                proxy.cut()
+            case "half-open":
+                end.enter_context(proxy.half_open())
+            case "network down":
+                end.enter_context(proxy.down())
+            case "late end of a transaction":
+                return self._hold(fault, now_s)
+            case "lost reply":
+                return self._drop(fault)
+        self._ends.append((now_s + fault.down_s, end))
+        return victim
+
+    def _hold(self, fault: PlannedFault, now_s: float) -> str | None:
+        """Holds the end of a transaction. The client connects again, and sends it once more."""
+        for victim in fault.victims:
+            held = self.proxies[victim].hold(END_TXN)
+            if held.wait(REQUEST_WAIT_S):
+                self.proxies[victim].cut()
+                end = ExitStack()
+                end.callback(held.release)
+                self._ends.append((now_s + REQUEST_WAIT_S + fault.down_s, end))
+                return victim
+            held.release()
+        return None
+
+    def _drop(self, fault: PlannedFault) -> str | None:
+        for victim in fault.victims:
+            drop = self.proxies[victim].drop_reply(API_KEYS[fault.request])
+            if drop.wait(REQUEST_WAIT_S):
+                return victim
+            drop.cancel()
+        return None
+
+    def step(self, now_s: float) -> None:
+        """Ends what is due."""
+        for due in [each for each in self._ends if each[0] <= now_s]:
+            self._ends.remove(due)
+            due[1].close()
+
+    def end_all(self) -> None:
+        """Ends every fault."""
+        self.step(float("inf"))

@@ -1,0 +1,89 @@
+"""The questions of a run: two classes, repeated ids, questions that the LLM fails on. Pure.
+
+The LLM stand-in fails on a prompt that contains the word of such a question.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from producers.read_questions import Question
+
+BATCH_SHARE = 0.25
+REPEATED_SHARE = 0.05
+FAILS_ONCE_SHARE = 0.02
+DEAD_SHARE = 0.005
+BROKEN_WITHIN = 0.6
+"""Later questions do not fail: a question fails only while others are answered."""
+REPEATED_WITHIN = 300
+"""A repeated id is one of the last so many of its class."""
+
+FAILURES_MAX = 1
+"""`llm.failures_max` of the services: one more failure ends an attempt."""
+FAILS_ONCE = FAILURES_MAX + 1
+ALWAYS = 1_000_000
+WORD = re.compile(r"unanswerable-[0-9]{6}")
+
+
+class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
+    """The questions of each class, in order, with their ids.
+
+    `broken`: how often the stand-in fails on each word. `dead`: ids of questions that become dead
+    letters. `rows`: the row of the given questions, by id.
+    """
+
+    interactive: tuple[Question, ...]
+    batch: tuple[Question, ...]
+    broken: dict[str, int]
+    dead: frozenset[str]
+    rows: dict[str, int]
+
+
+def chaos_questions(
+    given: Sequence[Question],
+    seed: int,
+    *,
+    broken_within: float = BROKEN_WITHIN,
+    batch_share: float = BATCH_SHARE,
+) -> ChaosQuestions:
+    """Returns as many questions as `given`, drawn from the seed.
+
+    `broken_within`: the first part of the questions, of which some fail; 0: none fail.
+    """
+    rng = random.Random(seed)
+    classes: dict[str, list[Question]] = {"i": [], "b": []}
+    plain: dict[str, list[Question]] = {"i": [], "b": []}
+    broken: dict[str, int] = {}
+    dead: set[str] = set()
+    rows: dict[str, int] = {}
+    for row, question in enumerate(given):
+        name = "b" if rng.random() < batch_share else "i"
+        drawn = rng.random()
+        if drawn < REPEATED_SHARE and plain[name]:
+            classes[name].append(rng.choice(plain[name][-REPEATED_WITHIN:]))
+            continue
+        drawn -= REPEATED_SHARE
+        query_id, text = f"{name}-{row:06}", question.text
+        rows[query_id] = row
+        may_break = row < broken_within * len(given)
+        is_dead = may_break and 0 <= drawn < DEAD_SHARE
+        if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_ONCE_SHARE):
+            word = f"unanswerable-{row:06}"
+            text = f"{text} {word}"
+            broken[word] = ALWAYS if is_dead else FAILS_ONCE
+            dead |= {query_id} if is_dead else set()
+        asked = Question(id=query_id, text=text, vector=question.vector)
+        classes[name].append(asked)
+        if text == question.text:
+            plain[name].append(asked)
+    return ChaosQuestions(
+        interactive=tuple(classes["i"]),
+        batch=tuple(classes["b"]),
+        broken=broken,
+        dead=frozenset(dead),
+        rows=rows,
+    )

@@ -1,0 +1,97 @@
+"""The questions of a chaos run, and what its answers must be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
+from bench.reliability.chaos.llm_calls import CallsAtRisk
+from bench.reliability.chaos.questions import ALWAYS, FAILS_ONCE, WORD, chaos_questions
+from producers.read_questions import Question
+from schemas.answer import Answer, Retrieved
+from tests.records import a_source, an_answer
+
+GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
+RIGHT = {"a": ("p-1", "p-2"), "dead": ("p-3",)}
+
+
+def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
+    found = chaos_questions(GIVEN, 1)
+    assert found == chaos_questions(GIVEN, 1)
+    assert found != chaos_questions(GIVEN, 2)
+    assert len(found.interactive) + len(found.batch) == len(GIVEN)
+    assert 0.2 < len(found.batch) / len(GIVEN) < 0.3
+    for questions in (found.interactive, found.batch):
+        ids = Counter(each.id for each in questions)
+        assert 0.03 < sum(count - 1 for count in ids.values()) / len(questions) < 0.07
+        by_id = {each.id: each for each in questions}
+        assert all(each == by_id[each.id] for each in questions), "an id asks the same again"
+    asked = {each.id: each for each in (*found.interactive, *found.batch)}
+    words = {word: each.id for each in asked.values() for word in WORD.findall(each.text or "")}
+    assert words.keys() == found.broken.keys()
+    assert {words[word] for word, count in found.broken.items() if count == ALWAYS} == found.dead
+    assert FAILS_ONCE in found.broken.values()
+    assert 5 < len(found.dead) < 50
+
+
+def answer(offset: int, *, query_id: str = "a", **fields: object) -> Answer:
+    passages = tuple(Retrieved(id=each, score=1.0) for each in RIGHT[query_id])
+    source = a_source(offset, timestamp_ms=1_000)
+    return an_answer(query_id, **{"source": source, "retrieved": passages, **fields})
+
+
+def counts(*answers: Answer, replays: tuple[int, ...] = ()) -> AnswerCounts:
+    audit = AnswerAudit(RIGHT, {"dead"})
+    for each in replays:
+        audit.replayed(a_source(each).place)
+    for each in answers:
+        audit.take(each, 3_500)
+    return audit.result()
+
+
+def test_good_answers_are_counted() -> None:
+    found = counts(
+        answer(0),
+        answer(1, replayed=True),
+        answer(2, query_id="dead", status="failed", retrieved=()),
+        answer(3, query_id="dead"),
+        replays=(3,),
+    )
+    assert found == AnswerCounts(
+        statuses={"failed": 1, "ok": 3},
+        generated=2,
+        replayed=1,
+        failed_as_meant=1,
+        failed_wrongly=0,
+        other_passages=0,
+        generated_again=0,
+        slowest_s=2.5,
+    )
+
+
+def test_a_failed_answer_needs_a_cause_in_the_load() -> None:
+    failed = {"status": "failed", "retrieved": ()}
+    assert counts(answer(0, **failed)).failed_wrongly == 1
+    again = answer(3, query_id="dead", **failed)
+    assert counts(again, replays=(3,)).failed_wrongly == 1, "the replay of a letter must succeed"
+
+
+def test_other_passages_or_another_order_are_found() -> None:
+    swapped = tuple(Retrieved(id=each, score=1.0) for each in ("p-2", "p-1"))
+    assert counts(answer(0, retrieved=swapped)).other_passages == 1
+    assert counts(answer(0, retrieved=())).other_passages == 1
+
+
+def test_an_id_that_is_generated_twice_or_answered_otherwise_is_found() -> None:
+    assert counts(answer(0), answer(1)).generated_again == 1
+    assert counts(answer(0), answer(1, replayed=True, answer="other")).generated_again == 1
+
+
+def test_each_fault_allows_what_was_in_flight_from_it_until_the_next() -> None:
+    calls = CallsAtRisk()
+    for at_s, in_flight in ((1.0, 9), (2.0, 4), (3.0, 7), (5.0, 2), (8.0, 3)):
+        calls.note(at_s, in_flight)
+    assert calls.allowed([]) == 0
+    assert calls.allowed([2.5]) == 7
+    assert calls.allowed([2.5, 4.0]) == 7 + 7
+    assert calls.allowed([4.0, 6.0]) == 7 + 3
