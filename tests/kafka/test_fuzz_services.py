@@ -114,11 +114,15 @@ def test_every_mutated_query_ends_and_good_queries_between_them_are_answered(
         assert len(refused) > RECORDS // 4
         for letter in letters:
             original = published[place(letter)]
+            class_name, _, reason = (
+                letter.text("rag.errors.exception.class.name") or ""
+            ).rpartition(".")
+            if class_name == "QueryFailure":  # the generator refused it after it was decoded
+                continue
             assert letter.value == original.value
             own = ignored_retry_headers(original.headers)
             assert letter.headers[: len(own)] == own
-            class_name = letter.text("rag.errors.exception.class.name") or ""
-            assert class_name.rpartition(".")[2] in REASONS
+            assert reason in REASONS
         ends = {
             partition: max(at for number, at in published if number == partition) + 1
             for partition, _ in published
