@@ -1,0 +1,137 @@
+"""The least rights that each kind of Kafka user of Carpool needs. Pure.
+
+The page docs/reference/acls.md, the command `carpool acls` and the tests take them from here. Kafka
+implies Describe by Read, Write and Delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.topics import (
+    ANSWERS,
+    DEAD_LETTER_MARKS,
+    GROUPS,
+    GROUPS_BATCH,
+    PARTIAL_ANSWERS,
+    QUERIES,
+    QUERIES_BATCH,
+    QUERIES_BATCH_DEAD,
+    QUERIES_DEAD,
+    RETRIEVALS,
+    RETRIEVALS_BATCH,
+    TOPICS,
+    Topic,
+)
+
+Role = Literal["grouper", "searcher", "generator", "application", "operator"]
+Resource = Literal["TOPIC", "GROUP", "TRANSACTIONAL_ID", "CLUSTER"]
+Operation = Literal[
+    "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"
+]
+
+CLUSTER_NAME = "kafka-cluster"
+"""The one name of the cluster in access control lists."""
+
+QUESTIONS = (QUERIES, QUERIES_BATCH)
+LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
+READS: Mapping[Role, tuple[Topic, ...]] = {
+    "grouper": QUESTIONS,
+    "searcher": (GROUPS, GROUPS_BATCH),
+    "generator": (RETRIEVALS, RETRIEVALS_BATCH, ANSWERS),
+    "application": (ANSWERS, PARTIAL_ANSWERS),
+    "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
+}
+WRITES: Mapping[Role, tuple[Topic, ...]] = {
+    "grouper": (GROUPS, GROUPS_BATCH, *QUESTIONS, ANSWERS, *LETTERS),
+    "searcher": (RETRIEVALS, RETRIEVALS_BATCH, *QUESTIONS, ANSWERS, *LETTERS),
+    "generator": (ANSWERS, PARTIAL_ANSWERS, *QUESTIONS, *LETTERS),
+    "application": QUESTIONS,
+    "operator": (*QUESTIONS, DEAD_LETTER_MARKS),
+}
+DELETES: Mapping[Role, tuple[Topic, ...]] = {
+    "searcher": (GROUPS, GROUPS_BATCH),
+    "generator": (RETRIEVALS, RETRIEVALS_BATCH),
+}
+"""Topics whose processed records their reader deletes."""
+ROLES: Mapping[Role, str] = {
+    "grouper": "the service `carpool grouper`",
+    "searcher": "the service `carpool searcher`",
+    "generator": "the service `carpool generator`",
+    "application": "publishes questions and reads answers",
+    "operator": "`carpool topics`, `status`, `dlq` and `groups`",
+}
+SERVICES: tuple[Role, ...] = ("grouper", "searcher", "generator")
+
+
+@dataclass(frozen=True, order=True)
+class Acl:
+    """The right to one operation on the resources of one name, or of one prefix."""
+
+    resource: Resource
+    name: str
+    pattern: Literal["LITERAL", "PREFIXED"]
+    operation: Operation
+
+
+def acls_of(role: Role, group_prefix: str) -> tuple[Acl, ...]:
+    """Returns the rights of a role, without duplicates; `group_prefix`: `kafka.group_prefix`."""
+    found = [
+        *_topics(READS[role], "READ"),
+        *_topics(WRITES[role], "WRITE"),
+        *_topics(DELETES.get(role, ()), "DELETE"),
+    ]
+    if role in SERVICES:
+        found += _service(f"{group_prefix}-{role}")
+    elif role == "operator":
+        found += _operator(group_prefix)
+    return tuple(dict.fromkeys(found))
+
+
+def kafka_acls_lines(acls: Iterable[Acl], *, principal: str, bootstrap: str) -> list[str]:
+    """Returns one command line of Kafka's `kafka-acls` for each resource."""
+    operations: dict[tuple[str, str, str], list[str]] = {}
+    for acl in acls:
+        operations.setdefault((acl.resource, acl.name, acl.pattern), []).append(acl.operation)
+    lines = []
+    for (resource, name, pattern), allowed in operations.items():
+        what = {
+            "TOPIC": f"--topic {name}",
+            "GROUP": f"--group {name}",
+            "TRANSACTIONAL_ID": f"--transactional-id {name}",
+            "CLUSTER": "--cluster",
+        }[resource]
+        options = " ".join(f"--operation {each.title().replace('_', '')}" for each in allowed)
+        of_prefix = " --resource-pattern-type prefixed" if pattern == "PREFIXED" else ""
+        lines.append(
+            f"kafka-acls --bootstrap-server {bootstrap} --add --allow-principal {principal} "
+            f"{options} {what}{of_prefix}"
+        )
+    return lines
+
+
+def _topics(topics: Iterable[Topic], operation: Operation) -> Iterator[Acl]:
+    for topic in topics:
+        yield Acl("TOPIC", topic.name, "LITERAL", operation)
+
+
+def _service(group: str) -> Iterator[Acl]:
+    """The group, the transactional ids of its members, and what the checks at start ask."""
+    yield Acl("GROUP", group, "LITERAL", "READ")
+    yield Acl("TRANSACTIONAL_ID", f"{group}-", "PREFIXED", "WRITE")
+    yield from _checks()
+
+
+def _checks() -> Iterator[Acl]:
+    yield from _topics(TOPICS, "DESCRIBE")
+    yield from _topics(TOPICS, "DESCRIBE_CONFIGS")
+    yield Acl("CLUSTER", CLUSTER_NAME, "LITERAL", "DESCRIBE_CONFIGS")
+
+
+def _operator(group_prefix: str) -> Iterator[Acl]:
+    yield from _topics(TOPICS, "CREATE")
+    yield from _checks()
+    yield Acl("GROUP", f"{group_prefix}-", "PREFIXED", "READ")
+    yield Acl("TRANSACTIONAL_ID", f"{group_prefix}-dlq", "LITERAL", "WRITE")
