@@ -115,7 +115,10 @@ def _effective(doc: SettingDoc, value: Any, origin: str) -> Effective:
 
 
 def _toml_value(value: Any) -> str:
-    """Returns a value in TOML; for the values of settings it is the notation of JSON."""
+    """Returns a value in TOML; for all values but tables it is the notation of JSON."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(name)} = {_toml_value(it)}" for name, it in value.items())
+        return "{" + ", ".join(pairs) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
-from cli import asking, configuring, dlq, groups, loading, services, status, topics, up
+from cli import acls, asking, configuring, dlq, groups, loading, services, status, topics, up
 from cli.console import people, print_json, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import JsonOption
@@ -78,6 +78,7 @@ app.command()(status.status)
 app.add_typer(topics.app)
 app.add_typer(dlq.app)
 app.add_typer(groups.app)
+app.command()(acls.acls)
 app.command()(configuring.config)
 app.command()(services.grouper)
 app.command()(services.searcher)

@@ -74,7 +74,7 @@ class Brokers:
         return found
 
     def _places(self, topics: Iterable[str]) -> list[Place]:
-        metadata = cluster_metadata(self._admin, self._settings.bootstrap, self._timeout_s)
+        metadata = cluster_metadata(self._admin, self._settings, self._timeout_s)
         return [
             (name, number)
             for name in topics

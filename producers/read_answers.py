@@ -69,8 +69,10 @@ class AnswerReader:
             ]
             if missing:
                 raise ConfigError(
-                    f"{self._kafka.bootstrap} has no topic {', '.join(missing)}. Make the topics "
-                    "with `carpool topics create`, or start everything with `carpool up`."
+                    f"{self._kafka.bootstrap} has no topic {', '.join(missing)}, or these "
+                    "credentials may not see it. Make the topics with `carpool topics create`, or "
+                    "start everything with `carpool up`; `carpool acls application` prints the "
+                    "rights."
                 )
             self._follow(ANSWERS.name)
         except BaseException:

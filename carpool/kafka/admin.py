@@ -19,6 +19,7 @@ from carpool.kafka.checks import LANES, TopicFacts
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import settings_of
+from carpool.kafka.librdkafka.hidden_topics import hidden_topics
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
 
@@ -52,7 +53,7 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
-    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
+    metadata = cluster_metadata(admin, settings, timeout_s)
     replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
     missing = [topic for topic in topics if topic.name not in metadata.topics]
     if not missing:
@@ -84,15 +85,16 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
 def describe_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[TopicState]:
     """Returns each topic at the brokers, with differences. Raises `RetryableError`."""
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
-    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
+    metadata = cluster_metadata(admin, settings, timeout_s)
     present = topic_facts(admin, metadata, topics, timeout_s)
+    hidden = hidden_topics(admin, _missing(topics, metadata), timeout_s)
     absent = TopicFacts(partitions=0, replicas=0, config=None)
     return [
         TopicState(
             topic=topic,
             partitions=facts.partitions,
             replicas=facts.replicas,
-            drift=_drift(topic, facts) if facts.partitions else ("does not exist",),
+            drift=_drift(topic, facts) if facts.partitions else (_absence(topic, hidden),),
         )
         for topic in topics
         for facts in (present.get(topic.name, absent),)
@@ -119,6 +121,14 @@ def topic_facts(
         )
         for name, found in present.items()
     }
+
+
+def _missing(topics: Sequence[Topic], metadata: ClusterMetadata) -> list[str]:
+    return [topic.name for topic in topics if topic.name not in metadata.topics]
+
+
+def _absence(topic: Topic, hidden: frozenset[str]) -> str:
+    return "cannot be seen: allow Describe on it" if topic.name in hidden else "does not exist"
 
 
 def _drift(topic: Topic, facts: TopicFacts) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ INTERNAL_LOGS = {
     "__transaction_state": "transaction.state.log",
 }
 """The brokers' own topics, and how the settings of each begin."""
+ACLS = "(`carpool acls` prints the rights that each service needs)"
 WARN_SHARE = 0.5
 """Unread records older than this share of their topic's retention cause a warning."""
 
@@ -60,12 +61,17 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerFacts:
-    """The brokers' answers. `config`: of one broker; empty: none; None: not permitted."""
+    """The brokers' answers. `config`: of one broker; empty: none; None: not permitted.
+
+    `hidden_topics`, `hidden_group`: what these credentials may not describe.
+    """
 
     brokers: int
     config: Mapping[str, str] | None = field(default_factory=dict)
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[TopicPartition, Standing] = field(default_factory=dict)
+    hidden_topics: frozenset[str] = frozenset()
+    hidden_group: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +132,20 @@ def judge(
             "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs "
             "on the cluster"
         )
+    if facts.hidden_group is not None:
+        problems.append(
+            f"the consumer group {facts.hidden_group} cannot be used by these credentials: allow "
+            f"Read on it {ACLS}"
+        )
     problems += _internal_log_problems(facts, delivery)
     for topic in topics:
         found = facts.topics.get(topic.name)
+        if found is None and topic.name in facts.hidden_topics:
+            problems.append(
+                f"topic {topic.name} cannot be seen by these credentials, whether it exists or "
+                f"not: allow Describe on it {ACLS}"
+            )
+            continue
         if found is None:
             (warnings if topic.best_effort else problems).append(
                 f"topic {topic.name} does not exist: run `carpool topics create`"

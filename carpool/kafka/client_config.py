@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from carpool.kafka.settings import KafkaSettings
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from carpool.errors import ConfigError
+from carpool.kafka.passed_through import flattened, refusals
+from carpool.kafka.settings import BrokerSettings, KafkaSettings
 from schemas.topics import MESSAGE_BYTES_MAX
 
 EMBEDDED_FETCH_WAIT_MS = 10
@@ -33,23 +38,54 @@ A broker that is starting may return too few partitions, which clients use until
 """
 
 
-def client_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Returns brokers and security of every client. Contains the password: never log it."""
-    config: dict[str, Any] = {
-        "bootstrap.servers": settings.bootstrap,
-        "security.protocol": settings.security_protocol,
-        "socket.keepalive.enable": True,
-        "reconnect.backoff.max.ms": 1_000,
-        "allow.auto.create.topics": False,
-    }
+def security_config(settings: BrokerSettings) -> dict[str, Any]:
+    """Returns brokers, security and `[kafka.librdkafka]`. Contains secrets: never log it.
+
+    Raises `ConfigError` for a setting that may not be given.
+    """
+    if problems := list(refusals(settings.librdkafka)):
+        raise ConfigError("the settings of [kafka] do not fit: " + "; ".join(problems))
+    given = flattened(settings.librdkafka)
+    store = "keystore" if "ssl.keystore.location" in given else "key"
     optional = {
         "sasl.mechanism": settings.sasl_mechanism,
         "sasl.username": settings.sasl_username,
         "sasl.password": settings.sasl_password.value,
+        "sasl.oauthbearer.client.secret": settings.oauthbearer_client_secret.value,
         "ssl.ca.location": settings.ssl_ca_location,
+        f"ssl.{store}.password": settings.ssl_key_password.value,
     }
-    config.update({name: value for name, value in optional.items() if value})
-    return config
+    return {
+        "bootstrap.servers": settings.bootstrap,
+        "security.protocol": settings.security_protocol,
+        **{name: value for name, value in optional.items() if value},
+        **given,
+    }
+
+
+def client_config(settings: KafkaSettings) -> dict[str, Any]:
+    """Returns the configuration of every client. Contains secrets: never log it.
+
+    Raises `ConfigError` with the message of librdkafka when it refuses the settings.
+    """
+    security = security_config(settings)
+    _try(security)
+    return {
+        "socket.keepalive.enable": True,
+        "reconnect.backoff.max.ms": 1_000,
+        "allow.auto.create.topics": False,
+    } | security
+
+
+def _try(config: dict[str, Any]) -> None:
+    """Makes a client that does not connect, because librdkafka checks nothing before."""
+    try:
+        AdminClient(config | {"bootstrap.servers": "", "log_level": 0})
+    except KafkaException as error:
+        raise ConfigError(
+            f"librdkafka refuses the settings of [kafka]: {error.args[0].str()}; change "
+            "[kafka.librdkafka] or the security settings of [kafka]"
+        ) from None
 
 
 def producer_config(settings: KafkaSettings) -> dict[str, Any]:
@@ -65,6 +101,7 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
         "message.timeout.ms": 0,
         "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+        **flattened(settings.librdkafka),
     }
 
 
@@ -89,5 +126,6 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             "queued.max.messages.kbytes": settings.prefetch_kib,
             "enable.partition.eof": True,
             "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
+            **flattened(settings.librdkafka),
         }
     )

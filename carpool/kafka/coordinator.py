@@ -21,8 +21,11 @@ from kafka.errors import (
 )
 
 from carpool.errors import DeploymentError, RetryableError
+from carpool.kafka.client_config import security_config
 from carpool.kafka.clients import Position
+from carpool.kafka.coordinator_config import coordinator_config
 from carpool.kafka.fencing import Transaction
+from carpool.kafka.oauth_tokens import token_provider
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import BrokerSettings
 
@@ -49,8 +52,18 @@ class CoordinatorClient:
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
-        """Connects with the first call."""
-        self._settings = settings
+        """Connects with the first call. Raises `ConfigError` for what kafka-python cannot do."""
+        self._config = coordinator_config(security_config(settings)) | {
+            "client_id": "carpool-coordinator",
+            "request_timeout_ms": settings.request_timeout_ms,
+            "bootstrap_timeout_ms": settings.request_timeout_ms,
+            "retry_backoff_ms": settings.retry_backoff_ms,
+        }
+        if self._config.get("sasl_mechanism") == "OAUTHBEARER":
+            timeout_s = settings.request_timeout_ms / 1_000
+            self._config["sasl_oauth_token_provider"] = token_provider(
+                security_config(settings), timeout_s
+            )
         self._client: KafkaAdminClient | None = None
 
     def committed(
@@ -96,7 +109,7 @@ class CoordinatorClient:
     def _ask(self, question: Callable[..., T]) -> T:
         try:
             if self._client is None:
-                self._client = KafkaAdminClient(**_config(self._settings))
+                self._client = KafkaAdminClient(**self._config)
             return question(self._client)
         except AuthorizationError as error:
             raise DeploymentError(
@@ -111,24 +124,3 @@ class CoordinatorClient:
         except (KafkaError, OSError) as error:
             self.close()  # the next call connects again
             raise RetryableError(f"the coordinator did not answer: {error}") from error
-
-
-def _config(settings: BrokerSettings) -> dict[str, Any]:
-    """Returns the settings as kafka-python names them. Contains the password: never log it."""
-    config: dict[str, Any] = {
-        "bootstrap_servers": settings.bootstrap.split(","),
-        "client_id": "carpool-coordinator",
-        "security_protocol": settings.security_protocol,
-        "request_timeout_ms": settings.request_timeout_ms,
-        "bootstrap_timeout_ms": settings.request_timeout_ms,
-        "retry_backoff_ms": settings.retry_backoff_ms,
-    }
-    if settings.sasl_mechanism:
-        config |= {
-            "sasl_mechanism": settings.sasl_mechanism,
-            "sasl_plain_username": settings.sasl_username,
-            "sasl_plain_password": settings.sasl_password.value,
-        }
-    if settings.ssl_ca_location:
-        config["ssl_cafile"] = settings.ssl_ca_location
-    return config

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -17,6 +17,7 @@ from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.librdkafka.hidden_topics import hidden_topics
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import Topic
@@ -35,7 +36,7 @@ def check_deployment(
     Raises `RetryableError` when no broker answers.
     """
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
-    metadata = cluster_metadata(admin, settings.bootstrap, timeout_s)
+    metadata = cluster_metadata(admin, settings, timeout_s)
     config = broker_config(admin, metadata.brokers, timeout_s)
     found = topic_facts(admin, metadata, topics, timeout_s)
     partitions = {
@@ -44,8 +45,16 @@ def check_deployment(
         for number in metadata.topics[name].partitions
     }
     standings = _standings(admin, settings, group, partitions) if partitions else {}
+    # Brokers without access control hide nothing, and some create a topic that a request names.
+    may_hide = config is None or "authorizer.class.name" in config
+    missing = [topic.name for topic in topics if may_hide and topic.name not in found]
     facts = BrokerFacts(
-        brokers=len(metadata.brokers), config=config, topics=found, standings=standings
+        brokers=len(metadata.brokers),
+        config=config,
+        topics=found,
+        standings=standings or {},
+        hidden_topics=hidden_topics(admin, missing, timeout_s),
+        hidden_group=group if standings is None else None,
     )
     return judge(settings, wish, topics, facts)
 
@@ -69,8 +78,11 @@ def _standings(
     settings: KafkaSettings,
     group: str,
     partitions: Mapping[TopicPartition, int | None],
-) -> dict[TopicPartition, Standing]:
-    """Returns the group's standing; empty where the brokers do not support such requests."""
+) -> dict[TopicPartition, Standing] | None:
+    """Returns the group's standing; empty where the brokers do not support such requests.
+
+    None: these credentials may not use the group.
+    """
     timeout_s = settings.request_timeout_ms / 1_000
     raw = [RawPartition(at.topic, at.partition) for at in partitions]
     now_ms = int(time.time() * 1_000)
@@ -84,8 +96,9 @@ def _standings(
         first = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s)
         end = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
         first_young = _offsets(admin, young, timeout_s)
-    except KafkaException:
-        return {}
+    except KafkaException as error:
+        denied = error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        return None if denied else {}
     by_place = {TopicPartition(each.topic, each.partition): each.offset for each in committed}
     return {
         at: Standing(

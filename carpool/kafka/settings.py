@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
+from carpool.kafka.passed_through import names_token_source, refusals
 from carpool.settings import Secret, Settings
 
 OFFSETS_INTERVAL_MS_MIN = 100
@@ -41,7 +43,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         Meta(description="How to talk to the brokers."),
     ] = "PLAINTEXT"
     sasl_mechanism: Annotated[
-        str, Meta(description="SASL mechanism, such as SCRAM-SHA-512; empty: none.")
+        str,
+        Meta(description="SASL mechanism: PLAIN, SCRAM-SHA-512, OAUTHBEARER; empty: none."),
     ] = ""
     sasl_username: Annotated[str, Meta(description="SASL user name.")] = ""
     sasl_password: Annotated[
@@ -50,16 +53,44 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     ssl_ca_location: Annotated[
         str, Meta(description="File of the certificate authority; empty: the system's.")
     ] = ""
+    ssl_key_password: Annotated[
+        Secret,
+        Meta(
+            description="Password of the file in librdkafka.ssl.key.location or "
+            "librdkafka.ssl.keystore.location; from the environment only."
+        ),
+    ] = Secret()
+    oauthbearer_client_secret: Annotated[
+        Secret,
+        Meta(
+            description="Secret of the OAuth client librdkafka.sasl.oauthbearer.client.id; from "
+            "the environment only."
+        ),
+    ] = Secret()
+    librdkafka: Annotated[
+        dict[str, Any],
+        Meta(
+            description="More settings of librdkafka, for every client, such as "
+            "ssl.certificate.location; in the environment a JSON object. Those that a promise of "
+            "Carpool depends on are refused."
+        ),
+    ] = msgspec.field(default_factory=dict)
 
     def check(self) -> list[str]:
         """Returns what is wrong between these values."""
         problems = []
-        if self.security_protocol.startswith("SASL") and not (
-            self.sasl_mechanism and self.sasl_username
-        ):
+        has_user = bool(self.sasl_username) or self.sasl_mechanism == "OAUTHBEARER"
+        if self.security_protocol.startswith("SASL") and not (self.sasl_mechanism and has_user):
             problems.append(
                 "security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty"
             )
+        if self.sasl_mechanism == "OAUTHBEARER" and not names_token_source(self.librdkafka):
+            problems.append(
+                "sasl_mechanism is OAUTHBEARER without a source of tokens: set "
+                "librdkafka.sasl.oauthbearer.method to oidc, and "
+                "librdkafka.sasl.oauthbearer.token.endpoint.url"
+            )
+        problems += refusals(self.librdkafka)
         if not self.bootstrap.strip():
             problems.append("bootstrap is empty: name at least one broker as host:port")
         return problems

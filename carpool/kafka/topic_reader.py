@@ -77,7 +77,6 @@ class TopicReader:
         librdkafka settings that replace the defaults here, which read committed records only.
         """
         self._settings = settings
-        self._bootstrap = settings.bootstrap
         self._clock = clock
         self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
         self._stale_topics: set[str] = set()
@@ -102,7 +101,7 @@ class TopicReader:
 
     def topics(self) -> dict[str, tuple[int, ...]]:
         """Returns every topic and its partitions. Raises `RetryableError` without a broker."""
-        metadata = cluster_metadata(self._consumer, self._bootstrap, self._timeout_s)
+        metadata = cluster_metadata(self._consumer, self._settings, self._timeout_s)
         return {
             name: tuple(sorted(topic.partitions))
             for name, topic in metadata.topics.items()
@@ -118,8 +117,9 @@ class TopicReader:
         while (found := self.topics().get(topic)) is None:
             if time.monotonic() >= until_s:
                 raise ConfigError(
-                    f"there is no topic {topic} at {self._bootstrap}; make the topics: carpool "
-                    "topics create"
+                    f"there is no topic {topic} at {self._settings.bootstrap}, or these "
+                    "credentials may not see it: `carpool topics create` makes the topics, "
+                    "`carpool acls` prints the rights"
                 )
             time.sleep(RETRY_S)
         return [TopicPartition(topic, number) for number in found]
@@ -255,7 +255,8 @@ class TopicReader:
                 silent_since_s = time.monotonic()
             elif time.monotonic() - silent_since_s > silence_s:
                 raise SilentBrokersError(
-                    f"{self._bootstrap} sent nothing for {silence_s:g} s; is it still running?"
+                    f"{self._settings.bootstrap} sent nothing for {silence_s:g} s; is it still "
+                    "running?"
                 )
             yield from batch.messages
             left -= batch.ends.keys()

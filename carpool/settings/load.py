@@ -61,6 +61,7 @@ def load_settings(
             values[section].update(modernised(section, sections[section], given, warn))
     built: dict[str, Settings] = {}
     for name, section_kind in sections.items():
+        _read_tables(name, section_kind, values[name], problems)
         try:
             built[name] = msgspec.convert(values[name], section_kind, strict=False)
             problems += [f"[{name}] {problem}" for problem in built[name].check()]
@@ -73,6 +74,20 @@ def load_settings(
             + "\n`carpool config` documents each one."
         )
     return kind(**built)
+
+
+def _read_tables(
+    section: str, kind: type[Settings], values: dict[str, Any], problems: list[str]
+) -> None:
+    """Replaces the text of a table, from the environment or a flag, by its values."""
+    for doc in describe(section, kind):
+        text = values.get(doc.name)
+        if doc.is_table and isinstance(text, str):
+            try:
+                values[doc.name] = msgspec.json.decode(text or "{}", type=dict[str, Any])
+            except msgspec.DecodeError:
+                problems.append(f"[{section}] {doc.name}: write a JSON object: {{name: value}}")
+                del values[doc.name]
 
 
 def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings]) -> str:

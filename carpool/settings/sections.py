@@ -42,7 +42,10 @@ class Secret(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDoc:
-    """One setting, documented. `choices`: the allowed words, if there are only a few."""
+    """One setting, documented. `choices`: the allowed words, if there are only a few.
+
+    `is_table`: its value is a table of names and values.
+    """
 
     section: str
     name: str
@@ -52,6 +55,13 @@ class SettingDoc:
     default: Any
     description: str
     is_secret: bool
+    is_table: bool
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else None
 
 
 def environment_name(section: str, name: str) -> str:
@@ -82,9 +92,10 @@ def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
                 if not get_args(base)
                 else str(base).replace("typing.", ""),
                 choices=tuple(map(str, get_args(base))) if get_origin(base) is Literal else (),
-                default=field.default if field.default is not msgspec.NODEFAULT else None,
+                default=_default(field),
                 description=description,
                 is_secret=base is Secret,
+                is_table=get_origin(base) is dict,
             )
         )
     return docs

@@ -7,11 +7,13 @@ without authentication is a super user; all others have only the rights that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -80,12 +82,19 @@ class SecureKafkaServer(KafkaServer):
         ).values():
             future.result(REQUEST_TIMEOUT_S)
 
-    def withdraw(self, user: str, acls: Iterable[Acl]) -> None:
-        """Forbids what these rights allow, also if a broader right allows it."""
-        admin = self._admin()
+    @contextmanager
+    def without(self, user: str, acls: Iterable[Acl]) -> Iterator[None]:
+        """Forbids what these rights allow, also if a broader right allows it, until the end."""
         denied = [_binding(user, acl, AclPermissionType.DENY) for acl in acls]
+        admin = self._admin()
         for future in admin.create_acls(denied, request_timeout=REQUEST_TIMEOUT_S).values():
             future.result(REQUEST_TIMEOUT_S)
+        try:
+            yield
+        finally:
+            filters = [_filter_of(each) for each in denied]
+            for future in admin.delete_acls(filters, request_timeout=REQUEST_TIMEOUT_S).values():
+                future.result(REQUEST_TIMEOUT_S)
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -132,4 +141,16 @@ def _binding(
         "*",
         AclOperation[acl.operation],
         permission,
+    )
+
+
+def _filter_of(acl: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        acl.restype,
+        acl.name,
+        acl.resource_pattern_type,
+        acl.principal,
+        acl.host,
+        acl.operation,
+        acl.permission_type,
     )

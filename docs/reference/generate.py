@@ -13,6 +13,7 @@ import msgspec
 import typer
 from prometheus_client import CollectorRegistry
 
+from carpool.kafka.acls import ROLES, acls_of
 from carpool.settings import Settings, describe
 from carpool.telemetry.metrics import Metrics
 from cli.all_settings import CarpoolSettings
@@ -34,6 +35,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "headers.md": headers_page(),
         "topics.md": topics_page(),
+        "acls.md": acls_page(),
         "exit-codes.md": exit_codes_page(),
         "cli.md": cli_page(),
     }
@@ -173,6 +175,33 @@ def facts(topic: Topic) -> str:
     return (
         f"Partitioned by {by[topic.partition_by]}; kept {kept}{compact}; records of at most "
         f"{topic.max_message_bytes:,} bytes with headers{effort}"
+    )
+
+
+def acls_page() -> str:
+    """Returns the rights at the brokers of each role."""
+    lines: list[str] = []
+    for role, what in ROLES.items():
+        rights: dict[tuple[str, str], list[str]] = {}
+        for acl in acls_of(role, "carpool"):
+            star = "*" if acl.pattern == "PREFIXED" else ""
+            operation = acl.operation.title().replace("_", "")
+            kind = acl.resource.lower().replace("_", " ")
+            rights.setdefault((kind, f"{acl.name}{star}"), []).append(operation)
+        lines += [f"## {role}", "", *textwrap.wrap(f"For {what}.", WIDTH), ""]
+        lines += ["| resource | name | rights |", "|---|---|---|"]
+        for (kind, name), allowed in rights.items():
+            lines.append(f"| {kind} | `{name}` | {', '.join(allowed)} |")
+        lines.append("")
+    return page(
+        "Access control",
+        "The least rights of each service, of applications and of operators, where the brokers "
+        "have access control lists. `carpool acls ROLE --principal User:NAME` prints them as "
+        "commands of `kafka-acls`. Read, Write and Delete imply Describe. Names of groups and "
+        "transactional ids begin with `kafka.group_prefix`, here `carpool`. Delete is for "
+        "processed records, which their reader removes. A service without a right of this list "
+        "says so and stops; without DescribeConfigs it starts with a warning.",
+        lines,
     )
 
 

@@ -25,7 +25,7 @@ from carpool.kafka.clients import (
 )
 from carpool.kafka.cluster import cluster_metadata
 from carpool.kafka.instance_id import configured_instance_id
-from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.librdkafka.convert import RIGHTS, StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
 from carpool.kafka.librdkafka.membership import CachedMembership
 from carpool.kafka.librdkafka.partition_handover import (
@@ -97,8 +97,10 @@ class LibrdkafkaConsumer:
         address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
         for wanted in (topic, *extra_topics):
-            metadata = cluster_metadata(admin, address, self._timeout_s, wanted)
+            metadata = cluster_metadata(admin, self._settings, self._timeout_s, wanted)
             found = metadata.topics[wanted]
+            if found.error is not None and found.error.code() in RIGHTS:
+                raise sort_error(found.error, wanted)
             if found.error is not None:
                 raise ConfigError(
                     f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
@@ -257,6 +259,8 @@ class LibrdkafkaConsumer:
                 "topic's retention; then reset the group's offsets by hand (kafka-consumer-groups "
                 "--reset-offsets) to accept the loss."
             )
+        elif code in RIGHTS:
+            raise sort_error(error, raw.topic() or self._group)
         elif code == KafkaError._FATAL and self._may_go_classic:
             log.info("joining by the classic protocol", error=error.str())
             self._consumer.close()

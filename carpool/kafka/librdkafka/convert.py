@@ -27,6 +27,14 @@ LEFT_BEHIND = frozenset(
 next heartbeat brings the epoch.
 """
 
+RIGHTS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "a topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id",
+}
+"""Errors of missing rights, with what they are about."""
+
 REFUSED = frozenset(
     {
         KafkaError.UNSUPPORTED_VERSION,
@@ -35,10 +43,7 @@ REFUSED = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        *RIGHTS,
         KafkaError.INVALID_TRANSACTION_TIMEOUT,
         KafkaError.INVALID_RECORD,
         KafkaError.POLICY_VIOLATION,
@@ -50,6 +55,11 @@ REFUSED = frozenset(
 def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
     """Sorts the error of a call or a delivery outside transactions."""
     code, where = error.code(), f" ({topic})" if topic else ""
+    if code in RIGHTS:
+        return DeploymentError(
+            f"Kafka refuses a right on {RIGHTS[code]}{where}: {error.str()}; allow what `carpool "
+            "acls` prints for this service"
+        )
     if code in REFUSED:
         return DeploymentError(
             f"the broker refuses what it is given{where}: {error.str()}; check topics and brokers "

@@ -12,6 +12,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config
+from carpool.kafka.librdkafka.convert import RIGHTS, sort_error
 from carpool.kafka.librdkafka.protocol import BROKER_SESSION_TIMEOUT
 from carpool.kafka.settings import KafkaSettings
 
@@ -30,7 +31,8 @@ def wait_until_name_is_free(
 
     A member that was killed is in the group until its session ends, and keeps its partitions until
     then. One that is still there afterwards is alive: two members with one name would end each
-    other again and again. Raises `ConfigError` then, and `RetryableError` without a broker.
+    other again and again. Raises `ConfigError` then, and `RetryableError` without a broker,
+    `DeploymentError` without the right to describe the group.
     """
     answer_by_s = time.monotonic() + settings.request_timeout_ms / 1_000
     until_s: float | None = None
@@ -79,6 +81,8 @@ def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | Non
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
             return None
+        if error.args[0].code() in RIGHTS:
+            raise sort_error(error.args[0], group) from error
         raise RetryableError(
             f"the brokers do not describe the group {group}: {error.args[0].str()}"
         ) from error
@@ -88,7 +92,7 @@ def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | Non
 
 def _session_s(settings: KafkaSettings) -> float:
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
-    brokers = cluster_metadata(admin, settings.bootstrap, timeout_s).brokers
+    brokers = cluster_metadata(admin, settings, timeout_s).brokers
     config = broker_config(admin, brokers, timeout_s) or {}
     ours, theirs = settings.session_timeout_ms, config.get(BROKER_SESSION_TIMEOUT)
     return max(ours, int(theirs or SESSION_TIMEOUT_MS)) / 1_000

@@ -12,8 +12,9 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
-from carpool.kafka.client_config import client_config
+from carpool.kafka.client_config import client_config, security_config
 from carpool.kafka.clients import Position
+from carpool.kafka.coordinator_config import coordinator_config
 from carpool.kafka.fencing import Takeover, claims, previous_owners, transactional_id
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
@@ -52,6 +53,7 @@ class PartitionHandover:
     """Reads, fences and claims for a transactional consumer. Blocks the polling thread."""
 
     def __init__(self, settings: KafkaSettings, group: str, own_instance_id: str) -> None:
+        """Raises `ConfigError` for security settings that the coordinators' client lacks."""
         from carpool.kafka.coordinator import CoordinatorClient  # of the extra `services`
 
         self._settings = settings

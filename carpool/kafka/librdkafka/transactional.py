@@ -224,7 +224,10 @@ class LibrdkafkaTransactionalProducer:
             )
             return self._fenced
         if code in REFUSED:
-            return self._refused or sort_error(error)
+            is_ours = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            return self._refused or sort_error(
+                error, self._config["transactional.id"] if is_ours else ""
+            )
         is_fatal = error.fatal() or code == KafkaError._FATAL
         if code in FORGOTTEN or (is_fatal and not self._is_spent):
             self._is_spent = True

@@ -1,0 +1,47 @@
+"""`carpool acls`: the rights at the brokers that services and applications need."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from carpool.errors import ConfigError
+from carpool.kafka.acls import ROLES, acls_of, kafka_acls_lines
+from cli.console import print_json
+from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+
+RoleArgument = Annotated[
+    str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(ROLES)}; default: all.")
+]
+PrincipalOption = Annotated[
+    str, typer.Option("--principal", help="The Kafka user; default: User: and the role.")
+]
+
+
+def acls(
+    role: RoleArgument = "",
+    principal: PrincipalOption = "",
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Print the least rights of each role, as commands of Kafka's kafka-acls. Asks no broker.
+
+    \b
+    Example:
+      carpool acls generator --principal User:rag-generator > acls.sh
+    """
+    if role and role not in ROLES:
+        raise ConfigError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
+    kafka = client_side(bootstrap, config, assignments).kafka
+    found = {name: acls_of(name, kafka.group_prefix) for name in ROLES if role in ("", name)}
+    if as_json:
+        print_json({name: [asdict(acl) for acl in each] for name, each in found.items()})
+        return
+    for name, each in found.items():
+        user = principal or f"User:{name}"
+        for line in kafka_acls_lines(each, principal=user, bootstrap=kafka.bootstrap):
+            typer.echo(line)

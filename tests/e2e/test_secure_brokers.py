@@ -1,0 +1,161 @@
+"""A question is answered over TLS, SASL, client certificates; a refusal says what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as RawPartition
+from confluent_kafka.admin import AdminClient
+
+from carpool.kafka.acls import ROLES, SERVICES, Acl, acls_of
+from carpool.kafka.admin import create_topics
+from carpool.kafka.client_config import client_config
+from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.settings import KafkaSettings
+from carpool.settings import Secret
+from carpool.testing.secure_kafka import SecureKafkaServer
+from schemas.topics import GROUPS, QUERIES
+from tests.e2e.secure import PASSWORDS, ask, environment, mtls, scram, services, tls
+from tests.e2e.support import MODEL
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
+
+Connect = Callable[[SecureKafkaServer, str], KafkaSettings]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafkaServer]:
+    """A secure broker; each role has exactly its documented rights."""
+    users = PASSWORDS | {"nobody": "secret-of-nobody"}
+    with SecureKafkaServer(tmp_path_factory.mktemp("secure"), users=users) as it:
+        for role in ROLES:
+            it.allow(role, acls_of(role, "carpool"))
+        create_topics(scram(it, "operator"))
+        for service in SERVICES:  # makes the brokers' own topic of offsets
+            _wait_for_coordinator(scram(it, service), f"carpool-{service}")
+        yield it
+
+
+def _wait_for_coordinator(kafka: KafkaSettings, group: str) -> None:
+    until_s = time.monotonic() + 30
+    while True:
+        try:
+            committed_so_far(kafka, group, [RawPartition(QUERIES.name, 0)])
+            return
+        except KafkaException:
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("connect", [tls, scram, mtls])
+def test_a_question_is_answered_exactly_once_by_three_services(
+    server: SecureKafkaServer, small_index: Path, tmp_path: Path, connect: Connect
+) -> None:
+    users = {service: connect(server, service) for service in SERVICES}
+    with services(users, small_index, tmp_path) as stacks:
+        assert ask(connect(server, "application")) == "ok"
+        for service, stack in stacks.items():
+            log = stack[service].log_file.read_text()
+            assert "exactly_once" in log
+            assert "secret-of" not in log
+            assert "of-the-key" not in log
+
+
+def run(kafka: KafkaSettings, index: Path, *command: str, **more: str) -> str:
+    """Runs a command that fails; returns the one line that it ends with."""
+    environ = {name: it for name, it in os.environ.items() if not name.startswith("CARPOOL_")}
+    environ |= environment(kafka) | {
+        "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000",
+        "CARPOOL_CLIENT_CONNECT_TIMEOUT_MS": "3000",
+        "CARPOOL_INDEX_DIR": str(index),
+        "CARPOOL_EMBEDDING_MODEL": MODEL,
+        "CARPOOL_HTTP_PORT": "0",
+        **more,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "carpool", *command],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret-of" not in done.stderr + done.stdout
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    return last
+
+
+COMMANDS = [("grouper",), ("topics", "check"), ("ask", "why?")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda it: it[0])
+def test_a_wrong_password_is_one_line_that_names_the_setting(
+    server: SecureKafkaServer, small_index: Path, command: tuple[str, ...]
+) -> None:
+    wrong = msgspec.structs.replace(scram(server, "grouper"), sasl_password=Secret("wrong"))
+    said = run(wrong, small_index, *command)
+    assert "refuse these credentials" in said
+    assert "CARPOOL_KAFKA_SASL_PASSWORD" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda it: it[0])
+def test_an_expired_certificate_is_one_line_that_says_how_to_see_it(
+    server: SecureKafkaServer, small_index: Path, command: tuple[str, ...]
+) -> None:
+    said = run(mtls(server, "grouper", expired=True), small_index, *command)
+    assert "refuse the certificate of this client" in said
+    assert "openssl x509 -noout -dates" in said
+
+
+def test_an_unknown_authority_is_one_line(server: SecureKafkaServer, small_index: Path) -> None:
+    said = run(
+        msgspec.structs.replace(tls(server, ""), ssl_ca_location=""), small_index, "searcher"
+    )
+    assert "cannot be trusted" in said
+    assert "ssl_ca_location" in said
+
+
+def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
+    server: SecureKafkaServer, small_index: Path
+) -> None:
+    said = run(scram(server, "application"), small_index, "grouper")
+    assert "cannot be seen" in said or "cannot be used" in said
+    assert "allow" in said
+    assert "does not exist" not in said
+
+
+@pytest.mark.parametrize(
+    ("service", "missing"),
+    [
+        ("grouper", Acl("TOPIC", QUERIES.name, "LITERAL", "READ")),
+        ("grouper", Acl("TRANSACTIONAL_ID", "carpool-grouper-", "PREFIXED", "WRITE")),
+        ("grouper", Acl("GROUP", "carpool-grouper", "LITERAL", "READ")),
+        ("searcher", Acl("TOPIC", GROUPS.name, "LITERAL", "DESCRIBE")),
+    ],
+    ids=lambda it: it if isinstance(it, str) else f"{it.resource}-{it.operation}".lower(),
+)
+def test_a_missing_right_is_one_line_that_names_the_command(
+    server: SecureKafkaServer, small_index: Path, service: str, missing: Acl
+) -> None:
+    with server.without(service, [missing]):
+        said = run(scram(server, service), small_index, service)
+    assert "carpool acls" in said
+    assert missing.name.rstrip("-") in said
+
+
+def test_librdkafka_settings_reach_every_client(server: SecureKafkaServer) -> None:
+    kafka = msgspec.structs.replace(
+        scram(server, "operator"), librdkafka={"socket": {"timeout": {"ms": 11_000}}}
+    )
+    assert client_config(kafka)["socket.timeout.ms"] == 11_000
+    assert AdminClient(client_config(kafka)).list_topics(timeout=20).brokers
