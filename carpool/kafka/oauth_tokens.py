@@ -98,11 +98,18 @@ def _from_endpoint(config: Mapping[str, Any], timeout_s: float) -> Token:
         with urllib.request.urlopen(request, timeout=timeout_s, context=context) as reply:  # noqa: S310
             token = str(json.load(reply)["access_token"])
         return token, float(json.loads(_decoded(token.split(".")[1]))["exp"])
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise _no_token(url, f"HTTP {error.code}") from error
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise RetryableError(
-            f"the token endpoint {url} gives no token ({error!r}): check the address, the client "
-            "id and CARPOOL_KAFKA_OAUTHBEARER_CLIENT_SECRET"
-        ) from error
+        raise _no_token(url, repr(error)) from error
+
+
+def _no_token(url: str, why: str) -> RetryableError:
+    return RetryableError(
+        f"the token endpoint {url} gives no token ({why}): check the address, the client id and "
+        "CARPOOL_KAFKA_OAUTHBEARER_CLIENT_SECRET"
+    )
 
 
 def _pairs(text: str, separator: str | None) -> dict[str, str]:

@@ -90,3 +90,17 @@ def test_images_are_pinned_to_a_version(name: str) -> None:
 
 def test_no_service_may_take_all_memory_of_the_machine() -> None:
     assert {name for name, it in services().items() if "mem_limit" not in it} == set()
+
+
+def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    found = {
+        name: (each["type"], each["port"])
+        for job in config["scrape_configs"]
+        for each in job.get("dns_sd_configs", ())
+        for name in each["names"]
+    }
+    ours = {"grouper", "searcher", "generator"}
+    assert ours <= services().keys()
+    assert found == dict.fromkeys(ours, ("A", 9464))
+    assert not any(services()[name].get("container_name") for name in ours)
