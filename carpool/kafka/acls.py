@@ -20,6 +20,8 @@ from schemas.topics import (
     QUERIES_BATCH,
     QUERIES_BATCH_DEAD,
     QUERIES_DEAD,
+    RETRIES,
+    RETRIES_BATCH,
     RETRIEVALS,
     RETRIEVALS_BATCH,
     TOPICS,
@@ -36,22 +38,24 @@ CLUSTER_NAME = "kafka-cluster"
 """The one name of the cluster in access control lists."""
 
 QUESTIONS = (QUERIES, QUERIES_BATCH)
+AGAIN = (RETRIES, RETRIES_BATCH)
 LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
 READS: Mapping[Role, tuple[Topic, ...]] = {
-    "grouper": QUESTIONS,
+    "grouper": (*QUESTIONS, *AGAIN),
     "searcher": (GROUPS, GROUPS_BATCH),
     "generator": (RETRIEVALS, RETRIEVALS_BATCH, ANSWERS),
     "application": (ANSWERS, PARTIAL_ANSWERS),
     "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
-    "grouper": (GROUPS, GROUPS_BATCH, *QUESTIONS, ANSWERS, *LETTERS),
-    "searcher": (RETRIEVALS, RETRIEVALS_BATCH, *QUESTIONS, ANSWERS, *LETTERS),
-    "generator": (ANSWERS, PARTIAL_ANSWERS, *QUESTIONS, *LETTERS),
+    "grouper": (GROUPS, GROUPS_BATCH, *AGAIN, ANSWERS, *LETTERS),
+    "searcher": (RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, ANSWERS, *LETTERS),
+    "generator": (ANSWERS, PARTIAL_ANSWERS, *AGAIN, *LETTERS),
     "application": QUESTIONS,
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),
 }
 DELETES: Mapping[Role, tuple[Topic, ...]] = {
+    "grouper": AGAIN,
     "searcher": (GROUPS, GROUPS_BATCH),
     "generator": (RETRIEVALS, RETRIEVALS_BATCH),
 }

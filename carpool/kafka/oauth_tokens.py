@@ -94,8 +94,9 @@ def _from_endpoint(config: Mapping[str, Any], timeout_s: float) -> Token:
         },
     )
     context = ssl.create_default_context(cafile=config.get("https.ca.location") or None)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as reply:  # noqa: S310
+        with opener.open(request, timeout=timeout_s) as reply:
             token = str(json.load(reply)["access_token"])
         return token, float(json.loads(_decoded(token.split(".")[1]))["exp"])
     except urllib.error.HTTPError as error:

@@ -33,6 +33,8 @@ DENIED: Mapping[str, str] = {
     "enable.gapless.guarantee": _PROMISE,
     "enable.idempotence": _PROMISE,
     "enable.partition.eof": "lag and readiness are computed from it",
+    "fetch.max.bytes": "it follows from the largest record of the topics",
+    "receive.message.max.bytes": "it limits what one compressed record may unpack to",
     "fetch.wait.max.ms": _TYPED + "fetch_wait_ms",
     "group.id": _TYPED + "group_prefix",
     "group.instance.id": _MEMBER,

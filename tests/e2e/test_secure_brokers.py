@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,20 +70,26 @@ def test_a_question_is_answered_exactly_once_by_three_services(
             assert "of-the-key" not in log
 
 
-def run(kafka: KafkaSettings, index: Path, *command: str, **more: str) -> str:
-    """Runs a command that fails; returns the one line that it ends with."""
+def variables(kafka: KafkaSettings, index: Path) -> dict[str, str]:
     environ = {name: it for name, it in os.environ.items() if not name.startswith("CARPOOL_")}
-    environ |= environment(kafka) | {
-        "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000",
-        "CARPOOL_CLIENT_CONNECT_TIMEOUT_MS": "3000",
-        "CARPOOL_INDEX_DIR": str(index),
-        "CARPOOL_EMBEDDING_MODEL": MODEL,
-        "CARPOOL_HTTP_PORT": "0",
-        **more,
-    }
+    return (
+        environ
+        | environment(kafka)
+        | {
+            "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000",
+            "CARPOOL_CLIENT_CONNECT_TIMEOUT_MS": "3000",
+            "CARPOOL_INDEX_DIR": str(index),
+            "CARPOOL_EMBEDDING_MODEL": MODEL,
+            "CARPOOL_HTTP_PORT": "0",
+        }
+    )
+
+
+def run(kafka: KafkaSettings, index: Path, *command: str) -> str:
+    """Runs a command that fails; returns the one line that it ends with."""
     done = subprocess.run(
         [sys.executable, "-m", "carpool", *command],
-        env=environ,
+        env=variables(kafka, index),
         capture_output=True,
         text=True,
         timeout=90,
@@ -91,8 +98,27 @@ def run(kafka: KafkaSettings, index: Path, *command: str, **more: str) -> str:
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert "secret-of" not in done.stderr + done.stdout
-    last = (done.stdout + done.stderr).strip().splitlines()[-1]
-    return last
+    return (done.stdout + done.stderr).strip().splitlines()[-1]
+
+
+def line_about_rights(kafka: KafkaSettings, index: Path, service: str) -> str:
+    """Runs a service until it says which rights it lacks; then it ends, or is not ready."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "carpool", service],
+        env=variables(kafka, index),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        watch = threading.Timer(60, process.kill)
+        watch.start()
+        try:
+            lines = (line for line in process.stdout if "carpool acls" in line)
+            return next(lines, "nothing about rights within 60 seconds")
+        finally:
+            watch.cancel()
+            process.kill()
 
 
 COMMANDS = [("grouper",), ("topics", "check"), ("ask", "why?")]
@@ -148,7 +174,7 @@ def test_a_missing_right_is_one_line_that_names_the_command(
     server: SecureKafkaServer, small_index: Path, service: str, missing: Acl
 ) -> None:
     with server.without(service, [missing]):
-        said = run(scram(server, service), small_index, service)
+        said = line_about_rights(scram(server, service), small_index, service)
     assert "carpool acls" in said
     assert missing.name.rstrip("-") in said
 

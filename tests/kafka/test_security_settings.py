@@ -14,19 +14,20 @@ import msgspec
 import pytest
 
 from carpool.errors import ConfigError, RetryableError
-from carpool.kafka.acls import ROLES, acls_of
+from carpool.kafka.acls import ROLES, SERVICES, acls_of
 from carpool.kafka.client_config import client_config, consumer_config, producer_config
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.coordinator_config import coordinator_config
 from carpool.kafka.fencing import Transaction
 from carpool.kafka.librdkafka.protocol import member_config
+from carpool.kafka.librdkafka.purge import PURGED
 from carpool.kafka.oauth_tokens import token_provider, unsecured_token
 from carpool.kafka.passed_through import DENIED, SECRETS
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from carpool.testing.secure_kafka import SecureKafkaServer
-from schemas.topics import TOPICS
+from schemas.topics import RETRY_TOPICS, TOPICS
 
 
 def test_a_setting_passes_through_to_every_client_and_wins_over_a_default() -> None:
@@ -161,8 +162,11 @@ def test_both_clients_connect_by_each_mechanism(
         )
     assert not settings.check()
     assert cluster_metadata(quiet_admin(settings), settings, 20).brokers
-    with CoordinatorClient(settings) as coordinators:
+    coordinators = CoordinatorClient(settings)
+    try:
         assert _unfinished(coordinators) == {}
+    finally:
+        coordinators.close()
 
 
 def _unfinished(coordinators: CoordinatorClient) -> dict[str, Transaction]:
@@ -185,3 +189,15 @@ def test_a_refused_token_names_the_secret_without_showing_it(token_url: str) -> 
     with pytest.raises(Exception, match="CARPOOL_KAFKA_OAUTHBEARER_CLIENT_SECRET") as raised:
         token_provider(config, 5).token()
     assert "wr0ng" not in str(raised.value)
+
+
+def test_applications_may_not_write_retries() -> None:
+    for acl in acls_of("application", "carpool"):
+        assert not (acl.name in RETRY_TOPICS and acl.operation == "WRITE")
+
+
+def test_each_topic_that_is_purged_may_be_purged_by_the_service_that_reads_it() -> None:
+    deleted = {
+        acl.name for role in SERVICES for acl in acls_of(role, "p") if acl.operation == "DELETE"
+    }
+    assert deleted == PURGED

@@ -12,9 +12,8 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
-from carpool.kafka.client_config import client_config, security_config
+from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
-from carpool.kafka.coordinator_config import coordinator_config
 from carpool.kafka.fencing import Takeover, claims, previous_owners, transactional_id
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
@@ -167,10 +166,11 @@ def commit_now(consumer: Consumer, offsets: Mapping[TopicPartition, Position]) -
     try:
         results = consumer.commit(offsets=raw_offsets(offsets), asynchronous=False)
     except KafkaException as error:
-        raise sort_error(error.args[0]) from error
+        topics = ", ".join(sorted({at.topic for at in offsets}))
+        raise sort_error(error.args[0], topics) from error
     for result in results or ():
         if result.error is not None:
-            raise sort_error(result.error)
+            raise sort_error(result.error, result.topic)
 
 
 def _positions(found: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
