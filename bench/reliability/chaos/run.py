@@ -195,7 +195,7 @@ def wait_for_brokers(kafka: KafkaSettings) -> None:
     """
     until_s = time.monotonic() + START_TIMEOUT_S
     admin = quiet_admin(kafka)
-    while len(cluster_metadata(admin, kafka.bootstrap, START_TIMEOUT_S).brokers) < BROKERS:
+    while len(cluster_metadata(admin, kafka, START_TIMEOUT_S).brokers) < BROKERS:
         if time.monotonic() > until_s:
             raise RetryableError("not all brokers have joined the cluster")
         time.sleep(STEP_S)
