@@ -9,6 +9,7 @@ import typer
 
 from carpool.errors import ConfigError
 from carpool.kafka.acls import ROLES, acls_of, kafka_acls_lines
+from carpool.terminal import print_plain
 from cli.console import print_json
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 
@@ -44,4 +45,4 @@ def acls(
     for name, each in found.items():
         user = principal or f"User:{name}"
         for line in kafka_acls_lines(each, principal=user, bootstrap=kafka.bootstrap):
-            typer.echo(line)
+            print_plain(line)
