@@ -48,7 +48,6 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
 
