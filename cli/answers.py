@@ -40,8 +40,12 @@ def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
 
 def has_valid_citations(answer: Answer) -> bool:
     """Returns whether an answer cites at least one passage, and only passages of its prompt."""
-    given = {passage.id for passage in answer.retrieved}
-    return bool(answer.citations) and all(citation.doc_id in given for citation in answer.citations)
+    given = {passage.id for passage in answer.retrieved if passage.in_prompt}
+    return (
+        bool(answer.citations)
+        and not answer.invented_citations
+        and all(citation.doc_id in given for citation in answer.citations)
+    )
 
 
 def answer_text(answer: Answer) -> RenderableType:
@@ -73,8 +77,12 @@ def citation_lines(answer: Answer) -> list[Text]:
                 line
                 + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim")
             )
-    if not lines and answer.retrieved:
-        found = ", ".join(passage.id for passage in answer.retrieved)
+    for n in sorted({citation.n for citation in answer.invented_citations}):
+        lines.append(
+            Text(f"  [{n}] ", style="red") + Text("invented: the prompt has no such passage")
+        )
+    if not answer.citations and answer.retrieved:
+        found = ", ".join(passage.id for passage in answer.retrieved if passage.in_prompt)
         lines.append(Text(f"  no citation; the model was given: {found}", style="dim"))
     return lines
 

@@ -17,6 +17,7 @@ from schemas.answer import (
     CacheUse,
     Citation,
     ErrorType,
+    InventedCitation,
     PartialAnswer,
     Provenance,
     Retrieved,
@@ -65,7 +66,14 @@ def answered(
         replayed=False,
         attempts=work.progress.attempts,
         citations=tuple(_citation(cited, prepared) for cited in citations.valid),
-        retrieved=tuple(Retrieved(id=hit.doc_id, score=hit.score) for hit in prepared.given),
+        invented_citations=tuple(
+            InventedCitation(n=cited.n, start=cited.start, end=cited.end)
+            for cited in citations.invented
+        ),
+        retrieved=tuple(
+            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=place < len(prepared.given))
+            for place, hit in enumerate(retrieval.hits)
+        ),
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
         generation_id=generated.generation_id,

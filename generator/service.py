@@ -386,7 +386,7 @@ class GeneratorStage:
         metrics.tokens.labels(kind="cached").inc(finished.cached_tokens)
         metrics.tokens.labels(kind="output").inc(finished.output_tokens)
         metrics.citations.labels(result="valid").inc(len(citations.valid))
-        metrics.citations.labels(result="dropped").inc(citations.dropped)
+        metrics.citations.labels(result="invented").inc(len(citations.invented))
         operation = inference(work, finished, now_us, model=self._model, url=self._engine.address)
         deadline_us, late = deadline_us_of(work.unit.record), None
         if deadline_us is not None:

@@ -74,7 +74,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=100,
             description="passages in a prompt, the best first; too low hides the answer, too high "
-            "is slow",
+            "is slow; `retrieved` of an answer holds all `top_k` and says which the prompt had",
         ),
     ] = 3
     passage_chars_max: Annotated[

@@ -23,14 +23,25 @@ class Citation(Record, frozen=True, kw_only=True):
     start: NonNegative | None = None
     end: NonNegative | None = None
     score: float | None = None
-    used: bool = True
 
 
-class Retrieved(Record, frozen=True, kw_only=True):
-    """A passage in the prompt, cited or not."""
+class InventedCitation(Record, frozen=True, kw_only=True):
+    """A number that the model cited although its prompt had no such passage.
+
+    Its marker is `answer[start:end]`.
+    """
+
+    n: int
+    start: NonNegative | None = None
+    end: NonNegative | None = None
+
+
+class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A passage that was found, best first. `in_prompt`: the model could read it."""
 
     id: str
     score: float
+    in_prompt: bool = True
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -85,6 +96,7 @@ class Answer(Record, frozen=True, kw_only=True):
     attempts: NonNegative
     citations: tuple[Citation, ...]
     retrieved: tuple[Retrieved, ...]
+    invented_citations: tuple[InventedCitation, ...] = ()
     source: Source | None = None
     query_digest: Identifier | None = None
     generation_id: Identifier | None = None

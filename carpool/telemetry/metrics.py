@@ -242,7 +242,7 @@ class GeneratorMetrics:
             "kind",
         )
         self.citations = make.counter(
-            "citations_total", "Citations: valid, or dropped (out of range).", "result"
+            "citations_total", "Citations: valid, or invented (no such passage).", "result"
         )
         self.dedup_ids = make.gauge(
             "answer_ledger_ids",

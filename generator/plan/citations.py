@@ -21,17 +21,17 @@ class Cited:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Citations:
-    """The valid citations, and how many were dropped because no passage has their number."""
+    """The citations of passages, and the invented ones: no passage has their number."""
 
     valid: tuple[Cited, ...]
-    dropped: int
+    invented: tuple[Cited, ...]
 
 
 def cite(answer: str, listed: Sequence[int], *, passages: int, citations_max: int) -> Citations:
     """Returns the citations of `answer`: its markers in order, then numbers that were only listed.
 
     A number counts once for each marker, and once in the list. Numbers outside of 1 to `passages`
-    are dropped and counted, but stay in the text. The first `citations_max` are returned.
+    are invented, and stay in the text. The first `citations_max` of each kind are returned.
     """
     marked = [
         Cited(n=int(number), start=match.start(), end=match.end())
@@ -41,4 +41,5 @@ def cite(answer: str, listed: Sequence[int], *, passages: int, citations_max: in
     in_text = {cited.n for cited in marked}
     written = [*marked, *(Cited(n=n) for n in dict.fromkeys(listed) if n not in in_text)]
     valid = [cited for cited in written if 1 <= cited.n <= passages]
-    return Citations(valid=tuple(valid[:citations_max]), dropped=len(written) - len(valid))
+    invented = [cited for cited in written if not 1 <= cited.n <= passages]
+    return Citations(valid=tuple(valid[:citations_max]), invented=tuple(invented[:citations_max]))

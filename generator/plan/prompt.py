@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from carpool.errors import ConfigError
+from generator.plan.control_tokens import as_plain_text
 from schemas.errors import RecordError
 from schemas.retrieval import Hit
 
@@ -92,9 +93,10 @@ def fill(
 ) -> FilledPrompt:
     """Returns the prompt: the whole question, and the passages of the first hits that fit.
 
-    A passage's text is cut at a word. Raises `RecordError` if the question alone does not fit.
+    A passage's text is cut at a word. Control tokens of models become plain text. Raises
+    `RecordError` if the question alone does not fit.
     """
-    question = question.strip()
+    question = as_plain_text(question.strip())
     bare = len(template.system) + len(_put(template.user, passages="", question=question))
     left = prompt_chars_max - bare - len(template.nothing_found)
     if left < 0:
@@ -128,7 +130,7 @@ def _put(template: str, **values: str) -> str:
 
 def _one_line(text: str, chars_max: int) -> str:
     """Returns `text` as one line, so no passage looks like two, cut at the last word that fits."""
-    line = " ".join(text[: 4 * chars_max].split())
+    line = as_plain_text(" ".join(text[: 4 * chars_max].split()))
     if len(line) <= chars_max:
         return line
     cut = line[: chars_max + 1].rpartition(" ")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
@@ -20,7 +21,7 @@ from carpool.vllm import (
 from cli.answers import answer_text, has_valid_citations, stages_of, timing_table
 from cli.http import missing_of, parse_metrics
 from cli.stack import choose_port
-from schemas.answer import Answer, Citation, Retrieved, unanswered
+from schemas.answer import Answer, Citation, InventedCitation, Retrieved, unanswered
 
 
 def cited(*doc_ids: str, given: tuple[str, ...] = ("a", "b"), **more: float) -> Answer:
@@ -51,7 +52,12 @@ def test_citations_are_valid_when_there_are_some_and_all_were_given() -> None:
     assert has_valid_citations(cited("a"))
     assert has_valid_citations(cited("a", "b"))
     assert not has_valid_citations(cited())
-    assert not has_valid_citations(cited("a", "invented"))
+    assert not has_valid_citations(cited("a", "unknown"))
+    invented = msgspec.structs.replace(cited("a"), invented_citations=(InventedCitation(n=7),))
+    assert not has_valid_citations(invented)
+    assert "  [1] A  (a)\n  [7] invented: the prompt has no such passage" in shown(
+        answer_text(invented)
+    )
 
 
 def test_an_answer_is_shown_with_the_titles_of_its_citations() -> None:

@@ -14,7 +14,7 @@ def test_a_marker_is_cited_with_the_characters_where_it_stands() -> None:
     answer = "In 1785 [2]. It is a paper [1]."
     got = cite(answer, [], passages=2, citations_max=10)
     assert got == Citations(
-        valid=(Cited(n=2, start=8, end=11), Cited(n=1, start=27, end=30)), dropped=0
+        valid=(Cited(n=2, start=8, end=11), Cited(n=1, start=27, end=30)), invented=()
     )
     assert [answer[cited.start : cited.end] for cited in got.valid] == ["[2]", "[1]"]
 
@@ -34,31 +34,38 @@ def test_a_number_that_is_written_twice_in_the_text_is_cited_twice() -> None:
     assert got.valid == (Cited(n=1, start=0, end=3), Cited(n=1, start=8, end=11))
 
 
-def test_numbers_of_no_passage_are_dropped_and_counted_not_replaced() -> None:
+def test_numbers_of_no_passage_are_invented_and_not_replaced() -> None:
     assert cite("x [4] [0]", [9, 2], passages=3, citations_max=10) == Citations(
-        valid=(Cited(n=2),), dropped=3
+        valid=(Cited(n=2),),
+        invented=(Cited(n=4, start=2, end=5), Cited(n=0, start=6, end=9), Cited(n=9)),
     )
-    assert cite("x [4]", [4], passages=3, citations_max=10) == Citations(valid=(), dropped=1)
-    assert cite("x", [-1, 0], passages=3, citations_max=10) == Citations(valid=(), dropped=2)
+    assert cite("x [4]", [4], passages=3, citations_max=10) == Citations(
+        valid=(), invented=(Cited(n=4, start=2, end=5),)
+    )
+    assert cite("x", [-1, 0], passages=3, citations_max=10) == Citations(
+        valid=(), invented=(Cited(n=-1), Cited(n=0))
+    )
 
 
 def test_nothing_written_is_nothing_cited() -> None:
-    assert cite("No idea.", [], passages=5, citations_max=10) == Citations(valid=(), dropped=0)
-    assert cite("[1]", [1], passages=0, citations_max=10) == Citations(valid=(), dropped=1)
+    assert cite("No idea.", [], passages=5, citations_max=10) == Citations(valid=(), invented=())
+    assert cite("[1]", [1], passages=0, citations_max=10) == Citations(
+        valid=(), invented=(Cited(n=1, start=0, end=3),)
+    )
 
 
 def test_years_words_and_empty_brackets_are_no_markers() -> None:
     for text in ("[1785]", "[a]", "[]", "[1.5]", "(1)", "[1", "1]", "[1,]", "[²]"):
-        assert cite(text, [], passages=999, citations_max=10) == Citations(valid=(), dropped=0), (
+        assert cite(text, [], passages=999, citations_max=10) == Citations(valid=(), invented=()), (
             text
         )
     assert len(cite("[999]", [], passages=999, citations_max=10).valid) == 1
 
 
-def test_the_first_ones_are_kept_and_the_rest_is_not_counted_as_dropped() -> None:
+def test_the_first_ones_are_kept() -> None:
     got = cite("[1] [2] [3]", [4], passages=4, citations_max=2)
     assert got == Citations(
-        valid=(Cited(n=1, start=0, end=3), Cited(n=2, start=4, end=7)), dropped=0
+        valid=(Cited(n=1, start=0, end=3), Cited(n=2, start=4, end=7)), invented=()
     )
 
 
@@ -82,4 +89,5 @@ def test_every_citation_was_written_by_the_model_and_is_of_a_passage(
             )
     valid = {cited.n for cited in got.valid}
     assert {n for n in listed if 1 <= n <= passages} <= valid
-    assert (got.dropped == 0) <= all(1 <= n <= passages for n in listed)
+    assert {n for n in listed if not 1 <= n <= passages} <= {cited.n for cited in got.invented}
+    assert not any(1 <= cited.n <= passages for cited in got.invented)

@@ -46,6 +46,28 @@ def filled(question: str, found: Sequence[Hit] = (), **limits: int) -> FilledPro
     return fill(TEMPLATE, question, found, **wide | limits)
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        "<|im_start|>",
+        "<|eot_id|>",
+        "<\uff5cUser\uff5c>",
+        "</s>",
+        "<end_of_turn>",
+        "[/INST]",
+        "<<SYS>>",
+    ],
+)
+def test_control_tokens_of_questions_and_passages_become_plain_text(token: str) -> None:
+    found = hits(f"begin {token}system", title=f"of {token}")
+    prompt = filled(f"why {token} not?", found)
+    assert token not in prompt.user
+    broken = token[0] + " " + token[1:]
+    assert prompt.user.count(broken) == 3
+    words = "a < b, [1], <b>bold</b>, <s, x|y|z, <strong>, [INSTALL]"
+    assert filled(words).user.endswith(words)
+
+
 def test_a_template_is_read_section_by_section() -> None:
     assert (
         Template(

@@ -13,7 +13,14 @@ from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
 from generator.llm.protocol import LlmRefusal, LlmRequest, PromptRefused
 from generator.settings import GeneratorSettings, LlmSettings
-from schemas.answer import Answer, AnswerError, CacheUse, Citation, Retrieved
+from schemas.answer import (
+    Answer,
+    AnswerError,
+    CacheUse,
+    Citation,
+    InventedCitation,
+    Retrieved,
+)
 from schemas.query import Generation
 from schemas.record import ClusterId, header
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
@@ -118,6 +125,8 @@ def test_the_request_has_the_template_the_options_and_the_numbers_to_cite() -> N
     )
     assert third.max_tokens == 30
     assert enum_of(third) == [1, 2, 3], "passages_max is 3"
+    last = run.sink.answers[-1]
+    assert [each.in_prompt for each in last.retrieved] == [True] * 3 + [False] * 2
 
 
 def enum_of(request: LlmRequest) -> object:
@@ -218,11 +227,15 @@ def test_no_text_at_all_is_failed_with_a_reason(text: str, reason: str, retryabl
     assert repr(reason) in answer.error.message
 
 
-def test_numbers_of_no_passage_are_dropped_and_counted_and_none_is_put_in_their_place() -> None:
+def test_numbers_of_no_passage_are_marked_as_invented_and_none_is_put_in_their_place() -> None:
     text = json.dumps({"answer": "Because [7].", "citations": [9]})
     answer, run = answer_to(Reply(text=text))
     assert (answer.answer, answer.citations, answer.status) == ("Because [7].", (), "ok")
-    assert run.metric("citations_total", result="dropped") == 2
+    assert answer.invented_citations == (
+        InventedCitation(n=7, start=8, end=11),
+        InventedCitation(n=9),
+    )
+    assert run.metric("citations_total", result="invented") == 2
     assert run.metric("citations_total", result="valid") == 0
 
 
