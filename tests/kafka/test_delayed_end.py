@@ -5,42 +5,83 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 import pytest
 
 from carpool.kafka.clients import Position
+from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.fault_proxy import END_TXN, FaultProxy
+from carpool.testing.fault_proxy import END_TXN, FaultProxy, HeldRequest
+from carpool.testing.kafka import KafkaCluster
 from tests.kafka.conformance.harness import PARTITIONS, WAIT_S, Member, Reached, insist, wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SETTLE_S = 1.0
 """For a broker that ends a transaction although it should not."""
 
 
-def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(fault_proxy: FaultProxy) -> None:
-    settings = KafkaSettings(bootstrap=fault_proxy.bootstrap, partitions=PARTITIONS)
+@pytest.fixture(params=["one broker", "three brokers"])
+def proxies(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sequence[FaultProxy]]:
+    """A proxy before each broker."""
+    if request.param == "one broker":
+        yield [request.getfixturevalue("fault_proxy")]
+        return
+    ports = [free_port() for _ in range(3)]
+    with ExitStack() as stack:
+        cluster = KafkaCluster(tmp_path_factory.mktemp("three"), advertised=ports)
+        stack.enter_context(cluster)
+        yield [
+            stack.enter_context(FaultProxy(port, server.port))
+            for port, server in zip(ports, cluster.servers, strict=True)
+        ]
+
+
+def hold_end(proxies: Sequence[FaultProxy], commit: threading.Thread) -> HeldRequest:
+    """Starts `commit`, keeps back its request, and cuts the connection, so it is sent again."""
+    holds = [(proxy, proxy.hold(END_TXN)) for proxy in proxies]
+    commit.start()
+    wait_until(lambda: any(held.arrived.is_set() for _, held in holds))
+    for proxy, held in holds:
+        if held.arrived.is_set():
+            coordinator, late = proxy, held
+        else:
+            held.release()  # the coordinator is another broker
+    coordinator.cut()
+    commit.join(WAIT_S)
+    assert not commit.is_alive()
+    return late
+
+
+def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(
+    proxies: Sequence[FaultProxy],
+) -> None:
+    bootstrap = ",".join(proxy.bootstrap for proxy in proxies)
+    settings = KafkaSettings(bootstrap=bootstrap, partitions=PARTITIONS)
     broker = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings)
     member = Member(broker, "a").await_partitions()
-    held = fault_proxy.hold(END_TXN)
-    committing = threading.Thread(
-        target=member.transact, args=(["one"], {broker.at(0): Position(1, "2;a;")})
-    )
-    committing.start()
-    assert held.wait(WAIT_S)
-    fault_proxy.cut()  # the client sends the end of the transaction again, and that one arrives
-    committing.join(WAIT_S)
-    assert not committing.is_alive()
-    before = broker.written(broker.results)
-    insist(member.producer.begin)
-    member.producer.produce(broker.result("two"))
-    wait_until(lambda: broker.written(broker.results) > before)
-    held.release()
-    time.sleep(SETTLE_S)
-    assert broker.seen(broker.results) == ["one"], "the second transaction is still open"
-    member.send({broker.at(0): Position(2, "2;a;")})
-    insist(member.producer.commit)
-    assert broker.seen(broker.results) == ["one", "two"]
-    assert broker.committed()[broker.at(0)] == Position(2, "2;a;")
+    expected = []
+    for number in range(3):  # librdkafka reports a broken connection once in 30 seconds
+        offset, one, two = 2 * number, f"one {number}", f"two {number}"
+        committing = threading.Thread(
+            target=member.transact, args=([one], {broker.at(0): Position(offset + 1, "2;a;")})
+        )
+        late = hold_end(proxies, committing)
+        expected.append(one)
+        before = broker.written(broker.results)
+        insist(member.producer.begin)
+        member.producer.produce(broker.result(two))
+        wait_until(lambda before=before: broker.written(broker.results) > before)
+        late.release()
+        time.sleep(SETTLE_S)
+        assert broker.seen(broker.results) == expected, "the second transaction is still open"
+        member.send({broker.at(0): Position(offset + 2, "2;a;")})
+        insist(member.producer.commit)
+        expected.append(two)
+        assert broker.seen(broker.results) == expected
+        assert broker.committed()[broker.at(0)] == Position(offset + 2, "2;a;")
     member.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -62,6 +63,30 @@ answers with a fatal error (librdkafka issue 4849).
 """
 
 
+BROKE_WHILE_UP = " in state UP"
+"""What librdkafka says of a connection that was open; requests that timed out close it too."""
+LOG_LEVEL_MIN = 6
+"""The level of these lines."""
+
+
+class _BrokenConnections(StructlogBridge):
+    """Notices in the log lines of a producer that a connection broke which carried requests.
+
+    librdkafka sends such requests again, and says so nowhere else when other brokers are up. It
+    leaves out a line that repeats another one of the last 30 seconds, so after the first one this
+    producer must be replaced.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+
+    def log(self, level: int, message: str, *args: Any) -> None:
+        line = message % args if args else message
+        if line.startswith("FAIL ") and BROKE_WHILE_UP in line:
+            self.any = True
+        super().log(level, line)
+
+
 class _UnforeseenError(AbortedError):
     """An error that is neither retriable nor fatal nor requires an abort."""
 
@@ -80,21 +105,18 @@ class LibrdkafkaTransactionalProducer:
             "transactional.id": transactional_id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "log.connection.close": True,
         }
+        self._config["log_level"] = max(LOG_LEVEL_MIN, int(self._config.get("log_level", 0)))
         self._producer = self._make()
         self._refused: DeploymentError | None = None
         self._fenced: FencedError | None = None
         self._is_spent = False
         self._is_replaced = False
-        self._is_end_in_doubt = False
 
     def _make(self) -> Producer:
-        config = self._config | {"error_cb": self._connection_failed}
-        return Producer(config, logger=StructlogBridge())
-
-    def _connection_failed(self, _: KafkaError) -> None:
-        """A connection broke or a request timed out; librdkafka sends such requests again."""
-        self._is_end_in_doubt = True
+        self._connections = _BrokenConnections()
+        return Producer(self._config, logger=self._connections)
 
     def start(self) -> None:
         """Takes the transactional id."""
@@ -103,14 +125,14 @@ class LibrdkafkaTransactionalProducer:
     def begin(self) -> None:
         """Opens a transaction, at the broker with the first record or offset.
 
-        If the end of the last transaction was sent twice, the first request may still arrive, and
-        would end this transaction (KIP-890, librdkafka issue 5423). A new epoch of the
-        transactional id makes brokers refuse it.
+        After a broken connection the end of the last transaction may have been sent twice. The
+        first request may still arrive, and would end this transaction (KIP-890, librdkafka issue
+        5423). A new epoch of the transactional id makes brokers refuse it.
         """
         self._refused = None
         self._note(lambda: self._producer.poll(0))
-        if self._is_end_in_doubt:
-            log.info("the last transaction may be ended once more: taking a new epoch")
+        if self._connections.any or self._is_replaced:
+            log.info("a connection broke: a new epoch protects the next transaction")
             self._replace()
         self._call(self._producer.begin_transaction)
 
@@ -184,15 +206,13 @@ class LibrdkafkaTransactionalProducer:
             self.close()
             self._producer, self._is_spent, self._is_replaced = self._make(), False, True
         self.start()
-        self._is_replaced = self._is_end_in_doubt = False
+        self._is_replaced = False
 
     def _end(self, call: Callable[[], object]) -> None:
-        self._note(lambda: self._producer.poll(0))
-        self._is_end_in_doubt = False
         try:
             self._call(call)
         except RetryableError:
-            self._is_end_in_doubt = True
+            self._connections.any = True
             raise
 
     def close(self) -> None:
