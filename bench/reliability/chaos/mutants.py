@@ -69,7 +69,10 @@ _MUTANTS = (
     Mutant(
         number=3,
         what="work counts as complete before it is committed",
-        shares={"kill": 0.5, "pause": 0.25, "slow network": 0.25},
+        # A transaction is aborted when its group changes meanwhile: it must be long.
+        shares={"kill": 0.75, "slow network": 0.25},
+        lasts_s={"slow network": (15.0, 20.0), "kill": (0.0, 3.0)},
+        settings={"CARPOOL_KAFKA_GROUP_PROTOCOL": "classic"},
     ),
     Mutant(
         number=4,
