@@ -153,7 +153,7 @@ def test_a_mutated_record_is_accepted_or_refused_with_a_reason() -> None:
         assert len(outcomes[topic]) > 4, f"mutations of {topic} reach only {outcomes[topic]}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_200_000_mutated_records_are_accepted_or_refused_with_a_reason() -> None:
     outcomes = fuzz(200_000, seed=2)
