@@ -1,4 +1,4 @@
-"""Generates the JSON Schemas of the records in `schemas/json/`: `python -m schemas.jsonschema`.
+"""Generates `schemas/json/` and `schemas/asyncapi.json`: `python -m schemas.jsonschema`.
 
 A test compares the files with the types.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from schemas.answer import Answer, PartialAnswer
+from schemas.asyncapi import asyncapi
 from schemas.codec import EVENT_TYPES, SCHEMAS
 from schemas.deadletter import DeadLetterMark
 from schemas.group import Group
@@ -57,13 +58,13 @@ def _unwrapped(docstring: str) -> str:
 
 
 def generate() -> dict[Path, bytes]:
-    """Returns each schema file's path and content."""
+    """Returns path and content of each JSON Schema, and of the AsyncAPI document."""
+    files = {topic: f"json/{topic}.schema.json" for topic in RECORDS}
+    documents = {FOLDER.parent / files[topic]: schema_of(topic) for topic in RECORDS}
+    documents[FOLDER.parent / "asyncapi.json"] = asyncapi(files)
     return {
-        FOLDER / f"{topic}.schema.json": msgspec.json.format(
-            msgspec.json.encode(schema_of(topic), order="deterministic")
-        )
-        + b"\n"
-        for topic in RECORDS
+        path: msgspec.json.format(msgspec.json.encode(document, order="deterministic")) + b"\n"
+        for path, document in documents.items()
     }
 
 

@@ -1,0 +1,120 @@
+"""Describes the topics as an AsyncAPI 3 document: `schemas/asyncapi.json`.
+
+`python -m schemas.jsonschema` writes it beside the JSON Schemas, to which it refers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.headers import HEADERS, Writer
+from schemas.topics import (
+    ANSWERS,
+    DEAD_LETTER_SUFFIX,
+    PARTIAL_ANSWERS,
+    QUERIES,
+    QUERIES_BATCH,
+    TOPICS,
+    UNTIL_PROCESSED,
+    Topic,
+)
+
+OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS)
+WRITERS: dict[bool, tuple[Writer, ...]] = {
+    True: ("application", "any CloudEvents writer"),
+    False: ("any CloudEvents writer", "services", "`carpool dlq replay`"),
+}
+"""Who writes headers of a record: of a query, or of any other record."""
+
+
+def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
+    """Returns the document. `schema_files`: the file of each topic's JSON Schema, relative to it.
+
+    Operations are those of Carpool: it receives queries and sends answers. Topics between the
+    services have the tag `internal`: only services write them.
+    """
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Carpool",
+            "version": "1",
+            "description": "Retrieval middleware for RAG. Applications send queries to a topic of "
+            "Apache Kafka and receive answers, with citations, from another one.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "channels": {_name(topic): _channel(topic) for topic in TOPICS},
+        "operations": {
+            "receiveQuery": {
+                "action": "receive",
+                "channel": _channel_of(QUERIES),
+                "summary": "A question. Each record gets exactly one terminal answer.",
+                "reply": {"channel": _channel_of(ANSWERS)},
+            },
+            "receiveBatchQuery": {
+                "action": "receive",
+                "channel": _channel_of(QUERIES_BATCH),
+                "summary": "A question that may wait for those of `receiveQuery`.",
+                "reply": {"channel": _channel_of(ANSWERS)},
+            },
+            "sendPartialAnswer": {
+                "action": "send",
+                "channel": _channel_of(PARTIAL_ANSWERS),
+                "summary": "A piece of an answer as it is written; best effort.",
+            },
+        },
+        "components": {
+            "messages": {_name(topic): _message(topic, schema_files) for topic in TOPICS}
+        },
+    }
+
+
+def _name(topic: Topic) -> str:
+    """Returns the topic's key in the document, which may not have dots."""
+    return topic.name.replace(".", "-")
+
+
+def _channel_of(topic: Topic) -> dict[str, str]:
+    return {"$ref": f"#/channels/{_name(topic)}"}
+
+
+def _channel(topic: Topic) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "cleanup.policy": ["delete"] if topic.compaction_lag_ms is None else ["compact", "delete"],
+        "max.message.bytes": topic.max_message_bytes,
+        "retention.ms": -1 if topic.retention_ms == UNTIL_PROCESSED else topic.retention_ms,
+    }
+    tag = "application" if topic in OF_APPLICATIONS else "internal"
+    return {
+        "address": topic.name,
+        "description": topic.purpose,
+        "tags": [{"name": tag}],
+        "messages": {"record": {"$ref": f"#/components/messages/{_name(topic)}"}},
+        "bindings": {"kafka": {"topicConfiguration": config, "bindingVersion": "0.5.0"}},
+    }
+
+
+def _message(topic: Topic, schema_files: dict[str, str]) -> dict[str, Any]:
+    is_query = topic in (QUERIES, QUERIES_BATCH)
+    headers = {
+        each.name: {"type": "string", "description": each.meaning}
+        for each in HEADERS
+        if each.writer in WRITERS[is_query]
+    }
+    message: dict[str, Any] = {
+        "title": topic.purpose,
+        "headers": {"type": "object", "properties": headers},
+        "bindings": {
+            "kafka": {
+                "key": {"type": "string", "description": f"{topic.partition_by} of the record"},
+                "bindingVersion": "0.5.0",
+            }
+        },
+    }
+    file = schema_files.get(topic.name.replace(".batch.", ".").replace("retries", "queries"))
+    if file is None or topic.name.endswith(DEAD_LETTER_SUFFIX):
+        message["contentType"] = "application/octet-stream"
+        message["payload"] = {"description": "the bytes of the record that could not be used"}
+    else:
+        message["payload"] = {"$ref": file}
+    return message
