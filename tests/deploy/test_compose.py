@@ -7,14 +7,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from carpool.kafka.admin import create_topics, describe_topics
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaCluster
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
+THREE_BROKERS = ROOT / "docker-compose.three-brokers.yml"
 PROFILES: tuple[tuple[str, ...], ...] = ((), ("cpu",), ("gpu",))
 RUN_AS_NON_ROOT_BY_THEIR_IMAGE = {"kafka", "kafka-ui"}
 END_BY_THEMSELVES = {"topics", "index", "models"}
@@ -48,16 +54,23 @@ def test_the_specifications_own_parser_accepts_it(
     reduced.write_text(yaml.safe_dump(document), encoding="utf-8")
     try:
         for file in (COMPOSE, reduced):
-            done = subprocess.run(
-                [os.environ["CARPOOL_COMPOSE_CONFIG"], "-format", "json", file],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
+            parsed = parse(file)
     finally:
         reduced.unlink()
-    assert set(json.loads(done.stdout)["services"]) == set(enabled(profiles))
+    assert set(parsed["services"]) == set(enabled(profiles))
+
+
+def parse(*files: Path) -> dict[str, Any]:
+    """Returns what the specification's own parser makes of the files."""
+    done = subprocess.run(
+        [os.environ["CARPOOL_COMPOSE_CONFIG"], "-format", "json", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
@@ -90,6 +103,61 @@ def test_images_are_pinned_to_a_version(name: str) -> None:
 
 def test_no_service_may_take_all_memory_of_the_machine() -> None:
     assert {name for name, it in services().items() if "mem_limit" not in it} == set()
+
+
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    pairs = (line.partition("=") for line in service["environment"])
+    return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.compose
+def test_three_brokers_differ_in_what_must_differ_and_everybody_knows_all_of_them() -> None:
+    parsed = parse(COMPOSE, THREE_BROKERS)["services"]
+    brokers = {name: parsed[name] for name in ("kafka", "kafka-2", "kafka-3")}
+    settings = {name: environment(it) for name, it in brokers.items()}
+    voters = ",".join(f"{it['KAFKA_NODE_ID']}@{name}:9093" for name, it in settings.items())
+    for name, it in settings.items():
+        (port,) = brokers[name]["ports"]
+        (data,) = brokers[name]["volumes"]
+        assert it["KAFKA_CONTROLLER_QUORUM_VOTERS"] == voters
+        assert port["host_ip"] == "127.0.0.1"
+        assert f"OUTSIDE://:{port['target']}" in it["KAFKA_LISTENERS"]
+        outside = f"INSIDE://{name}:9092,OUTSIDE://localhost:{port['published']}"
+        assert it["KAFKA_ADVERTISED_LISTENERS"] == outside
+        assert data["source"] == f"{name}-data"
+        assert brokers[name]["cap_drop"] == ["ALL"] and "mem_limit" in brokers[name]
+    assert len({it["ports"][0]["published"] for it in brokers.values()}) == 3
+    everywhere = ",".join(f"{name}:9092" for name in brokers)
+    for name in ("topics", "grouper", "searcher", "generator"):
+        assert environment(parsed[name])["CARPOOL_KAFKA_BOOTSTRAP"] == everywhere
+    assert set(parsed["topics"]["depends_on"]) == set(brokers)
+
+
+@pytest.mark.compose
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_three_brokers_take_these_settings_and_topics_have_three_copies(tmp_path: Path) -> None:
+    own = ("KAFKA_NODE_ID", "KAFKA_PROCESS_ROLES", "KAFKA_CONTROLLER_", "KAFKA_LOG_DIRS")
+    found = environment(parse(COMPOSE, THREE_BROKERS)["services"]["kafka-2"])
+    settings = {
+        name.removeprefix("KAFKA_").lower().replace("_", "."): value
+        for name, value in found.items()
+        if name.startswith("KAFKA_")
+        and not name.startswith(own)
+        and "LISTENER" not in name
+        and name != "KAFKA_HEAP_OPTS"
+    }
+    with KafkaCluster(tmp_path, settings=settings) as cluster:
+        kafka = KafkaSettings(bootstrap=cluster.bootstrap)
+        create_topics(kafka)
+        until_s = time.monotonic() + 20
+        while (found_topics := copies(kafka)) != {(3, ())}:  # a broker hears of them later
+            assert time.monotonic() < until_s, found_topics
+            time.sleep(0.2)
+
+
+def copies(kafka: KafkaSettings) -> set[tuple[int, tuple[str, ...]]]:
+    return {(state.replicas, state.drift) for state in describe_topics(kafka)}
 
 
 def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:
