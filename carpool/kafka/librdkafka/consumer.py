@@ -169,8 +169,9 @@ class LibrdkafkaConsumer:
         self._assigned |= set(positions)
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
-        if stopped := [RawPartition(*at) for at in positions if self._is_stopped(at)]:
-            consumer.pause(stopped)
+        # A partition that was paused when it went away is still paused in librdkafka.
+        consumer.resume([RawPartition(*at) for at in positions if not self._is_stopped(at)])
+        consumer.pause([RawPartition(*at) for at in positions if self._is_stopped(at)])
         self._fetch_retained(consumer)
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:

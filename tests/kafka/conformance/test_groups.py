@@ -27,6 +27,29 @@ def test_a_second_member_gets_a_partition_and_returns_it_when_it_leaves(broker: 
     one.close()
 
 
+def test_a_partition_that_was_paused_when_it_went_away_delivers_records_when_it_comes_back(
+    broker: Broker,
+) -> None:
+    one, listener_one = joined(broker)
+    one.pause()
+    two, listener_two = broker.consumer(), Listener()
+    two.subscribe(broker.topic, listener_two)
+
+    def both() -> bool:
+        two.poll(0.01)
+        return len(listener_two.positions) == 1 and len(listener_one.gone) == 1
+
+    poll_until(one, both)
+    one.resume()
+    listener_one.positions.clear()
+    two.close()
+    poll_until(one, lambda: set(listener_one.positions) == listener_one.gone)
+    (back,) = listener_one.gone
+    broker.write(broker.record("a", back.partition))
+    assert [message.value for message in read(one, 1)] == [b"a"]
+    one.close()
+
+
 def test_a_member_that_left_joins_again_and_continues_at_its_commit(broker: Broker) -> None:
     one, listener = joined(broker)
     broker.write(broker.record("a"), broker.record("b"))
