@@ -22,7 +22,13 @@ from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelive
 from carpool.loop.in_flight import RECORDS_AHEAD_MAX, InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
-from carpool.loop.retry import FailureLimits, RetryDelay, begin_us_of, believed
+from carpool.loop.retry import (
+    FailureLimits,
+    RetryDelay,
+    begin_us_of,
+    believed,
+    is_of_newer_service,
+)
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import Credit, Done, R, Stage, Unit
 from carpool.loop.throttle import BLOCKED_POLL_S, Throttle, poll_s
@@ -366,7 +372,7 @@ class Loop(Generic[R]):
 
     def _reject(self, message: Message, error: RecordError) -> None:
         source = message.source
-        if self._intake.bad_input == "stop":
+        if self._intake.bad_input == "stop" or is_of_newer_service(message, error):
             self.sink.fail(
                 DeploymentError(
                     f"{source.topic}[{source.partition}] at {source.offset} cannot be read by this "

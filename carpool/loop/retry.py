@@ -161,6 +161,11 @@ def read_query(message: Message) -> Query:
     return query
 
 
+def is_of_newer_service(message: Message, error: RecordError) -> bool:
+    """Whether a retry has a version that this build does not know: only services write retries."""
+    return error.reason == "unknown_version" and message.source.topic in RETRY_TOPICS
+
+
 def origin_of(message: Message) -> Source:
     """Returns the record that the client published: this record, or the one that it retries."""
     if message.source.topic not in RETRY_TOPICS:

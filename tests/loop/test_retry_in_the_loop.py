@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.clock import SystemClock
+from carpool.errors import DeploymentError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.librdkafka import LibrdkafkaProducer
@@ -253,6 +254,17 @@ class TwiceFailing(HandStage):
             self.sink.done(Done(parts=((unit.id, 0),), outputs=(result(text),)))
             return
         self.sink.done(failed(unit))
+
+
+def test_a_retry_of_a_newer_service_waits_and_is_not_refused() -> None:
+    bench, stage, loop = started()
+    newer = (("ce_dataschema", b"urn:carpool:query:2"),)
+    bench.broker.append(RETRIES.name, b'{"text": "a"}', partition=0, headers=newer)
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    assert "rag.retries.v1[0] at 0 cannot be read by this build" in str(loop.failure)
+    assert stage.units == []
+    assert bench.broker.records(QUERIES_DEAD.name) == bench.broker.records(ANSWERS.name) == []
 
 
 @pytest.mark.kafka
