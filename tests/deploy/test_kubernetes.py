@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,88 +16,51 @@ import pytest
 import yaml
 
 from carpool.kafka.settings import KafkaSettings
+from carpool.loop.loop import CLOSE_US
+from carpool.run_service import DRAIN_US
+from carpool.settings.load import load_settings
 from carpool.telemetry.metrics import Metrics
+from cli.all_settings import CarpoolSettings
 from cli.services import INPUTS
 from tests.deploy.test_compose import services as compose_services
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
-SCHEMA = json.loads(
-    gzip.decompress((Path(__file__).parent / "kubernetes-1.34.schema.json.gz").read_bytes())
+
+
+def definitions(name: str) -> dict[str, Any]:
+    content = gzip.decompress((Path(__file__).parent / name).read_bytes())
+    found: dict[str, Any] = json.loads(content)["definitions"]
+    return found
+
+
+SCHEMAS = definitions("kubernetes-1.34.schema.json.gz") | definitions(
+    "custom-resources.schema.json.gz"
 )
-"""The schemas of Kubernetes 1.34 (Apache-2.0, see NOTICE); unknown fields are refused."""
-
-TEXT = {"type": "string", "minLength": 1}
-COUNT = {"type": "integer", "minimum": 0}
-
-
-def fields(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": required | optional,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+"""The schemas of Kubernetes 1.34, KEDA 2.16 and Prometheus operator 0.80 (Apache-2.0, see NOTICE);
+unknown fields are refused.
+"""
+PROMETHEUS_TRIGGER = {"serverAddress", "query", "threshold", "ignoreNullValues"}
+"""Parameters of KEDA's Prometheus trigger that are used here; its schema allows any."""
 
 
-TRIGGER = fields(
-    {
-        "type": {"const": "prometheus"},
-        "metadata": fields({"serverAddress": TEXT, "query": TEXT, "threshold": TEXT}),
-    }
-)
-MORE_KINDS = {
-    "ScaledObject": fields(
-        {
-            "apiVersion": {"const": "keda.sh/v1alpha1"},
-            "kind": TEXT,
-            "metadata": fields({"name": TEXT}),
-            "spec": fields(
-                {
-                    "scaleTargetRef": fields({"name": TEXT, "kind": TEXT}),
-                    "triggers": {"type": "array", "items": TRIGGER, "minItems": 1},
-                },
-                minReplicaCount=COUNT,
-                maxReplicaCount=COUNT,
-                cooldownPeriod=COUNT,
-                advanced=fields(
-                    {"horizontalPodAutoscalerConfig": fields({"behavior": {"type": "object"}})}
-                ),
-            ),
-        }
-    ),
-    "PodMonitor": fields(
-        {
-            "apiVersion": {"const": "monitoring.coreos.com/v1"},
-            "kind": TEXT,
-            "metadata": fields({"name": TEXT}),
-            "spec": fields(
-                {
-                    "selector": {"type": "object"},
-                    "podMetricsEndpoints": {
-                        "type": "array",
-                        "items": fields({"port": TEXT}, interval=TEXT, relabelings={}),
-                    },
-                }
-            ),
-        }
-    ),
-}
-"""KEDA's and the Prometheus operator's fields that are used here, from their documentation."""
-
-
-def built(folder: Path) -> list[dict[str, Any]]:
+@cache
+def manifests(folder: Path) -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl, to build the manifests as `kubectl apply -k` does")
     done = subprocess.run(
         ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return done.stdout
+
+
+def built(folder: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(manifests(folder)))
 
 
 def problems(document: dict[str, Any]) -> list[str]:
     kind = document["kind"]
-    schema = MORE_KINDS.get(kind) or {"$ref": f"#/definitions/{kind}", **SCHEMA}
+    schema = {"$ref": f"#/definitions/{kind}", "definitions": SCHEMAS}
     found = jsonschema.Draft7Validator(schema).iter_errors(document)
     return [f"{kind} {document['metadata']['name']} {it.json_path}: {it.message}" for it in found]
 
@@ -120,6 +85,8 @@ def test_every_pod_gives_up_what_it_does_not_need_and_has_the_settings() -> None
     for pod in pods.values():
         (container,) = pod["containers"]
         assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "CARPOOL_KAFKA_SERVICE_HOST is no setting"
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -143,22 +110,82 @@ def test_pods_are_named_members_and_settings_are_those_of_the_compose_stack() ->
             "name": "CARPOOL_KAFKA_INSTANCE_ID",
             "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
         } in container["env"]
-        assert f"{spec['terminationGracePeriodSeconds']}s" == compose["stop_grace_period"]
         for name, value in compose["environment"].items():
             if not value.startswith("${"):
                 assert settings[name] == value
+        named = dict.fromkeys((it["name"] for it in container["env"]), "x")
+        load_settings(CarpoolSettings, file=None, environ=settings | named)
         assert settings["CARPOOL_HTTP_PORT"] == str(container["ports"][0]["containerPort"])
+        assert {
+            container[f"{name}Probe"]["httpGet"]["path"]
+            for name in ("startup", "liveness", "readiness")
+        } == {"/healthz", "/readyz"}
+
+
+def test_an_upgrade_applies_one_part_after_the_other_by_its_label() -> None:
+    parts = [
+        (it["kind"], it["metadata"]["name"])
+        for part in ("topics", "generator", "searcher", "grouper")
+        for it in built(FOLDER)
+        if it["metadata"]["labels"].get("carpool/service") == part
+    ]
+    services = ("generator", "searcher", "grouper")
+    wanted = [("StatefulSet", f"carpool-{name}") for name in services]
+    assert parts == [("Job", "carpool-topics"), *wanted]
+
+
+@pytest.mark.parametrize("service", INPUTS)
+def test_a_service_is_given_the_time_that_it_takes_to_end(service: str) -> None:
+    documents = {(it["kind"], it["metadata"]["name"]): it for it in built(FOLDER)}
+    pod = documents["StatefulSet", f"carpool-{service}"]["spec"]["template"]["spec"]
+    grace_s = pod["terminationGracePeriodSeconds"]
+    assert grace_s * 1_000_000 > DRAIN_US + CLOSE_US
+    assert compose_services()[service]["stop_grace_period"] == f"{grace_s}s"
 
 
 def test_services_scale_by_a_metric_that_exists_up_to_the_number_of_partitions() -> None:
     metric = "carpool_lag_records"
-    names = {sample.name for sample in Metrics().registry.collect()}
-    assert metric in names
-    scaled = [it["spec"] for it in built(FOLDER / "scaling") if it["kind"] == "ScaledObject"]
-    assert len(scaled) == len(INPUTS)
-    for spec in scaled:
-        service = spec["scaleTargetRef"]["name"].removeprefix("carpool-")
-        assert service in INPUTS
-        assert f'{metric}{{service="{service}"}}' in spec["triggers"][0]["metadata"]["query"]
+    assert metric in {each.name for each in Metrics().registry.collect()}
+    found = {
+        it["spec"]["scaleTargetRef"]["name"]: it["spec"]
+        for it in built(FOLDER / "scaling")
+        if it["kind"] == "ScaledObject"
+    }
+    targets = {
+        it["metadata"]["name"]: (it["apiVersion"], it["kind"], "replicas" in it["spec"])
+        for it in built(FOLDER)
+        if it["kind"] == "StatefulSet"
+    }
+    shared = [name for name, topic in INPUTS.items() if topic.partition_by != "lane"]
+    assert found.keys() == {f"carpool-{name}" for name in shared}, "there is one lane"
+    for service in shared:
+        spec = found[f"carpool-{service}"]
+        target = spec["scaleTargetRef"]
+        wanted = (target["apiVersion"], target["kind"], False)
+        assert targets[target["name"]] == wanted, "`apply` would reset a number of replicas"
+        (trigger,) = spec["triggers"]
+        assert trigger["metadata"].keys() == PROMETHEUS_TRIGGER
+        assert f'{metric}{{service="{service}"}}' in trigger["metadata"]["query"]
         assert spec["maxReplicaCount"] == KafkaSettings().partitions
         assert spec["minReplicaCount"] == 1
+
+
+def test_scraped_metrics_have_the_labels_that_alerts_name() -> None:
+    (monitor,) = (it for it in built(FOLDER / "scaling") if it["kind"] == "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    labels = {it["targetLabel"]: it for it in endpoint["relabelings"]}
+    assert labels["job"]["replacement"] == "carpool"
+    (source,) = labels["service"]["sourceLabels"]
+    pods = [it["spec"]["template"] for it in built(FOLDER) if it["kind"] == "StatefulSet"]
+    meta = "__meta_kubernetes_pod_label_"
+    assert {
+        value
+        for pod in pods
+        for name, value in pod["metadata"]["labels"].items()
+        if meta + re.sub(r"[^a-zA-Z0-9_]", "_", name) == source
+    } == set(INPUTS)
+    for pod in pods:
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        assert wanted.items() <= pod["metadata"]["labels"].items()
+        (container,) = pod["spec"]["containers"]
+        assert endpoint["port"] in {port["name"] for port in container["ports"]}
