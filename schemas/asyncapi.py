@@ -7,24 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.headers import HEADERS, Writer
+from schemas.codec import PASSED_ON
+from schemas.headers import (
+    HEADERS,
+    IGNORED_NAMES,
+    KEY_HEADER,
+    REPLAYED_FROM_HEADER,
+    RETRY_HEADERS,
+)
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_SUFFIX,
     PARTIAL_ANSWERS,
     QUERIES,
     QUERIES_BATCH,
+    QUERY_TOPICS,
+    RETRY_TOPICS,
     TOPICS,
     UNTIL_PROCESSED,
     Topic,
 )
 
 OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS)
-WRITERS: dict[bool, tuple[Writer, ...]] = {
-    True: ("application", "any CloudEvents writer"),
-    False: ("any CloudEvents writer", "services", "`carpool dlq replay`"),
-}
-"""Who writes headers of a record: of a query, or of any other record."""
 
 
 def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
@@ -56,6 +60,11 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
                 "channel": _channel_of(QUERIES_BATCH),
                 "summary": "A question that may wait for those of `receiveQuery`.",
                 "reply": {"channel": _channel_of(ANSWERS)},
+            },
+            "sendAnswer": {
+                "action": "send",
+                "channel": _channel_of(ANSWERS),
+                "summary": "The terminal answer to a question of either class.",
             },
             "sendPartialAnswer": {
                 "action": "send",
@@ -95,21 +104,16 @@ def _channel(topic: Topic) -> dict[str, Any]:
 
 
 def _message(topic: Topic, schema_files: dict[str, str]) -> dict[str, Any]:
-    is_query = topic in (QUERIES, QUERIES_BATCH)
+    names = _header_names(topic)
     headers = {
         each.name: {"type": "string", "description": each.meaning}
         for each in HEADERS
-        if each.writer in WRITERS[is_query]
+        if each.name in names
     }
     message: dict[str, Any] = {
         "title": topic.purpose,
         "headers": {"type": "object", "properties": headers},
-        "bindings": {
-            "kafka": {
-                "key": {"type": "string", "description": f"{topic.partition_by} of the record"},
-                "bindingVersion": "0.5.0",
-            }
-        },
+        "bindings": {"kafka": _key(topic) | {"bindingVersion": "0.5.0"}},
     }
     file = schema_files.get(topic.name.replace(".batch.", ".").replace("retries", "queries"))
     if file is None or topic.name.endswith(DEAD_LETTER_SUFFIX):
@@ -118,3 +122,30 @@ def _message(topic: Topic, schema_files: dict[str, str]) -> dict[str, Any]:
     else:
         message["payload"] = {"$ref": file}
     return message
+
+
+def _header_names(topic: Topic) -> set[str]:
+    """Returns the headers that a record of the topic may have."""
+    envelope = {each.name for each in HEADERS if each.writer == "any CloudEvents writer"}
+    of_query = envelope | {each.name for each in HEADERS if each.writer == "application"}
+    if topic.name in QUERY_TOPICS:
+        return of_query | {REPLAYED_FROM_HEADER}
+    if topic.name in RETRY_TOPICS:
+        ignored = set(IGNORED_NAMES.values())
+        return of_query | ignored | {*RETRY_HEADERS, KEY_HEADER, REPLAYED_FROM_HEADER}
+    if topic.name.endswith(DEAD_LETTER_SUFFIX):
+        return {each.name for each in HEADERS} - set(RETRY_HEADERS)
+    if topic.partition_by == "query_id":
+        return envelope | set(PASSED_ON)
+    return envelope | {"traceparent"}
+
+
+def _key(topic: Topic) -> dict[str, Any]:
+    """Returns the key of the topic's records, as the Kafka binding describes it."""
+    if topic.name in QUERY_TOPICS:
+        meaning = "any; it chooses the partition, and is no id"
+    elif topic.partition_by == "query_id":
+        meaning = "the query_id"
+    else:
+        return {}
+    return {"key": {"type": "string", "description": meaning}}

@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 
-from schemas.topics import TOPICS
+from carpool.dead_letters.letter import Reason, make_letter
+from carpool.kafka.acls import READS, WRITES
+from carpool.loop.retry import FailureLimits, decide_retry
+from schemas.codec import PASSED_ON, encode
+from schemas.headers import ERROR_PREFIX, RETRY_HEADERS
+from schemas.record import Record
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, TOPICS, Topic
+from tests.records import a_failure, a_retrieval, a_source, an_answer
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 DOCUMENT = json.loads((SCHEMAS / "asyncapi.json").read_text())
@@ -47,3 +55,51 @@ def test_every_topic_is_a_channel_and_every_reference_leads_somewhere() -> None:
                 at = at[part]
         else:
             assert (SCHEMAS / reference).is_file(), reference
+
+
+def test_operations_are_those_of_the_topics_that_applications_use() -> None:
+    used = {
+        (it["action"], it["channel"]["$ref"].removeprefix("#/channels/"))
+        for it in DOCUMENT["operations"].values()
+    }
+    tags = {name: it["tags"][0]["name"] for name, it in DOCUMENT["channels"].items()}
+    application = [
+        *(("receive", topic.name) for topic in WRITES["application"]),
+        *(("send", topic.name) for topic in READS["application"]),
+    ]
+    assert used == {(action, name.replace(".", "-")) for action, name in application}
+    assert {name for name, tag in tags.items() if tag == "application"} == {it for _, it in used}
+    assert set(tags.values()) == {"application", "internal"}
+
+
+ASKED = tuple((name, b"1") for name in (*PASSED_ON, "rag-tenant", *RETRY_HEADERS))
+"""Headers of a question, those of a retry forged."""
+
+
+def headers_of(topic: str) -> set[str]:
+    return set(DOCUMENT["components"]["messages"][topic.replace(".", "-")]["headers"]["properties"])
+
+
+@pytest.mark.parametrize(("topic", "record"), [(ANSWERS, an_answer()), (RETRIEVALS, a_retrieval())])
+def test_a_result_has_the_headers_that_the_document_names(topic: Topic, record: Record) -> None:
+    _, headers = encode(record, event_id="e", source="s", time_us=0, passed_on=ASKED)
+    assert {name for name, _ in headers} == headers_of(topic.name)
+
+
+def test_headers_of_the_services_are_named_where_services_write_them() -> None:
+    (retry,) = decide_retry(
+        a_failure(headers=ASKED), limits=FailureLimits(), group="g", stage="searcher", now_us=0
+    ).outputs
+    letter = make_letter(
+        source=a_source(),
+        key=b"k",
+        value=b"v" * 2_000_000,
+        headers=ASKED,
+        reason=Reason(group="g", stage="grouper", attempts=1, class_name="c", message="m"),
+        connect_names=False,
+    )
+    assert (retry.topic, letter.topic) == (RETRIES.name, QUERIES_DEAD.name)
+    for output in (retry, letter):
+        assert {name for name, _ in output.headers} <= headers_of(output.topic)
+    assert headers_of(QUERIES.name).isdisjoint(RETRY_HEADERS)
+    assert not any(name.startswith(ERROR_PREFIX) for name in headers_of(RETRIES.name))
