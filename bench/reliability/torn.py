@@ -39,7 +39,7 @@ from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, Fau
 from carpool.testing.kafka import KafkaServer, free_ports
 
 SOURCE, GROUP, PARTITIONS = "torn", "torn-copy", 4
-RATE_PER_S = 200.0
+RATE_PER_S = 50.0
 WAIT_S = 60.0
 SETTLE_S = 0.03
 """For the broker to handle a released request."""
@@ -241,13 +241,20 @@ def _await(members: _Members, wait: Wait) -> None:
 
 
 def _copies(settings: KafkaSettings, wanted: int) -> Counter[bytes]:
-    """Returns how often each record was copied, for readers of committed records."""
+    """Returns how often each record was copied, for readers of committed records.
+
+    Waits for the copies of `wanted` records, as long as there are more of them every `WAIT_S`.
+    """
     found: Counter[bytes] = Counter()
     until_s = time.monotonic() + WAIT_S
     with TopicReader(settings, SystemClock(), name="torn-audit") as reader:
         places = reader.partitions(copy_of(SOURCE))
         while len(found) < wanted and time.monotonic() < until_s:
+            before = len(found)
             found = Counter(message.key or b"" for message in reader.read_to_end(places))
+            if len(found) > before:
+                until_s = time.monotonic() + WAIT_S
+            time.sleep(SETTLE_S)
     return found
 
 
