@@ -65,7 +65,7 @@ def replay(
 ) -> None:
     """Replays all unmarked letters; dies in its `die_after`th transaction before the commit."""
     box = DeadLetterBox(settings, SystemClock())
-    producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
+    producer = LibrdkafkaTransactionalProducer(settings, settings.group_of("dlq"))
     producer.start()
     if begun is not None:
         begun.set()
