@@ -97,6 +97,7 @@ def run_service(
     log.info(
         "starting",
         bootstrap=kafka.bootstrap,
+        prefix=kafka.prefix,
         topics=intake.topics,
         delivery=deployment.delivery,
         instance_id=instance_id,

@@ -38,7 +38,7 @@ def acls(
     if role and role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
     kafka = client_side(bootstrap, config, assignments).kafka
-    found = {name: acls_of(name, kafka.group_prefix) for name in ROLES if role in ("", name)}
+    found = {name: acls_of(name, kafka) for name in ROLES if role in ("", name)}
     if as_json:
         print_json({name: [asdict(acl) for acl in each] for name, each in found.items()})
         return

@@ -10,7 +10,7 @@ import typer
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output
-from cli.options import BesideOption, ConfigOption, SetOption, client_side
+from cli.options import BesideOption, ConfigOption, SetOption, client_side, logical_topic
 from cli.services import INPUTS
 
 app = typer.Typer(
@@ -104,12 +104,12 @@ def _move(
 
     if service not in INPUTS:
         raise ConfigError(f"there is no service {service!r}; there are {', '.join(INPUTS)}")
-    group, at = kafka.group_of(service), TopicPartition(topic, partition)
+    group, at = kafka.group_of(service), TopicPartition(logical_topic(kafka, topic), partition)
     offsets = GroupOffsets(kafka, group)
     now = offsets.read(at)
     wanted = (skipped if is_skip else reset_to)(now, offset)
     show = output()
-    show.print(f"group {group}, {topic}[{partition}]")
+    show.print(f"group {group}, {kafka.broker_topic(at.topic)}[{partition}]")
     show.print(f"now   offset {now.offset}  {now.metadata}")
     show.print(f"then  offset {wanted.offset}  {wanted.metadata}")
     if not yes and not typer.confirm("Commit this?"):

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from carpool.errors import ConfigError
+from carpool.kafka.settings import KafkaSettings
 from cli.settings import CONFIG_VARIABLE, ClientSide, Given, load_client_side, parse_assignments
+from schemas.topics import TOPICS
 
 ConfigOption = Annotated[
     Path | None,
@@ -71,6 +73,13 @@ def client_side(
     """
     flags = {"bootstrap": bootstrap, **kafka}
     return load_client_side(given(config, assignments, kafka=flags))
+
+
+def logical_topic(kafka: KafkaSettings, topic: str) -> str:
+    """Returns the name of a topic without the prefix; one of ours may be given with the prefix."""
+    ours = {each.name for each in TOPICS}
+    bare = kafka.logical_topic(topic)
+    return bare if topic not in ours and bare in ours else topic
 
 
 def passed_on(config: Path | None, assignments: list[str] | None) -> list[str]:

@@ -10,10 +10,14 @@ import msgspec
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of a running `carpool up`. `http`: name of a service to host:port."""
+    """Addresses of a running `carpool up`. `http`: name of a service to host:port.
+
+    `prefix`: its `kafka.prefix`.
+    """
 
     pid: int
     bootstrap: str
+    prefix: str = ""
     http: dict[str, str]
     llm_url: str | None = None
     index_dir: str = ""

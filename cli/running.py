@@ -61,6 +61,7 @@ def run_everything(
     run = Run(
         pid=os.getpid(),
         bootstrap=plan.bootstrap,
+        prefix=settings.kafka.prefix,
         http=plan.http,
         llm_url=without_password(plan.llm_url),
         index_dir=settings.index.dir,

@@ -145,16 +145,22 @@ def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) 
 def load_client_side(given: Given) -> ClientSide:
     """Returns the settings of a command that talks to running services.
 
-    Without brokers in the settings, the brokers are those of a running `carpool up`.
+    Without brokers in the settings, brokers and prefix are those of a running `carpool up`.
     """
     settings = load(ClientSide, given)
     run = RunFile(Path(settings.up.state_dir)).read()
-    if run is not None and names_no_brokers(given):
-        return load(ClientSide, given.with_flags({"kafka": {"bootstrap": run.bootstrap}}))
-    return settings
+    if run is None or not names_no_brokers(given):
+        return settings
+    prefix = run.prefix if _is_default("prefix", given) else settings.kafka.prefix
+    kafka = msgspec.structs.replace(settings.kafka, bootstrap=run.bootstrap, prefix=prefix)
+    return msgspec.structs.replace(settings, kafka=kafka)
 
 
 def names_no_brokers(given: Given) -> bool:
     """Returns whether no file, variable or flag names the brokers."""
-    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == "bootstrap")
+    return _is_default("bootstrap", given)
+
+
+def _is_default(name: str, given: Given) -> bool:
+    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == name)
     return given.origin(doc, KafkaSettings) == "default"

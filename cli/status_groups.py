@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import OffsetSpec
 
 from carpool.clock import SystemClock
@@ -16,13 +15,13 @@ from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from cli.status_values import GroupStatus, Member, Partition
 
 PEEK_S = 3.0
-Place = tuple[str, int]
 
 
 class Brokers:
@@ -69,46 +68,46 @@ class Brokers:
                     raise _unreachable(error) from error
                 found[group] = ("DEAD", [])
                 continue
-            members = [_member(raw) for raw in description.members]
+            members = [_member(self._settings, raw) for raw in description.members]
             found[group] = (description.state.name, sorted(members, key=lambda member: member.name))
         return found
 
-    def _places(self, topics: Iterable[str]) -> list[Place]:
+    def _places(self, topics: Iterable[str]) -> list[TopicPartition]:
         metadata = cluster_metadata(self._admin, self._settings, self._timeout_s)
+        found = {name: metadata.topics.get(self._settings.broker_topic(name)) for name in topics}
         return [
-            (name, number)
-            for name in topics
-            if name in metadata.topics
-            for number in metadata.topics[name].partitions
+            TopicPartition(name, number)
+            for name, topic in found.items()
+            if topic is not None
+            for number in topic.partitions
         ]
 
-    def _committed(self, group: str, places: list[Place]) -> dict[Place, tuple[int, str]]:
+    def _committed(
+        self, group: str, places: list[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, str]]:
         """Returns offset and metadata by partition; offset -1 where nothing was committed."""
         if not places:
             return {}
         try:
-            raws = committed_so_far(
-                self._settings, group, [RawPartition(*place) for place in places]
-            )
+            found = committed_so_far(self._settings, group, places)
         except KafkaException as error:
             raise _unreachable(error) from error
-        return {
-            (raw.topic, raw.partition): (max(-1, raw.offset), raw.metadata or "") for raw in raws
-        }
+        return {at: (max(-1, raw.offset), raw.metadata or "") for at, raw in found.items()}
 
     def _waiting(
-        self, committed: dict[Place, tuple[int, str]]
-    ) -> dict[Place, tuple[int, float | None]]:
+        self, committed: dict[TopicPartition, tuple[int, str]]
+    ) -> dict[TopicPartition, tuple[int, float | None]]:
         """Returns the waiting records of each partition and the age of the first one in seconds."""
         if not committed:
             return {}
-        spec = {RawPartition(*place): OffsetSpec.latest() for place in committed}
+        spec = {raw_partition(self._settings, at): OffsetSpec.latest() for at in committed}
         futures = self._admin.list_offsets(
             spec, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
         )
         try:
             ends = {
-                (raw.topic, raw.partition): reply(future).offset for raw, future in futures.items()
+                place_of(self._settings, raw): reply(future).offset
+                for raw, future in futures.items()
             }
         except KafkaException as error:
             raise _unreachable(error) from error
@@ -118,7 +117,7 @@ class Brokers:
             if ends[place] > max(0, offset)
         }
         firsts = self._first_records(unsure)
-        found: dict[Place, tuple[int, float | None]] = dict.fromkeys(committed, (0, None))
+        found: dict[TopicPartition, tuple[int, float | None]] = dict.fromkeys(committed, (0, None))
         for place, offset in unsure.items():
             first = firsts.get(place)
             if first is None:
@@ -129,8 +128,8 @@ class Brokers:
         return found
 
     def _first_records(
-        self, offsets: dict[Place, int]
-    ) -> dict[Place, tuple[int | None, float | None]]:
+        self, offsets: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, tuple[int | None, float | None]]:
         """The offset of the first record at or after each of `offsets`, and its age in seconds.
         (None, None): there is none, only the end. Partitions that do not answer in time are left
         out.
@@ -143,13 +142,10 @@ class Brokers:
             "queued.max.messages.kbytes": 1_024,
         }
         clock = SystemClock()
-        found: dict[Place, tuple[int | None, float | None]] = {}
+        found: dict[TopicPartition, tuple[int | None, float | None]] = {}
         with TopicReader(self._settings, clock, name="status", config=config) as reader:
             reader.add(
-                {
-                    TopicPartition(*at): offset if offset >= 0 else OFFSET_BEGINNING
-                    for at, offset in offsets.items()
-                }
+                {at: offset if offset >= 0 else OFFSET_BEGINNING for at, offset in offsets.items()}
             )
             until = time.monotonic() + PEEK_S
             while len(found) < len(offsets) and time.monotonic() < until:
@@ -158,10 +154,11 @@ class Brokers:
                     at, written_ms = message.source, message.source.timestamp_ms
                     age_s = max(0.0, clock.now_us() / 1e6 - written_ms / 1_000)
                     found.setdefault(
-                        (at.topic, at.partition), (at.offset, age_s if written_ms > 0 else None)
+                        TopicPartition(at.topic, at.partition),
+                        (at.offset, age_s if written_ms > 0 else None),
                     )
                 for end in batch.ends:
-                    found.setdefault((end.topic, end.partition), (None, None))
+                    found.setdefault(end, (None, None))
         return found
 
 
@@ -169,9 +166,9 @@ def _status(
     group: str,
     state: str,
     members: list[Member],
-    waiting: dict[Place, tuple[int, float | None]],
-    before: dict[Place, tuple[int, str]],
-    after: dict[Place, tuple[int, str]],
+    waiting: dict[TopicPartition, tuple[int, float | None]],
+    before: dict[TopicPartition, tuple[int, str]],
+    after: dict[TopicPartition, tuple[int, str]],
 ) -> GroupStatus:
     owners = {tuple(place): member.name for member in members for place in member.partitions}
     partitions = [
@@ -196,14 +193,12 @@ def _completed(offset: int, metadata: str) -> int:
         return 0
 
 
-def _member(raw: Any) -> Member:
+def _member(settings: KafkaSettings, raw: Any) -> Member:
     """Returns a member by its client id where that is set, else by its address."""
     host = (raw.host or "").lstrip("/")
     named = raw.client_id if raw.client_id and raw.client_id != "rdkafka" else host
     places = (
-        [(at.topic, at.partition) for at in raw.assignment.topic_partitions]
-        if raw.assignment
-        else []
+        [place_of(settings, at) for at in raw.assignment.topic_partitions] if raw.assignment else []
     )
     return Member(name=named or raw.member_id, host=host, partitions=sorted(places))
 

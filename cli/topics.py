@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.text import Text
 
+from carpool.kafka.checks import named_at_brokers
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
@@ -78,19 +79,24 @@ def create(
 
 
 @app.command("list")
-def list_topics(as_json: JsonOption = False) -> None:
+def list_topics(
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
     """List the topics that Carpool uses, with their purpose. Asks no broker.
 
     \b
     Example:
       carpool topics list --json
     """
+    topics = named_at_brokers(client_side(None, config, assignments).kafka, TOPICS)
     if as_json:
-        print_json(TOPICS)
+        print_json(topics)
         return
     made = table("topic", "partition by", "keeps", "largest", "what", whole=("topic",))
     made.columns[-1].min_width = 16
-    for topic in TOPICS:
+    for topic in topics:
         forever = topic.retention_ms == UNTIL_PROCESSED
         made.add_row(
             topic.name,

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
+import msgspec
+
 from carpool.clock import Clock, SystemClock
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
@@ -57,16 +59,24 @@ class Client:
         self,
         bootstrap: str | None = None,
         *,
+        prefix: str | None = None,
         kafka: KafkaSettings | None = None,
         settings: ClientSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Takes the brokers as `bootstrap`, or as `kafka` settings, such as for security."""
-        if bootstrap is not None and kafka is not None:
+        """Takes the brokers as `bootstrap`, or as `kafka` settings, such as for security.
+
+        `prefix`: the `kafka.prefix` of the services that are to answer.
+        """
+        if kafka is None:
+            kafka = KafkaSettings(prefix=prefix or "")
+            if bootstrap is not None:
+                kafka = msgspec.structs.replace(kafka, bootstrap=bootstrap)
+        elif bootstrap is not None:
             raise ConfigError("give either `bootstrap` or `kafka`: both name brokers")
-        self._kafka = kafka or (
-            KafkaSettings(bootstrap=bootstrap) if bootstrap is not None else KafkaSettings()
-        )
+        elif prefix is not None:
+            raise ConfigError("give either `prefix` or `kafka`, which has a prefix of its own")
+        self._kafka = kafka
         self._settings = settings or ClientSettings()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()

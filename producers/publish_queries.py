@@ -29,6 +29,7 @@ class Publisher:
     """A Kafka producer of questions. Thread-safe. Its thread calls `on_placed`."""
 
     def __init__(self, kafka: KafkaSettings, client: ClientSettings) -> None:
+        self._kafka = kafka
         self._producer = confluent_kafka.Producer(
             producer_config(kafka)
             | {
@@ -65,7 +66,7 @@ class Publisher:
 
         try:
             self._producer.produce(
-                record.topic,
+                self._kafka.broker_topic(record.topic),
                 key=record.query_id.encode(),
                 value=record.value,
                 headers=list(record.headers),

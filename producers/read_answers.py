@@ -65,7 +65,9 @@ class AnswerReader:
         try:
             self._partitions = self._reader.topics()
             missing = [
-                topic.name for topic in (QUERIES, ANSWERS) if topic.name not in self._partitions
+                self._kafka.broker_topic(topic.name)
+                for topic in (QUERIES, ANSWERS)
+                if topic.name not in self._partitions
             ]
             if missing:
                 raise ConfigError(

@@ -85,8 +85,9 @@ class Answer(Record, frozen=True, kw_only=True):
     """The one terminal answer of an input record. `timings_ms`: milliseconds by stage.
 
     `source`: the record that the application published: topic, partition and offset are those of
-    the producer's delivery report. `replayed`: it repeats the answer to an earlier record with this
-    id and `query_digest`, a digest of the question.
+    the producer's delivery report; the topic is named without `kafka.prefix`. `replayed`: it
+    repeats the answer to an earlier record with this id and `query_digest`, a digest of the
+    question.
     """
 
     query_id: Identifier

@@ -43,7 +43,8 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
             "title": "Carpool",
             "version": "1",
             "description": "Retrieval middleware for RAG. Applications send queries to a topic of "
-            "Apache Kafka and receive answers, with citations, from another one.",
+            "Apache Kafka and receive answers, with citations, from another one. If the services "
+            "have a prefix, each address begins with it and a dot.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/json",

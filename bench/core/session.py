@@ -204,7 +204,7 @@ def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
             try:
                 with TopicReader(kafka, SystemClock(), name="bench-ends") as reader:
                     ends = end_offsets(reader, topic)
-                commit_now(consumer, {at: Position(end, "") for at, end in ends.items()})
+                commit_now(kafka, consumer, {at: Position(end, "") for at, end in ends.items()})
                 return
             except RetryableError:
                 if time.monotonic() > until_s:

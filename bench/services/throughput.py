@@ -11,7 +11,6 @@ import time
 
 import msgspec
 from confluent_kafka import Producer
-from confluent_kafka import TopicPartition as RawPartition
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +21,7 @@ from bench.services.cli import ThroughputOptions
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.client_config import producer_config
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
 
@@ -226,8 +226,10 @@ def _fill(settings: KafkaSettings, topic: str, row: Row) -> None:
 
 
 def _longest_metadata(settings: KafkaSettings, group: str, topic: str, partitions: int) -> str:
-    places = [RawPartition(topic, number) for number in range(partitions)]
-    return max((raw.metadata or "" for raw in committed_so_far(settings, group, places)), key=len)
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    return max(
+        (raw.metadata or "" for raw in committed_so_far(settings, group, places).values()), key=len
+    )
 
 
 def _peak_mb() -> float:

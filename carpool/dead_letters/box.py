@@ -1,4 +1,4 @@
-"""Reads the dead letters of a cluster, replays them to their source, and drops them.
+"""Reads the dead letters of a deployment, replays them to their source, and drops them.
 
 Kafka deletes records from the beginning of a partition only, so a letter stays until its retention
 ends. A letter that was replayed or dropped gets a mark in `rag.dlq.marks.v1`, which has a longer
@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import Clock
 from carpool.dead_letters.letter import DeadLetter, read_letter, replay_output
@@ -22,12 +21,13 @@ from carpool.errors import AbortedError, ConfigError, RecordError, RetryableErro
 from carpool.kafka.clients import TransactionalProducerClient
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.raw_records import raw_partition
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import SilentBrokersError, TopicReader, read_topic
 from schemas.codec import decode, encode
 from schemas.deadletter import Action, DeadLetterMark
-from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX
+from schemas.topics import DEAD_LETTER_MARKS, DEAD_LETTER_SUFFIX, TOPICS
 
 BATCH_LETTERS_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
@@ -50,7 +50,7 @@ class Sent:
 
 
 class DeadLetterBox:
-    """The dead-letter topics of one cluster.
+    """The dead-letter topics of one deployment, by their names without the prefix.
 
     Every call blocks; not thread-safe. Raises `RetryableError` without brokers.
     """
@@ -72,14 +72,13 @@ class DeadLetterBox:
             names = reader.topics().keys()
         if DEAD_LETTER_MARKS.name not in names:
             raise ConfigError(
-                f"{self._settings.bootstrap} has no topic {DEAD_LETTER_MARKS.name}, where it is "
-                "noted which letters were replayed; run `carpool topics create`"
+                f"{self._settings.bootstrap} has no topic "
+                f"{self._settings.broker_topic(DEAD_LETTER_MARKS.name)}, where it is noted which "
+                "letters were replayed; run `carpool topics create`"
             )
-        return tuple(
-            sorted(
-                name for name in names if name.removesuffix(DEAD_LETTER_SUFFIX) in names - {name}
-            )
-        )
+        # Those of our list: without a prefix, the topics of other prefixes are seen too.
+        ours = (topic.name for topic in TOPICS if topic.name.endswith(DEAD_LETTER_SUFFIX))
+        return tuple(sorted(name for name in ours if name in names))
 
     def marks(self) -> Marks:
         """Returns the latest mark of each letter; marks that cannot be read are skipped."""
@@ -187,7 +186,10 @@ class DeadLetterBox:
             if offset > bounds[partition][0]
         }
         admin = quiet_admin(self._settings)
-        places = [RawPartition(topic, partition, offset) for partition, offset in wanted.items()]
+        places = [
+            raw_partition(self._settings, TopicPartition(topic, partition), offset)
+            for partition, offset in wanted.items()
+        ]
         for place, future in (
             admin.delete_records(places, request_timeout=self._timeout_s) if places else {}
         ).items():
@@ -195,7 +197,7 @@ class DeadLetterBox:
                 reply(future)
             except KafkaException as error:
                 raise ConfigError(
-                    f"the brokers do not remove records of {topic}[{place.partition}]: "
+                    f"the brokers do not remove records of {place.topic}[{place.partition}]: "
                     f"{error.args[0].str()}. The letters stay marked as dropped, and are deleted "
                     "after the topic's retention (the embedded broker cannot remove records)"
                 ) from error

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from carpool.kafka.settings import KafkaSettings
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_MARKS,
@@ -80,17 +81,17 @@ class Acl:
     operation: Operation
 
 
-def acls_of(role: Role, group_prefix: str) -> tuple[Acl, ...]:
-    """Returns the rights of a role, without duplicates; `group_prefix`: `kafka.group_prefix`."""
+def acls_of(role: Role, settings: KafkaSettings) -> tuple[Acl, ...]:
+    """Returns the rights of a role, without duplicates, with the names at the brokers."""
     found = [
-        *_topics(READS[role], "READ"),
-        *_topics(WRITES[role], "WRITE"),
-        *_topics(DELETES.get(role, ()), "DELETE"),
+        *_topics(settings, READS[role], "READ"),
+        *_topics(settings, WRITES[role], "WRITE"),
+        *_topics(settings, DELETES.get(role, ()), "DELETE"),
     ]
     if role in SERVICES:
-        found += _service(f"{group_prefix}-{role}")
+        found += _service(settings, settings.group_of(role))
     elif role == "operator":
-        found += _operator(group_prefix)
+        found += _operator(settings)
     return tuple(dict.fromkeys(found))
 
 
@@ -116,26 +117,28 @@ def kafka_acls_lines(acls: Iterable[Acl], *, principal: str, bootstrap: str) -> 
     return lines
 
 
-def _topics(topics: Iterable[Topic], operation: Operation) -> Iterator[Acl]:
+def _topics(
+    settings: KafkaSettings, topics: Iterable[Topic], operation: Operation
+) -> Iterator[Acl]:
     for topic in topics:
-        yield Acl("TOPIC", topic.name, "LITERAL", operation)
+        yield Acl("TOPIC", settings.broker_topic(topic.name), "LITERAL", operation)
 
 
-def _service(group: str) -> Iterator[Acl]:
+def _service(settings: KafkaSettings, group: str) -> Iterator[Acl]:
     """The group, the transactional ids of its members, and what the checks at start ask."""
     yield Acl("GROUP", group, "LITERAL", "READ")
     yield Acl("TRANSACTIONAL_ID", f"{group}-", "PREFIXED", "WRITE")
-    yield from _checks()
+    yield from _checks(settings)
 
 
-def _checks() -> Iterator[Acl]:
-    yield from _topics(TOPICS, "DESCRIBE")
-    yield from _topics(TOPICS, "DESCRIBE_CONFIGS")
+def _checks(settings: KafkaSettings) -> Iterator[Acl]:
+    yield from _topics(settings, TOPICS, "DESCRIBE")
+    yield from _topics(settings, TOPICS, "DESCRIBE_CONFIGS")
     yield Acl("CLUSTER", CLUSTER_NAME, "LITERAL", "DESCRIBE_CONFIGS")
 
 
-def _operator(group_prefix: str) -> Iterator[Acl]:
-    yield from _topics(TOPICS, "CREATE")
-    yield from _checks()
-    yield Acl("GROUP", f"{group_prefix}-", "PREFIXED", "READ")
-    yield Acl("TRANSACTIONAL_ID", f"{group_prefix}-dlq", "LITERAL", "WRITE")
+def _operator(settings: KafkaSettings) -> Iterator[Acl]:
+    yield from _topics(settings, TOPICS, "CREATE")
+    yield from _checks(settings)
+    yield Acl("GROUP", settings.group_of(""), "PREFIXED", "READ")
+    yield Acl("TRANSACTIONAL_ID", settings.group_of("dlq"), "LITERAL", "WRITE")

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
 )
 
 from carpool.errors import ConfigError
-from carpool.kafka.checks import LANES, TopicFacts
+from carpool.kafka.checks import LANES, TopicFacts, named_at_brokers
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import settings_of
@@ -26,7 +26,10 @@ from schemas.topics import TOPICS, Topic
 
 @dataclass(frozen=True, kw_only=True)
 class TopicState:
-    """A topic at the brokers. `partitions` 0: it does not exist. `drift`: differences."""
+    """A topic at the brokers, with its name there. `partitions` 0: it does not exist.
+
+    `drift`: differences.
+    """
 
     topic: Topic
     partitions: int
@@ -48,14 +51,16 @@ def topic_config(topic: Topic) -> dict[str, str]:
 
 
 def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[str]:
-    """Creates the missing topics and returns their names.
+    """Creates the missing topics and returns their names at the brokers.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     metadata = cluster_metadata(admin, settings, timeout_s)
     replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
-    missing = [topic for topic in topics if topic.name not in metadata.topics]
+    missing = [
+        topic for topic in named_at_brokers(settings, topics) if topic.name not in metadata.topics
+    ]
     if not missing:
         return []
     # One copy may be down; one copy alone does not acknowledge.
@@ -84,6 +89,7 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
 
 def describe_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[TopicState]:
     """Returns each topic at the brokers, with differences. Raises `RetryableError`."""
+    topics = named_at_brokers(settings, topics)
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     metadata = cluster_metadata(admin, settings, timeout_s)
     present = topic_facts(admin, metadata, topics, timeout_s)
@@ -106,7 +112,7 @@ def topic_facts(
 ) -> dict[str, TopicFacts]:
     """Returns every topic of the cluster, with the settings of `topics` only. Blocks.
 
-    Raises `RetryableError` without an answer.
+    All names are those at the brokers. Raises `RetryableError` without an answer.
     """
     present = {name: found for name, found in metadata.topics.items() if found.error is None}
     resources = [

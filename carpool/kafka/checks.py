@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.settings import BrokerSettings, KafkaSettings
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_SUFFIX,
@@ -61,7 +63,9 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerFacts:
-    """The brokers' answers. `config`: of one broker; empty: none; None: not permitted.
+    """The brokers' answers, with their names of topics.
+
+    `config`: of one broker; empty: none; None: not permitted.
 
     `hidden_topics`, `hidden_group`: what these credentials may not describe.
     """
@@ -113,7 +117,10 @@ class Deployment:
 def judge(
     settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: BrokerFacts
 ) -> Deployment:
-    """Returns whether a service may start; `wish`: the configured delivery."""
+    """Returns whether a service may start; `wish`: the configured delivery.
+
+    Problems and warnings name topics as the brokers do.
+    """
     abilities = abilities_of(facts)
     delivery: DeliveryName = (
         "exactly_once"
@@ -138,7 +145,7 @@ def judge(
             f"Read on it {ACLS}"
         )
     problems += _internal_log_problems(facts, delivery)
-    for topic in topics:
+    for topic in named_at_brokers(settings, topics):
         found = facts.topics.get(topic.name)
         if found is None and topic.name in facts.hidden_topics:
             problems.append(
@@ -153,7 +160,7 @@ def judge(
             continue
         problems += _topic_problems(topic, found, settings, facts)
         warnings += _topic_warnings(topic, found, facts)
-    problems += _partition_problems(facts)
+    problems += _partition_problems(settings, topics, facts)
     # The embedded broker, which has no transactions, returns ends that are too low.
     standings = facts.standings if abilities.transactions else {}
     for at, standing in sorted(standings.items()):
@@ -162,6 +169,13 @@ def judge(
     return Deployment(
         abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
     )
+
+
+def named_at_brokers(settings: BrokerSettings, topics: Sequence[Topic]) -> list[Topic]:
+    """Returns the topics with their names at the brokers."""
+    return [
+        msgspec.structs.replace(topic, name=settings.broker_topic(topic.name)) for topic in topics
+    ]
 
 
 def abilities_of(facts: BrokerFacts) -> Abilities:
@@ -267,24 +281,36 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
         )
 
 
-def _partition_problems(facts: BrokerFacts) -> Iterator[str]:
+def _partition_problems(
+    settings: KafkaSettings, topics: Sequence[Topic], facts: BrokerFacts
+) -> Iterator[str]:
     """Equal partition counts: answers and retrievals; a dead-letter topic and its source."""
-    answers = facts.topics.get(ANSWERS.name)
-    for topic in (RETRIEVALS, RETRIEVALS_BATCH):
+    (answers_topic,) = named_at_brokers(settings, (ANSWERS,))
+    answers = facts.topics.get(answers_topic.name)
+    for topic in named_at_brokers(settings, (RETRIEVALS, RETRIEVALS_BATCH)):
         found = facts.topics.get(topic.name)
         if answers is not None and found is not None and answers.partitions != found.partitions:
             yield (
-                f"topic {topic.name} has {found.partitions} partitions and {ANSWERS.name} has "
-                f"{answers.partitions}: equal counts are needed, or answers are not found. "
+                f"topic {topic.name} has {found.partitions} partitions and {answers_topic.name} "
+                f"has {answers.partitions}: equal counts are needed, or answers are not found. "
                 "Delete the smaller topic and create it again (`carpool topics create`)"
             )
-    for name, dead in facts.topics.items():
-        sources = [name.removesuffix(DEAD_LETTER_SUFFIX)]
-        if sources[0] in QUERY_TOPICS:
-            sources.append(in_class_of(sources[0], RETRIES).name)
-        counts = {each: facts.topics[each].partitions for each in sources if each in facts.topics}
+    for topic in topics:
+        name = settings.broker_topic(topic.name)
+        logical_source = topic.name.removesuffix(DEAD_LETTER_SUFFIX)
+        dead = facts.topics.get(name)
+        if logical_source == topic.name or dead is None:
+            continue
+        sources = [logical_source]
+        if logical_source in QUERY_TOPICS:
+            sources.append(in_class_of(logical_source, RETRIES).name)
+        counts = {
+            each: facts.topics[each].partitions
+            for each in map(settings.broker_topic, sources)
+            if each in facts.topics
+        }
         source = max(counts, key=counts.__getitem__, default=name)
-        if name.endswith(DEAD_LETTER_SUFFIX) and dead.partitions < counts.get(source, 0):
+        if dead.partitions < counts.get(source, 0):
             yield (
                 f"topic {name} has {dead.partitions} partitions and its source {source} has "
                 f"{counts[source]}: a bad record of a missing partition would stop the "

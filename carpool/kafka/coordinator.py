@@ -53,6 +53,7 @@ class CoordinatorClient:
 
     def __init__(self, settings: BrokerSettings) -> None:
         """Connects with the first call. Raises `ConfigError` for what kafka-python cannot do."""
+        self._settings = settings
         self._config = coordinator_config(security_config(settings)) | {
             "client_id": "carpool-coordinator",
             "request_timeout_ms": settings.request_timeout_ms,
@@ -70,10 +71,12 @@ class CoordinatorClient:
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, Position]:
         """Returns the offsets of a group, without those of unfinished transactions."""
-        wanted = [TheirPartition(*at) for at in partitions]
+        wanted = [
+            TheirPartition(self._settings.broker_topic(at.topic), at.partition) for at in partitions
+        ]
         found = self._ask(lambda client: client.list_group_offsets({group: wanted}))[group]
         return {
-            TopicPartition(at.topic, at.partition): Position(
+            TopicPartition(self._settings.logical_topic(at.topic), at.partition): Position(
                 each.offset if each.offset >= 0 else None, each.metadata or ""
             )
             for at, each in found.items()

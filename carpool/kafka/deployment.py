@@ -12,7 +12,15 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from carpool.errors import ConfigError
 from carpool.kafka.admin import topic_facts
-from carpool.kafka.checks import WARN_SHARE, BrokerFacts, Deployment, Standing, Wish, judge
+from carpool.kafka.checks import (
+    WARN_SHARE,
+    BrokerFacts,
+    Deployment,
+    Standing,
+    Wish,
+    judge,
+    named_at_brokers,
+)
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config
@@ -38,16 +46,17 @@ def check_deployment(
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     metadata = cluster_metadata(admin, settings, timeout_s)
     config = broker_config(admin, metadata.brokers, timeout_s)
-    found = topic_facts(admin, metadata, topics, timeout_s)
+    wanted = named_at_brokers(settings, topics)
+    found = topic_facts(admin, metadata, wanted, timeout_s)
     partitions = {
         TopicPartition(name, number): _retention_ms(found[name].config)
-        for name in sorted(found.keys() & set(inputs))
+        for name in sorted(found.keys() & set(map(settings.broker_topic, inputs)))
         for number in metadata.topics[name].partitions
     }
     standings = _standings(admin, settings, group, partitions) if partitions else {}
     # Brokers without access control hide nothing, and some create a topic that a request names.
     may_hide = config is None or "authorizer.class.name" in config
-    missing = [topic.name for topic in topics if may_hide and topic.name not in found]
+    missing = [topic.name for topic in wanted if may_hide and topic.name not in found]
     facts = BrokerFacts(
         brokers=len(metadata.brokers),
         config=config,
@@ -81,10 +90,10 @@ def _standings(
 ) -> dict[TopicPartition, Standing] | None:
     """Returns the group's standing; empty where the brokers do not support such requests.
 
-    None: these credentials may not use the group.
+    `partitions`: with the brokers' names of topics. None: these credentials may not use the group.
     """
     timeout_s = settings.request_timeout_ms / 1_000
-    raw = [RawPartition(at.topic, at.partition) for at in partitions]
+    places = [TopicPartition(settings.logical_topic(at.topic), at.partition) for at in partitions]
     now_ms = int(time.time() * 1_000)
     young = {
         at: OffsetSpec.for_timestamp(now_ms - int(retention_ms * WARN_SHARE))
@@ -92,7 +101,7 @@ def _standings(
         if retention_ms is not None
     }
     try:
-        committed = committed_so_far(settings, group, raw)
+        committed = committed_so_far(settings, group, places).values()
         first = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s)
         end = _offsets(admin, dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
         first_young = _offsets(admin, young, timeout_s)

@@ -36,7 +36,7 @@ DENIED: Mapping[str, str] = {
     "fetch.max.bytes": "it follows from the largest record of the topics",
     "receive.message.max.bytes": "it limits what one compressed record may unpack to",
     "fetch.wait.max.ms": _TYPED + "fetch_wait_ms",
-    "group.id": _TYPED + "group_prefix",
+    "group.id": _TYPED + "prefix",
     "group.instance.id": _MEMBER,
     "group.protocol": _TYPED + "group_protocol",
     "group.protocol.type": _TYPED + "group_protocol",

@@ -1,14 +1,16 @@
-"""Converts records of confluent-kafka to `Message`."""
+"""Converts records and places from and to confluent-kafka, which sees topics with their prefix."""
 
 from __future__ import annotations
 
 from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
+from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as RawMessage
+from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.settings import BrokerSettings
 from schemas.headers import UNREADABLE_HEADERS
 from schemas.record import Headers, Source
 
@@ -21,13 +23,30 @@ at an unrelated line.
 """
 
 
-def message_of(raw: RawMessage, received_us: int) -> Message:
+def raw_partition(
+    settings: BrokerSettings, at: TopicPartition, offset: int = OFFSET_INVALID
+) -> RawPartition:
+    """Returns a partition as confluent-kafka names it."""
+    return RawPartition(settings.broker_topic(at.topic), at.partition, offset)
+
+
+def place_of(settings: BrokerSettings, raw: RawPartition) -> TopicPartition:
+    """Returns the partition that confluent-kafka names."""
+    return TopicPartition(settings.logical_topic(raw.topic), raw.partition)
+
+
+def place_of_event(settings: BrokerSettings, raw: RawMessage) -> TopicPartition:
+    """Returns the partition of an event or a record."""
+    return TopicPartition(settings.logical_topic(raw.topic() or ""), raw.partition() or 0)
+
+
+def message_of(settings: BrokerSettings, raw: RawMessage, received_us: int) -> Message:
     """Returns a record; `raw` must not be an event (`raw.error()` is None)."""
     topic, partition, offset = raw.topic(), raw.partition(), raw.offset()
     assert topic is not None and partition is not None and offset is not None
     kind, timestamp_ms = raw.timestamp()
     source = Source(
-        topic=topic,
+        topic=settings.logical_topic(topic),
         partition=partition,
         offset=offset,
         timestamp_ms=0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,

@@ -11,6 +11,8 @@ from msgspec import Meta
 from carpool.kafka.passed_through import names_token_source, refusals
 from carpool.settings import Secret, Settings
 
+GROUPS_WITHOUT_PREFIX = "carpool"
+"""Consumer groups begin with it where there is no prefix."""
 OFFSETS_INTERVAL_MS_MIN = 100
 """Under at-least-once, offsets are committed at this interval or a longer one."""
 
@@ -21,6 +23,15 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     bootstrap: Annotated[
         str, Meta(description="Brokers to connect to first: host:port, comma-separated.")
     ] = "127.0.0.1:9092"
+    prefix: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9._-]{0,64}$",
+            description="Name of a corpus among several on one cluster: topics are named "
+            "PREFIX.rag.*, consumer groups and transactional ids begin with PREFIX-. Empty: topics "
+            "rag.*, groups carpool-*.",
+        ),
+    ] = ""
     retry_backoff_ms: Annotated[
         int,
         Meta(
@@ -93,7 +104,24 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         problems += refusals(self.librdkafka)
         if not self.bootstrap.strip():
             problems.append("bootstrap is empty: name at least one broker as host:port")
+        if self.prefix == GROUPS_WITHOUT_PREFIX:
+            problems.append(
+                f"prefix is {self.prefix}, which begins the groups of a deployment without a "
+                "prefix: choose another"
+            )
         return problems
+
+    def broker_topic(self, topic: str) -> str:
+        """Returns the name of a topic at the brokers: its logical name after the prefix."""
+        return f"{self.prefix}.{topic}" if self.prefix else topic
+
+    def logical_topic(self, broker_topic: str) -> str:
+        """Returns the name of a topic in records and inside Carpool: without the prefix."""
+        return broker_topic.removeprefix(self.broker_topic(""))
+
+    def has_prefix(self, broker_topic: str) -> bool:
+        """Returns whether the name of a topic at the brokers begins with the prefix."""
+        return broker_topic.startswith(self.broker_topic(""))
 
 
 class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
@@ -101,10 +129,19 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
 
     RENAMED: ClassVar[Mapping[str, str]] = {"slot": "instance_id"}
     REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane"}
+    DEPRECATED: ClassVar[Mapping[str, str]] = {
+        "group_prefix": "names consumer groups only: leave it as it is for this deployment, whose "
+        "offsets are in these groups; set prefix, which names topics too, for a new one"
+    }
 
     group_prefix: Annotated[
-        str, Meta(min_length=1, description="Consumer groups are named PREFIX-SERVICE.")
-    ] = "carpool"
+        str,
+        Meta(
+            description="Deprecated, for deployments of earlier versions: consumer groups and "
+            "transactional ids begin with GROUP_PREFIX- instead, topics do not change. Empty: not "
+            "used.",
+        ),
+    ] = ""
     delivery: Annotated[
         Literal["auto", "exactly_once", "at_least_once"],
         Meta(
@@ -276,5 +313,5 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         return max(self.commit_interval_ms, OFFSETS_INTERVAL_MS_MIN)
 
     def group_of(self, service: str) -> str:
-        """Returns the consumer group of a service."""
-        return f"{self.group_prefix}-{service}"
+        """Returns the consumer group of a service; transactional ids begin with it."""
+        return f"{self.group_prefix or self.prefix or GROUPS_WITHOUT_PREFIX}-{service}"

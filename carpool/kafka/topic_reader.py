@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+)
 from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 
@@ -20,7 +27,7 @@ from carpool.kafka.client_config import (
     client_config,
 )
 from carpool.kafka.cluster import cluster_metadata
-from carpool.kafka.raw_records import message_of
+from carpool.kafka.raw_records import message_of, place_of_event, raw_partition
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, end_of_batch
@@ -100,12 +107,15 @@ class TopicReader:
         )
 
     def topics(self) -> dict[str, tuple[int, ...]]:
-        """Returns every topic and its partitions. Raises `RetryableError` without a broker."""
+        """Returns every topic with our prefix and its partitions; without a prefix, every topic.
+
+        Raises `RetryableError` without a broker.
+        """
         metadata = cluster_metadata(self._consumer, self._settings, self._timeout_s)
         return {
-            name: tuple(sorted(topic.partitions))
+            self._settings.logical_topic(name): tuple(sorted(topic.partitions))
             for name, topic in metadata.topics.items()
-            if topic.error is None
+            if topic.error is None and self._settings.has_prefix(name)
         }
 
     def partitions(self, topic: str, *, patience_s: float = 0.0) -> list[TopicPartition]:
@@ -117,9 +127,9 @@ class TopicReader:
         while (found := self.topics().get(topic)) is None:
             if time.monotonic() >= until_s:
                 raise ConfigError(
-                    f"there is no topic {topic} at {self._settings.bootstrap}, or these "
-                    "credentials may not see it: `carpool topics create` makes the topics, "
-                    "`carpool acls` prints the rights"
+                    f"there is no topic {self._settings.broker_topic(topic)} at "
+                    f"{self._settings.bootstrap}, or these credentials may not see it: `carpool "
+                    "topics create` makes the topics, `carpool acls` prints the rights"
                 )
             time.sleep(RETRY_S)
         return [TopicPartition(topic, number) for number in found]
@@ -135,10 +145,12 @@ class TopicReader:
             try:
                 if at.topic in self._stale_topics:
                     # librdkafka would use an answer with too few partitions until its next refresh.
-                    self._consumer.list_topics(at.topic, timeout=self._timeout_s)
+                    self._consumer.list_topics(
+                        self._settings.broker_topic(at.topic), timeout=self._timeout_s
+                    )
                     self._stale_topics.discard(at.topic)
                 low, high = self._consumer.get_watermark_offsets(
-                    RawPartition(*at), timeout=self._timeout_s
+                    self._raw(at), timeout=self._timeout_s
                 ) or (0, 0)
                 return int(low), int(high)
             except KafkaException as error:
@@ -154,7 +166,7 @@ class TopicReader:
         low, high = self.bounds(at)
         try:
             (found,) = self._consumer.offsets_for_times(
-                [RawPartition(*at, since_ms)], timeout=self._timeout_s
+                [self._raw(at, since_ms)], timeout=self._timeout_s
             )
         except KafkaException as error:
             raise self.unreadable(at, error.args[0]) from error
@@ -168,14 +180,14 @@ class TopicReader:
         """Begins to read these partitions at these offsets, in addition to earlier ones."""
         try:
             self._consumer.incremental_assign(
-                [RawPartition(*at, offset) for at, offset in starts.items()]
+                [self._raw(at, offset) for at, offset in starts.items()]
             )
         except KafkaException as error:
             raise self.unreadable(next(iter(starts)), error.args[0]) from error
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Stops reading these partitions."""
-        self._consumer.incremental_unassign([RawPartition(*at) for at in partitions])
+        self._consumer.incremental_unassign([self._raw(at) for at in partitions])
 
     def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
         """Returns `records_max` records, or fewer after `timeout_s`.
@@ -186,10 +198,9 @@ class TopicReader:
         for raw in self._consumer.consume(records_max, timeout_s):
             error = raw.error()
             if error is None:
-                batch.messages.append(message_of(raw, self._clock.now_us()))
+                batch.messages.append(message_of(self._settings, raw, self._clock.now_us()))
             elif error.code() == KafkaError._PARTITION_EOF:
-                at = TopicPartition(raw.topic() or "", raw.partition() or 0)
-                batch.ends[at] = raw.offset() or 0
+                batch.ends[place_of_event(self._settings, raw)] = raw.offset() or 0
             elif error.code() in UNREADABLE:
                 self._pass_over(raw, error, batch)
             else:
@@ -197,7 +208,7 @@ class TopicReader:
         return batch
 
     def _pass_over(self, raw: RawMessage, error: KafkaError, batch: ReadBatch) -> None:
-        at, offset = TopicPartition(raw.topic() or "", raw.partition() or 0), raw.offset() or 0
+        at, offset = place_of_event(self._settings, raw), raw.offset() or 0
         if not self._unreadable.failed(at, offset, self._clock.now_us()):
             return
         try:
@@ -214,14 +225,14 @@ class TopicReader:
         """
         begin = self._unreadable_at(at, first)
         if begin is None:
-            raise RetryableError(f"{at.topic}[{at.partition}] at {first} can be read again")
+            raise RetryableError(f"{self._shown(at)} at {first} can be read again")
         _, log_end = self.bounds(at)
         return end_of_batch(first, log_end, lambda offset: self._unreadable_at(at, offset) == begin)
 
     def _unreadable_at(self, at: TopicPartition, offset: int) -> int | None:
         """Returns where the batch begins that cannot be unpacked at `offset`; None: it can be."""
         until_s = time.monotonic() + self._timeout_s
-        self._consumer.assign([RawPartition(*at, offset)])
+        self._consumer.assign([self._raw(at, offset)])
         try:
             while time.monotonic() < until_s:
                 for raw in self._consumer.consume(1, POLL_S):
@@ -235,7 +246,7 @@ class TopicReader:
                         return int(raw.offset() or 0)
         finally:
             self._consumer.unassign()
-        raise SilentBrokersError(f"{at.topic}[{at.partition}] at {offset} is not answered")
+        raise SilentBrokersError(f"{self._shown(at)} at {offset} is not answered")
 
     def read_to_end(
         self, partitions: Iterable[TopicPartition], *, silence_s: float | None = None
@@ -248,7 +259,7 @@ class TopicReader:
         left = set(partitions)
         silence_s = self._timeout_s if silence_s is None else silence_s
         silent_since_s = time.monotonic()
-        self._consumer.assign([RawPartition(*at, OFFSET_BEGINNING) for at in sorted(left)])
+        self._consumer.assign([self._raw(at, OFFSET_BEGINNING) for at in sorted(left)])
         while left:
             batch = self.poll(BATCH, POLL_S)
             if batch.messages or batch.ends or batch.passed_over:
@@ -271,7 +282,7 @@ class TopicReader:
         without transactions do not answer beyond the end of a partition.
         """
         until_s = time.monotonic() + timeout_s
-        self._consumer.assign([RawPartition(*at, offset)])
+        self._consumer.assign([self._raw(at, offset)])
         try:
             while time.monotonic() < until_s:
                 batch = self.poll(1, POLL_S)
@@ -286,13 +297,19 @@ class TopicReader:
         finally:
             self._consumer.unassign()
         raise SilentBrokersError(
-            f"{at.topic}[{at.partition}] at {offset} was not read within {timeout_s:g} s"
+            f"{self._shown(at)} at {offset} was not read within {timeout_s:g} s"
         )
 
     def unreadable(self, at: TopicPartition, error: KafkaError) -> RetryableError:
         """Returns the error of a partition, and marks the metadata of its topic as stale."""
         self._stale_topics.add(at.topic)
-        return RetryableError(f"{at.topic}[{at.partition}] cannot be read: {error.str()}")
+        return RetryableError(f"{self._shown(at)} cannot be read: {error.str()}")
+
+    def _raw(self, at: TopicPartition, offset: int = OFFSET_INVALID) -> RawPartition:
+        return raw_partition(self._settings, at, offset)
+
+    def _shown(self, at: TopicPartition) -> str:
+        return f"{self._settings.broker_topic(at.topic)}[{at.partition}]"
 
     def close(self) -> None:
         """Disconnects."""
@@ -343,7 +360,7 @@ def pass_over(
     """
     with TopicReader(settings, clock, name="unreadable") as reader:
         end = reader.end_of_unreadable(at, first)
-    consumer.seek(RawPartition(*at, end))
+    consumer.seek(raw_partition(settings, at, end))
     return end
 
 

@@ -1,4 +1,4 @@
-"""Settings of an earlier version: a renamed one is accepted, a removed one is ignored."""
+"""Settings of an earlier version: renamed or deprecated ones are accepted, removed ones ignored."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ def modernised(
             today = words[str(values[name])]
             warn(f"[{section}] {name} = {values[name]!r} is now written {today!r}")
             values[name] = today
+    for name, advice in kind.DEPRECATED.items():
+        if values.get(name):
+            warn(f"[{section}] {name} {advice}")
     return values
 
 

@@ -119,6 +119,7 @@ def list_letters(
     """
     settings = client_side(bootstrap, config, assignments).kafka
     meant = selection(
+        settings,
         topics=topics,
         partitions=partitions,
         reasons=reasons,
@@ -173,8 +174,8 @@ def show(
       carpool dlq show rag.queries.v1.dlq/2/17 --hex
       carpool dlq show 2/17 --raw > record.bin
     """
-    box = DeadLetterBox(client_side(bootstrap, config, assignments).kafka, CLOCK)
-    letter = box.letter(parse_place(place))
+    settings = client_side(bootstrap, config, assignments).kafka
+    letter = DeadLetterBox(settings, CLOCK).letter(parse_place(place, settings))
     if raw:
         sys.stdout.buffer.write(letter.value)
         sys.stdout.flush()
@@ -224,7 +225,9 @@ def replay(
       carpool dlq replay --reason llm_refused --since 2h --dry-run
       carpool dlq replay --all --deadline-s 300
     """
+    settings = client_side(bootstrap, config, assignments).kafka
     meant = selection(
+        settings,
         places=places,
         topics=topics,
         partitions=partitions,
@@ -236,7 +239,6 @@ def replay(
         marked=again,
     )
     _check_asked(meant, everything)
-    settings = client_side(bootstrap, config, assignments).kafka
     deadline_ms = None if deadline_s is None else CLOCK.now_us() // 1_000 + int(deadline_s * 1_000)
     if dry_run:
         _list_letters(settings, meant, limit, as_json=as_json)
@@ -290,7 +292,9 @@ def drop(
       carpool dlq drop --reason not_json --until 1d
       carpool dlq drop --all --truncate
     """
+    settings = client_side(bootstrap, config, assignments).kafka
     meant = selection(
+        settings,
         places=places,
         topics=topics,
         partitions=partitions,
@@ -301,7 +305,6 @@ def drop(
         until=until,
     )
     _check_asked(meant, everything or truncate)
-    settings = client_side(bootstrap, config, assignments).kafka
     if dry_run:
         _list_letters(settings, meant, limit, as_json=as_json)
         return
@@ -351,7 +354,7 @@ def _mark(
 ) -> Sent:
     box = DeadLetterBox(settings, CLOCK)
     box.topics()  # says what is missing before anything is begun
-    producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
+    producer = LibrdkafkaTransactionalProducer(settings, settings.group_of("dlq"))
     try:
         producer.start()
         marks = box.marks()  # after the start, which ended a replay that was running

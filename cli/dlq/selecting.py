@@ -10,6 +10,8 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.dead_letters.selection import Place, Selection
+from carpool.kafka.settings import KafkaSettings
+from cli.options import logical_topic
 from schemas.topics import DEAD_LETTER_SUFFIX, QUERIES_DEAD
 
 AGE = re.compile(r"(\d{1,6})([smhd])")
@@ -57,6 +59,7 @@ UntilOption = Annotated[
 
 
 def selection(
+    kafka: KafkaSettings,
     *,
     places: list[str] | None = None,
     topics: list[str] | None = None,
@@ -71,8 +74,8 @@ def selection(
     """Returns the selection; ages count from now. Raises `typer.BadParameter`."""
     now_us = SystemClock().now_us()
     return Selection(
-        topics=frozenset(dead_letter_topic(topic) for topic in topics or ()),
-        places=frozenset(parse_place(place) for place in places or ()),
+        topics=frozenset(dead_letter_topic(topic, kafka) for topic in topics or ()),
+        places=frozenset(parse_place(place, kafka) for place in places or ()),
         partitions=frozenset(partitions or ()),
         offset_min=offset_min,
         offset_max=offset_max,
@@ -83,12 +86,16 @@ def selection(
     )
 
 
-def dead_letter_topic(topic: str) -> str:
-    """Returns the name of a dead-letter topic, given its name or the name of its source."""
-    return topic if topic.endswith(DEAD_LETTER_SUFFIX) else topic + DEAD_LETTER_SUFFIX
+def dead_letter_topic(topic: str, kafka: KafkaSettings) -> str:
+    """Returns the name of a dead-letter topic, given its name or the name of its source.
+
+    Both may have the prefix.
+    """
+    name = topic if topic.endswith(DEAD_LETTER_SUFFIX) else topic + DEAD_LETTER_SUFFIX
+    return logical_topic(kafka, name)
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str, kafka: KafkaSettings) -> Place:
     """Returns the place of a letter. Raises `typer.BadParameter`."""
     found = PLACE.fullmatch(text)
     if found is None:
@@ -97,7 +104,8 @@ def parse_place(text: str) -> Place:
             f"{QUERIES_DEAD.name}/2/17"
         )
     topic, partition, offset = found.groups()
-    return (dead_letter_topic(topic) if topic else QUERIES_DEAD.name), int(partition), int(offset)
+    name = dead_letter_topic(topic, kafka) if topic else QUERIES_DEAD.name
+    return name, int(partition), int(offset)
 
 
 def parse_time_ms(text: str, now_us: int) -> int:

@@ -14,6 +14,7 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from carpool.kafka.acls import ROLES, acls_of
+from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Settings, describe
 from carpool.telemetry.metrics import Metrics
 from cli.all_settings import CarpoolSettings
@@ -156,7 +157,8 @@ def topics_page() -> str:
         "`carpool topics create` makes the topics that are missing; `carpool topics check` "
         "compares those that exist with this list. A key is the `query_id` as UTF-8; "
         "partitions are chosen by Java's default partitioner (murmur2). The number of "
-        "partitions is `kafka.partitions`; topics by lane have one partition.",
+        "partitions is `kafka.partitions`; topics by lane have one partition. At the brokers, "
+        "each name begins with `kafka.prefix`, where there is one.",
         lines,
     )
 
@@ -183,7 +185,7 @@ def acls_page() -> str:
     lines: list[str] = []
     for role, what in ROLES.items():
         rights: dict[tuple[str, str], list[str]] = {}
-        for acl in acls_of(role, "carpool"):
+        for acl in acls_of(role, KafkaSettings()):
             star = "*" if acl.pattern == "PREFIXED" else ""
             operation = acl.operation.title().replace("_", "")
             kind = acl.resource.lower().replace("_", " ")
@@ -197,10 +199,11 @@ def acls_page() -> str:
         "Access control",
         "The least rights of each service, of applications and of operators, where the brokers "
         "have access control lists. `carpool acls ROLE --principal User:NAME` prints them as "
-        "commands of `kafka-acls`. Read, Write and Delete imply Describe. Names of groups and "
-        "transactional ids begin with `kafka.group_prefix`, here `carpool`. Delete is for "
-        "processed records, which their reader removes. A service without a right of this list "
-        "says so and stops; without DescribeConfigs it starts with a warning.",
+        "commands of `kafka-acls`. Read, Write and Delete imply Describe. With `kafka.prefix` = "
+        "`wiki`, topics are named `wiki.rag.*`, and groups and transactional ids begin with "
+        "`wiki-` instead of `carpool-`. Delete is for processed records, which their reader "
+        "removes. A service without a right of this list says so and stops; without "
+        "DescribeConfigs it starts with a warning.",
         lines,
     )
 

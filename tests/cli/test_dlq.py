@@ -30,6 +30,7 @@ from tests.cli.support import Ended, carpool
 from tests.e2e.support import LoggedRecord, read_to_end
 
 PARTITIONS = 2
+KAFKA = KafkaSettings()
 
 
 def letter(
@@ -69,15 +70,15 @@ def shown(output: Output, *, as_hex: bool = False) -> str:
 
 
 def test_a_place_needs_no_topic_where_there_is_but_one_that_can_be_meant() -> None:
-    assert parse_place("2/17") == (QUERIES_DEAD.name, 2, 17)
+    assert parse_place("2/17", KAFKA) == (QUERIES_DEAD.name, 2, 17)
     assert (
-        parse_place("rag.queries.v1.dlq/2/17")
-        == parse_place("rag.queries.v1/2/17")
-        == parse_place("2/17")
+        parse_place("rag.queries.v1.dlq/2/17", KAFKA)
+        == parse_place("rag.queries.v1/2/17", KAFKA)
+        == parse_place("2/17", KAFKA)
     )
     for text in ("", "2", "2/x", "a/b/c/2/17", "-1/2", "2/17 "):
         with pytest.raises(typer.BadParameter, match="PARTITION/OFFSET"):
-            parse_place(text)
+            parse_place(text, KAFKA)
 
 
 def test_moments_are_ages_or_times() -> None:

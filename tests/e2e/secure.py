@@ -18,12 +18,15 @@ from carpool.testing.llm_server import LlmServer
 from carpool.testing.secure_kafka import SecureKafkaServer
 from tests.e2e.support import MODEL
 
+PREFIX = "secure"
+"""The rights, too, are those of the names with the prefix."""
 PASSWORDS = {role: f"secret-of-{role}" for role in ROLES}
 
 
 def scram(server: SecureKafkaServer, user: str) -> KafkaSettings:
     return KafkaSettings(
         bootstrap=server.sasl,
+        prefix=PREFIX,
         security_protocol="SASL_SSL",
         sasl_mechanism="SCRAM-SHA-512",
         sasl_username=user,
@@ -36,6 +39,7 @@ def mtls(server: SecureKafkaServer, user: str, *, expired: bool = False) -> Kafk
     files = server.authority.sign(user, expired=expired, password="of-the-key")
     return KafkaSettings(
         bootstrap=server.mtls,
+        prefix=PREFIX,
         security_protocol="SSL",
         ssl_ca_location=str(server.authority.certificate),
         ssl_key_password=Secret("of-the-key"),
@@ -49,6 +53,7 @@ def mtls(server: SecureKafkaServer, user: str, *, expired: bool = False) -> Kafk
 def tls(server: SecureKafkaServer, _: str) -> KafkaSettings:
     return KafkaSettings(
         bootstrap=server.tls,
+        prefix=PREFIX,
         security_protocol="SSL",
         ssl_ca_location=str(server.authority.certificate),
     )
@@ -58,6 +63,7 @@ def environment(kafka: KafkaSettings) -> dict[str, str]:
     """The settings of `kafka` that connect, as variables."""
     values: dict[str, Any] = {
         "BOOTSTRAP": kafka.bootstrap,
+        "PREFIX": kafka.prefix,
         "SECURITY_PROTOCOL": kafka.security_protocol,
         "SASL_MECHANISM": kafka.sasl_mechanism,
         "SASL_USERNAME": kafka.sasl_username,

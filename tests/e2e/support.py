@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_records import headers_of
+from carpool.kafka.records import TopicPartition as Place
 from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers, header
 
@@ -24,15 +25,18 @@ VOCABULARY = "river mountain painter treaty orbit enzyme harbour violin glacier 
 WORDS = (*VOCABULARY.split(), "copper", "meadow", "comet", "dialect")
 
 
-def build_index(folder: Path, *, documents: int = 400, nlist: int = 16) -> Path:
-    """Builds an index of generated passages with the command line; returns its folder."""
+def build_index(folder: Path, *, documents: int = 400, nlist: int = 16, name: str = "doc") -> Path:
+    """Builds an index of generated passages with the command line; returns its folder.
+
+    The ids of its passages begin with `name`.
+    """
     rng = random.Random(7)
     corpus = folder / "corpus.jsonl"
     with corpus.open("w") as file:
         for number in range(documents):
             text = " ".join(rng.choice(WORDS) for _ in range(30))
             file.write(
-                json.dumps({"id": f"doc-{number}", "title": f"Passage {number}", "text": text})
+                json.dumps({"id": f"{name}-{number}", "title": f"Passage {number}", "text": text})
                 + "\n"
             )
     index = folder / "index"
@@ -184,9 +188,9 @@ def committed_positions(
 ) -> dict[int, tuple[int, str]]:
     """Returns the committed offset (0: none) and metadata of each partition."""
     found = committed_so_far(
-        KafkaSettings(bootstrap=bootstrap), group, [TopicPartition(topic, n) for n in partitions]
+        KafkaSettings(bootstrap=bootstrap), group, [Place(topic, n) for n in partitions]
     )
-    return {raw.partition: (max(0, raw.offset), raw.metadata or "") for raw in found}
+    return {at.partition: (max(0, raw.offset), raw.metadata or "") for at, raw in found.items()}
 
 
 def at_least(count: int) -> Callable[[Sequence[LoggedRecord]], bool]:

@@ -13,18 +13,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.kafka.acls import ROLES, SERVICES, Acl, acls_of
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import client_config
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from carpool.testing.secure_kafka import SecureKafkaServer
 from schemas.topics import GROUPS, QUERIES
-from tests.e2e.secure import PASSWORDS, ask, environment, mtls, scram, services, tls
+from tests.e2e.secure import PASSWORDS, PREFIX, ask, environment, mtls, scram, services, tls
 from tests.e2e.support import MODEL
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -38,10 +38,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafkaServ
     users = PASSWORDS | {"nobody": "secret-of-nobody"}
     with SecureKafkaServer(tmp_path_factory.mktemp("secure"), users=users) as it:
         for role in ROLES:
-            it.allow(role, acls_of(role, "carpool"))
+            it.allow(role, acls_of(role, KafkaSettings(prefix=PREFIX)))
         create_topics(scram(it, "operator"))
         for service in SERVICES:  # makes the brokers' own topic of offsets
-            _wait_for_coordinator(scram(it, service), f"carpool-{service}")
+            _wait_for_coordinator(scram(it, service), f"{PREFIX}-{service}")
         yield it
 
 
@@ -49,7 +49,7 @@ def _wait_for_coordinator(kafka: KafkaSettings, group: str) -> None:
     until_s = time.monotonic() + 30
     while True:
         try:
-            committed_so_far(kafka, group, [RawPartition(QUERIES.name, 0)])
+            committed_so_far(kafka, group, [TopicPartition(QUERIES.name, 0)])
             return
         except KafkaException:
             assert time.monotonic() < until_s
@@ -163,10 +163,10 @@ def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
 @pytest.mark.parametrize(
     ("service", "missing"),
     [
-        ("grouper", Acl("TOPIC", QUERIES.name, "LITERAL", "READ")),
-        ("grouper", Acl("TRANSACTIONAL_ID", "carpool-grouper-", "PREFIXED", "WRITE")),
-        ("grouper", Acl("GROUP", "carpool-grouper", "LITERAL", "READ")),
-        ("searcher", Acl("TOPIC", GROUPS.name, "LITERAL", "DESCRIBE")),
+        ("grouper", Acl("TOPIC", f"{PREFIX}.{QUERIES.name}", "LITERAL", "READ")),
+        ("grouper", Acl("TRANSACTIONAL_ID", f"{PREFIX}-grouper-", "PREFIXED", "WRITE")),
+        ("grouper", Acl("GROUP", f"{PREFIX}-grouper", "LITERAL", "READ")),
+        ("searcher", Acl("TOPIC", f"{PREFIX}.{GROUPS.name}", "LITERAL", "DESCRIBE")),
     ],
     ids=lambda it: it if isinstance(it, str) else f"{it.resource}-{it.operation}".lower(),
 )

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
     """A broker of the test's own with letters in it."""
     with KafkaServer(tmp_path / "kafka") as server:
-        found = KafkaSettings(bootstrap=server.bootstrap, partitions=2, group_prefix="box")
+        found = KafkaSettings(bootstrap=server.bootstrap, partitions=2, prefix="box")
         create_topics(found)
         producer, reports = LibrdkafkaProducer(found), list[object]()
         reason = Reason(
@@ -65,7 +65,7 @@ def replay(
 ) -> None:
     """Replays all unmarked letters; dies in its `die_after`th transaction before the commit."""
     box = DeadLetterBox(settings, SystemClock())
-    producer = LibrdkafkaTransactionalProducer(settings, f"{settings.group_prefix}-dlq")
+    producer = LibrdkafkaTransactionalProducer(settings, settings.group_of("dlq"))
     producer.start()
     if begun is not None:
         begun.set()

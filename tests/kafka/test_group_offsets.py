@@ -59,7 +59,7 @@ def test_after_a_reset_what_was_complete_is_not_repeated(offset: int, then: Posi
 def test_a_position_is_written_only_while_the_group_has_no_members(
     kafka_bootstrap: str, protocol: str
 ) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap, group_protocol=protocol)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="moved", group_protocol=protocol)
     make_topics(settings)
     group, listener, at = f"g-{uuid.uuid4()}", Listener(), TopicPartition(QUERIES.name, 0)
     offsets = GroupOffsets(settings, group)

@@ -21,15 +21,15 @@ from tests.kafka.conformance.harness import Listener, poll_until
 AT = TopicPartition(RETRIEVALS.name, 0)
 
 
-def write(bootstrap: str, count: int) -> None:
+def write(settings: KafkaSettings, count: int) -> None:
     """Writes in one transaction, as the services do: a marker comes after the records."""
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "transactional.id": f"test-{uuid.uuid4()}"}
+        {"bootstrap.servers": settings.bootstrap, "transactional.id": f"test-{uuid.uuid4()}"}
     )
     producer.init_transactions(10)
     producer.begin_transaction()
     for _ in range(count):
-        producer.produce(AT.topic, value=b"v", partition=AT.partition)
+        producer.produce(settings.broker_topic(AT.topic), value=b"v", partition=AT.partition)
     producer.commit_transaction(10)
 
 
@@ -44,9 +44,9 @@ def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool]) -> int:
 def test_records_that_arrive_while_paused_are_counted_and_passed_markers_are_not(
     kafka_bootstrap: str,
 ) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="lag")
     create_topics(settings)
-    write(kafka_bootstrap, 3)
+    write(settings, 3)
     listener, group = Listener(), f"lag-{uuid.uuid4()}"
     consumer = LibrdkafkaConsumer(settings, group, SystemClock())
     consumer.subscribe(AT.topic, listener)
@@ -64,7 +64,7 @@ def test_records_that_arrive_while_paused_are_counted_and_passed_markers_are_not
         until_s = time.monotonic() + 3  # the brokers are asked meanwhile
         polled(consumer, lambda: time.monotonic() > until_s)
         assert consumer.waiting()[AT] == 0
-        write(kafka_bootstrap, 5)
+        write(settings, 5)
         # 6 with the marker, which cannot be distinguished from a record.
         polled(consumer, lambda: consumer.waiting()[AT] in (5, 6))
         consumer.resume()

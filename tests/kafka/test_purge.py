@@ -19,14 +19,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 def test_processed_records_are_deleted_but_the_last_and_those_of_applications_never(
     kafka_bootstrap: str,
 ) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap, records_kept=3)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="purge", records_kept=3)
     create_topics(settings)
     groups, queries = TopicPartition(GROUPS.name, 0), TopicPartition(QUERIES.name, 0)
     with TopicReader(settings, SystemClock(), name="test") as reader:
         producer = Producer({"bootstrap.servers": kafka_bootstrap})
         for at in (groups, queries):
             for _ in range(10):
-                producer.produce(at.topic, b"v", partition=at.partition)
+                producer.produce(settings.broker_topic(at.topic), b"v", partition=at.partition)
         assert producer.flush(20) == 0
         committed = {at: reader.bounds(at)[1] for at in (groups, queries)}
         first_query = reader.bounds(queries)[0]

@@ -88,7 +88,7 @@ def test_every_topic_is_in_the_rights_of_each_side() -> None:
         named = {
             acl.name
             for role in ROLES
-            for acl in acls_of(role, "carpool")
+            for acl in acls_of(role, KafkaSettings())
             if acl.operation == operation
         }
         assert {topic.name for topic in TOPICS} <= named, operation
@@ -123,7 +123,7 @@ def token_url() -> Iterator[str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafkaServer]:
     users = {"application": "s3cret"}
     with SecureKafkaServer(tmp_path_factory.mktemp("secure"), users=users) as it:
-        it.allow("application", acls_of("operator", "carpool"))
+        it.allow("application", acls_of("operator", KafkaSettings()))
         yield it
 
 
@@ -192,12 +192,15 @@ def test_a_refused_token_names_the_secret_without_showing_it(token_url: str) -> 
 
 
 def test_applications_may_not_write_retries() -> None:
-    for acl in acls_of("application", "carpool"):
+    for acl in acls_of("application", KafkaSettings()):
         assert not (acl.name in RETRY_TOPICS and acl.operation == "WRITE")
 
 
 def test_each_topic_that_is_purged_may_be_purged_by_the_service_that_reads_it() -> None:
     deleted = {
-        acl.name for role in SERVICES for acl in acls_of(role, "p") if acl.operation == "DELETE"
+        acl.name
+        for role in SERVICES
+        for acl in acls_of(role, KafkaSettings())
+        if acl.operation == "DELETE"
     }
     assert deleted == PURGED

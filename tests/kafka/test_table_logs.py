@@ -32,6 +32,9 @@ from tests.kafka.conformance.harness import insist, wait_until
 pytestmark = pytest.mark.timeout(180)
 
 PARTITIONS = 4
+PREFIX = "tables"
+THERE = f"{PREFIX}.{ANSWERS.name}"
+"""The topic of answers, as it is named at the brokers."""
 _numbers = itertools.count()
 
 
@@ -86,7 +89,7 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
         found = _memory_log(memory)
     else:
         address = request.getfixturevalue(f"{request.param}_bootstrap")
-        settings = KafkaSettings(bootstrap=address, partitions=PARTITIONS)
+        settings = KafkaSettings(bootstrap=address, prefix=PREFIX, partitions=PARTITIONS)
         found = _kafka_log(request.param, settings)
     found.reader.open()
     yield found
@@ -259,13 +262,15 @@ def test_a_record_that_does_not_exist_is_none(log: Log) -> None:
 def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_record(
     kafka_bootstrap: str,
 ) -> None:
-    log = _kafka_log("kafka", KafkaSettings(bootstrap=kafka_bootstrap, partitions=PARTITIONS))
+    log = _kafka_log(
+        "kafka", KafkaSettings(bootstrap=kafka_bootstrap, prefix=PREFIX, partitions=PARTITIONS)
+    )
     log.reader.open()
     gone, kept = values("gone", "kept")
     start = log.reader.end(2)
     log.write(2, gone, kept)
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-    for future in admin.delete_records([RawPartition(ANSWERS.name, 2, start + 1)]).values():
+    for future in admin.delete_records([RawPartition(THERE, 2, start + 1)]).values():
         future.result(20)
     assert log.reader.fetch(2, start) is None
     assert log.reader.first_since(2, 0) == start + 1
@@ -276,7 +281,9 @@ def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_r
 
 @pytest.mark.kafka
 def test_a_record_of_the_largest_size_is_looked_up(kafka_bootstrap: str) -> None:
-    log = _kafka_log("kafka", KafkaSettings(bootstrap=kafka_bootstrap, partitions=PARTITIONS))
+    log = _kafka_log(
+        "kafka", KafkaSettings(bootstrap=kafka_bootstrap, prefix=PREFIX, partitions=PARTITIONS)
+    )
     log.reader.open()
     start = log.reader.end(2)
     large = bytes(ANSWERS.max_message_bytes - 1_024)
@@ -290,13 +297,15 @@ def test_a_record_of_the_largest_size_is_looked_up(kafka_bootstrap: str) -> None
 def test_metadata_of_an_unknown_partition_is_requested_again(tmp_path: Path) -> None:
     """A starting broker may return too few partitions, which librdkafka would use for minutes."""
     with KafkaServer(tmp_path) as server:
-        reader = _kafka_log("kafka", KafkaSettings(bootstrap=server.bootstrap, partitions=1)).reader
+        reader = _kafka_log(
+            "kafka", KafkaSettings(bootstrap=server.bootstrap, prefix=PREFIX, partitions=1)
+        ).reader
         reader.open()
         assert reader.first_since(0, 0) == 0
         with pytest.raises(RetryableError, match="Unknown partition"):
             reader.first_since(1, 0)
         admin = AdminClient({"bootstrap.servers": server.bootstrap})
-        admin.create_partitions([NewPartitions(ANSWERS.name, 2)])[ANSWERS.name].result(20)
+        admin.create_partitions([NewPartitions(THERE, 2)])[THERE].result(20)
         starts: list[int] = []
         insist(lambda: starts.append(reader.first_since(1, 0)))
         assert starts == [0]

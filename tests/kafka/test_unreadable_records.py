@@ -35,11 +35,11 @@ class TroubledListener(Listener):
         self.errors.append(error)
 
 
-def write(bootstrap: str, at: TopicPartition, *values: bytes, codec: str = "none") -> None:
+def write(settings: KafkaSettings, at: TopicPartition, *values: bytes, codec: str = "none") -> None:
     """Writes these values in one batch."""
     producer = Producer(
         {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": settings.bootstrap,
             "compression.type": codec,
             "message.max.bytes": 300_000_000,
             "batch.size": 300_000_000,
@@ -47,21 +47,21 @@ def write(bootstrap: str, at: TopicPartition, *values: bytes, codec: str = "none
         }
     )
     for value in values:
-        producer.produce(at.topic, value, partition=at.partition)
+        producer.produce(settings.broker_topic(at.topic), value, partition=at.partition)
     assert producer.flush(60) == 0
 
 
 @pytest.fixture(scope="module")
 def bombed(kafka_bootstrap: str) -> Iterator[tuple[KafkaSettings, TopicPartition]]:
     """A partition with a bomb at its offsets 1 to 5 of a batch, one at 7, and good records."""
-    settings = KafkaSettings(bootstrap=kafka_bootstrap)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="bombs")
     at = TopicPartition(f"bombed-{uuid.uuid4()}", 0)
     create_topics(settings, [msgspec.structs.replace(QUERIES, name=at.topic)])
-    write(kafka_bootstrap, at, b"zero")
-    write(kafka_bootstrap, at, b"one", b"two", BOMB, b"four", b"five", codec="zstd")
-    write(kafka_bootstrap, at, b"six")
-    write(kafka_bootstrap, at, BOMB, codec="zstd")
-    write(kafka_bootstrap, at, b"eight")
+    write(settings, at, b"zero")
+    write(settings, at, b"one", b"two", BOMB, b"four", b"five", codec="zstd")
+    write(settings, at, b"six")
+    write(settings, at, BOMB, codec="zstd")
+    write(settings, at, b"eight")
     yield settings, at
 
 

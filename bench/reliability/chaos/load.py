@@ -98,7 +98,7 @@ class LetterReplays(threading.Thread):
 
     def _replay(self) -> None:
         box = DeadLetterBox(self._kafka, SystemClock())
-        producer = LibrdkafkaTransactionalProducer(self._kafka, f"{self._kafka.group_prefix}-dlq")
+        producer = LibrdkafkaTransactionalProducer(self._kafka, self._kafka.group_of("dlq"))
         try:
             producer.start()
             marks = box.marks()

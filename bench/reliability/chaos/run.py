@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 from confluent_kafka import KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.stack import Stack
@@ -267,13 +266,13 @@ def committed_offsets(kafka: KafkaSettings) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
     for service, topics in INPUTS.items():
         partitions = [
-            RawPartition(name, number) for name in topics for number in range(kafka.partitions)
+            TopicPartition(name, number) for name in topics for number in range(kafka.partitions)
         ]
         try:
             committed = committed_so_far(kafka, kafka.group_of(service), partitions)
         except KafkaException as error:
             raise RetryableError(f"offsets cannot be read: {error.args[0].str()}") from error
-        found |= {TopicPartition(raw.topic, raw.partition): raw.offset for raw in committed}
+        found |= {at: raw.offset for at, raw in committed.items()}
     return found
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import confluent_kafka
-
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import fresh_folder
 from bench.core.stack import Stack
@@ -24,6 +22,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.commit_metadata import instance_id_of
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from carpool.testing.transactions import describe_transaction
@@ -137,14 +136,9 @@ class MemberGroup:
 
     def owners(self) -> dict[int, str | None]:
         """Returns the instance id that committed last in each partition."""
-        wanted = [
-            confluent_kafka.TopicPartition(RETRIEVALS.name, partition)
-            for partition in range(PARTITIONS)
-        ]
-        return {
-            raw.partition: instance_id_of(raw.metadata or "")
-            for raw in committed_so_far(self._kafka, self._group, wanted)
-        }
+        wanted = [TopicPartition(RETRIEVALS.name, partition) for partition in range(PARTITIONS)]
+        found = committed_so_far(self._kafka, self._group, wanted)
+        return {at.partition: instance_id_of(raw.metadata or "") for at, raw in found.items()}
 
     def answered_s(self) -> dict[int, list[float]]:
         """Returns when answers of each partition were read: epoch seconds, in order."""

@@ -8,7 +8,14 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+)
 from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
@@ -34,7 +41,13 @@ from carpool.kafka.librdkafka.partition_handover import (
     read_committed,
 )
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
-from carpool.kafka.raw_records import message_of, unreadable_batch
+from carpool.kafka.raw_records import (
+    message_of,
+    place_of,
+    place_of_event,
+    raw_partition,
+    unreadable_batch,
+)
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import pass_over
@@ -96,7 +109,7 @@ class LibrdkafkaConsumer:
         """
         address = self._settings.bootstrap
         admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
-        for wanted in (topic, *extra_topics):
+        for wanted in map(self._settings.broker_topic, (topic, *extra_topics)):
             metadata = cluster_metadata(admin, self._settings, self._timeout_s, wanted)
             found = metadata.topics[wanted]
             if found.error is not None and found.error.code() in RIGHTS:
@@ -123,7 +136,7 @@ class LibrdkafkaConsumer:
         self._member = Consumer(config, logger=StructlogBridge())
         self._membership.joined(self._member)
         self._consumer.subscribe(
-            sorted(self._topics),
+            sorted(map(self._settings.broker_topic, self._topics)),
             on_assign=self._on_assign,
             on_revoke=partial(self._drop, lost=False),
             on_lost=partial(self._drop, lost=True),
@@ -162,7 +175,7 @@ class LibrdkafkaConsumer:
             raise
         consumer.incremental_assign(
             [
-                RawPartition(*at, OFFSET_BEGINNING if now.offset is None else now.offset)
+                self._raw(at, OFFSET_BEGINNING if now.offset is None else now.offset)
                 for at, now in positions.items()
             ]
         )
@@ -170,8 +183,8 @@ class LibrdkafkaConsumer:
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
         # A partition that was paused when it went away is still paused in librdkafka.
-        consumer.resume([RawPartition(*at) for at in positions if not self._is_stopped(at)])
-        consumer.pause([RawPartition(*at) for at in positions if self._is_stopped(at)])
+        consumer.resume([self._raw(at) for at in positions if not self._is_stopped(at)])
+        consumer.pause([self._raw(at) for at in positions if self._is_stopped(at)])
         self._fetch_retained(consumer)
         log.info("partitions assigned", partitions=partitions_text(positions))
         if self._listener is not None:
@@ -181,12 +194,12 @@ class LibrdkafkaConsumer:
         self, consumer: Consumer, partitions: list[RawPartition]
     ) -> dict[TopicPartition, Position]:
         if self._handover is None:
-            return read_committed(consumer, partitions, self._timeout_s)
+            return read_committed(self._settings, consumer, partitions)
         return self._handover.begin(consumer, partitions)
 
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
         self._membership.forget()
-        gone = frozenset(TopicPartition(raw.topic, raw.partition) for raw in partitions)
+        gone = frozenset(place_of(self._settings, raw) for raw in partitions)
         log.info("partitions revoked", partitions=partitions_text(gone), lost=lost)
         self._requests.clear()
         if self._listener is not None:
@@ -207,9 +220,7 @@ class LibrdkafkaConsumer:
         could be too early here, because librdkafka resumes the partitions later.
         """
         if stay := [
-            RawPartition(*at, OFFSET_END)
-            for at in sorted(self._assigned)
-            if not self._is_stopped(at)
+            self._raw(at, OFFSET_END) for at in sorted(self._assigned) if not self._is_stopped(at)
         ]:
             # The answer is not used; from a broker that does not answer, nothing can be fetched.
             with suppress(KafkaException):
@@ -236,7 +247,7 @@ class LibrdkafkaConsumer:
             raw = self._polled(0.0)
         if raw is None:
             return None
-        message = message_of(raw, self._clock.now_us())
+        message = message_of(self._settings, raw, self._clock.now_us())
         self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
         return message
 
@@ -250,7 +261,7 @@ class LibrdkafkaConsumer:
         """Handles what is no record. Returns a batch that is passed over."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
-            at = TopicPartition(raw.topic() or "", raw.partition() or 0)
+            at = place_of_event(self._settings, raw)
             self._at_end.add(at)
             self._passed[at] = raw.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET:
@@ -276,7 +287,7 @@ class LibrdkafkaConsumer:
         return None
 
     def _fetch_failed(self, raw: RawMessage, error: KafkaError) -> Message | None:
-        at = TopicPartition(raw.topic() or "", raw.partition() or 0)
+        at = place_of_event(self._settings, raw)
         if self._listener is None or at not in self._assigned:
             return None
         self._listener.fetch_failed(at, error.str())
@@ -291,7 +302,7 @@ class LibrdkafkaConsumer:
 
     def _pass_over(self, at: TopicPartition, offset: int, error: str) -> Message:
         """Seeks past the batch that begins at `offset`, and returns it. Blocks for a moment."""
-        (position,) = self._consumer.position([RawPartition(*at)])
+        (position,) = self._consumer.position([self._raw(at)])
         first = max(offset, position.offset)
         end = pass_over(self._consumer, self._settings, self._clock, at, first)
         self._passed[at] = end
@@ -302,7 +313,7 @@ class LibrdkafkaConsumer:
         """Stops the flow of records, also from partitions that are assigned later."""
         if stopped := (self._topics if topics is None else topics) - self._paused:
             self._paused |= stopped
-            assigned = [RawPartition(*at) for at in sorted(self._assigned) if at.topic in stopped]
+            assigned = [self._raw(at) for at in sorted(self._assigned) if at.topic in stopped]
             self._consumer.pause(assigned)
 
     def resume(self, topics: frozenset[str] | None = None) -> None:
@@ -317,13 +328,16 @@ class LibrdkafkaConsumer:
         came, gone = partitions - self._paused_partitions, self._paused_partitions - partitions
         self._paused_partitions = partitions
         if stopped := sorted(came & self._assigned):
-            self._consumer.pause([RawPartition(*at) for at in stopped])
+            self._consumer.pause([self._raw(at) for at in stopped])
         self._let_flow({at for at in gone & self._assigned if not self._is_stopped(at)})
 
     def _let_flow(self, partitions: set[TopicPartition]) -> None:
         if partitions:
-            self._consumer.resume([RawPartition(*at) for at in sorted(partitions)])
+            self._consumer.resume([self._raw(at) for at in sorted(partitions)])
             self._wake()
+
+    def _raw(self, at: TopicPartition, offset: int = OFFSET_INVALID) -> RawPartition:
+        return raw_partition(self._settings, at, offset)
 
     def _is_stopped(self, at: TopicPartition) -> bool:
         return at.topic in self._paused or at in self._paused_partitions
@@ -339,8 +353,8 @@ class LibrdkafkaConsumer:
         ends = self._ends.known(self._assigned, ask=bool(self._paused or self._paused_partitions))
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(self._assigned), 0)
-        for raw in self._consumer.position([RawPartition(*at) for at in waiting if at not in done]):
-            at = TopicPartition(raw.topic, raw.partition)
+        for raw in self._consumer.position([self._raw(at) for at in waiting if at not in done]):
+            at = place_of(self._settings, raw)
             passed, end = max(raw.offset, self._passed.get(at, 0)), ends.get(at, 0)
             low, high = self._consumer.get_watermark_offsets(raw, cached=True) or (0, -1)
             waiting[at] = max(0, max(high, end) - max(passed, low))
@@ -354,7 +368,9 @@ class LibrdkafkaConsumer:
         while self._requests and self._result is None:
             offsets, self._result = self._requests.popleft()
             try:
-                self._consumer.commit(offsets=raw_offsets(offsets), asynchronous=True)
+                self._consumer.commit(
+                    offsets=raw_offsets(self._settings, offsets), asynchronous=True
+                )
             except KafkaException as error:
                 self._committed(error.args[0], [])
 
@@ -367,7 +383,7 @@ class LibrdkafkaConsumer:
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits offsets with their metadata, blocking."""
-        commit_now(self._consumer, offsets)
+        commit_now(self._settings, self._consumer, offsets)
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns group id, member id and generation or epoch; None for no member."""

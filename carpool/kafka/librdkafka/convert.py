@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Position
 from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import BrokerSettings
 
 log = structlog.get_logger()
 
@@ -85,10 +86,17 @@ def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
     return raised
 
 
-def raw_offsets(offsets: Mapping[TopicPartition, Position]) -> list[RawPartition]:
+def raw_offsets(
+    settings: BrokerSettings, offsets: Mapping[TopicPartition, Position]
+) -> list[RawPartition]:
     """Returns positions as librdkafka commits them."""
     return [
-        RawPartition(*at, -1 if position.offset is None else position.offset, position.metadata)
+        RawPartition(
+            settings.broker_topic(at.topic),
+            at.partition,
+            -1 if position.offset is None else position.offset,
+            position.metadata,
+        )
         for at, position in offsets.items()
     ]
 

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from functools import partial
 
 from confluent_kafka import IsolationLevel, KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from carpool.kafka.client_config import client_config
 from carpool.kafka.librdkafka.convert import StructlogBridge
+from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
@@ -46,13 +46,15 @@ class EndOffsets:
             self._admin = AdminClient(client_config(self._settings), logger=StructlogBridge())
         try:
             futures = self._admin.list_offsets(
-                {RawPartition(at.topic, at.partition): OffsetSpec.latest() for at in partitions},
+                {raw_partition(self._settings, at): OffsetSpec.latest() for at in partitions},
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=self._settings.request_timeout_ms / 1_000,
             )
         except KafkaException:
             return
-        self._ends.await_all(futures)
+        self._ends.await_all(
+            {place_of(self._settings, raw): future for raw, future in futures.items()}
+        )
 
     def close(self) -> None:
         """Ends the client and its open requests."""
@@ -76,13 +78,11 @@ class _KnownEnds:
     def is_idle(self) -> bool:
         return self._open == 0
 
-    def await_all(self, futures: Mapping[RawPartition, Future[ListOffsetsResultInfo]]) -> None:
+    def await_all(self, futures: Mapping[TopicPartition, Future[ListOffsetsResultInfo]]) -> None:
         with self._lock:
             self._open += len(futures)
-        for raw, future in futures.items():
-            future.add_done_callback(
-                partial(self._receive, TopicPartition(raw.topic, raw.partition))
-            )
+        for at, future in futures.items():
+            future.add_done_callback(partial(self._receive, at))
 
     def _receive(self, at: TopicPartition, future: Future[ListOffsetsResultInfo]) -> None:
         """Runs on a thread of the client. An error keeps the previous value."""

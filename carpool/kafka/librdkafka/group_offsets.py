@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import client_config
@@ -33,7 +32,7 @@ class GroupOffsets:
     def read(self, at: TopicPartition) -> Position:
         """Returns the committed position. Raises `RetryableError` where it cannot be read."""
         try:
-            (found,) = committed_so_far(self._settings, self._group, [RawPartition(*at)])
+            found = committed_so_far(self._settings, self._group, [at])[at]
         except KafkaException as error:
             raise RetryableError(f"offsets cannot be read: {error.args[0].str()}") from error
         if found.error is not None:
@@ -47,7 +46,9 @@ class GroupOffsets:
             | {"group.id": self._group, "enable.auto.commit": False, "log_level": 0}
         )
         try:
-            results = consumer.commit(offsets=raw_offsets({at: position}), asynchronous=False)
+            results = consumer.commit(
+                offsets=raw_offsets(self._settings, {at: position}), asynchronous=False
+            )
             failed = next((each.error for each in results or () if each.error is not None), None)
         except KafkaException as error:
             failed = error.args[0]

@@ -18,6 +18,7 @@ from carpool.kafka.fencing import Takeover, claims, previous_owners, transaction
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.transactional import fence_instance
+from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
@@ -36,16 +37,17 @@ UNFINISHED = frozenset(
 
 
 def read_committed(
-    consumer: Consumer, partitions: Sequence[RawPartition], timeout_s: float
+    settings: KafkaSettings, consumer: Consumer, partitions: Sequence[RawPartition]
 ) -> dict[TopicPartition, Position]:
     """Returns committed offsets. Raises `RetryableError` while a transaction blocks them."""
     try:
         found = consumer.committed(
-            [RawPartition(raw.topic, raw.partition) for raw in partitions], timeout=timeout_s
+            [RawPartition(raw.topic, raw.partition) for raw in partitions],
+            timeout=settings.request_timeout_ms / 1_000,
         )
     except KafkaException as error:
         raise _unread(error.args[0]) from error
-    return _positions(found)
+    return {place_of(settings, raw): _position(raw) for raw in found}
 
 
 class PartitionHandover:
@@ -87,7 +89,7 @@ class PartitionHandover:
                 if owners is None:
                     owners = self._last_owners(partitions)
                 self._end_transactions(owners, takeover)
-                found = read_committed(consumer, partitions, self._timeout_s)
+                found = read_committed(self._settings, consumer, partitions)
                 return self._claim(consumer, found)
             except RetryableError as error:
                 if time.monotonic() - began_s >= self._timeout_s:
@@ -101,7 +103,7 @@ class PartitionHandover:
 
     def _last_owners(self, partitions: Sequence[RawPartition]) -> dict[str, str]:
         """Returns the instance ids of the last owners, by transactional id, without our own."""
-        places = [TopicPartition(raw.topic, raw.partition) for raw in partitions]
+        places = [place_of(self._settings, raw) for raw in partitions]
         last = self._coordinators.committed(self._group, places)
         return {
             transactional_id(self._group, owner): owner
@@ -135,7 +137,7 @@ class PartitionHandover:
         }
         claimed = claims(begun, self._own_instance_id)
         try:
-            commit_now(consumer, claimed)
+            commit_now(self._settings, consumer, claimed)
         except FencedError as error:
             # This member can commit nothing for these partitions; the next poll revokes them.
             log.warning("the group rebalanced before partitions could be claimed", error=str(error))
@@ -154,35 +156,32 @@ class PartitionHandover:
     def _from_the_start(self, consumer: Consumer, at: TopicPartition) -> Position:
         try:
             low, _ = consumer.get_watermark_offsets(
-                RawPartition(*at), timeout=self._timeout_s, cached=False
+                raw_partition(self._settings, at), timeout=self._timeout_s, cached=False
             )
         except KafkaException as error:
             raise _unread(error.args[0]) from error
         return Position(low, "")
 
 
-def commit_now(consumer: Consumer, offsets: Mapping[TopicPartition, Position]) -> None:
+def commit_now(
+    settings: KafkaSettings, consumer: Consumer, offsets: Mapping[TopicPartition, Position]
+) -> None:
     """Commits and blocks. Raises `RetryableError`, or `FencedError` for a removed member."""
+    raw = raw_offsets(settings, offsets)
     try:
-        results = consumer.commit(offsets=raw_offsets(offsets), asynchronous=False)
+        results = consumer.commit(offsets=raw, asynchronous=False)
     except KafkaException as error:
-        topics = ", ".join(sorted({at.topic for at in offsets}))
+        topics = ", ".join(sorted({each.topic for each in raw}))
         raise sort_error(error.args[0], topics) from error
     for result in results or ():
         if result.error is not None:
             raise sort_error(result.error, result.topic)
 
 
-def _positions(found: Sequence[RawPartition]) -> dict[TopicPartition, Position]:
-    positions = {}
-    for raw in found:
-        if raw.error is not None:
-            raise _unread(raw.error)
-        known = raw.offset >= 0
-        positions[TopicPartition(raw.topic, raw.partition)] = Position(
-            raw.offset if known else None, (raw.metadata or "") if known else ""
-        )
-    return positions
+def _position(raw: RawPartition) -> Position:
+    if raw.error is not None:
+        raise _unread(raw.error)
+    return Position(raw.offset, raw.metadata or "") if raw.offset >= 0 else Position(None, "")
 
 
 def _unread(error: KafkaError) -> CarpoolError:

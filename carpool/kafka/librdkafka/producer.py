@@ -23,22 +23,24 @@ class LibrdkafkaProducer:
 
     def __init__(self, settings: KafkaSettings, overrides: Mapping[str, Any] | None = None) -> None:
         """Connects lazily. `overrides`: librdkafka settings, for a best-effort producer."""
+        self._settings = settings
         self._producer = Producer(
             producer_config(settings) | dict(overrides or {}), logger=StructlogBridge()
         )
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
         """Queues a record; False when librdkafka's queue is full."""
+        topic = self._settings.broker_topic(output.topic)
 
         def report(error: KafkaError | None, _: RawMessage) -> None:
-            on_delivery(None if error is None else sort_error(error, output.topic))
+            on_delivery(None if error is None else sort_error(error, topic))
 
         try:
-            self._producer.produce(output.topic, on_delivery=report, **produce_arguments(output))
+            self._producer.produce(topic, on_delivery=report, **produce_arguments(output))
         except BufferError:
             return False
         except KafkaException as error:
-            on_delivery(sort_error(error.args[0], output.topic))
+            on_delivery(sort_error(error.args[0], topic))
         return True
 
     def poll(self, timeout_s: float) -> None:

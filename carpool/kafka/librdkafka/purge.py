@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 import structlog
 from confluent_kafka import KafkaException
-from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, UNTIL_PROCESSED
@@ -58,7 +58,7 @@ class ProcessedRecordsPurge:
         }
         if not wanted:
             return
-        places = [RawPartition(*at, offset) for at, offset in wanted.items()]
+        places = [raw_partition(self._settings, *each) for each in wanted.items()]
         trouble = None
         admin = quiet_admin(self._settings)  # without it, the futures would never end
         try:
@@ -67,14 +67,14 @@ class ProcessedRecordsPurge:
             )
             for place, future in futures.items():
                 reply(future)
-                at = TopicPartition(place.topic, place.partition)
+                at = place_of(self._settings, place)
                 self._purged[at] = wanted[at]
         except KafkaException as error:
             trouble = error.args[0].str()
         if trouble is not None and trouble != self._trouble:
             log.warning(
                 "processed records cannot be deleted, so their topic grows: allow Delete on it",
-                topics=sorted({at.topic for at in wanted}),
+                topics=sorted({place.topic for place in places}),
                 error=trouble,
             )
         self._trouble = trouble

@@ -70,7 +70,10 @@ class LibrdkafkaTableLog:
             self._readers = (follower, look_up)
         topics = self._look_up.topics()
         require_same_partitions(
-            {name: len(topics.get(name, ())) for name in (self.topic, self._same_partitions_as)}
+            {
+                self._settings.broker_topic(name): len(topics.get(name, ()))
+                for name in (self.topic, self._same_partitions_as)
+            }
         )
 
     def first_since(self, partition: int, since_ms: int) -> int:
@@ -98,7 +101,8 @@ class LibrdkafkaTableLog:
         """
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
-            raise RetryableError(f"{self.topic} cannot be read: {trouble}")
+            topic = self._settings.broker_topic(self.topic)
+            raise RetryableError(f"{topic} cannot be read: {trouble}")
         batch = self._follower.poll(records_max, timeout_s)
         for message in batch.messages:
             self._next[message.source.partition] = message.source.offset + 1

@@ -100,6 +100,7 @@ class LibrdkafkaTransactionalProducer:
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
         """Connects lazily."""
+        self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._config = producer_config(settings) | {
             "transactional.id": transactional_id,
@@ -138,17 +139,18 @@ class LibrdkafkaTransactionalProducer:
 
     def produce(self, output: Output) -> None:
         """Queues a record, serving deliveries while the queue is full."""
+        topic = self._settings.broker_topic(output.topic)
 
         def report(error: KafkaError | None, _: RawMessage | None) -> None:
             if error is not None and isinstance(
-                failed := sort_error(error, output.topic), DeploymentError
+                failed := sort_error(error, topic), DeploymentError
             ):
                 self._refused = self._refused or failed
 
         arguments = produce_arguments(output)
         while True:
             try:
-                self._producer.produce(output.topic, on_delivery=report, **arguments)
+                self._producer.produce(topic, on_delivery=report, **arguments)
                 return
             except BufferError:
                 self._call(lambda: self._producer.poll(FULL_QUEUE_POLL_S))
@@ -160,7 +162,7 @@ class LibrdkafkaTransactionalProducer:
         self, offsets: Mapping[TopicPartition, Position], membership: Membership
     ) -> None:
         """Waits until all records are written, then adds offsets."""
-        raw = raw_offsets(offsets)
+        raw = raw_offsets(self._settings, offsets)
         self._call(lambda: self._flush(self._timeout_s))
         self._call(
             lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s)

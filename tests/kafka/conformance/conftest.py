@@ -11,6 +11,8 @@ from carpool.testing.kafka import KafkaServer
 from tests.kafka.conformance.harness import PARTITIONS, Broker, InMemory, Reached
 
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
+PREFIX = "suite"
+"""Of the topics at the brokers; the suite sees logical names only."""
 CLASSIC = pytest.param("kafka, classic groups", marks=pytest.mark.kafka)
 
 
@@ -23,11 +25,17 @@ def make_broker(request: pytest.FixtureRequest) -> Broker:
         return Reached(
             name,
             "embedded",
-            KafkaSettings(bootstrap=address, partitions=PARTITIONS, session_timeout_ms=2_000),
+            KafkaSettings(
+                bootstrap=address,
+                prefix=PREFIX,
+                partitions=PARTITIONS,
+                session_timeout_ms=2_000,
+            ),
         )
     server: KafkaServer = request.getfixturevalue("kafka_server")
     settings = KafkaSettings(
         bootstrap=server.bootstrap,
+        prefix=PREFIX,
         partitions=PARTITIONS,
         session_timeout_ms=2_000,
         request_timeout_ms=3_000,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer
-from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError, RetryableError
@@ -35,6 +34,7 @@ from carpool.kafka.memory import (
     MemoryProducer,
     MemoryTransactionalProducer,
 )
+from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
@@ -181,7 +181,8 @@ class Reached(Broker):
     def seen(self, topic: str) -> list[str]:
         reader = self._reader()
         places = [
-            RawPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)
+            raw_partition(self.settings, TopicPartition(topic, partition), OFFSET_BEGINNING)
+            for partition in range(PARTITIONS)
         ]
         reader.assign(places)
         texts, ends = [], 0
@@ -197,7 +198,9 @@ class Reached(Broker):
     def written(self, topic: str) -> int:
         reader = self._reader("read_uncommitted")
         ends = [
-            reader.get_watermark_offsets(RawPartition(topic, partition))
+            reader.get_watermark_offsets(
+                raw_partition(self.settings, TopicPartition(topic, partition))
+            )
             for partition in range(PARTITIONS)
         ]
         reader.close()
@@ -206,11 +209,12 @@ class Reached(Broker):
     def committed(self) -> dict[TopicPartition, Position]:
         reader = self._reader()
         found = reader.committed(
-            [RawPartition(self.topic, partition) for partition in range(PARTITIONS)], timeout=WAIT_S
+            [raw_partition(self.settings, self.at(partition)) for partition in range(PARTITIONS)],
+            timeout=WAIT_S,
         )
         reader.close()
         return {
-            TopicPartition(raw.topic, raw.partition): Position(raw.offset, raw.metadata or "")
+            place_of(self.settings, raw): Position(raw.offset, raw.metadata or "")
             for raw in found
             if raw.offset >= 0
         }

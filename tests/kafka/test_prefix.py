@@ -1,0 +1,155 @@
+"""The prefix: put on names that go to the brokers, taken off names that come from them."""
+
+from __future__ import annotations
+
+import os
+import string
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool import Client
+from carpool.clock import SystemClock
+from carpool.dead_letters.box import DeadLetterBox
+from carpool.errors import ConfigError
+from carpool.kafka.acls import ROLES, acls_of
+from carpool.kafka.admin import create_topics, describe_topics
+from carpool.kafka.checks import BrokerFacts, TopicFacts, judge
+from carpool.kafka.raw_records import place_of, raw_partition
+from carpool.kafka.records import TopicPartition
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import TopicReader
+from carpool.settings import load_settings
+from cli.options import logical_topic
+from cli.runfile import Run, RunFile
+from cli.settings import Given, load_client_side
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, TOPICS
+
+OURS = [topic.name for topic in TOPICS]
+WORDS = st.text(string.ascii_letters + string.digits + "._-", max_size=64)
+
+
+class OnlyKafka(msgspec.Struct, frozen=True, kw_only=True):
+    kafka: KafkaSettings
+
+
+def loaded(**environ: str) -> tuple[KafkaSettings, list[str]]:
+    """The settings of these variables, and the warnings about them."""
+    variables = {f"CARPOOL_KAFKA_{name.upper()}": value for name, value in environ.items()}
+    warnings: list[str] = []
+    found = load_settings(OnlyKafka, file=None, environ=variables, warn=warnings.append)
+    return found.kafka, warnings
+
+
+@given(prefix=WORDS | st.just("rag"), topic=WORDS | st.sampled_from(OURS), partition=st.integers(0))
+def test_putting_a_prefix_on_and_taking_it_off_are_inverse(
+    prefix: str, topic: str, partition: int
+) -> None:
+    settings = KafkaSettings(prefix=prefix)
+    there = settings.broker_topic(topic)
+    assert settings.has_prefix(there)
+    assert settings.logical_topic(there) == topic
+    at = TopicPartition(topic, partition % 1_000)
+    assert place_of(settings, raw_partition(settings, at)) == at
+
+
+@given(prefix=WORDS | st.just("rag"), topic=st.sampled_from(OURS))
+def test_an_operator_may_name_a_topic_with_or_without_the_prefix(prefix: str, topic: str) -> None:
+    settings = KafkaSettings(prefix=prefix)
+    assert logical_topic(settings, topic) == topic
+    assert logical_topic(settings, settings.broker_topic(topic)) == topic
+
+
+def test_the_prefix_names_topics_and_groups_and_without_it_the_names_are_as_before() -> None:
+    wiki, none = KafkaSettings(prefix="wiki"), KafkaSettings()
+    assert (wiki.broker_topic(QUERIES.name), wiki.group_of("grouper")) == (
+        "wiki.rag.queries.v1",
+        "wiki-grouper",
+    )
+    assert (none.broker_topic(QUERIES.name), none.group_of("grouper")) == (
+        "rag.queries.v1",
+        "carpool-grouper",
+    )
+
+
+def test_the_group_prefix_of_an_earlier_version_names_groups_only_with_one_warning() -> None:
+    old, warnings = loaded(group_prefix="team")
+    assert (old.broker_topic(QUERIES.name), old.group_of("grouper")) == (
+        "rag.queries.v1",
+        "team-grouper",
+    )
+    (warning,) = warnings
+    assert "leave it as it is" in warning
+    assert "set prefix" in warning
+    both, _ = loaded(group_prefix="team", prefix="wiki")
+    assert (both.broker_topic(QUERIES.name), both.group_of("dlq")) == (
+        "wiki.rag.queries.v1",
+        "team-dlq",
+    )
+    assert loaded(prefix="wiki", group_prefix="") == (KafkaSettings(prefix="wiki"), [])
+
+
+@pytest.mark.parametrize("prefix", ["a b", "wiki/en", "ü", "x" * 65, "carpool"])
+def test_a_prefix_that_kafka_or_another_deployment_cannot_share_is_refused(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="prefix"):
+        loaded(prefix=prefix)
+
+
+def test_every_right_is_about_a_name_with_the_prefix() -> None:
+    for role in ROLES:
+        for acl in acls_of(role, KafkaSettings(prefix="wiki")):
+            begin = "wiki." if acl.resource == "TOPIC" else "wiki-"
+            assert acl.resource == "CLUSTER" or acl.name.startswith(begin), acl
+
+
+def test_checks_name_topics_as_the_brokers_do_and_judge_those_of_the_prefix_only() -> None:
+    whole, few = (
+        TopicFacts(partitions=partitions, replicas=1, config=None) for partitions in (4, 1)
+    )
+    wiki = {f"wiki.{name}": whole for name in OURS if name != ANSWERS.name}
+    wiki[f"wiki.{QUERIES_DEAD.name}"] = few
+    facts = BrokerFacts(brokers=1, topics=dict.fromkeys(OURS, whole) | wiki)
+    problems = judge(KafkaSettings(prefix="wiki"), "auto", TOPICS, facts).problems
+    assert any("topic wiki.rag.answers.v1 does not exist" in each for each in problems)
+    assert any("topic wiki.rag.queries.v1.dlq has 1 partitions" in each for each in problems)
+    others = judge(KafkaSettings(), "auto", TOPICS, facts)
+    assert not any("wiki" in each for each in (*others.problems, *others.warnings))
+
+
+def test_a_client_takes_a_prefix_beside_brokers_and_not_beside_settings() -> None:
+    assert Client("a:1", prefix="wiki")._kafka == KafkaSettings(bootstrap="a:1", prefix="wiki")
+    with pytest.raises(ConfigError, match="prefix"):
+        Client(prefix="wiki", kafka=KafkaSettings())
+
+
+def test_commands_take_the_prefix_of_a_running_stack_unless_they_are_given_one(
+    tmp_path: Path,
+) -> None:
+    RunFile(tmp_path).write(Run(pid=os.getpid(), bootstrap="a:1", prefix="wiki", http={}))
+
+    def kafka(**own: str) -> KafkaSettings:
+        flags = {"up": {"state_dir": str(tmp_path)}, "kafka": own}
+        return load_client_side(Given(file=None, environ={}, flags=flags)).kafka
+
+    assert kafka() == KafkaSettings(bootstrap="a:1", prefix="wiki")
+    assert kafka(prefix="news") == KafkaSettings(bootstrap="a:1", prefix="news")
+    assert kafka(bootstrap="b:1") == KafkaSettings(bootstrap="b:1")
+
+
+def test_topics_of_another_prefix_are_neither_made_nor_seen(bootstrap: str) -> None:
+    first = KafkaSettings(bootstrap=bootstrap, prefix="first", partitions=1)
+    second = msgspec.structs.replace(first, prefix="second")
+    made = create_topics(first)
+    assert made == sorted(f"first.{name}" for name in OURS)
+    assert create_topics(first) == []
+    assert {state.partitions for state in describe_topics(second)} == {0}
+    create_topics(second)
+    with TopicReader(first, SystemClock(), name="test") as reader:
+        assert sorted(reader.topics()) == sorted(OURS)
+    create_topics(KafkaSettings(bootstrap=bootstrap))
+    letters = [name for name in OURS if name.endswith(".dlq")]
+    for settings in (first, KafkaSettings(bootstrap=bootstrap)):
+        assert DeadLetterBox(settings, SystemClock()).topics() == tuple(sorted(letters))
