@@ -171,7 +171,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Partitions of new keyed topics; limits the instances of a service.",
+            description="Partitions of new keyed topics: so many groupers and generators can work. "
+            "Groups have one partition, so one searcher works.",
         ),
     ] = 4
     replication_factor: Annotated[
