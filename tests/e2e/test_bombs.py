@@ -67,7 +67,7 @@ def test_bombs_end_as_letters_and_good_questions_around_them_are_answered(
                 for _ in range(count):
                     good.append(f"good-{len(good)}")
                     body = {"query_id": good[-1], "text": "what of the river and comet?"}
-                    write(bootstrap, at, json.dumps(body).encode())
+                    write(KafkaSettings(bootstrap=bootstrap), at, json.dumps(body).encode())
 
             def answered(found: list[LoggedRecord]) -> bool:
                 return {each.body["query_id"] for each in found} >= set(good)
@@ -76,7 +76,7 @@ def test_bombs_end_as_letters_and_good_questions_around_them_are_answered(
             read_all(bootstrap, ANSWERS.name, until=answered, timeout_s=60)
             before = resident_bytes(stack)
             for codec, size_bytes in BOMBS.items():
-                write(bootstrap, at, b" " * size_bytes, codec=codec)
+                write(KafkaSettings(bootstrap=bootstrap), at, b" " * size_bytes, codec=codec)
                 ask(1)
             answers = read_all(bootstrap, ANSWERS.name, until=answered, timeout_s=90)
             statuses = {each.body["query_id"]: each.body["status"] for each in answers}

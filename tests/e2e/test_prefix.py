@@ -76,6 +76,14 @@ def urls(stack: Stack) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "fresh_broker",
+    [
+        pytest.param("embedded", marks=pytest.mark.long),
+        pytest.param("kafka", marks=pytest.mark.kafka),
+    ],
+    indirect=True,
+)
 def test_two_corpora_on_one_cluster_answer_their_own_questions(
     fresh_broker: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

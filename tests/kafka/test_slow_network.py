@@ -30,7 +30,7 @@ ROUND_TRIPS_MAX = 25
 SCALING_S = 60.0
 
 
-@pytest.fixture(params=["auto", "classic"])
+@pytest.fixture(params=["auto", pytest.param("classic", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, fault_proxy: FaultProxy) -> Iterator[Reached]:
     settings = KafkaSettings(
         bootstrap=fault_proxy.bootstrap, partitions=PARTITIONS, group_protocol=request.param

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.kafka.client_config import client_config
@@ -12,12 +13,23 @@ from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
+MOVES = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""Errors while the coordinator of a group starts, or moves to another broker."""
+AGAIN_S = 0.1
+
 
 def committed_so_far(
     settings: KafkaSettings, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, RawPartition]:
     """Returns the offsets of a group, ignoring open transactions. Blocks; raises `KafkaException`.
 
+    Waits for a coordinator that starts, for at most the request time-out.
     Uses a consumer that never joins: librdkafka's admin client crashes the process when the
     coordinator moves meanwhile (https://github.com/confluentinc/librdkafka/issues/5040).
     """
@@ -30,7 +42,15 @@ def committed_so_far(
     consumer = Consumer(client_config(settings) | config)
     try:
         wanted = [raw_partition(settings, at) for at in partitions]
-        found = consumer.committed(wanted, timeout=settings.request_timeout_ms / 1_000)
-        return {place_of(settings, raw): raw for raw in found}
+        timeout_s = settings.request_timeout_ms / 1_000
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                found = consumer.committed(wanted, timeout=timeout_s)
+                return {place_of(settings, raw): raw for raw in found}
+            except KafkaException as error:
+                if error.args[0].code() not in MOVES or time.monotonic() >= until_s:
+                    raise
+            time.sleep(AGAIN_S)
     finally:
         consumer.close()

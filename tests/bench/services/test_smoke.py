@@ -82,6 +82,7 @@ def test_traffic_comes_back_once_and_records_agree_with_metrics(corpus: dict[str
 
 
 @pytest.mark.kafka
+@pytest.mark.long
 def test_overhead_measures_both_sides_of_both_deliveries(tmp_path: Path) -> None:
     report = tmp_path / "overhead.json"
     options = OverheadOptions(
