@@ -30,7 +30,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
         yield Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, server)
 
 
-def test_a_member_whose_transactional_id_expired_commits_again(broker: Reached) -> None:
+def idle_member(broker: Reached) -> Member:
+    """Returns a member with one transaction that the brokers have forgotten since."""
     member = Member(broker, "a").await_partitions()
     member.transact(["before"], {broker.at(0): Position(1, "2;a;")})
     deadline_s = time.monotonic() + EXPIRY_S
@@ -38,6 +39,21 @@ def test_a_member_whose_transactional_id_expired_commits_again(broker: Reached) 
     while describe_transaction(broker.settings.bootstrap, name) is not None:
         assert time.monotonic() < deadline_s
         member.consumer.poll(0.2)
+    return member
+
+
+def test_an_idle_member_renews_its_transactional_id_without_an_abort(
+    broker: Reached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carpool.kafka.librdkafka.transactional.RENEW_AFTER_S", 1.0)
+    member = idle_member(broker)
+    member.transact(["after"], {broker.at(0): Position(2, "2;a;")})
+    assert broker.seen(broker.results) == ["before", "after"]
+    member.close()
+
+
+def test_a_member_whose_transactional_id_expired_commits_again(broker: Reached) -> None:
+    member = idle_member(broker)
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             member.transact(["after"], {broker.at(0): Position(2, "2;a;")})

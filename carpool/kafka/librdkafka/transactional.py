@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -52,6 +53,8 @@ FORGOTTEN = frozenset({KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOW
 
 Only a new producer can begin a transaction.
 """
+RENEW_AFTER_S = 3_600.0
+"""After so long without a transaction a new producer takes the id, before brokers forget it."""
 REPORT_WAIT_S = 0.1
 """How long to wait for the delivery report that explains a failed transaction: it may come later.
 """
@@ -114,6 +117,7 @@ class LibrdkafkaTransactionalProducer:
         self._fenced: FencedError | None = None
         self._is_spent = False
         self._is_replaced = False
+        self._used_s = time.monotonic()
 
     def _make(self) -> Producer:
         self._connections = _BrokenConnections()
@@ -122,18 +126,21 @@ class LibrdkafkaTransactionalProducer:
     def start(self) -> None:
         """Takes the transactional id."""
         self._call(lambda: self._producer.init_transactions(self._timeout_s))
+        self._used_s = time.monotonic()
 
     def begin(self) -> None:
         """Opens a transaction, at the broker with the first record or offset.
 
         After a broken connection the end of the last transaction may have been sent twice. The
         first request may still arrive, and would end this transaction (KIP-890, librdkafka issue
-        5423). A new epoch of the transactional id makes brokers refuse it.
+        5423). A new epoch of the transactional id makes brokers refuse it. A new producer is made
+        for that, and after a long time without a transaction.
         """
         self._refused = None
         self._note(lambda: self._producer.poll(0))
-        if self._connections.any or self._is_replaced:
-            log.info("a connection broke: a new epoch protects the next transaction")
+        idle_s = time.monotonic() - self._used_s
+        if self._connections.any or self._is_replaced or idle_s > RENEW_AFTER_S:
+            log.info("a new Kafka producer takes the transactional id", idle_s=round(idle_s))
             self._replace()
         self._call(self._producer.begin_transaction)
 
@@ -216,6 +223,7 @@ class LibrdkafkaTransactionalProducer:
         except RetryableError:
             self._connections.any = True
             raise
+        self._used_s = time.monotonic()
 
     def close(self) -> None:
         """Drops queued records and disconnects; does not wait for a broker."""
