@@ -60,7 +60,7 @@ _MUTANTS = (
         number=2,
         what="a takeover does not fence the last owner",
         shares=IN_A_TRANSACTION,
-        faults=3,
+        faults=2,
         # The member does not come back, so nobody else ends its transaction.
         lasts_s={"kill in a transaction": (100.0, 110.0)},
         members=("grouper-1", "searcher-1", "generator-1"),
