@@ -195,10 +195,12 @@ class FaultProxy:
     async def _stop(self) -> None:
         assert self._server is not None, "not started"
         self._server.close()
-        serving = tuple(self._serving)
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # a connection may have been accepted just before
+        while serving := tuple(self._serving):
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+            await asyncio.sleep(0)
 
     def _connected(self, requests: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         task = self._loop.create_task(self._serve(requests, client))
@@ -211,7 +213,7 @@ class FaultProxy:
             return
         try:
             replies, broker = await asyncio.open_connection(HOST, self._broker_port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             client.transport.abort()  # the broker is down, and so is this address
             return
         link = _Link(client, broker)
