@@ -59,7 +59,8 @@ _Nlist = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Clusters; 0: the square root of the passages, rounded to one digit (100 for 16,000).",
+        help="Clusters; 0: 1 up to 50,000 passages (all are scored), then 4 times their square "
+        "root, to one digit (4,000 for a million).",
     ),
 ]
 _Vectors = Annotated[
@@ -321,8 +322,8 @@ def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_j
 def _print_stats(index_dir: Path, found: IndexStats) -> None:
     rows = {
         "version": f"{found.index_version}, format {found.format}",
-        "passages": f"{found.row_count:,} of dimension {found.dimension}, {found.codec} "
-        f"{found.vector_dtype}",
+        "passages": f"{found.row_count:,} of dimension {found.dimension}, {found.vector_dtype}",
+        "codes": ", ".join(found.codes) or "none: queries are searched exactly",
         "model": f"{found.embedding_model_name} ({found.embedding_model})",
         "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint}), "
         f"{found.clusters_empty} empty",

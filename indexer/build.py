@@ -148,7 +148,9 @@ def identify(
         ),
         clustering=clustering_identity(indexer, nlist=request.nlist, seed=request.seed),
         layout=LayoutIdentity(
-            vector_dtype=indexer.vector_dtype, segment_bytes_max=indexer.segment_bytes_max
+            vector_dtype=indexer.vector_dtype,
+            segment_bytes_max=indexer.segment_bytes_max,
+            code_rows_min=indexer.code_rows_min,
         ),
     )
 

@@ -116,6 +116,17 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "complete. Too low makes many files, too high repeats more work after a kill.",
         ),
     ] = 256 << 20
+    code_rows_min: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1 << 40,
+            description="Passages from which an index has codes: a seventh of the vectors' bytes, "
+            "which the searcher keeps in memory and scans instead of the vectors. Too low: codes "
+            "for an index whose vectors fit in memory. Too high: every query reads whole "
+            "clusters.",
+        ),
+    ] = 50_000
     threads: Annotated[
         int,
         msgspec.Meta(

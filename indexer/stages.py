@@ -50,6 +50,7 @@ def cluster_and_write(
         workspace.finished,
         vectors,
         assignment.clusters,
+        centroids,
         plan,
         memory_bytes=settings.memory_bytes,
         progress=progress,
@@ -60,6 +61,7 @@ def cluster_and_write(
         started_us=state.started_us,
         centroids=centroids,
         plan=plan,
+        clusters=assignment.clusters,
         segments=segments,
         profile_read_count=settings.profile_reads,
         clock=clock,
@@ -70,7 +72,10 @@ def cluster_and_write(
 def _ensure_centroids(
     workspace: Workspace, state: BuildState, vectors: Vectors, progress: ProgressReport
 ) -> tuple[BuildState, Float32]:
-    nlist = state.identity.clustering.nlist or default_nlist(vectors.row_count)
+    asked = state.identity.clustering.nlist
+    nlist = asked or default_nlist(vectors.row_count)
+    if not asked:
+        progress.note(f"nlist {nlist:,} for {vectors.row_count:,} passages; --nlist sets another")
     if state.centroids_crc32 is not None:
         content = workspace.load(CENTROIDS_NAME, state.centroids_crc32)
         if content is not None:

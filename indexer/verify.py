@@ -10,13 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
+from carpool.disk.checked_file import PAGE_BYTES, SUM_SUFFIX, CheckedFile
+from carpool.disk.code_files import codes_name
+from carpool.disk.document_rows import DOCUMENT_ROWS_NAME, NO_ROW, read_document_rows
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.disk.files import check_no_hole, file_crc32, open_regular
-from carpool.disk.index import index_files
+from carpool.disk.index import files_of
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import ClusterRows, dense
+from carpool.disk.rotation import ROTATION_NAME
 from carpool.disk.segments import check_header, read_cluster
 from carpool.errors import CarpoolError, CorruptionError
 from indexer.progress import ProgressReport
@@ -24,7 +28,8 @@ from indexer.sequential import drop_cached
 from indexer.vectors import NORM_TOLERANCE
 
 DOCUMENT_CHUNK_ROWS = 1024
-TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME)
+CODE_CHUNK_PAGES = 1024
+TABLES = (CENTROIDS_NAME, EXTENTS_NAME, OFFSETS_NAME, DOCUMENT_ROWS_NAME, ROTATION_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,7 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
     problems = _check_files(index_dir, manifest, progress)
     problems += _check_centroids(index_dir, manifest)
     problems += _check_clusters(index_dir, manifest, progress)
+    problems += _check_codes(index_dir, manifest, progress)
     problems += _check_documents(index_dir, manifest, progress)
     return VerifyReport(
         problems=tuple(dict.fromkeys(problems)),
@@ -61,7 +67,7 @@ def verify_index(index_dir: Path, progress: ProgressReport) -> VerifyReport:
 def _check_files(index_dir: Path, manifest: Manifest, progress: ProgressReport) -> list[str]:
     """Checks the sizes of all files and the checksums of the tables."""
     problems = []
-    names = index_files(manifest.segment_count)
+    names = files_of(manifest)
     progress.start("files", len(names))
     for name in names:
         path, entry = index_dir / name, manifest.files.get(name)
@@ -72,7 +78,7 @@ def _check_files(index_dir: Path, manifest: Manifest, progress: ProgressReport) 
                 problems.append(f"{path} is missing, or no regular file")
             elif path.stat().st_size != entry.size_bytes:
                 problems.append(f"{path} has {path.stat().st_size} bytes, not {entry.size_bytes}")
-            elif name in TABLES and file_crc32(path) != entry.crc32:
+            elif (name in TABLES or name.endswith(SUM_SUFFIX)) and file_crc32(path) != entry.crc32:
                 problems.append(f"{path} is damaged: its checksum is not the manifest's")
         except CorruptionError as error:
             problems.append(str(error))
@@ -99,7 +105,15 @@ def _check_clusters(index_dir: Path, manifest: Manifest, progress: ProgressRepor
     except CarpoolError as error:
         return [str(error)]
     problems: list[str] = []
+    layout = manifest.layout()
     seen = np.zeros(manifest.row_count, dtype=np.uint8)
+    if layout.has_only_rows:
+        # The rows of a cluster have no numbers of their own: the array of documents counts them.
+        try:
+            places = read_document_rows(index_dir, manifest, extents)
+        except CarpoolError as error:
+            return [str(error)]
+        np.add.at(seen, places[places != NO_ROW], 1)
     progress.start("clusters", len(extents))
     for segment in range(manifest.segment_count):
         problems += _check_segment(index_dir, manifest, extents, segment, seen, progress)
@@ -139,14 +153,21 @@ def _check_segment(
             if extent.segment != segment:
                 continue
             try:
+                sums = None
+                if layout.has_only_rows:
+                    sums = CheckedFile.open(path, manifest.build_id, manifest.files)
                 pages = read_cluster(
                     file.fileno(),
                     extent,
                     layout=layout,
                     build_id=manifest.build_id,
                     path=str(path),
+                    sums=sums,
                 )
-                problems += _check_rows(dense(pages), seen)
+                rows = dense(pages)
+                problems += _check_norms(rows)
+                if not layout.has_only_rows:
+                    problems += _count_rows(rows, seen)
             except CorruptionError as error:
                 problems.append(str(error))
             os.posix_fadvise(
@@ -156,9 +177,8 @@ def _check_segment(
     return problems
 
 
-def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
-    """Counts the rows of a cluster in `seen`; returns their problems."""
-    problems = []
+def _count_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
+    """Counts the rows of a cluster of format v1 in `seen`; returns their problems."""
     if cluster.rows.size and not (
         int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)
     ):
@@ -169,8 +189,36 @@ def _check_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
     rows, counts = np.unique(cluster.rows, return_counts=True)
     # 2 stands for any larger count, so one byte a row is enough.
     seen[rows] = np.minimum(seen[rows] + counts, 2)
+    return []
+
+
+def _check_norms(cluster: ClusterRows) -> list[str]:
     if not (np.abs(np.linalg.norm(cluster.vectors, axis=1) - 1) <= NORM_TOLERANCE).all():
-        problems.append(f"cluster {cluster.cluster} contains a vector that is not normalised")
+        return [f"cluster {cluster.cluster} contains a vector that is not normalised"]
+    return []
+
+
+def _check_codes(index_dir: Path, manifest: Manifest, progress: ProgressReport) -> list[str]:
+    """Reads every page of the codes."""
+    names = [
+        codes_name(one.codec, segment)
+        for one in manifest.codes
+        for segment in range(manifest.segment_count)
+    ]
+    problems = []
+    progress.start("codes", len(names))
+    for name in names:
+        try:
+            file = CheckedFile.open(index_dir / name, manifest.build_id, manifest.files)
+            for page in range(0, file.page_count, CODE_CHUNK_PAGES):
+                count = min(CODE_CHUNK_PAGES, file.page_count - page)
+                file.read(page * PAGE_BYTES, count * PAGE_BYTES)
+        except CorruptionError as error:
+            problems.append(str(error))
+        except (KeyError, OSError) as error:
+            problems.append(f"{index_dir / name} cannot be read: {error}")
+        drop_cached(index_dir / name)
+        progress.advance(1)
     return problems
 
 

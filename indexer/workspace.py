@@ -13,14 +13,14 @@ import msgspec
 
 from carpool.disk.documents import DOCUMENTS_NAME
 from carpool.disk.files import fsync_folder, write_atomically
-from carpool.disk.index import index_files
+from carpool.disk.index import files_of
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.errors import CarpoolError, ConfigError
 from indexer.plan.state import BuildState
 
 BUILD_NAME = ".build"
-SEGMENTS = "clusters*.seg"
-"""Matches all segments, also the one of format v0, clusters.seg."""
+SEGMENTS = ("clusters*.seg*", "codes-*")
+"""Match all segments, also the one of format v0, clusters.seg, and what is beside them."""
 
 
 class Workspace:
@@ -121,10 +121,11 @@ class Workspace:
         The old manifest is removed first, so a mixture of two indexes cannot be opened. A process
         that has the old index open keeps its files.
         """
-        names = index_files(read_manifest(self.finished).segment_count)
+        names = files_of(read_manifest(self.finished))
         (self.index_dir / MANIFEST_NAME).unlink(missing_ok=True)
         fsync_folder(self.index_dir)
-        for path in self.index_dir.glob(SEGMENTS):
+        old = [path for pattern in SEGMENTS for path in self.index_dir.glob(pattern)]
+        for path in old:
             if path.name not in names:
                 path.unlink()  # the old index had more
         for name in names:

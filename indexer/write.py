@@ -12,18 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
+from carpool.codes.codec import CodeLayout
+from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.direct import NoDirectReadError
+from carpool.disk.document_rows import documents_of_places, write_document_rows
 from carpool.disk.extent_table import write_extents
 from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import PageLayout, choose_layout
+from carpool.disk.rotation import random_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment
-from indexer.plan.defaults import default_nprobe
+from indexer.plan.defaults import codecs_of, default_nprobe
 from indexer.plan.passes import memory_min_bytes, plan_passes
 from indexer.plan.state import BuildIdentity, CorpusIdentity
 from indexer.profile import measure_reads
@@ -31,15 +35,18 @@ from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of, drop_cached
 from indexer.vectors import Vectors
 
+ROTATION_SEED = 0
+
 Float32 = npt.NDArray[np.float32]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The segments to write: page layout, place of each cluster, and build id."""
+    """The segments to write: page layout, place of each cluster, codes, and build id."""
 
     layout: PageLayout
     build_id: int
     extents: tuple[ClusterExtent, ...]
+    codes: tuple[CodeLayout, ...]
 
 
 def documents_build_id(corpus: CorpusIdentity) -> int:
@@ -56,21 +63,31 @@ def plan_segments(
     """
     counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
     layout = choose_layout(dimension, identity.layout.vector_dtype, counts)
+    codes = tuple(
+        code_layout(codec, dimension)
+        for codec in codecs_of(len(assignment.clusters), identity.layout.code_rows_min)
+    )
     build_id = build_id_of(
         msgspec.json.encode(identity),
-        msgspec.json.encode(layout),
+        msgspec.json.encode((layout, codes)),
         bytes(bytes_of(centroids)),
         bytes(bytes_of(assignment.clusters)),
         assignment.vectors_digest.encode(),
     )
     extents = plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max)
-    return Plan(layout=layout, build_id=build_id, extents=extents)
+    return Plan(layout=layout, build_id=build_id, extents=extents, codes=codes)
+
+
+def rotation_of(dimension: int) -> Float32:
+    """Returns the rotation of the codes of every index of this dimension: (dim, dim) float32."""
+    return random_rotation(dimension, ROTATION_SEED)
 
 
 def write_clusters(
     folder: Path,
     vectors: Vectors,
     clusters: npt.NDArray[np.int32],
+    centroids: Float32,
     plan: Plan,
     *,
     memory_bytes: int,
@@ -82,7 +99,14 @@ def write_clusters(
     `memory_bytes`. Memory beside that: 12 bytes a row, and a chunk of vectors. Raises `ConfigError`
     where a cluster does not fit.
     """
-    writer = SegmentWriter(folder, layout=plan.layout, build_id=plan.build_id, extents=plan.extents)
+    rotation = rotation_of(vectors.dimension)
+    writer = SegmentWriter(
+        folder,
+        layout=plan.layout,
+        build_id=plan.build_id,
+        extents=plan.extents,
+        encoders=[Encoder(code.codec, centroids, rotation) for code in plan.codes],
+    )
     if writer.next_cluster:
         progress.note(
             f"{writer.next_cluster:,} of {len(plan.extents):,} clusters were written before"
@@ -149,6 +173,7 @@ def finish(
     started_us: int,
     centroids: Float32,
     plan: Plan,
+    clusters: npt.NDArray[np.int32],
     segments: dict[str, FileEntry],
     profile_read_count: int,
     clock: Clock,
@@ -157,7 +182,15 @@ def finish(
     """Writes centroids and extents, profiles clusters, writes the manifest; returns it. Blocks."""
     write_centroids(folder, centroids)
     write_extents(folder, plan.extents)
-    names = index_files(len(segments))
+    write_rotation(folder, rotation_of(centroids.shape[1]))
+    order = np.argsort(clusters, kind="stable")
+    write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
+    segment_count = plan.extents[-1].segment + 1
+    names = index_files(
+        segment_count,
+        [code.codec for code in plan.codes],
+        has_only_rows=plan.layout.has_only_rows,
+    )
     for path in folder.iterdir():
         if path.name not in names:
             path.unlink()  # of an earlier run with other segments
@@ -171,7 +204,7 @@ def finish(
         dimension=centroids.shape[1],
         metric="inner_product",
         nlist=len(centroids),
-        codec="Flat",
+        codes=plan.codes,
         vector_dtype=plan.layout.vector_dtype,
         embedding_model=identity.vectors.embedding_model,
         embedding_model_name=identity.vectors.embedding_model_name,
@@ -183,7 +216,7 @@ def finish(
         page_bytes=plan.layout.page_bytes,
         build_id=plan.build_id,
         documents_build_id=documents_build_id(identity.corpus),
-        segment_count=len(segments),
+        segment_count=segment_count,
     )
     write_manifest(folder, manifest)
     return manifest

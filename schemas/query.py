@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,6 +14,14 @@ TOP_K_MAX = 100
 NPROBE_MAX = 65_536
 DEADLINE_MS_MAX = 253_402_300_799_000
 """The end of the year 9999: in microseconds it still fits 64 bits."""
+
+
+SearchMode = Literal["default", "margin", "exact"]
+"""What is promised of a search, among the rows of the clusters that the query probes.
+
+default: of 1,000 ids at least 998 are those of an exact search. margin: at most one id in 10,000 is
+missed. exact: none is. Scores are exact in all three.
+"""
 
 
 class Generation(Record, frozen=True, kw_only=True):
@@ -50,7 +58,8 @@ class Query(Record, frozen=True, kw_only=True):
 
     At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON,
     and comes with `embedding_model`, the fingerprint of the model that made it. `deadline` is in
-    epoch milliseconds. `priority`: lower is sooner, as in vLLM.
+    epoch milliseconds. `search_mode`: None is what the searcher is set to. `priority`: lower is
+    sooner, as in vLLM.
     """
 
     query_id: Identifier
@@ -59,6 +68,7 @@ class Query(Record, frozen=True, kw_only=True):
     embedding_model: Identifier | None = None
     top_k: Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)] | None = None
     nprobe: Annotated[int, msgspec.Meta(ge=1, le=NPROBE_MAX)] | None = None
+    search_mode: SearchMode | None = None
     recall_target: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     deadline: Annotated[int, msgspec.Meta(ge=0, le=DEADLINE_MS_MAX)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-1_000, le=1_000)] = 0

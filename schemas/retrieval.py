@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from schemas.query import Query
+from schemas.query import Query, SearchMode
 from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
 
 Tier = Literal["gpu", "ram", "ssd"]
@@ -30,6 +30,20 @@ class Probe(Record, frozen=True, kw_only=True):
 
     cluster: ClusterId
     tier: Tier
+
+
+class Searched(Record, frozen=True, kw_only=True):
+    """How a query was searched.
+
+    `nprobe`: clusters; `rows_read`: rows that were read one by one, 0 in an exact search.
+    `expected_recall`: the share of its ids that are expected to be those of an exact search of the
+    same clusters.
+    """
+
+    mode: SearchMode
+    nprobe: NonNegative
+    rows_read: NonNegative
+    expected_recall: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Confidence(Record, frozen=True, kw_only=True):
@@ -57,6 +71,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     hits: tuple[Hit, ...]
     skipped_clusters: tuple[ClusterId, ...]
     probes: tuple[Probe, ...] = ()
+    search: Searched | None = None
     bytes_read: NonNegative = 0
     timings_us: dict[str, int] = msgspec.field(default_factory=dict)
     batch_size: NonNegative = 0

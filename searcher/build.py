@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from carpool.clock import Clock
 from carpool.disk.documents import DocumentStore
@@ -18,7 +21,8 @@ from schemas.record import ClusterId
 from searcher.cluster_major_executor import ClusterMajorExecutor
 from searcher.events import EventLog
 from searcher.executor import Executor
-from searcher.memory.arena import Arena, choose_block_bytes
+from searcher.executor_by_mode import ExecutorByMode
+from searcher.memory.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
@@ -76,9 +80,22 @@ class PlaneParts:
 OpenExecutor = Callable[[PlaneParts], Executor]
 
 
+class SearchPlane(Protocol):
+    """An executor over the clusters of an index, without Kafka and passages."""
+
+    @property
+    def executor(self) -> Executor:
+        """The executor."""
+        ...
+
+    def close(self) -> None:
+        """Ends reads and threads, after `executor.run` has returned. Blocks up to half a second."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
-class SearchPlane:
-    """Memory and executor over the clusters of an index, without Kafka and passages."""
+class ExactPlane:
+    """Implements `SearchPlane`: whole clusters are read and scored."""
 
     memory: ClusterMemory
     executor: Executor
@@ -86,10 +103,30 @@ class SearchPlane:
     files: SegmentFiles
 
     def close(self) -> None:
-        """Ends reads and threads, after `executor.run` has returned. Blocks up to half a second."""
+        """Ends reads and threads."""
         self.pool.close()
         if self.memory.close(CLOSE_TIMEOUT_S):
             self.files.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BothPlanes:
+    """Implements `SearchPlane`: codes for most searches, whole clusters for exact ones."""
+
+    codes: SearchPlane
+    exact: ExactPlane
+    executor: Executor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Joins the two executors."""
+        object.__setattr__(
+            self, "executor", ExecutorByMode(self.codes.executor, self.exact.executor)
+        )
+
+    def close(self) -> None:
+        """Closes both."""
+        self.codes.close()
+        self.exact.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,18 +216,80 @@ def open_search_plane(
     events: EventLog,
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
-    executor: OpenExecutor = cluster_major,
 ) -> SearchPlane:
+    """Returns the executor that the index and the settings allow, and its parts. Blocks.
+
+    With codes in memory where the index has codes that fit `budget_bytes`; what they leave is for
+    exact searches. Without, the whole budget is for clusters, and every search is exact. `engine`
+    and `pool` are for tests and benchmarks of exact searches. Raises `ConfigError`, and
+    `CorruptionError` where checksums of codes are damaged.
+    """
+    codes = None
+    if settings.search_mode != "exact" and index.manifest.codes:
+        # FAISS takes 30 MB, and an exact search does not need it.
+        from searcher.open_codes_plane import choose_codes, memory_bytes, open_codes_plane
+
+        codes = choose_codes(index, settings.budget_bytes - _exact_bytes_min(index, settings))
+    if codes is None:
+        return open_exact_plane(
+            index, settings, metrics, clock, events=events, engine=engine, pool=pool
+        )
+    exact_bytes = settings.budget_bytes - memory_bytes(codes)
+    exact = open_exact_plane(
+        index,
+        msgspec.structs.replace(settings, budget_bytes=exact_bytes, prefetch="none"),
+        metrics,
+        clock,
+        events=events,
+        engine=engine,
+        pool=pool,
+        fills_memory=False,
+    )
+    try:
+        by_codes = open_codes_plane(index, codes, settings, metrics, clock)
+    except BaseException:
+        exact.close()
+        raise
+    metrics.searcher.budget_bytes.set(memory_bytes(codes) + exact.memory.arena_bytes_total)
+    return BothPlanes(codes=by_codes, exact=exact)
+
+
+def _exact_bytes_min(index: OpenIndex, settings: SearcherSettings) -> int:
+    """The least memory of exact searches: the largest slice, in blocks."""
+    slices = Slices(index.extents, index.layout, settings.slice_bytes_max)
+    return max(extent.size_bytes for extent in slices.extents) + BLOCK_BYTES_MAX
+
+
+def open_exact_plane(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None = None,
+    pool: Callable[[int], ScoringPool] = ScoringPool,
+    executor: OpenExecutor = cluster_major,
+    fills_memory: bool = True,
+) -> ExactPlane:
     """Returns memory of `budget_bytes`, the reads that fill it, and an executor over both.
 
-    Raises `ConfigError`.
+    `fills_memory`: False takes memory from the system only when it is used. Raises `ConfigError`.
     """
     slices = Slices(index.extents, index.layout, settings.slice_bytes_max)
     queries_few(index.layout)  # measures now, not in the first query
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
         memory = _open_memory(
-            index, slices, settings, metrics, clock, files, events=events, engine=engine
+            index,
+            slices,
+            settings,
+            metrics,
+            clock,
+            files,
+            events=events,
+            engine=engine,
+            fills_memory=fills_memory,
         )
     except BaseException:
         files.close()
@@ -205,7 +304,7 @@ def open_search_plane(
         clock=clock,
         events=events,
     )
-    return SearchPlane(memory=memory, executor=executor(parts), pool=parts.pool, files=files)
+    return ExactPlane(memory=memory, executor=executor(parts), pool=parts.pool, files=files)
 
 
 def _open_memory(
@@ -218,19 +317,20 @@ def _open_memory(
     *,
     events: EventLog,
     engine: OpenEngine | None,
+    fills_memory: bool,
 ) -> ClusterMemory:
     mean_bytes = sum(extent.size_bytes for extent in slices.extents) // len(slices.extents)
     block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
     _check_budget(slices, settings.budget_bytes, block_bytes)
-    arena = _open_arena(
-        settings.budget_bytes, block_bytes, sum(extent.size_bytes for extent in slices.extents)
-    )
+    fill_bytes = sum(extent.size_bytes for extent in slices.extents) if fills_memory else 0
+    arena = _open_arena(settings.budget_bytes, block_bytes, fill_bytes)
     reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
     return ClusterMemory(
         layout=index.layout,
         extents=slices.extents,
         build_id=index.manifest.build_id,
         paths=[str(path) for path in index.segment_paths],
+        sums=index.row_sums,
         arena=arena,
         engine=reads,
         rules=ReadRules(
@@ -242,10 +342,10 @@ def _open_memory(
     )
 
 
-def _open_arena(budget_bytes: int, block_bytes: int, clusters_bytes: int) -> Arena:
+def _open_arena(budget_bytes: int, block_bytes: int, fill_bytes: int) -> Arena:
     try:
         arena = Arena(budget_bytes, block_bytes)
-        arena.fill(clusters_bytes)
+        arena.fill(fill_bytes)
         return arena
     except OSError as error:
         raise ConfigError(

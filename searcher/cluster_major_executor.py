@@ -29,6 +29,7 @@ from searcher.memory.cluster_memory import (
     ReadDone,
     SpaceFreed,
 )
+from searcher.messages import DropSearches, StopSearching
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
@@ -64,17 +65,7 @@ NO_MEMORY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """The last message."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Drop:
-    keys: tuple[int, ...]
-
-
-_Message = SearchGroup | _Drop | _Stop | MemoryEvent
+_Message = SearchGroup | DropSearches | StopSearching | MemoryEvent
 
 
 @dataclass(slots=True)
@@ -127,11 +118,11 @@ class ClusterMajorExecutor:
 
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; see `Executor.drop`."""
-        self._mailbox.put(_Drop(tuple(keys)))
+        self._mailbox.put(DropSearches(tuple(keys)))
 
     def stop(self) -> None:
         """Ends `run` after the current sub-stage; see `Executor.stop`."""
-        self._mailbox.put(_Stop())
+        self._mailbox.put(StopSearching())
 
     # ---- the search thread
 
@@ -183,7 +174,7 @@ class ClusterMajorExecutor:
         except queue.Empty:
             return messages
 
-    def _handle(self, message: _Drop | _Stop | MemoryEvent, finish: Finish) -> None:
+    def _handle(self, message: DropSearches | StopSearching | MemoryEvent, finish: Finish) -> None:
         match message:
             case ReadDone():
                 self._tell(ReadEnded(slice_id=message.slice_id), finish)
@@ -191,10 +182,10 @@ class ClusterMajorExecutor:
                 self._fail_read(message, finish)
             case SpaceFreed():
                 self._tell(RoomFreed(slice_id=message.slice_id), finish)
-            case _Drop():
+            case DropSearches():
                 for key in message.keys:
                     self._drop(key, finish)
-            case _Stop():
+            case StopSearching():
                 self._is_stopped = True
 
     def _fail_read(self, message: ReadBroke, finish: Finish) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from carpool.disk.documents import Document
 from carpool.errors import CorruptionError, RetryableError
+from schemas.query import SearchMode
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Probe
 from searcher.scoring.top_k import TopK
@@ -23,7 +24,7 @@ class Search:
     """One query to search. `key` is unique, and keys grow.
 
     `vector`: (dim,) float32, normalised; `clusters`: C(q), nearest first, without repetition. After
-    `deadline_us` the result is of no use.
+    `deadline_us` the result is of no use. `mode`: what is promised of the result.
     """
 
     key: int
@@ -31,6 +32,7 @@ class Search:
     clusters: tuple[ClusterId, ...]
     top_k: int
     deadline_us: int | None = None
+    mode: SearchMode = "default"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +55,9 @@ class SearchResult:
     """The result of one query. `skipped`: clusters that were not scored completely; see `errors`.
 
     Times in microseconds: `search_us` scored and merged; `load_us` is the rest of the time from
-    `started_us` to the end. `bytes_read`: of the clusters that were read for this query; other
-    queries may have used them too.
+    `started_us` to the end. `bytes_read`: of the clusters or rows that were read for this query;
+    other queries may have used them too. `mode`: what is promised, "exact" where an index has no
+    codes; `rows_read`: rows whose exact scores were computed one by one, 0 in an exact search.
     """
 
     best: TopK
@@ -65,6 +68,8 @@ class SearchResult:
     started_us: int
     load_us: int
     search_us: int
+    mode: SearchMode = "exact"
+    rows_read: int = 0
 
     def hits(self, passages: Sequence[Document]) -> tuple[Hit, ...]:
         """Returns `passages`, those of the best rows in order, as hits."""

@@ -24,7 +24,7 @@ from carpool.disk.index import open_index
 from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from schemas.query import TOP_K_MAX
+from schemas.query import TOP_K_MAX, SearchMode
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from searcher.build import SearchPlane, open_search_plane
@@ -75,6 +75,7 @@ class LocalSearcher:
         self._embedding = embedding or EmbeddingSettings(model=manifest.embedding_model_name)
         self._embedder: Embedder | None = None
         self._next_key = 0
+        self._mode = settings.search_mode
         try:
             _check_range("nprobe", self._nprobe, manifest.nlist)
             plane = open_search_plane(
@@ -91,10 +92,12 @@ class LocalSearcher:
         *,
         top_k: int = 10,
         nprobe: int | None = None,
+        mode: SearchMode | None = None,
     ) -> list[LocalResult]:
         """Returns the best `top_k` passages of each query, in the order of the queries. Blocks.
 
-        `queries`: (n, dim) float32 vectors of the index's model, or texts; the model is loaded with
+        `mode`: what is promised (`schemas.query.SearchMode`); None: as the settings say. `queries`:
+        (n, dim) float32 vectors of the index's model, or texts; the model is loaded with
         the first texts. Raises `ValueError` for queries that do not fit the index and after
         `close`, `ConfigError` where the model is not that of the index.
         """
@@ -112,6 +115,7 @@ class LocalSearcher:
                     vector=vector,
                     clusters=tuple(map(ClusterId, clusters[number].tolist())),
                     top_k=top_k,
+                    mode=mode or self._mode,
                 )
                 for number, vector in enumerate(vectors)
             )

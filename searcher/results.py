@@ -22,9 +22,10 @@ from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
-from schemas.retrieval import Retrieval
+from schemas.retrieval import Retrieval, Searched
 from schemas.topics import RETRIEVALS, in_class_of
 from searcher.executor import SearchResult
+from searcher.plan.depth import EXPECTED_RECALL
 
 _log = structlog.get_logger(__name__)
 
@@ -164,6 +165,12 @@ def _retrieval(
         hits=found.hits(passages),
         skipped_clusters=found.skipped,
         probes=found.probes,
+        search=Searched(
+            mode=found.mode,
+            nprobe=len(found.probes),
+            rows_read=found.rows_read,
+            expected_recall=EXPECTED_RECALL[found.mode],
+        ),
         bytes_read=found.bytes_read,
         timings_us=timings_us,
         batch_size=len(group.queries),

@@ -235,6 +235,7 @@ class SearcherStage:
             clusters=tuple(dict.fromkeys(grouped.clusters)),
             top_k=grouped.query.top_k or self._settings.top_k_default,
             deadline_us=grouped.deadline_us,
+            mode=grouped.query.search_mode or self._settings.search_mode,
         )
 
     def _let_go(self, key: int) -> _PendingQuery | None:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from carpool.settings import Settings
-from schemas.query import TOP_K_MAX
+from schemas.query import TOP_K_MAX, SearchMode
 from schemas.topics import GROUPS
 from searcher.plan.eviction.policies import PolicyName
 
@@ -36,6 +36,17 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "memory. The process needs about 100 MB more.",
         ),
     ] = 256 * MIB
+    search_mode: Annotated[
+        SearchMode,
+        msgspec.Meta(
+            description="What is promised of a query that names no search_mode, among the "
+            "clusters that it probes. default: of 1,000 ids at least 998 are those of an exact "
+            "search; codes in memory are scanned and a few rows are read. margin: at most one id "
+            "in 10,000 is missed; more rows are read. exact: none is; whole clusters are read. An "
+            "index without codes, or whose codes do not fit budget_bytes, is always searched "
+            "exactly."
+        ),
+    ] = "default"
     cache_policy: Annotated[
         PolicyName,
         msgspec.Meta(

@@ -20,10 +20,16 @@ from bench.core.plane_counts import BusyTimes, bytes_read
 from schemas.record import ClusterId
 
 if TYPE_CHECKING:
-    from searcher.build import OpenExecutor
+    from carpool.clock import Clock
+    from carpool.disk.index import OpenIndex
+    from schemas.query import SearchMode
+    from searcher.build import OpenExecutor, SearchPlane
     from searcher.executor import SearchGroup
     from searcher.local import SearchThread
+    from searcher.settings import SearcherSettings
 
+BUFFERS_BYTES = 64 << 20
+"""Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
 READ_TIMEOUT_MS = 60_000
@@ -53,11 +59,14 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
     return budget_bytes
 
 
-class CarpoolSearch:
-    """The search plane with `settings` of `[searcher]`, each window joined as one group.
+class CarpoolExact:
+    """Exact search with `settings` of `[searcher]`, each window joined as one group.
 
     `uses_horizon`: the executor knows what the next windows want.
     """
+
+    _mode: SearchMode = "exact"
+    _more_bytes = 0
 
     def __init__(self, *, uses_horizon: bool = False, **settings: Any) -> None:
         self._uses_horizon = uses_horizon
@@ -75,24 +84,19 @@ class CarpoolSearch:
         from bench.data.clusters import clusters_bytes, open_clusters
         from carpool.clock import SystemClock
         from carpool.telemetry.metrics import Metrics
-        from searcher.build import open_search_plane
         from searcher.local import SearchThread
         from searcher.settings import SearcherSettings
 
         threadpool_limits(limits=1, user_api="blas")
         index = open_clusters(data.index_dir)
-        executor = self._executor()
         settings = SearcherSettings(
-            budget_bytes=cache_budget(limits, clusters_bytes(index)),
+            budget_bytes=cache_budget(limits, clusters_bytes(index)) + self._more_bytes,
             scoring_threads=limits.threads,
             read_timeout_ms=READ_TIMEOUT_MS,
             **self._settings,
         )
         self._metrics, self._top_k = Metrics(), data.top_k
-        plane = open_search_plane(
-            index, settings, self._metrics, SystemClock(), events=self._busy, executor=executor
-        )
-        self._thread = SearchThread(plane)
+        self._thread = SearchThread(self._plane(index, settings, SystemClock()))
 
     def search(self, window: AskedWindow) -> Iterator[FoundRows]:
         """Joins the window and yields each result as it is finished."""
@@ -126,6 +130,13 @@ class CarpoolSearch:
 
         return cluster_major
 
+    def _plane(self, index: OpenIndex, settings: SearcherSettings, clock: Clock) -> SearchPlane:
+        from searcher.build import open_exact_plane
+
+        return open_exact_plane(
+            index, settings, self._metrics, clock, events=self._busy, executor=self._executor()
+        )
+
     def _groups(self, window: AskedWindow) -> list[SearchGroup]:
         return [self._group(window, range(len(window.queries)), ())]
 
@@ -146,6 +157,7 @@ class CarpoolSearch:
                     vector=query.vector,
                     clusters=clusters,
                     top_k=self._top_k,
+                    mode=self._mode,
                 )
             )
             self._next_key += 1
@@ -166,25 +178,62 @@ class CarpoolSearch:
         )
 
 
-def _entry(name: str, summary: str, **options: Any) -> ContestantEntry:
+class CarpoolCodes(CarpoolExact):
+    """Codes in memory and few rows, as the searcher opens an index with codes."""
+
+    def __init__(self, mode: SearchMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def open(self, data: SearchData, limits: Limits) -> None:
+        """Opens the index with the codes that the budget of `cache_budget` allows."""
+        # Without a limit the budget is that of clusters, and a small index has larger buffers.
+        self._more_bytes = BUFFERS_BYTES if limits.memory_bytes is None else 0
+        super().open(data, limits)
+
+    def _plane(self, index: OpenIndex, settings: SearcherSettings, clock: Clock) -> SearchPlane:
+        from searcher.build import BothPlanes, open_search_plane
+
+        plane = open_search_plane(index, settings, self._metrics, clock, events=self._busy)
+        if not isinstance(plane, BothPlanes):
+            plane.close()
+            raise MemoryError(
+                f"no codes of the index fit {settings.budget_bytes} bytes, or it has none; raise "
+                "--memory, or build the index with codes"
+            )
+        return plane
+
+
+def _exact(name: str, summary: str, **options: Any) -> ContestantEntry:
     return ContestantEntry(
         name=name,
         summary=summary,
         is_exact=True,
         has_cache_budget=True,
-        make=partial(CarpoolSearch, **options),
+        make=partial(CarpoolExact, **options),
+    )
+
+
+def _codes(name: str, summary: str, mode: SearchMode) -> ContestantEntry:
+    return ContestantEntry(
+        name=name,
+        summary=summary,
+        is_exact=False,
+        make=partial(CarpoolCodes, mode),
     )
 
 
 ENTRIES = (
-    _entry(
-        "carpool",
+    _codes("carpool", "codes in memory, few rows from disk, the default promise", "default"),
+    _codes("carpool-margin", "as carpool, more rows: at most 1 id in 10,000 missed", "margin"),
+    _exact(
+        "carpool-exact",
         "each cluster once a window; knows the next 4 windows: evicts by next use, reads ahead",
         uses_horizon=True,
     ),
-    _entry(
+    _exact(
         "carpool-blind",
-        "as carpool, knows nothing of what waits: evicts by aged frequency",
+        "as carpool-exact, knows nothing of what waits: evicts by aged frequency",
         prefetch="none",
     ),
 )

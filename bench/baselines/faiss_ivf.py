@@ -87,7 +87,7 @@ class FaissIvf:
         if self._in_memory:
             mapped = index.invlists
             lists: Any = faiss.ArrayInvertedLists(index.nlist, mapped.code_size)
-            mapped.copy_subset_to(lists, mapped.SUBSET_TYPE_ID_RANGE, 0, index.ntotal)
+            mapped.copy_subset_to(lists, mapped.SUBSET_TYPE_ID_RANGE, 0, 1 << 62)  # all of them
             index.replace_invlists(lists)
             self._lists = lists  # the index does not keep it alive
         index.nprobe = data.probes.shape[1]

@@ -1,6 +1,6 @@
 """LanceDB as a user takes it: `IVF_FLAT`, and `IVF_RQ` with refine.
 
-Tables have the centroids of our index and the rows in the order of the corpus. Lance finds the
+Tables have the centroids of our index and its rows, cluster after cluster. Lance finds the
 probes itself, reads through the page cache, and keeps partitions in its own cache.
 """
 
@@ -21,7 +21,6 @@ from bench.baselines.contestant import (
     AskedWindow,
     ContestantCounters,
     ContestantEntry,
-    Float32,
     FoundRows,
     Int64,
     Limits,
@@ -59,34 +58,29 @@ def _load(name: str) -> Any:
 def make_table(data: SearchData, folder: Path, *, kind: Kind) -> None:
     """Writes a table of all rows with an index of `kind`.
 
-    Needs twice the vectors on disk, and memory for one cluster. Raises `ConfigError` without the
-    packages lancedb and pylance.
+    Needs memory for one cluster. Raises `ConfigError` without the packages lancedb and pylance.
     """
     from bench.data.clusters import open_clusters, read_clusters
 
     os.environ.setdefault("LANCE_LOG", "error")  # it warns about a table that it is to make
     lance, arrow = _load("lance"), _load("pyarrow")
     index = open_clusters(data.index_dir)
-    shape = row_count, dimension = index.manifest.row_count, index.manifest.dimension
-    scratch = folder / "rows.f32"
-    rows: Float32 = np.memmap(scratch, dtype="<f4", mode="w+", shape=shape)
-    for cluster in read_clusters(index):
-        rows[cluster.rows] = cluster.vectors
+    dimension = index.manifest.dimension
     vector_type = arrow.list_(arrow.float32(), dimension)
     schema = arrow.schema([(ROW, arrow.int64()), (VECTOR, vector_type)])
 
     def batches() -> Iterator[Any]:
-        for start in range(0, row_count, WRITE_ROWS):
-            chunk = np.ascontiguousarray(rows[start : start + WRITE_ROWS])
-            numbers = arrow.array(np.arange(start, start + len(chunk), dtype=np.int64))
-            vectors = arrow.FixedSizeListArray.from_arrays(
-                arrow.array(chunk.ravel()), type=vector_type
-            )
-            yield arrow.RecordBatch.from_arrays([numbers, vectors], schema=schema)
+        for cluster in read_clusters(index):
+            for start in range(0, len(cluster.rows), WRITE_ROWS):
+                chunk = np.ascontiguousarray(cluster.vectors[start : start + WRITE_ROWS])
+                vectors = arrow.FixedSizeListArray.from_arrays(
+                    arrow.array(chunk.ravel()), type=vector_type
+                )
+                numbers = arrow.array(cluster.rows[start : start + WRITE_ROWS])
+                yield arrow.RecordBatch.from_arrays([numbers, vectors], schema=schema)
 
     reader = arrow.RecordBatchReader.from_batches(schema, batches())
     table = lance.write_dataset(reader, str(folder / f"{TABLE}.lance"), schema=schema)
-    scratch.unlink()
     options = {"num_bits": RQ_BITS} if kind == "IVF_RQ" else {}
     centroids = np.ascontiguousarray(index.centroids, dtype=np.float32)
     table.create_index(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bench.baselines.carpool import CarpoolSearch
+from bench.baselines.carpool import CarpoolExact
 from bench.baselines.contestant import AskedWindow, ContestantEntry, Limits, SearchData
 from bench.baselines.read_planner import PrefetchMode
 
@@ -29,7 +29,7 @@ SIMILARITY_MIN = 0.5
 Grouping = Literal["greedy", "agglomerative", "per_query"]
 
 
-class PublishedSearch(CarpoolSearch):
+class PublishedSearch(CarpoolExact):
     """Query by query in groups. Planning the groups of a window is part of the measured time."""
 
     def __init__(self, *, grouping: Grouping, prefetch: PrefetchMode) -> None:

@@ -112,7 +112,7 @@ class QueryByQuery:
 
 
 def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
-    """Returns the `executor` of `open_search_plane` that searches one query after the other.
+    """Returns the `executor` of `open_exact_plane` that searches one query after the other.
 
     The settings must not cut clusters (`slice_bytes_max` 0).
     """

@@ -42,5 +42,6 @@ def read_clusters(index: OpenIndex) -> Iterator[ClusterRows]:
                 layout=index.layout,
                 build_id=index.manifest.build_id,
                 path=str(index.segment_paths[extent.segment]),
+                sums=index.row_sums[extent.segment] if index.row_sums else None,
             )
             yield dense(pages)

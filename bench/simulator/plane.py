@@ -23,7 +23,7 @@ from searcher.build import (
     SearchPlane,
     cluster_major,
     cluster_major_planner,
-    open_search_plane,
+    open_exact_plane,
 )
 from searcher.events import EventLog, NoEvents
 from searcher.executor import Executor
@@ -66,7 +66,7 @@ class ComparedPlane:
         def executor(parts: PlaneParts) -> Executor:
             return cluster_major(parts, cluster_major_planner(parts, overtake_us=OVERTAKE_US))
 
-        return open_search_plane(
+        return open_exact_plane(
             self.index, self.settings, metrics, SystemClock(), events=events, executor=executor
         )
 
@@ -78,7 +78,7 @@ class ComparedPlane:
             planners.append(cluster_major_planner(parts, overtake_us=OVERTAKE_US))
             return cluster_major(parts, planners[0])
 
-        open_search_plane(
+        open_exact_plane(
             self.index,
             self.settings,
             Metrics(),

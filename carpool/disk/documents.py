@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from carpool.disk.files import check_size, damage, open_regular, read_exactly
@@ -88,7 +90,15 @@ class DocumentWriter:
 class DocumentStore:
     """Reads documents by row number, two reads each. `get` blocks, on any thread."""
 
-    def __init__(self, folder: Path, row_count: int, build_id: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        row_count: int,
+        build_id: int,
+        of_places: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        """`of_places`: the document of each row (`carpool.disk.document_rows`); None: its row."""
+        self._of_places = of_places
         self.row_count = row_count
         self._build_id = build_id
         self.path = str(folder / DOCUMENTS_NAME)
@@ -102,7 +112,12 @@ class DocumentStore:
         self._size_bytes = os.fstat(self._documents).st_size
 
     @classmethod
-    def open(cls, index_dir: Path, manifest: Manifest) -> DocumentStore:
+    def open(
+        cls,
+        index_dir: Path,
+        manifest: Manifest,
+        of_places: npt.NDArray[np.uint32] | None = None,
+    ) -> DocumentStore:
         """Returns the store of a complete index. Reads the first document to check the build.
 
         Raises `CorruptionError` where a file is missing, has another size or is of another build.
@@ -111,9 +126,9 @@ class DocumentStore:
             check_size(index_dir / name, manifest.file(name).size_bytes)
         if manifest.file(OFFSETS_NAME).size_bytes != manifest.row_count * _ENTRY.size:
             raise damage(index_dir / OFFSETS_NAME, f"does not have {manifest.row_count} rows")
-        store = cls(index_dir, manifest.row_count, manifest.documents_build_id)
+        store = cls(index_dir, manifest.row_count, manifest.documents_build_id, of_places)
         try:
-            store.get((0,))
+            store.document(0)
         except BaseException:
             store.close()
             raise
@@ -129,9 +144,12 @@ class DocumentStore:
 
         Raises `CorruptionError` on damage, `IndexError` for a row that does not exist.
         """
-        return [self._read(int(row)) for row in rows]
+        if self._of_places is not None:
+            return [self.document(number) for number in self._of_places[list(rows)].tolist()]
+        return [self.document(int(row)) for row in rows]
 
-    def _read(self, row: int) -> Document:
+    def document(self, row: int) -> Document:
+        """Returns a document by its number in the corpus; raises as `get`."""
         if not 0 <= row < self.row_count:
             raise IndexError(f"there is no row {row}; the store has {self.row_count}")
         entry = read_exactly(self._offsets, _ENTRY.size, row * _ENTRY.size, self.offsets_path)

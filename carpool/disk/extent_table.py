@@ -34,14 +34,14 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
         raise damage(path, why, entry.size_bytes)
     content = read_checked(path, size_bytes=entry.size_bytes, crc32=entry.crc32)
     extents: list[ClusterExtent] = []
-    segment, end_bytes = 0, HEADER_BYTES
+    segment, end_bytes, page_total = 0, HEADER_BYTES, 0
     for number, (cluster, of_segment, offset, rows, page_count) in enumerate(
         _EXTENT.iter_unpack(content)
     ):
         if of_segment == segment + 1 and number:
             _check_segment(path, manifest, segment, end_bytes)
             segment, end_bytes = of_segment, HEADER_BYTES
-        extent = extent_at(layout, number, segment, end_bytes, rows)
+        extent = extent_at(layout, number, segment, end_bytes, rows, pages_before=page_total)
         # Clusters are stored in order without gaps; nothing else is valid.
         expected = (extent.cluster, extent.segment, extent.offset_bytes, extent.page_count)
         if (cluster, of_segment, offset, page_count) != expected:
@@ -49,6 +49,7 @@ def read_extents(index_dir: Path, manifest: Manifest) -> tuple[ClusterExtent, ..
             raise damage(path, why, number * _EXTENT.size)
         extents.append(extent)
         end_bytes += extent.size_bytes
+        page_total += extent.page_count
     _check_segment(path, manifest, segment, end_bytes)
     row_count = sum(extent.row_count for extent in extents)
     expected_counts = (manifest.row_count, manifest.segment_count)

@@ -17,7 +17,8 @@ SEGMENT_BYTES_MAX = 1 << 30
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
     """Where a cluster is stored: `size_bytes` at `offset_bytes` of `segment`, multiples of 4096.
 
-    `first_page`: the number of the first page in the cluster; 0 except for a part of a cluster.
+    `first_page`: the number of the first page: in format v2 among all pages of the index; in v1 in
+    the cluster, so 0 except for a part of a cluster.
     """
 
     cluster: int
@@ -35,9 +36,18 @@ def segment_name(segment: int) -> str:
 
 
 def extent_at(
-    layout: PageLayout, cluster: int, segment: int, offset_bytes: int, row_count: int
+    layout: PageLayout,
+    cluster: int,
+    segment: int,
+    offset_bytes: int,
+    row_count: int,
+    *,
+    pages_before: int,
 ) -> ClusterExtent:
-    """Returns the extent of a whole cluster at this place."""
+    """Returns the extent of a whole cluster at this place.
+
+    `pages_before`: the pages of all clusters before it.
+    """
     page_count = layout.page_count(row_count)
     return ClusterExtent(
         cluster=cluster,
@@ -46,6 +56,7 @@ def extent_at(
         size_bytes=page_count * layout.page_bytes,
         page_count=page_count,
         row_count=row_count,
+        first_page=pages_before if layout.has_only_rows else 0,
     )
 
 
@@ -58,13 +69,16 @@ def plan_extents(
     that is larger by itself has its own segment.
     """
     extents = []
-    segment, end_bytes = 0, HEADER_BYTES
+    segment, end_bytes, page_count = 0, HEADER_BYTES, 0
     for cluster, row_count in enumerate(row_counts):
         size_bytes = layout.page_count(row_count) * layout.page_bytes
         if end_bytes > HEADER_BYTES and end_bytes + size_bytes > segment_bytes_max:
             segment, end_bytes = segment + 1, HEADER_BYTES
-        extents.append(extent_at(layout, cluster, segment, end_bytes, row_count))
+        extents.append(
+            extent_at(layout, cluster, segment, end_bytes, row_count, pages_before=page_count)
+        )
         end_bytes += size_bytes
+        page_count += extents[-1].page_count
     return tuple(extents)
 
 

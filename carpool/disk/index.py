@@ -2,31 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from carpool.codes.codec import CodeLayout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
+from carpool.disk.checked_file import CheckedFile
+from carpool.disk.code_files import CodeExtent, codes_name, plan_codes
+from carpool.disk.document_rows import (
+    DOCUMENT_ROWS_NAME,
+    first_rows,
+    read_document_rows,
+)
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, DocumentStore
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.disk.files import check_size, damage
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import check_header
+from carpool.disk.rotation import ROTATION_NAME, read_rotation
+from carpool.disk.segments import check_header, segment_files
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 
 
-def index_files(segment_count: int) -> tuple[str, ...]:
-    """Returns the name of every file of an index but the manifest."""
-    segments = (segment_name(segment) for segment in range(segment_count))
-    return (CENTROIDS_NAME, EXTENTS_NAME, *segments, DOCUMENTS_NAME, OFFSETS_NAME)
+def index_files(
+    segment_count: int, codecs: Sequence[str] = (), *, has_only_rows: bool = False
+) -> tuple[str, ...]:
+    """Returns the name of every file of an index but the manifest.
+
+    `has_only_rows`: of its layout, so False for format v1.
+    """
+    added = (ROTATION_NAME, DOCUMENT_ROWS_NAME) if has_only_rows else ()
+    segments = segment_files(segment_count, codecs, has_only_rows)
+    return (CENTROIDS_NAME, EXTENTS_NAME, *added, *segments, DOCUMENTS_NAME, OFFSETS_NAME)
+
+
+def files_of(manifest: Manifest) -> tuple[str, ...]:
+    """Returns the name of every file of the index of `manifest`, but the manifest."""
+    return index_files(
+        manifest.segment_count,
+        [one.codec for one in manifest.codes],
+        has_only_rows=manifest.layout().has_only_rows,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCodes:
+    """The codes of an index by one codec. `extents`: by cluster; `files`: by segment.
+
+    `first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster; `rotation`: (dim,
+    dim) float32.
+    """
+
+    layout: CodeLayout
+    extents: tuple[CodeExtent, ...]
+    files: tuple[CheckedFile, ...]
+    first_rows: Int64
+    row_counts: Int64
+    rotation: Float32
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all codes in memory, with the 8 bytes that FAISS wants for each row's id."""
+        codes_bytes = sum(extent.size_bytes for extent in self.extents)
+        return codes_bytes + 8 * int(self.row_counts.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenIndex:
     """An open index. `extents` are indexed by cluster, `segment_paths` by segment.
+
+    `row_sums`: the side files of the segments, none in format v1.
 
     The caller of `open_index` closes it.
     """
@@ -38,6 +90,26 @@ class OpenIndex:
     extents: tuple[ClusterExtent, ...]
     segment_paths: tuple[Path, ...]
     documents: DocumentStore
+    row_sums: tuple[CheckedFile, ...] = ()
+
+    def open_codes(self, codec: str) -> OpenCodes:
+        """Returns the codes of `codec`, one of the manifest's. Reads their checksums. Blocks.
+
+        Raises `CorruptionError`.
+        """
+        manifest = self.manifest
+        layout = next(one for one in manifest.codes if one.codec == codec)
+        return OpenCodes(
+            layout=layout,
+            extents=plan_codes(layout, self.extents),
+            files=tuple(
+                _checked(self.dir, codes_name(codec, segment), manifest)
+                for segment in range(manifest.segment_count)
+            ),
+            first_rows=first_rows(self.layout, self.extents),
+            row_counts=np.array([extent.row_count for extent in self.extents], np.int64),
+            rotation=read_rotation(self.dir, manifest),
+        )
 
     def close(self) -> None:
         """Closes the document store."""
@@ -62,6 +134,14 @@ def open_index(index_dir: Path) -> OpenIndex:
     )
     for segment, segment_path in enumerate(segment_paths):
         check_header(segment_path, layout, extents, build_id=manifest.build_id, segment=segment)
+    documents = DocumentStore.open(
+        index_dir,
+        manifest,
+        read_document_rows(index_dir, manifest, extents) if layout.has_only_rows else None,
+    )
+    row_sums = tuple(
+        _checked(index_dir, path.name, manifest) for path in segment_paths if layout.has_only_rows
+    )
     return OpenIndex(
         dir=index_dir,
         manifest=manifest,
@@ -69,11 +149,16 @@ def open_index(index_dir: Path) -> OpenIndex:
         centroids=centroids,
         extents=extents,
         segment_paths=segment_paths,
-        documents=DocumentStore.open(index_dir, manifest),
+        documents=documents,
+        row_sums=row_sums,
     )
+
+
+def _checked(index_dir: Path, name: str, manifest: Manifest) -> CheckedFile:
+    return CheckedFile.open(index_dir / name, manifest.build_id, manifest.files)
 
 
 def check_sizes(index_dir: Path, manifest: Manifest) -> None:
     """Raises `CorruptionError` for the first missing file or wrong size."""
-    for name in index_files(manifest.segment_count):
+    for name in files_of(manifest):
         check_size(index_dir / name, manifest.file(name).size_bytes)

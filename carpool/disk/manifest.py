@@ -9,13 +9,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from carpool.codes.codec import BITS_OF, CodeLayout
 from carpool.disk.files import damage, open_regular, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
 from schemas.record import NonNegative
 
 MANIFEST_NAME = "manifest.json"
-FORMAT = "v1"
+FORMAT = "v2"
+"""What a build writes."""
+FORMATS = ("v1", "v2")
+"""What this build reads."""
 CODECS = ("Flat",)
 FEATURES: tuple[str, ...] = ()
 """What a manifest may require of its reader beyond its format."""
@@ -44,7 +48,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `read_latency_us` has one entry for each cluster (a cold read on the machine of the build), or
     none. `files` lists all files except the manifest. `build_id` is part of every checksum of the
-    segments, `documents_build_id` of the documents. A reader that does not support all that
+    segments, `documents_build_id` of the documents. `codes`: the codes of all rows, the most
+    accurate first (from v2 on). A reader that does not support all that
     `requires` names refuses the index. Unknown fields are ignored.
     """
 
@@ -54,7 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     dimension: Positive
     metric: Literal["inner_product"]
     nlist: Positive
-    codec: str
+    codec: str = "Flat"
+    codes: tuple[CodeLayout, ...] = ()
     vector_dtype: Literal["float32", "float16"]
     page_bytes: Positive
     segment_count: Positive
@@ -86,6 +92,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             found.append("a build_id has more than 64 bits")
         if self.codec not in CODECS:
             found.append(f"its codec is {self.codec!r}; this build reads {', '.join(CODECS)}")
+        if unknown := [one.codec for one in self.codes if one.codec not in BITS_OF]:
+            found.append(f"it has codes of {', '.join(unknown)}, which this build does not know")
         if unknown := [name for name in self.requires if name not in FEATURES]:
             found.append(f"it requires {', '.join(unknown)}, which this build does not know")
         return found
@@ -97,6 +105,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 dimension=self.dimension,
                 vector_dtype=self.vector_dtype,
                 page_bytes=self.page_bytes,
+                has_only_rows=self.format != "v1",
             )
         except ValueError as error:
             raise ConfigError(
@@ -108,7 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         entry = self.files.get(name)
         if entry is None:
             raise ConfigError(
-                f"the manifest lists no {name}: this is not a whole {FORMAT} index; rebuild it"
+                f"the manifest lists no {name}: this is not a whole {self.format} index; rebuild it"
             )
         return entry
 
@@ -170,9 +179,9 @@ def _decoded(path: Path, content: bytes) -> Manifest:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise damage(path, "is damaged: it is not JSON with a format", 0) from None
-    if found != FORMAT:
+    if found not in FORMATS:
         raise ConfigError(
-            f"{path} has format {found[:20]!r}; this build reads {FORMAT!r}"
+            f"{path} has format {found[:20]!r}; this build reads {' and '.join(FORMATS)}"
             f"{_WHY_NOT.get(found, '')}. Rebuild the index: carpool index build CORPUS --out DIR"
         )
     try:

@@ -1,6 +1,10 @@
-"""Pages, the unit of checksums: whole rows of one cluster, their row numbers, and a checksum. Pure.
+"""Pages: whole rows of one cluster. Pure.
 
-Layout of a page of `page_bytes` (a multiple of 4 KiB), numbers little-endian:
+A page of format v2 has rows and nothing else. The number of a row is its place: the number of its
+page among all pages of the index, times the rows of a page, plus its place in the page. Checksums
+are in a side file (`carpool.disk.checked_file`).
+
+A page of format v1 has row numbers and a checksum, too. Its layout, numbers little-endian:
 
     rows_per_page vectors (dimension float32 or float16 each) | zeros up to a multiple of 8 |
     rows_per_page row numbers (uint64) | zeros | checksum (uint64)
@@ -10,8 +14,8 @@ number of the page in its cluster. So it does not match a page of another place,
 Only the last page of a cluster may have fewer rows than fit; unused bytes are zero. An empty
 cluster has one page of zeros with its checksum.
 
-A vector is in one page, so one row is one small read. Scanning needs no copy: the vectors at one
-slot of all pages are a matrix with a long stride, which BLAS accepts.
+A vector is in one page, so scanning needs no copy: the vectors at one slot of all
+pages are a matrix with a long stride, which BLAS accepts.
 """
 
 from __future__ import annotations
@@ -48,11 +52,15 @@ _MASK = (1 << 64) - 1
 
 
 class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The arrangement of rows in the pages of an index. Raises `ValueError` if no row fits."""
+    """The arrangement of rows in the pages of an index. Raises `ValueError` if no row fits.
+
+    `has_only_rows`: as in format v2; else as in v1.
+    """
 
     dimension: int
     vector_dtype: VectorDtype
     page_bytes: int
+    has_only_rows: bool = False
 
     def __post_init__(self) -> None:
         """Refuses a page that is not aligned or too small for one row."""
@@ -71,6 +79,8 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows_per_page(self) -> int:
         """Rows that fit a page."""
+        if self.has_only_rows:
+            return self.page_bytes // self.row_bytes
         free_bytes = self.page_bytes - _CHECKSUM_BYTES
         rows = free_bytes // (self.row_bytes + 8)
         # Rounding the vectors up to 8 bytes can cost one row, never more.
@@ -96,7 +106,7 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return pages[:, start : start + self.row_bytes].view(dtype)
 
     def row_numbers(self, pages: UInt8) -> npt.NDArray[np.int64]:
-        """Returns a view: (n, page_bytes) uint8 -> (n, rows_per_page) int64."""
+        """Returns a view: (n, page_bytes) uint8 -> (n, rows_per_page) int64. For format v1."""
         start = self.ids_offset_bytes
         return pages[:, start : start + self.rows_per_page * 8].view("<i8")
 
@@ -104,13 +114,15 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterPages(NamedTuple):
     """A verified cluster in memory: its pages in order, in pieces of (n, page_bytes) uint8.
 
-    The pieces are views; their owner decides how long they are valid.
+    The pieces are views; their owner decides how long they are valid. `first_page`: number of the
+    first page, as in `ClusterExtent`.
     """
 
     cluster: int
     layout: PageLayout
     row_count: int
     pieces: tuple[UInt8, ...]
+    first_page: int = 0
 
 
 class ClusterRows(NamedTuple):
@@ -127,28 +139,39 @@ def dense(cluster: ClusterPages) -> ClusterRows:
     vectors = np.empty((count, layout.dimension), dtype=np.float32)
     rows = np.empty(count, dtype=np.int64)
     pages = np.concatenate(cluster.pieces)
-    numbers = layout.row_numbers(pages)
+    if layout.has_only_rows:
+        rows[:] = cluster.first_page * layout.rows_per_page + np.arange(count)
     for slot in range(layout.rows_per_page):
         taken = layout.rows_at_slot(slot, count)
         vectors[slot :: layout.rows_per_page] = layout.vectors(pages, slot)[:taken]
-        rows[slot :: layout.rows_per_page] = numbers[:taken, slot]
+        if not layout.has_only_rows:
+            rows[slot :: layout.rows_per_page] = layout.row_numbers(pages)[:taken, slot]
     return ClusterRows(cluster.cluster, vectors, rows)
 
 
 def choose_layout(
-    dimension: int, vector_dtype: VectorDtype, row_counts: Sequence[int] = (1 << 20,)
+    dimension: int,
+    vector_dtype: VectorDtype,
+    row_counts: Sequence[int] = (1 << 20,),
+    *,
+    has_only_rows: bool = True,
 ) -> PageLayout:
     """Returns the smallest page within `SIZE_MARGIN` of the best size for these clusters.
 
-    By default for clusters of many rows: 56 KiB with 37 rows for 384 x float32, 44 KiB with 58 for
-    float16. Pages are smaller for clusters of few rows, whose last page is often half empty. Raises
+    By default for clusters of many rows: 12 KiB with 8 rows for 384 x float32, 4 KiB with one for
+    1,024. Pages are smaller for clusters of few rows, whose last page is often half empty. Raises
     `ValueError` where a row does not fit a page.
     """
     layouts = []
     for page_bytes in range(PAGE_ALIGNMENT_BYTES, PAGE_BYTES_MAX + 1, PAGE_ALIGNMENT_BYTES):
         with suppress(ValueError):
             layouts.append(
-                PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
+                PageLayout(
+                    dimension=dimension,
+                    vector_dtype=vector_dtype,
+                    page_bytes=page_bytes,
+                    has_only_rows=has_only_rows,
+                )
             )
     if not layouts:
         raise ValueError(
@@ -173,7 +196,7 @@ def page_seed(*, build_id: int, segment: int, cluster: int) -> int:
 def encode_pages(
     layout: PageLayout, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], *, seed: int
 ) -> UInt8:
-    """Returns the pages of a cluster with their checksums: (page_count, page_bytes) uint8.
+    """Returns the pages of a cluster: (page_count, page_bytes) uint8.
 
     `vectors`: (n, dim) float32, rounded to the layout's dtype; `rows`: (n,) int64 in [0, 2**40); n
     may be 0. Raises `ValueError` where they do not fit.
@@ -184,11 +207,13 @@ def encode_pages(
     if count and not (int(rows.min()) >= 0 and int(rows.max()) < 1 << ROW_BITS):
         raise ValueError(f"row numbers must be in [0, 2**{ROW_BITS})")
     pages = np.zeros((layout.page_count(count), layout.page_bytes), dtype=np.uint8)
-    numbers = layout.row_numbers(pages)
     for slot in range(layout.rows_per_page):
         taken = layout.rows_at_slot(slot, count)
         layout.vectors(pages, slot)[:taken] = vectors[slot :: layout.rows_per_page]
-        numbers[:taken, slot] = rows[slot :: layout.rows_per_page]
+        if not layout.has_only_rows:
+            layout.row_numbers(pages)[:taken, slot] = rows[slot :: layout.rows_per_page]
+    if layout.has_only_rows:
+        return pages
     pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0] = _checksums(pages, seed, 0)
     return pages
 

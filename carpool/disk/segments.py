@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Sequence
 from hashlib import sha256
-from io import BufferedWriter
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from carpool.codes.codec import CodeLayout
+from carpool.disk.checked_file import PAGE_BYTES, CheckedFile, CheckedFileWriter, side_name
+from carpool.disk.code_files import codes_name, padded
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name, segment_size_bytes
-from carpool.disk.files import damage, file_crc32, fsync_folder, open_regular, read_exactly
+from carpool.disk.files import damage, file_crc32, open_regular, read_exactly
 from carpool.disk.manifest import FileEntry
 from carpool.disk.pages import (
     ClusterPages,
@@ -35,7 +37,18 @@ _MAGIC = b"CARPOOL\0"
 _HEADER = struct.Struct("<8sIIQIIIII")
 # magic, format, segment, build_id, dimension, bytes a number, page_bytes, first cluster, cluster
 # count
-_HEADER_FORMAT = 1
+_HEADER_FORMATS = {True: 2, False: 1}
+"""By `PageLayout.has_only_rows`."""
+
+
+class ClusterEncoder(Protocol):
+    """Encodes the rows of clusters. `layout`: of the codes."""
+
+    layout: CodeLayout
+
+    def encode(self, cluster: int, vectors: npt.NDArray[np.float32]) -> bytes:
+        """Returns the codes of `vectors`, (n, dim) float32, all of `cluster`."""
+        ...
 
 
 def build_id_of(*parts: bytes) -> int:
@@ -53,12 +66,20 @@ def build_id_of(*parts: bytes) -> int:
 class SegmentWriter:
     """Writes the segments of an index in the order of clusters; a killed build can continue.
 
-    A segment gets its name when it is complete and durable. A new writer with the same arguments
-    finds such segments, and continues with `next_cluster`. Memory: one cluster. One thread.
+    Beside each segment it writes the codes of its clusters, a file for each of `encoders`. A
+    segment gets its name when it and its codes are complete and durable. A new writer with the same
+    arguments finds such segments, and continues with `next_cluster`. Memory: one cluster. One
+    thread.
     """
 
     def __init__(
-        self, folder: Path, *, layout: PageLayout, build_id: int, extents: Sequence[ClusterExtent]
+        self,
+        folder: Path,
+        *,
+        layout: PageLayout,
+        build_id: int,
+        extents: Sequence[ClusterExtent],
+        encoders: Sequence[ClusterEncoder] = (),
     ) -> None:
         """Finds complete segments of an earlier run; those of another build are overwritten.
 
@@ -68,9 +89,10 @@ class SegmentWriter:
         self._layout = layout
         self._build_id = build_id
         self._extents = tuple(extents)
-        self._file: BufferedWriter | None = None
-        self._crc32 = 0
-        self._crc32_of: dict[int, int] = {}
+        self._encoders = tuple(encoders)
+        self._file: CheckedFileWriter | None = None
+        self._codes: list[CheckedFileWriter] = []
+        self._entries: dict[str, FileEntry] = {}
         self.segment_count = self._extents[-1].segment + 1
         finished = 0
         while finished < self.segment_count and self._is_finished(finished):
@@ -87,8 +109,9 @@ class SegmentWriter:
     ) -> ClusterExtent:
         """Writes the next cluster and returns its extent; durable with its segment. Blocks.
 
-        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40). Raises `ValueError` for
-        another cluster than `next_cluster`, or another n than planned.
+        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40), the row numbers that format
+        v1 stores. Raises `ValueError` for another cluster than `next_cluster`, or another n than
+        planned.
         """
         extent = next(iter(self.remaining), None)
         if extent is None or extent.cluster != cluster or extent.row_count != len(vectors):
@@ -99,14 +122,17 @@ class SegmentWriter:
         pages = encode_pages(self._layout, vectors, rows, seed=seed)
         if self._file is None:
             self._begin(extent.segment)
-        self._write(pages.reshape(-1).data)
+        assert self._file is not None
+        self._file.append(pages.reshape(-1).data)
+        for encoder, file in zip(self._encoders, self._codes, strict=True):
+            file.append(padded(encoder.encode(cluster, vectors)))
         self.next_cluster += 1
         if not self.remaining or self.remaining[0].segment != extent.segment:
-            self._finish(extent.segment)
+            self._finish()
         return extent
 
     def close(self) -> dict[str, FileEntry]:
-        """Returns the entry of every segment, all durable; reads those of earlier runs. Blocks.
+        """Returns the entry of every file, all durable; reads those of earlier runs. Blocks.
 
         Raises `ValueError` while clusters remain.
         """
@@ -115,20 +141,21 @@ class SegmentWriter:
                 f"{len(self.remaining)} clusters are not written yet, the first is "
                 f"{self.next_cluster}"
             )
+        codecs = tuple(encoder.layout.codec for encoder in self._encoders)
         entries = {}
-        for segment in range(self.segment_count):
-            path = self._folder / segment_name(segment)
-            crc32 = self._crc32_of.get(segment)
-            entries[path.name] = FileEntry(
-                size_bytes=path.stat().st_size, crc32=file_crc32(path) if crc32 is None else crc32
+        for name in segment_files(self.segment_count, codecs, self._layout.has_only_rows):
+            path = self._folder / name
+            entries[name] = self._entries.get(name) or FileEntry(
+                size_bytes=path.stat().st_size, crc32=file_crc32(path)
             )
         return entries
 
     def abandon(self) -> None:
         """Closes the unfinished segment, if any; finished ones stay for the next run."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in (self._file, *self._codes):
+            if file is not None:
+                file.abandon()
+        self._file, self._codes = None, []
 
     def _is_finished(self, segment: int) -> bool:
         path = self._folder / segment_name(segment)
@@ -146,25 +173,38 @@ class SegmentWriter:
         return encode_header(self._layout, self._extents, build_id=self._build_id, segment=segment)
 
     def _begin(self, segment: int) -> None:
-        self._file = (self._folder / (segment_name(segment) + ".tmp")).open("wb")
-        self._crc32 = 0
-        self._write(self._header(segment))
+        (self._folder / segment_name(segment)).unlink(missing_ok=True)  # of another build
+        self._file = CheckedFileWriter(
+            self._folder, segment_name(segment), self._build_id, has_side=self._layout.has_only_rows
+        )
+        self._file.append(self._header(segment))
+        self._codes = [
+            CheckedFileWriter(
+                self._folder, codes_name(encoder.layout.codec, segment), self._build_id
+            )
+            for encoder in self._encoders
+        ]
 
-    def _write(self, content: bytes | memoryview) -> None:
+    def _finish(self) -> None:
         assert self._file is not None
-        self._file.write(content)
-        self._crc32 = zlib.crc32(content, self._crc32)
+        for file in (*self._codes, self._file):  # the segment last: it says that all are there
+            self._entries |= file.close()
+        self._file, self._codes = None, []
 
-    def _finish(self, segment: int) -> None:
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        path = self._folder / segment_name(segment)
-        path.with_name(path.name + ".tmp").replace(path)
-        fsync_folder(self._folder)
-        self._crc32_of[segment] = self._crc32
+
+def segment_files(
+    segment_count: int, codecs: Sequence[str], has_only_rows: bool
+) -> tuple[str, ...]:
+    """Returns the name of every file that a `SegmentWriter` writes."""
+    names = []
+    for segment in range(segment_count):
+        checked = [codes_name(codec, segment) for codec in codecs]
+        if has_only_rows:
+            checked.append(segment_name(segment))
+        else:
+            names.append(segment_name(segment))
+        names += [name for data in checked for name in (data, side_name(data))]
+    return tuple(names)
 
 
 def encode_header(
@@ -174,7 +214,7 @@ def encode_header(
     clusters = [extent.cluster for extent in extents if extent.segment == segment]
     content = _HEADER.pack(
         _MAGIC,
-        _HEADER_FORMAT,
+        _HEADER_FORMATS[layout.has_only_rows],
         segment,
         build_id,
         layout.dimension,
@@ -208,34 +248,57 @@ def check_header(
 
 
 def read_cluster(
-    descriptor: int, extent: ClusterExtent, *, layout: PageLayout, build_id: int, path: str
+    descriptor: int,
+    extent: ClusterExtent,
+    *,
+    layout: PageLayout,
+    build_id: int,
+    path: str,
+    sums: CheckedFile | None = None,
 ) -> ClusterPages:
     """Returns a verified cluster in memory of its own, read through the page cache. For tools.
 
-    Blocks. `descriptor` is of the extent's segment, `path` names it in errors. Raises
-    `CorruptionError`.
+    Blocks. `descriptor` is of the extent's segment, `path` names it in errors, `sums` is its side
+    file (from format v2 on). Raises `CorruptionError`.
     """
     content = read_exactly(descriptor, extent.size_bytes, extent.offset_bytes, path)
     pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(
         extent.page_count, layout.page_bytes
     )
-    verify_pages(pages, extent, build_id=build_id, path=path)
-    return ClusterPages(extent.cluster, layout, extent.row_count, (pages,))
+    verify_pages(pages, extent, build_id=build_id, path=path, sums=sums)
+    return ClusterPages(extent.cluster, layout, extent.row_count, (pages,), extent.first_page)
 
 
 def verify_pages(
-    pages: UInt8, extent: ClusterExtent, *, build_id: int, path: str, first_page: int = 0
+    pages: UInt8,
+    extent: ClusterExtent,
+    *,
+    build_id: int,
+    path: str,
+    first_page: int = 0,
+    sums: CheckedFile | None = None,
 ) -> None:
     """Raises `CorruptionError` unless every page is as it was written for `extent`.
 
-    `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on. The
-    error names file, cluster, page and byte.
+    `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on;
+    `sums`: the side file of the segment, from format v2 on. The error names file, cluster, page and
+    byte.
     """
-    seed = page_seed(build_id=build_id, segment=extent.segment, cluster=extent.cluster)
-    damaged = first_damaged_page(pages, seed=seed, first_page=extent.first_page + first_page)
-    if damaged is None:
-        return
+    page_bytes = pages.shape[1]
+    start_bytes = extent.offset_bytes + first_page * page_bytes
+    if sums is not None:
+        checked = pages.reshape(-1, PAGE_BYTES)
+        wrong = sums.first_damaged(checked, start_bytes // PAGE_BYTES)
+        if wrong is None:
+            return
+        damaged = (wrong * PAGE_BYTES - start_bytes) // page_bytes
+    else:
+        seed = page_seed(build_id=build_id, segment=extent.segment, cluster=extent.cluster)
+        found = first_damaged_page(pages, seed=seed, first_page=extent.first_page + first_page)
+        if found is None:
+            return
+        damaged = found
     page = extent.first_page + first_page + damaged
-    offset_bytes = extent.offset_bytes + (first_page + damaged) * pages.shape[1]
+    offset_bytes = start_bytes + damaged * page_bytes
     where = f"page {page} of cluster {extent.cluster} at byte {offset_bytes}"
     raise damage(path, f"is wrong: {where} is damaged or of another build", offset_bytes)

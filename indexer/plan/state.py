@@ -44,6 +44,7 @@ class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     vector_dtype: VectorDtype
     segment_bytes_max: int
+    code_rows_min: int
 
 
 class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):

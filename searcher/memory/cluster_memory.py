@@ -14,6 +14,7 @@ from dataclasses import replace
 import structlog
 
 from carpool.clock import Clock
+from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.errors import CorruptionError, RetryableError
@@ -55,6 +56,7 @@ class ClusterMemory:
         extents: Sequence[ClusterExtent],
         build_id: int,
         paths: Sequence[str],
+        sums: Sequence[CheckedFile] = (),
         arena: Arena,
         engine: BlockEngine,
         rules: ReadRules,
@@ -62,14 +64,14 @@ class ClusterMemory:
         clock: Clock,
         events: EventLog,
     ) -> None:
-        """`extents`: by slice; `paths`, the names in errors: by segment."""
+        """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment."""
         assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
         assert rules.block_bytes_max >= layout.page_bytes, "a read would not contain a page"
         self._extents = extents
         self._arena = arena
         self._engine = engine
         self._rules = rules
-        self._verifier = PageVerifier(layout, build_id, paths)
+        self._verifier = PageVerifier(layout, build_id, paths, sums)
         self._metrics = metrics.searcher
         self._metrics.budget_bytes.set(arena.size_bytes)
         for purpose in ("demand", "prefetch"):

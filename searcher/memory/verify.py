@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
+from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from carpool.disk.segments import verify_pages
@@ -18,12 +19,22 @@ _log = structlog.get_logger(__name__)
 
 
 class PageVerifier:
-    """Checks the pages of the index build `build_id`. Thread-safe; `paths`: by segment."""
+    """Checks the pages of the index build `build_id`. Thread-safe.
 
-    def __init__(self, layout: PageLayout, build_id: int, paths: Sequence[str]) -> None:
+    `paths`: by segment; `sums`: the side files by segment, from format v2 on.
+    """
+
+    def __init__(
+        self,
+        layout: PageLayout,
+        build_id: int,
+        paths: Sequence[str],
+        sums: Sequence[CheckedFile] = (),
+    ) -> None:
         self.layout = layout
         self._build_id = build_id
         self._paths = paths
+        self._sums = sums
 
     def check(self, block: Block) -> BlockError | None:
         """Returns the error of a block with damaged pages; None if its pages are undamaged."""
@@ -52,6 +63,7 @@ class PageVerifier:
                 build_id=self._build_id,
                 path=path,
                 first_page=start_bytes // self.layout.page_bytes,
+                sums=self._sums[block.load.extent.segment] if self._sums else None,
             )
             start_bytes += buffer.nbytes
 
@@ -63,7 +75,9 @@ class PageVerifier:
             used = view[:left_bytes].toreadonly()
             left_bytes -= used.nbytes
             pieces.append(_as_pages(used, self.layout))
-        return ClusterPages(extent.cluster, self.layout, extent.row_count, tuple(pieces))
+        return ClusterPages(
+            extent.cluster, self.layout, extent.row_count, tuple(pieces), extent.first_page
+        )
 
     def timed_out(self, extent: ClusterExtent, timeout_us: int) -> RetryableError:
         """Returns the error of a read that did not end within `timeout_us`."""

@@ -205,7 +205,11 @@ def cut_pages(pages: ClusterPages, parts: int) -> Iterator[ClusterPages]:
         start, end = page_count * number // parts, page_count * (number + 1) // parts
         row_count = min(end * rows_per_page, pages.row_count) - start * rows_per_page
         yield ClusterPages(
-            pages.cluster, pages.layout, row_count, tuple(_slices(pages, start, end))
+            pages.cluster,
+            pages.layout,
+            row_count,
+            tuple(_slices(pages, start, end)),
+            pages.first_page + start,
         )
 
 

@@ -39,13 +39,17 @@ COPY_BYTES_MAX = 128 << 10
 
 
 class _BlockPart(NamedTuple):
-    """Pages of one cluster in a block: rows from `start` to `end`, the first `row_count` in use."""
+    """Pages of one cluster in a block: rows from `start` to `end`, the first `row_count` in use.
+
+    `first_page`: number of the first of them, as in `ClusterExtent`.
+    """
 
     scoring: Scoring
     pages: UInt8
     start: int
     row_count: int
     end: int
+    first_page: int
 
 
 def scan(
@@ -79,7 +83,11 @@ def scan(
         query, scores, positions, floors = above(scratch, block[-1].end, floors, top_ks)
         if not len(query):
             continue
-        rows = row_numbers_at(layout, pages, positions)
+        rows = (
+            _places_at(block, positions, rows_per_page)
+            if layout.has_only_rows
+            else row_numbers_at(layout, pages, positions)
+        )
         found.append(Candidates(query, scores, rows, _clusters_at(block, positions)))
         found_count += len(query)
         if found_count > found_max:
@@ -99,14 +107,15 @@ def _blocks(
     block: list[_BlockPart] = []
     room, place = block_pages, 0
     for scoring in scorings:
-        rows_left = scoring.pages.row_count
+        rows_left, page = scoring.pages.row_count, scoring.pages.first_page
         for piece in scoring.pages.pieces:
             start = 0
             while start < len(piece) and rows_left > 0:
                 pages = piece[start : start + room]
                 end = place + len(pages) * rows_per_page
                 rows = min(rows_left, end - place)
-                block.append(_BlockPart(scoring, pages, place, rows, end))
+                block.append(_BlockPart(scoring, pages, place, rows, end, page))
+                page += len(pages)
                 start += len(pages)
                 room -= len(pages)
                 rows_left -= rows
@@ -141,6 +150,13 @@ def _clusters_at(block: list[_BlockPart], positions: Slots) -> Int64:
     clusters = np.array([part.scoring.pages.cluster for part in block], np.int64)
     ends = [part.end for part in block]
     return clusters[np.searchsorted(ends, positions, side="right")]
+
+
+def _places_at(block: list[_BlockPart], positions: Slots, rows_per_page: int) -> Int64:
+    """Returns the row numbers at `positions` of a block in format v2: (m,) -> (m,) int64."""
+    offsets = np.array([part.first_page * rows_per_page - part.start for part in block], np.int64)
+    ends = [part.end for part in block]
+    return positions + offsets[np.searchsorted(ends, positions, side="right")]
 
 
 def above(

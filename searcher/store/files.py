@@ -43,6 +43,10 @@ class SegmentFiles:
             raise RetryableError(f"{self._paths[file]} is closed")
         return self._descriptors[file]
 
+    def path(self, file: int) -> str:
+        """Returns the name of a segment, for errors."""
+        return self._paths[file]
+
     def read_block(self, read: BlockRead) -> None:
         """Fills the buffers of `read`. Blocks. Raises what `failure` and `cut_short` return."""
         descriptor = self.descriptor(read.file)
@@ -130,3 +134,8 @@ def remaining(read: BlockRead, done_bytes: int) -> list[memoryview]:
             buffers.append(buffer[done_bytes:])
         done_bytes = max(0, done_bytes - buffer.nbytes)
     return buffers
+
+
+def forget_pages(descriptor: int) -> None:
+    """Drops all pages of a file from the page cache."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -16,6 +16,9 @@ import struct
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 ORDERED_MACHINES = ("x86_64", "AMD64")
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # system calls; the same on every architecture
@@ -32,6 +35,15 @@ _ENTRY = struct.Struct(
     "=BBHiQQIIQ24x"
 )  # opcode, flags, ioprio, fd, offset, address, length, rw_flags, user_data
 _COMPLETION = struct.Struct("=QiI")  # user_data, result, flags
+_ENTRIES = np.dtype(
+    {
+        "names": ["opcode", "file", "offset", "address", "length", "token"],
+        "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
+        "offsets": [0, 4, 8, 16, 24, 32],
+        "itemsize": _ENTRY.size,
+    }
+)
+_COMPLETIONS = np.dtype([("token", "<u8"), ("result", "<i4"), ("flags", "<u4")])
 _UINT32 = (1 << 32) - 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,6 +104,8 @@ class Ring:
         self._sq_mask = ctypes.c_uint32.from_buffer(queues, sq_mask).value
         self._cq_mask = ctypes.c_uint32.from_buffer(queues, cq_mask).value
         self._cqes_bytes = cqes
+        self._all_entries = np.frombuffer(self._entries, _ENTRIES, sq_entries)
+        self._all_completions = np.frombuffer(queues, _COMPLETIONS, cq_entries, cqes)
         self._unsubmitted = 0
         for place in range(sq_entries):
             ctypes.c_uint32.from_buffer(queues, sq_array + place * 4).value = place
@@ -125,6 +139,32 @@ class Ring:
         self._unsubmitted += 1
         return vector
 
+    def prepare_reads(
+        self,
+        tokens: npt.NDArray[np.uint64],
+        files: npt.NDArray[np.int32],
+        offsets_bytes: npt.NDArray[np.int64],
+        addresses: npt.NDArray[np.int64],
+        sizes_bytes: npt.NDArray[np.int64],
+    ) -> None:
+        """Adds n reads to the queue; there must be room. All arrays are (n,).
+
+        `files`: descriptors; `addresses`: of memory that is kept until the reads have ended.
+        """
+        tail = self._sq_tail.value
+        entries = self._all_entries
+        at = (tail + np.arange(len(tokens))) & self._sq_mask
+        added = np.zeros(len(tokens), _ENTRIES)
+        added["opcode"] = _READ
+        added["file"] = files
+        added["offset"] = offsets_bytes
+        added["address"] = addresses
+        added["length"] = sizes_bytes
+        added["token"] = tokens
+        entries[at] = added
+        self._sq_tail.value = (tail + len(tokens)) & _UINT32
+        self._unsubmitted += len(tokens)
+
     def submit(self) -> bool:
         """Submits the queue. Returns False where the kernel is short of memory: try again.
 
@@ -153,8 +193,17 @@ class Ring:
         self._cq_head.value = head
         return ended
 
+    def completed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns as `completions`, but as arrays: tokens and results, (n,) int64 each."""
+        head, tail = self._cq_head.value, self._cq_tail.value
+        at = np.arange(head, head + ((tail - head) & _UINT32)) & self._cq_mask
+        ended = self._all_completions[at]
+        self._cq_head.value = tail
+        return ended["token"].astype(np.int64), ended["result"].astype(np.int64)
+
     def close(self) -> None:
         """Frees the ring; no read may be in progress."""
+        del self._all_entries, self._all_completions
         del self._sq_tail, self._cq_head, self._cq_tail
         self._queues.close()
         self._entries.close()

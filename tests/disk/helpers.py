@@ -10,14 +10,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from carpool.codes.faiss_codes import Encoder
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, write_centroids
+from carpool.disk.checked_file import PAGE_BYTES
+from carpool.disk.document_rows import (
+    DOCUMENT_ROWS_NAME,
+    documents_of_places,
+    write_document_rows,
+)
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
 from carpool.disk.extent_table import EXTENTS_NAME, write_extents
 from carpool.disk.extents import plan_extents
 from carpool.disk.files import file_crc32
-from carpool.disk.index import OpenIndex, index_files, open_index
+from carpool.disk.index import OpenIndex, files_of, open_index
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, dense
+from carpool.disk.rotation import ROTATION_NAME, random_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
 
 Float32 = npt.NDArray[np.float32]
@@ -82,10 +90,17 @@ def write_index(
     page_bytes: int = 4096,
     segment_bytes_max: int = 24 << 10,
 ) -> Manifest:
-    """Writes an index, by default with three segments, partial pages and an empty cluster."""
+    """Writes an index, by default with three segments, partial pages and an empty cluster.
+
+    It has codes of 4 bits.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     dimension = content.vectors.shape[1]
-    layout = PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
+    layout = PageLayout(
+        dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes, has_only_rows=True
+    )
+    rotation = random_rotation(dimension, 0)
+    encoder = Encoder("rabitq4", content.centroids, rotation)
     extents = plan_extents(
         layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max
     )
@@ -95,19 +110,31 @@ def write_index(
         content.vectors.tobytes(),
         *(c.tobytes() for c in content.clusters),
     )
-    writer = SegmentWriter(folder, layout=layout, build_id=build_id, extents=extents)
+    writer = SegmentWriter(
+        folder, layout=layout, build_id=build_id, extents=extents, encoders=[encoder]
+    )
     for extent in writer.remaining:
         rows = content.clusters[extent.cluster]
         writer.append(extent.cluster, content.vectors[rows], rows)
     segments = writer.close()
     write_extents(folder, extents)
+    write_rotation(folder, rotation)
+    order = np.concatenate(content.clusters)
+    write_document_rows(folder, documents_of_places(layout, extents, order))
     write_centroids(folder, content.centroids)
     documents_build_id = build_id_of(repr(content.documents).encode())
     documents = DocumentWriter(folder, documents_build_id)
     for document in content.documents:
         documents.append(document)
     documents.close()
-    small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
+    small = (
+        CENTROIDS_NAME,
+        EXTENTS_NAME,
+        ROTATION_NAME,
+        DOCUMENT_ROWS_NAME,
+        DOCUMENTS_NAME,
+        OFFSETS_NAME,
+    )
     files = {name: entry_of(folder / name) for name in small}
     manifest = Manifest(
         format=FORMAT,
@@ -115,12 +142,12 @@ def write_index(
         dimension=dimension,
         metric="inner_product",
         nlist=len(content.clusters),
-        codec="Flat",
+        codes=(encoder.layout,),
         vector_dtype=vector_dtype,
         page_bytes=page_bytes,
         build_id=build_id,
         documents_build_id=documents_build_id,
-        segment_count=len(segments),
+        segment_count=extents[-1].segment + 1,
         embedding_model="model-fingerprint",
         embedding_model_name="made-up",
         centroids_fingerprint=centroids_fingerprint(content.centroids),
@@ -129,7 +156,7 @@ def write_index(
         read_latency_us=tuple(range(1, len(content.clusters) + 1)),
         files={**files, **segments},
     )
-    assert set(manifest.files) == set(index_files(manifest.segment_count))
+    assert set(manifest.files) == set(files_of(manifest))
     write_manifest(folder, manifest)
     return manifest
 
@@ -146,6 +173,7 @@ def read_one(index: OpenIndex, cluster: int) -> ClusterRows:
             layout=index.layout,
             build_id=index.manifest.build_id,
             path=str(path),
+            sums=index.row_sums[extent.segment] if index.row_sums else None,
         )
     finally:
         os.close(descriptor)
@@ -157,7 +185,11 @@ def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
     index = open_index(folder)
     try:
         clusters = [read_one(index, cluster) for cluster in range(index.manifest.nlist)]
-        return clusters, index.documents.get(range(index.manifest.row_count))
+        for codes in index.manifest.codes:
+            for file in index.open_codes(codes.codec).files:
+                file.read(0, file.page_count * PAGE_BYTES)
+        rows = [row for cluster in clusters for row in cluster.rows.tolist()]
+        return clusters, index.documents.get(rows)
     finally:
         index.close()
 

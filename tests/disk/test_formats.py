@@ -28,7 +28,7 @@ def test_no_index_is_an_error_that_says_how_to_build_one(tmp_path: Path) -> None
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("found", ["v2", "faiss"])
+@pytest.mark.parametrize("found", ["v3", "faiss"])
 def test_a_foreign_or_newer_format_is_refused_with_rebuild(tmp_path: Path, found: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(f'{{"format":"{found}","what":"else"}}')
     with pytest.raises(ConfigError, match=f"'{found}'.*[Rr]ebuild"):

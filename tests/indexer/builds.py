@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from carpool.disk.document_rows import read_document_rows
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
 from carpool.disk.pages import dense
@@ -20,8 +21,9 @@ from tests.indexer.helpers import CONFIG, build, write_corpus
 
 
 def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, dim) vectors by row number, and the cluster of each row."""
+    """(rows, dim) vectors by document, and the cluster of each."""
     index = open_index(index_dir)
+    places = read_document_rows(index_dir, index.manifest, index.extents)
     vectors = np.full(
         (index.manifest.row_count, index.manifest.dimension), np.nan, dtype=np.float32
     )
@@ -35,11 +37,13 @@ def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
                 layout=index.layout,
                 build_id=index.manifest.build_id,
                 path=str(path),
+                sums=index.row_sums[extent.segment],
             )
         found = dense(pages)
-        assert (clusters[found.rows] == -1).all()
-        assert (np.diff(found.rows) > 0).all()  # in the order of the corpus
-        vectors[found.rows], clusters[found.rows] = found.vectors, extent.cluster
+        documents = places[found.rows]
+        assert (clusters[documents] == -1).all()
+        assert (np.diff(documents.astype(int)) > 0).all()  # in the order of the corpus
+        vectors[documents], clusters[documents] = found.vectors, extent.cluster
     index.close()
     return vectors, clusters
 

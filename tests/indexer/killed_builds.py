@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.disk.index import index_files
+from carpool.disk.index import files_of
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
@@ -106,7 +106,7 @@ def content_of(index_dir: Path) -> dict[str, bytes]:
     began.
     """
     manifest = msgspec.structs.replace(read_manifest(index_dir), index_version="")
-    files = {name: (index_dir / name).read_bytes() for name in index_files(manifest.segment_count)}
+    files = {name: (index_dir / name).read_bytes() for name in files_of(manifest)}
     return {**files, MANIFEST_NAME: msgspec.json.encode(manifest)}
 
 

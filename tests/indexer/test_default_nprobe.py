@@ -73,7 +73,7 @@ def test_evidence_among_the_first_five_is_within_a_point_of_exact_search(
     assert (manifest.row_count, manifest.nlist) == (16_152, nlist)
     index = open_index(tmp_path / "index")
     assert [
-        document.doc_id for document in index.documents.get(range(manifest.row_count))
+        document.doc_id for document in map(index.documents.document, range(manifest.row_count))
     ] == evidence.ids
     index.close()
     exact = evidence.found_share(evidence.ranked)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.disk.index import index_files
+from carpool.disk.index import files_of
 from carpool.disk.manifest import read_manifest
 from tests.indexer.helpers import write_corpus
 
@@ -115,7 +115,7 @@ def test_the_command_itself_killed_from_outside_while_it_embeds_is_resumed(
     )
     assert f"embedding: {embedded * 10:,} of 6,000 were done before".encode() in resumed.stderr
     subprocess.run(command(folder / "whole"), env=ENVIRONMENT, capture_output=True, check=True)
-    for name in index_files(read_manifest(folder / "whole").segment_count):
+    for name in files_of(read_manifest(folder / "whole")):
         assert (folder / "killed" / name).read_bytes() == (folder / "whole" / name).read_bytes(), (
             name
         )
@@ -221,7 +221,7 @@ def test_a_large_build_killed_at_a_seeded_moment_ends_in_the_bytes_of_one_that_w
     one, other = (read_manifest(folder / name) for name in ("whole", out))
     assert one.files == other.files
     assert (one.build_id, one.index_version[20:]) == (other.build_id, other.index_version[20:])
-    names = index_files(one.segment_count)
+    names = files_of(one)
     assert one.segment_count > 12
     for name in names:
         assert (folder / "whole" / name).read_bytes() == (folder / out / name).read_bytes(), name

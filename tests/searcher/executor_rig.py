@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from carpool.clock import SystemClock
+from carpool.disk.checked_file import CheckedFile
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -151,6 +152,9 @@ def running(
         extents=slices.extents,
         build_id=index.manifest.build_id,
         paths=[str(path) for path in index.paths],
+        sums=[
+            CheckedFile.open(p, index.manifest.build_id, index.manifest.files) for p in index.paths
+        ],
         arena=arena,
         engine=engine,
         rules=ReadRules(
@@ -205,4 +209,4 @@ def questions(
 
 
 def exact(index: SmallIndex, query: Float32, clusters: Sequence[int]) -> list[int]:
-    return exact_top_k(index, query, clusters, TOP_K)
+    return index.places(exact_top_k(index, query, clusters, TOP_K))

@@ -14,14 +14,20 @@ import numpy.typing as npt
 
 from carpool.clock import SystemClock
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
+from carpool.disk.document_rows import (
+    DOCUMENT_ROWS_NAME,
+    documents_of_places,
+    write_document_rows,
+)
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
 from carpool.disk.extent_table import EXTENTS_NAME, write_extents
 from carpool.disk.extents import SEGMENT_BYTES_MAX, ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import file_crc32
-from carpool.disk.index import index_files
+from carpool.disk.index import files_of
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
 from carpool.disk.pages import VectorDtype, choose_layout
-from carpool.disk.segments import SegmentWriter, build_id_of
+from carpool.disk.rotation import ROTATION_NAME, random_rotation, write_rotation
+from carpool.disk.segments import ClusterEncoder, SegmentWriter, build_id_of
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output
@@ -76,6 +82,21 @@ class SmallIndex:
     def settings(self) -> IndexSettings:
         return IndexSettings(dir=str(self.dir))
 
+    def places(self, documents: Sequence[int]) -> list[int]:
+        """The row numbers of documents."""
+        of_places = documents_of_places(
+            self.manifest.layout(), self.extents, np.argsort(self.assigned, kind="stable")
+        )
+        places = {int(document): place for place, document in enumerate(of_places)}
+        return [places[document] for document in documents]
+
+    def clusters_of_rows(self, rows: npt.NDArray[np.int64]) -> list[int]:
+        """The cluster of each row number."""
+        first_page = [extent.first_page for extent in self.extents]
+        pages = rows // self.manifest.layout().rows_per_page
+        clusters: list[int] = (np.searchsorted(first_page, pages, side="right") - 1).tolist()
+        return clusters
+
     def clusters_of(self, query: Float32, nprobe: int) -> tuple[ClusterId, ...]:
         return tuple(ClusterId(int(c)) for c in probe(self.centroids, query[None, :], nprobe)[0])
 
@@ -100,9 +121,10 @@ def write_index(
     vector_dtype: VectorDtype = "float32",
     embedding_model: str = MODEL,
     segment_bytes_max: int = SEGMENT_BYTES_MAX,
+    codecs: Sequence[str] = (),
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
-    rounds `vectors`.
+    rounds `vectors`. `codecs`: of its codes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     nlist, dimension = centroids.shape
@@ -110,14 +132,25 @@ def write_index(
     write_centroids(folder, centroids)
     counts = np.bincount(assigned, minlength=nlist).tolist()
     layout = choose_layout(dimension, vector_dtype, counts)
+    rotation = random_rotation(dimension, 0)
+    encoders: list[ClusterEncoder] = []
+    if codecs:
+        from carpool.codes.faiss_codes import Encoder  # FAISS takes memory, which one test counts
+
+        encoders += [Encoder(codec, centroids, rotation) for codec in codecs]
     build_id = build_id_of(vectors.tobytes(), centroids.tobytes())
     extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
-    segment = SegmentWriter(folder, layout=layout, build_id=build_id, extents=extents)
+    segment = SegmentWriter(
+        folder, layout=layout, build_id=build_id, extents=extents, encoders=encoders
+    )
     for cluster in range(nlist):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
         segment.append(cluster, vectors[rows], rows)
     segments = segment.close()
     write_extents(folder, extents)
+    write_rotation(folder, rotation)
+    order = np.argsort(assigned, kind="stable")
+    write_document_rows(folder, documents_of_places(layout, extents, order))
     writer = DocumentWriter(folder, build_id)
     if documents is None:
         documents = (
@@ -128,22 +161,28 @@ def write_index(
         assert row < len(vectors)
         writer.append(document)
     writer.close()
-    small = (CENTROIDS_NAME, EXTENTS_NAME, DOCUMENTS_NAME, OFFSETS_NAME)
+    small = (
+        CENTROIDS_NAME,
+        EXTENTS_NAME,
+        ROTATION_NAME,
+        DOCUMENT_ROWS_NAME,
+        DOCUMENTS_NAME,
+        OFFSETS_NAME,
+    )
     files = {
         name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name))
         for name in small
     } | segments
-    assert set(files) == set(index_files(len(segments)))
     manifest = Manifest(
         format=FORMAT,
         index_version="v-test",
         dimension=dimension,
         metric="inner_product",
         nlist=nlist,
-        codec="Flat",
+        codes=tuple(encoder.layout for encoder in encoders),
         vector_dtype=vector_dtype,
         page_bytes=layout.page_bytes,
-        segment_count=len(segments),
+        segment_count=extents[-1].segment + 1,
         build_id=build_id,
         documents_build_id=build_id,
         embedding_model=embedding_model,
@@ -154,6 +193,7 @@ def write_index(
         read_latency_us=read_latency_us,
         files=files,
     )
+    assert set(files) == set(files_of(manifest))
     write_manifest(folder, manifest)
     return SmallIndex(
         dir=folder,

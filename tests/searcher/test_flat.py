@@ -37,7 +37,7 @@ def test_dot_products_are_taken_up_to_where_they_cost_the_least_altogether(
         return {count: (dots[count - 1], 3.0) for count in counts}
 
     monkeypatch.setattr(flat, "_times_s", times_s)
-    assert queries_few(choose_layout(384, "float32")) == few
+    assert queries_few(choose_layout(384, "float32", has_only_rows=False)) == few
 
 
 def test_the_way_that_takes_longer_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,10 +52,10 @@ def test_the_way_that_takes_longer_is_told_as_such(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(flat._DotProducts, "write", takes(1.0))
     monkeypatch.setattr(flat._MatrixProducts, "write", takes(2.0))
-    assert queries_few(choose_layout(384, "float32")) == QUERIES_FEW_MAX
+    assert queries_few(choose_layout(384, "float32", has_only_rows=False)) == QUERIES_FEW_MAX
     flat._measured.cache_clear()
     monkeypatch.setattr(flat._DotProducts, "write", takes(3.0))
-    assert queries_few(choose_layout(384, "float32")) == 0
+    assert queries_few(choose_layout(384, "float32", has_only_rows=False)) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -64,7 +64,7 @@ def test_it_is_measured_for_every_layout_and_once(
     dimension: int, dtype: VectorDtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flat, "TRIAL_BYTES", 1 << 18)
-    layout = choose_layout(dimension, dtype)
+    layout = choose_layout(dimension, dtype, has_only_rows=False)
     few = queries_few(layout)
     assert 0 <= few <= QUERIES_FEW_MAX
     monkeypatch.setattr(flat, "_times_s", None)

@@ -99,7 +99,7 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     # Row numbers around the second may read as infinite or as no number, if somebody took them for
     # part of a vector.
     rows = first_row + generator.permutation(1000)[:count].astype(np.int64)
-    pages = cut(choose_layout(dimension, dtype), vectors, rows, cuts)
+    pages = cut(choose_layout(dimension, dtype, has_only_rows=False), vectors, rows, cuts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SCORES_BYTES", room)
         patch.setattr(flat, "WIDE_BYTES", room)
@@ -134,7 +134,7 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
     queries = vectors[:query_count] + np.float32(0.02)
     rows = generator.permutation(3001).astype(np.int64)
     top_ks = [10] * query_count
-    layout = choose_layout(384, dtype)
+    layout = choose_layout(384, dtype, has_only_rows=False)
     stored = vectors if dtype == "float32" else vectors.astype(np.float16).astype(np.float32)
     expected = sorted_by_hand(stored, rows, queries, top_ks)
     for cuts in ([], [100, 101, 350]):
@@ -157,7 +157,12 @@ def test_queries_of_another_dimension_are_refused(
     dimension: int, queries_few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flat, "queries_few", lambda layout: queries_few)
-    pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [])
+    pages = cut(
+        choose_layout(8, "float32", has_only_rows=False),
+        np.ones((50, 8), np.float32),
+        np.arange(50),
+        [],
+    )
     with pytest.raises(ValueError, match="mismatch"):
         score_pages(pages, np.ones((2, dimension), np.float32), no_floors(2), np.array([5, 5]))
 
@@ -172,7 +177,9 @@ def test_every_finite_half_is_widened_to_the_same_number() -> None:
 
 def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
     rows = np.random.default_rng(1).permutation(5000).astype(np.int64)
-    pages = cut(choose_layout(8, "float32"), np.ones((5000, 8), np.float32), rows, [7])
+    pages = cut(
+        choose_layout(8, "float32", has_only_rows=False), np.ones((5000, 8), np.float32), rows, [7]
+    )
     found, _ = score_pages(pages, np.ones((2, 8), np.float32), no_floors(2), np.array([3, 10]))
     assert [[row for _, row in best] for best in best_by_query(found, [3, 10])] == [
         [0, 1, 2],
@@ -181,7 +188,7 @@ def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
 
 
 def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
-    layout = choose_layout(8, "float32")
+    layout = choose_layout(8, "float32", has_only_rows=False)
     empty = cut(layout, np.empty((0, 8), np.float32), np.empty(0, np.int64), [])
     found, _ = score_pages(empty, np.ones((2, 8), np.float32), no_floors(2), np.array([1, 1]))
     assert [len(column) for column in found] == [0, 0, 0, 0]
@@ -194,7 +201,12 @@ def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
 
 
 def test_what_is_returned_holds_no_view_of_the_pages() -> None:
-    pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), np.arange(50), [2])
+    pages = cut(
+        choose_layout(8, "float32", has_only_rows=False),
+        np.ones((50, 8), np.float32),
+        np.arange(50),
+        [2],
+    )
     found, _ = score_pages(pages, np.ones((1, 8), np.float32), no_floors(1), np.array([50]))
     for column in found:
         assert not any(np.shares_memory(column, piece) for piece in pages.pieces)
@@ -209,7 +221,9 @@ def test_the_ids_are_those_of_faiss_over_the_same_rows(query_count: int) -> None
     queries = generator.standard_normal((query_count, 64)).astype(np.float32)
     faiss.normalize_L2(queries)
     scores, expected = faiss.knn(queries, vectors, 10, metric=faiss.METRIC_INNER_PRODUCT)
-    pages = cut(choose_layout(64, "float32"), vectors, np.arange(4000), [9, 40])
+    pages = cut(
+        choose_layout(64, "float32", has_only_rows=False), vectors, np.arange(4000), [9, 40]
+    )
     found = best_by_query(
         score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10))[0],
         [10] * query_count,
@@ -231,7 +245,7 @@ def test_several_clusters_for_some_queries_each_give_what_a_full_sort_gives(
     sizes: list[int], dimension: int, dtype: VectorDtype, top_ks: list[int], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    layout = choose_layout(dimension, dtype)
+    layout = choose_layout(dimension, dtype, has_only_rows=False)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     # Small whole numbers: scores are exact and tie often. Many are below the zeros of what is
     # unused of a page.

@@ -22,7 +22,7 @@ from searcher.scoring.kernel import QueryBatch, Scoring
 from searcher.scoring.pool import ScoringPool, cut_pages
 from searcher.scoring.top_k import TopTable
 
-LAYOUT = choose_layout(16, "float32")
+LAYOUT = choose_layout(16, "float32", has_only_rows=False)
 ONLY = np.array([0])
 
 

@@ -17,7 +17,7 @@ from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from searcher.build import PlaneParts, SearchPlane, open_search_plane
+from searcher.build import ExactPlane, PlaneParts, open_exact_plane
 from searcher.events import NoEvents
 from searcher.executor import Executor
 from searcher.memory.arena import choose_block_bytes
@@ -53,7 +53,7 @@ class PrefetchBetweenGroups(ClusterCache):
 class FigureEngine:
     """An open way to search. `limit`: of its memory; `prefetch_us`: between groups so far."""
 
-    plane: SearchPlane
+    plane: ExactPlane
     metrics: Metrics
     limit: str
     prefetch_us: Callable[[], int]
@@ -81,7 +81,7 @@ def _carpool(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
     budget_bytes = max(sum(sizes) * spec.entries // len(sizes), 2 * max(sizes))
     metrics = Metrics()
     settings = SearcherSettings(budget_bytes=budget_bytes)
-    plane = open_search_plane(index, settings, metrics, clock, events=NoEvents())
+    plane = open_exact_plane(index, settings, metrics, clock, events=NoEvents())
     return FigureEngine(
         plane=plane,
         metrics=metrics,
@@ -127,7 +127,7 @@ def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
         prefetch_reads_max=DEPTH,
         read_timeout_ms=READ_TIMEOUT_MS,
     )
-    plane = open_search_plane(index, settings, metrics, clock, events=NoEvents(), executor=executor)
+    plane = open_exact_plane(index, settings, metrics, clock, events=NoEvents(), executor=executor)
     return FigureEngine(
         plane=plane,
         metrics=metrics,

@@ -14,6 +14,7 @@ import pytest
 
 from bench.baselines.cluster_cache import ClusterCache
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
+from bench.data.clusters import open_clusters
 from carpool.clock import SystemClock
 from carpool.disk.manifest import read_manifest
 from carpool.disk.pages import dense
@@ -91,6 +92,7 @@ def caching(
         extents=index.extents,
         build_id=index.manifest.build_id,
         paths=["the.seg"],
+        sums=open_clusters(index.dir).row_sums,
         arena=Arena(budget_bytes, layout.page_bytes),
         engine=engine,
         rules=ReadRules(attempts=2, timeout_us=60_000_000, watch_us=5_000),
@@ -120,8 +122,9 @@ def test_a_query_gets_every_cluster_with_the_rows_on_disk(index: SmallIndex) -> 
         for cluster, tier in it.cache.query((A, B, C)):
             assert tier == "ssd"
             rows = dense(it.cache.pages(cluster))
-            assert rows.rows.tolist() == np.flatnonzero(index.assigned == cluster).tolist()
-            assert np.array_equal(rows.vectors, index.vectors[rows.rows])
+            documents = np.flatnonzero(index.assigned == cluster)
+            assert rows.rows.tolist() == index.places(documents.tolist())
+            assert np.array_equal(rows.vectors, index.vectors[documents])
         assert it.cache.query_read_bytes() == sum(index.extents[c].size_bytes for c in (A, B, C))
         it.cache.end_group()
         assert it.ask(A, B, C) == dict.fromkeys((A, B, C), "ram")

@@ -33,7 +33,7 @@ def unit_rows(rng: np.random.Generator, rows: int, dimension: int = DIMENSION) -
 
 @pytest.fixture(scope="session")
 def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of random vectors."""
+    """An index of random vectors, with codes."""
     folder = tmp_path_factory.mktemp("tiny")
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
@@ -42,7 +42,7 @@ def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "vectors.npy", unit_rows(np.random.default_rng(1), ROWS))
     config = IndexerConfig(
         embedding=EmbeddingSettings(model=f"hashing:{DIMENSION}"),
-        indexer=IndexerSettings(threads=1),
+        indexer=IndexerSettings(threads=1, code_rows_min=0),
     )
     request = BuildRequest(
         corpus=corpus, index_dir=folder / "index", nlist=NLIST, vectors=folder / "vectors.npy"

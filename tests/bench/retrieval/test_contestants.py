@@ -8,13 +8,14 @@ import os
 import numpy as np
 import pytest
 
-from bench.baselines.carpool import GROWTH_BYTES, CarpoolSearch, cache_budget
+from bench.baselines.carpool import GROWTH_BYTES, CarpoolExact, cache_budget
 from bench.baselines.contestant import Contestant, FoundRows, Limits, SearchData
 from bench.baselines.published import Grouping, PublishedSearch
 from bench.baselines.registry import ENTRIES, chosen_names
 from bench.core.memory import memory_of
 from bench.data.clusters import clusters_bytes, open_clusters, read_clusters
 from bench.retrieval.measure import windows_of
+from carpool.disk.document_rows import place_count
 from carpool.errors import ConfigError
 
 UNLIMITED = Limits(memory_bytes=None, threads=1, window=7)
@@ -34,9 +35,9 @@ def search_all(contestant: Contestant, data: SearchData, window: int) -> list[li
 def expected(data: SearchData) -> list[list[int]]:
     """The best rows of the probed clusters, one query after the other."""
     index = open_clusters(data.index_dir)
-    row_count = index.manifest.row_count
-    vectors = np.empty((row_count, data.queries.shape[1]), np.float32)
-    cluster_of = np.empty(row_count, np.int64)
+    places = place_count(index.layout, index.extents)
+    vectors = np.zeros((places, data.queries.shape[1]), np.float32)
+    cluster_of = np.full(places, -1)
     for cluster in read_clusters(index):
         vectors[cluster.rows], cluster_of[cluster.rows] = cluster.vectors, cluster.cluster
     best = []
@@ -130,7 +131,7 @@ def test_the_budget_is_the_caches_own_or_what_the_process_leaves() -> None:
 def test_only_contestants_that_say_so_use_the_horizon(data: SearchData) -> None:
     window = next(windows_of(data, 7))
     for uses_horizon in (True, False):
-        (group,) = CarpoolSearch(uses_horizon=uses_horizon)._groups(window)
+        (group,) = CarpoolExact(uses_horizon=uses_horizon)._groups(window)
         assert bool(group.horizon) is uses_horizon
 
 

@@ -31,7 +31,7 @@ from bench.retrieval.run import SearchRun, searcher_reads
 from carpool.errors import ConfigError
 from tests.bench.retrieval.conftest import make_plan, unit_rows
 
-FAISS = ("faiss-memory", "faiss-ondisk", "carpool", "cagr-best-greedy")
+FAISS = ("faiss-memory", "faiss-ondisk", "carpool-exact", "cagr-best-greedy")
 
 
 def test_contestants_agree_with_faiss_and_with_the_kernel_and_the_report_says_so(
@@ -203,7 +203,7 @@ def test_plans_that_cannot_run_are_refused(
     with pytest.raises(ConfigError, match="2 indexes and 3 seeds"):
         SearchRun(make_plan(tmp_path, tiny_index, indexes=(tiny_index,) * 2, seeds=3), asked)
     with pytest.raises(ConfigError, match="faiss-memory cannot be limited so"):
-        check_cache_budgets([ENTRIES["faiss-memory"], ENTRIES["carpool"]])
+        check_cache_budgets([ENTRIES["faiss-memory"], ENTRIES["carpool-exact"]])
     with pytest.raises(ConfigError, match="which questions"):
         question_paths([], 1, None, {})
     for text in ("", "20,x", "0", "20,20"):

@@ -1,0 +1,338 @@
+"""The executor of indexes with codes: scan codes in memory, read few rows, score them exactly.
+
+Threads of a pool scan the codes of the clusters that a query probes, and propose the rows with the
+best estimates. The search thread reads the proposed rows of all queries in hand together, each page
+once, and multiplies them. A query leaves when its last row is scored.
+
+Scans, reads and scores overlap: while rows are with the disk, the pool scans for the next queries.
+Other threads only leave messages.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import Clock
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from schemas.retrieval import Probe
+from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
+from searcher.load_codes import LoadedCodes
+from searcher.messages import DropSearches, StopSearching
+from searcher.plan.depth import COUNT_MAX, first_count, margin, rows_within
+from searcher.rows.row_reader import RowReader, RowsRead
+from searcher.scoring.top_k import TopK
+from searcher.store.waker import Waker
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+SCAN_QUERIES_MAX = 8
+"""Queries that one call scans. More: the first answers come later. Fewer: more calls."""
+MORE = 4
+"""Times the rows that a scan proposes if all that it proposed are within the margin."""
+WAIT_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    """A scan has ended: `rows` and `estimates` are (len(keys), n), best first.
+
+    A row is -1 where there are fewer.
+    """
+
+    keys: tuple[int, ...]
+    rows: Int64
+    estimates: Float32
+    took_us: int
+    error: BaseException | None = None
+
+
+_Message = SearchGroup | DropSearches | StopSearching | _Scanned
+
+
+@dataclass(slots=True)
+class _Query:
+    """A query in hand.
+
+    `count`: of rows that its scan proposes; `unscored`: rows that are not scored yet, -1 before its
+    scan has ended.
+    """
+
+    search: Search
+    count: int
+    margin: float
+    started_us: int
+    unscored: int = -1
+    scores: list[Float32] = field(default_factory=list)
+    rows: list[Int64] = field(default_factory=list)
+    errors: dict[ClusterId, ReadError] = field(default_factory=dict)
+    bytes_read: int = 0
+    search_us: int = 0
+
+
+class CodesExecutor:
+    """Implements `Executor`. The rows and the waker belong to the caller."""
+
+    def __init__(
+        self,
+        *,
+        codes: LoadedCodes,
+        rows: RowReader,
+        waker: Waker,
+        threads: int,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        """`threads`: that scan. `waker` must wake when a read of `rows` ends."""
+        self._codes = codes
+        self._rows = rows
+        self._waker = waker
+        self._metrics = metrics.searcher
+        self._clock = clock
+        self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        # Each thread scans by itself: the threads of OpenMP spin when a core is taken.
+        self._pool = ThreadPoolExecutor(
+            threads, "scan", initializer=partial(faiss.omp_set_num_threads, 1)
+        )
+        self._threads = threads
+        self._scans = 0
+        self._queries: dict[int, _Query] = {}
+        self._waiting: deque[int] = deque()  # not scanned yet
+        self._deadlines: dict[int, int] = {}
+        self._is_stopped = False
+
+    # ---- from any thread
+
+    def join(self, group: SearchGroup) -> None:
+        """Adds a group; see `Executor.join`."""
+        self._put(group)
+
+    def drop(self, keys: Collection[int]) -> None:
+        """Forgets searches; see `Executor.drop`."""
+        self._put(DropSearches(tuple(keys)))
+
+    def stop(self) -> None:
+        """Ends `run`; see `Executor.stop`."""
+        self._put(StopSearching())
+
+    def _put(self, message: _Message) -> None:
+        self._mailbox.put(message)
+        self._waker.wake()
+
+    # ---- the search thread
+
+    def run(self, finish: Finish) -> None:
+        """Runs searches until `stop`; see `Executor.run`."""
+        try:
+            while not self._is_stopped:
+                self._take_messages(finish)
+                self._expire(finish)
+                self._scan()
+                read = self._rows.advance(self._are_in_hand)
+                for rows in read:
+                    self._score(rows, finish)
+                if not read and self._mailbox.empty() and not self._is_stopped:
+                    self._waker.wait(self._wait_s())
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def check_integrity(self) -> None:
+        """Checks queries and rows against each other; see `Executor`."""
+        self._rows.check_integrity()
+        assert self._deadlines.keys() <= self._queries.keys()
+        pending = self._rows.pending()
+        for key, query in self._queries.items():
+            assert query.unscored in (-1, pending.get(key, 0)), f"query {key} lost a row"
+
+    # ---- messages
+
+    def _take_messages(self, finish: Finish) -> None:
+        while True:
+            try:
+                message = self._mailbox.get_nowait()
+            except queue.Empty:
+                return
+            match message:
+                case SearchGroup():
+                    for search in message.searches:
+                        self._begin(search)
+                case _Scanned():
+                    self._propose(message, finish)
+                case DropSearches():
+                    for key in message.keys:
+                        self._forget(key)
+                case StopSearching():
+                    self._is_stopped = True
+
+    def _begin(self, search: Search) -> None:
+        codec, dimension = self._codes.codec, len(search.vector)
+        self._queries[search.key] = _Query(
+            search,
+            first_count(codec, search.mode, search.top_k),
+            margin(codec, dimension, search.mode),
+            self._clock.now_us(),
+        )
+        self._waiting.append(search.key)
+        if search.deadline_us is not None:
+            self._deadlines[search.key] = search.deadline_us
+        self._metrics.cluster_requests.labels(tier="ram").inc(len(search.clusters))
+
+    def _forget(self, key: int) -> None:
+        self._queries.pop(key, None)
+        self._deadlines.pop(key, None)
+
+    def _expire(self, finish: Finish) -> None:
+        now_us = self._clock.now_us()
+        for key in [key for key, deadline_us in self._deadlines.items() if now_us >= deadline_us]:
+            search = self._queries[key].search
+            self._forget(key)
+            finish(search, None)
+
+    def _wait_s(self) -> float:
+        moments = [*self._deadlines.values()]
+        if (times_out_at_us := self._rows.times_out_at_us) is not None:
+            moments.append(times_out_at_us)
+        if not moments:
+            return WAIT_S_MAX
+        # A millisecond more: a wait that ends early would end at once, again and again.
+        wait_us = min(moments) - self._clock.now_us()
+        return min(max(0.0, wait_us / 1_000_000) + 0.001, WAIT_S_MAX)
+
+    def _are_in_hand(self, keys: Int64) -> npt.NDArray[np.bool_]:
+        return np.isin(keys, np.fromiter(self._queries, np.int64, len(self._queries)))
+
+    # ---- scans
+
+    def _scan(self) -> None:
+        """Gives waiting queries to threads that have nothing to do."""
+        # Rows that wait for a buffer must not become more and more.
+        while self._waiting and self._scans < self._threads > self._rows.waiting:
+            share = -(-len(self._waiting) // (self._threads - self._scans))
+            keys: list[int] = []
+            while self._waiting and len(keys) < min(share, SCAN_QUERIES_MAX):
+                key = self._waiting.popleft()
+                if key in self._queries:  # else it was dropped
+                    keys.append(key)
+            if not keys:
+                return
+            self._scans += 1
+            scan = self._pool.submit(self._scan_on_thread, [self._queries[key] for key in keys])
+            scan.add_done_callback(partial(self._end_scan, tuple(keys)))
+
+    def _scan_on_thread(self, queries: Sequence[_Query]) -> tuple[Int64, Float32, int]:
+        began_us = self._clock.now_us()
+        rows, estimates = self._codes.scanner.scan(
+            np.stack([query.search.vector for query in queries]),
+            [np.array(query.search.clusters, np.int64) for query in queries],
+            max(query.count for query in queries),
+        )
+        return rows, estimates, self._clock.now_us() - began_us
+
+    def _end_scan(self, keys: tuple[int, ...], scan: Future[tuple[Int64, Float32, int]]) -> None:
+        """Called on the thread of the scan."""
+        if scan.cancelled():
+            return
+        if (error := scan.exception()) is not None:
+            nothing = np.empty((0, 0), np.int64)
+            self._put(_Scanned(keys, nothing, nothing.astype(np.float32), 0, error))
+        else:
+            self._put(_Scanned(keys, *scan.result()))
+
+    def _propose(self, scanned: _Scanned, finish: Finish) -> None:
+        """Wants the rows that a scan proposes."""
+        self._scans -= 1
+        if scanned.error is not None:
+            raise scanned.error
+        owners, wanted = [], []
+        share_us = scanned.took_us // len(scanned.keys)
+        for key, rows, estimates in zip(scanned.keys, scanned.rows, scanned.estimates, strict=True):
+            query = self._queries.get(key)
+            if query is None:
+                continue
+            query.search_us += share_us
+            estimates = estimates[rows >= 0]
+            count, has_more = rows_within(estimates, query.search.top_k, query.margin)
+            if has_more and len(estimates) == len(rows) < COUNT_MAX:
+                query.count = min(COUNT_MAX, MORE * len(rows))
+                self._waiting.appendleft(key)
+                continue
+            proposed = rows[:count]
+            query.unscored = len(proposed)
+            for cluster in self._codes.broken.keys() & set(query.search.clusters):
+                query.errors[ClusterId(cluster)] = self._codes.broken[cluster]
+            if len(proposed):
+                owners.append(np.full(len(proposed), key, np.int64))
+                wanted.append(proposed)
+            else:
+                self._finish(key, finish)
+        if owners:
+            self._rows.add(np.concatenate(owners), np.concatenate(wanted))
+
+    # ---- scores
+
+    def _score(self, read: RowsRead, finish: Finish) -> None:
+        began_us = self._clock.now_us()
+        for owner, size_bytes in read.bytes_by_owner.items():
+            self._metrics.bytes_read.labels(purpose="demand").inc(size_bytes)
+            if (query := self._queries.get(owner)) is not None:
+                query.bytes_read += size_bytes
+        order = np.argsort(read.owners, kind="stable")
+        keys, starts = np.unique(read.owners[order], return_index=True)
+        for key, here in zip(keys.tolist(), np.split(order, starts)[1:], strict=True):
+            query = self._queries.get(key)
+            if query is None:
+                continue
+            query.scores.append(read.vectors[here] @ query.search.vector)
+            query.rows.append(read.rows[here])
+            query.unscored -= len(here)
+            query.search_us += (self._clock.now_us() - began_us) // len(keys)
+            if not query.unscored:
+                self._finish(key, finish)
+        for owner, row, error in read.failed:
+            query = self._queries.get(owner)
+            if query is None:
+                continue
+            query.errors.setdefault(self._clusters_of(np.array([row]))[0], error)
+            query.unscored -= 1
+            if not query.unscored:
+                self._finish(owner, finish)
+
+    def _finish(self, key: int, finish: Finish) -> None:
+        query = self._queries[key]
+        self._forget(key)
+        took_us = self._clock.now_us() - query.started_us
+        result = SearchResult(
+            best=self._best(query),
+            probes=tuple(Probe(cluster=one, tier="ram") for one in query.search.clusters),
+            skipped=tuple(query.errors),
+            errors=tuple(query.errors.values()),
+            bytes_read=query.bytes_read,
+            started_us=query.started_us,
+            load_us=max(0, took_us - query.search_us),
+            search_us=query.search_us,
+            mode=query.search.mode,
+            rows_read=sum(map(len, query.rows)),
+        )
+        finish(query.search, result)
+
+    def _best(self, query: _Query) -> TopK:
+        if not query.rows:
+            none = np.empty(0, np.int64)
+            return TopK(np.empty(0, np.float32), none, none)
+        rows, scores = np.concatenate(query.rows), np.concatenate(query.scores)
+        order = np.lexsort((rows, -scores))[: query.search.top_k]
+        return TopK(scores[order], rows[order], np.array(self._clusters_of(rows[order]), np.int64))
+
+    def _clusters_of(self, rows: Int64) -> list[ClusterId]:
+        clusters = np.searchsorted(self._codes.first_rows, rows, side="right") - 1
+        return [ClusterId(cluster) for cluster in clusters.tolist()]

@@ -1,0 +1,197 @@
+"""Codes in memory and few rows from the disk: promises kept, faults of the disk survived."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.errors import CorruptionError, RetryableError
+from schemas.query import SearchMode
+from searcher.executor import SearchGroup, SearchResult
+from tests.searcher.codes_rig import (
+    exact,
+    make_index,
+    missed,
+    questions,
+    running,
+    scores_of,
+    with_mode,
+)
+from tests.searcher.faulty_pages import PageFault
+from tests.searcher.helpers import SmallIndex
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    return make_index(tmp_path_factory.mktemp("codes"))
+
+
+@pytest.mark.parametrize("codec", ["rabitq4", "rabitq2"])
+@pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
+def test_a_promise_is_kept_and_scores_are_exact(
+    index: SmallIndex, codec: str, mode: SearchMode, missed_max: int
+) -> None:
+    searches = with_mode(questions(index, 300, 5), mode)
+    with running(index, codec=codec) as here:
+        found = here.search(searches)
+    assert missed(index, searches, found) <= missed_max  # of 2,100 ids
+    for search in searches:
+        result = found[search.key]
+        assert result is not None and result.mode == mode and not result.skipped
+        np.testing.assert_allclose(
+            result.best.scores, scores_of(index, search, result), rtol=0, atol=1e-6
+        )
+        assert result.best.clusters.tolist() == index.clusters_of_rows(result.best.rows)
+
+
+def test_a_page_is_read_once_for_all_queries_of_a_window(index: SmallIndex) -> None:
+    search = questions(index, 1, 5)[0]
+    searches = [replace(search, key=key) for key in range(20)]
+    with running(index, slot_pages=512) as here:
+        found = here.search(searches)
+        offsets = [(file, offset) for file, offset, _ in here.pages.seen]
+        read = here.metrics.registry.get_sample_value(
+            "carpool_bytes_read_total", {"purpose": "demand"}
+        )
+        assert read == sum(size for _, _, size in here.pages.seen)
+    # The queries are scanned in several calls, so at most once a call.
+    assert len(offsets) <= 5 * len(set(offsets))
+    assert sum(result.bytes_read for result in found.values() if result) == read
+
+
+def test_more_results_than_rows_and_clusters_without_rows(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "few", rows=40)
+    searches = [replace(search, top_k=100) for search in questions(index, 20, 12)]
+    empty = [cluster for cluster, extent in enumerate(index.extents) if not extent.row_count]
+    with running(index) as here:
+        found = here.search(searches)
+        for search in searches:
+            result = found[search.key]
+            assert result is not None
+            assert result.best.rows.tolist() == exact(index, search)
+        if empty:
+            lone = replace(
+                searches[0], key=99, clusters=(searches[0].clusters[0].__class__(empty[0]),)
+            )
+            result = here.search([lone])[99]
+            assert result is not None and not len(result.best.rows) and not result.errors
+
+
+def test_a_query_whose_deadline_passes_ends_without_a_result(index: SmallIndex) -> None:
+    late = [replace(search, deadline_us=1) for search in questions(index, 5, 3)]
+    with running(index) as here:
+        assert set(here.search(late).values()) == {None}
+
+
+def test_a_dropped_query_is_not_finished_and_others_are(index: SmallIndex) -> None:
+    searches = questions(index, 60, 5)
+    with running(index) as here:
+        here.pages.fault = lambda file, offset: "slow"
+        here.executor.join(SearchGroup(searches=tuple(searches)))
+        here.executor.drop([search.key for search in searches[30:]])
+        found = here.take(30)
+    assert missed(index, searches[:30], found) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("fail", RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
+)
+def test_rows_that_cannot_be_read_are_named_by_their_cluster(
+    index: SmallIndex, fault: PageFault, kind: type[Exception]
+) -> None:
+    searches = questions(index, 60, 5)
+    bad = index.extents[3]
+    end = bad.offset_bytes + bad.size_bytes
+    with running(index) as here:
+        here.pages.fault = lambda file, offset: (
+            fault if file == bad.segment and bad.offset_bytes <= offset < end else None
+        )
+        found = here.search(searches)
+        here.pages.fault = lambda file, offset: None
+        again = here.search([replace(search, key=search.key + 100) for search in searches])
+    named = 0
+    for search in searches:
+        result = found[search.key]
+        assert result is not None
+        assert set(result.skipped) <= {3, 4}, "a read may go on into the next cluster"
+        named += len(result.skipped)
+        assert all(isinstance(error, kind) for error in result.errors)
+        rest = set(exact(index, search, frozenset(result.skipped)))
+        # Rows of other clusters are found as far as they were among the proposed ones.
+        assert (
+            len(rest & set(result.best.rows.tolist())) >= len(set(exact(index, search)) & rest) - 1
+        )
+    assert named > 2
+    assert all(result is not None and not result.skipped for result in again.values())
+
+
+def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
+    searches = questions(index, 40, 5)
+    left = [3]  # fewer than the reads of the first batch
+
+    def once(file: int, offset: int) -> PageFault | None:
+        left[0] -= 1
+        return "fail" if left[0] >= 0 else None
+
+    with running(index) as here:
+        here.pages.fault = once
+        found = here.search(searches)
+    assert all(result is not None and not result.errors for result in found.values())
+    assert missed(index, searches, found) <= 1
+
+
+def test_a_read_that_hangs_is_given_up_and_its_buffer_comes_back(index: SmallIndex) -> None:
+    searches = questions(index, 30, 5)
+    clock = SystemClock()
+    with running(index, timeout_us=300_000, slots=2, slot_pages=512) as here:
+        here.pages.fault = lambda file, offset: "hang"
+        began_us = clock.now_us()
+        found = here.search(searches)
+        assert clock.now_us() - began_us < 5_000_000
+        for result in found.values():
+            assert result is not None and result.errors
+            assert all(isinstance(error, RetryableError) for error in result.errors)
+        here.pages.fault = lambda file, offset: None
+        here.pages.release()
+        again = [replace(search, key=search.key + 100) for search in searches]
+        found = here.search(again)
+        assert all(result is not None and not result.errors for result in found.values())
+
+
+def test_a_hundred_windows_of_bad_reads_return_all_buffers(index: SmallIndex) -> None:
+    random = np.random.default_rng(5)
+    faults: list[PageFault | None] = [None] * 12 + ["fail", "short", "flip", "slow", "hang"]
+    searches = questions(index, 100 * 6, 5)
+    ended: list[SearchResult | None] = []
+    with running(index, timeout_us=100_000) as here:
+        here.pages.fault = lambda file, offset: faults[int(random.integers(len(faults)))]
+        for start in range(0, len(searches), 6):
+            ended += here.search(searches[start : start + 6]).values()
+            here.pages.release()
+        here.pages.fault = lambda file, offset: None
+        here.pages.release()
+        found = here.search([replace(search, key=search.key + 1000) for search in searches[:50]])
+    assert len(ended) == 600 and all(result is not None for result in ended)
+    assert all(result is not None and not result.errors for result in found.values())
+
+
+def test_damaged_codes_of_a_cluster_are_named_and_the_others_are_searched(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "damaged")
+    path = index.dir / "codes-rabitq4-000000.bin"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    searches = questions(index, 40, 12)
+    with running(index) as here:
+        found = here.search(searches)
+    for search in searches:
+        result = found[search.key]
+        assert result is not None and len(result.skipped) == 1
+        assert "codes-rabitq4" in str(result.errors[0])
+        rest = exact(index, search, frozenset(result.skipped))
+        assert len(set(rest) & set(result.best.rows.tolist())) >= len(rest) - 1
