@@ -166,6 +166,33 @@ def _write_pass(
             drop_cached(folder / segment_name(extent.segment))
 
 
+def write_tables(
+    folder: Path,
+    centroids: Float32,
+    plan: Plan,
+    order: npt.NDArray[np.int64],
+    segments: dict[str, FileEntry],
+) -> dict[str, FileEntry]:
+    """Writes the small files and returns the entry of every file, for the manifest. Blocks.
+
+    `order`: (row_count,) the documents of the rows of all clusters in order; `segments`: the
+    entries of segments and codes. Files of an earlier run with other segments are removed.
+    """
+    write_centroids(folder, centroids)
+    write_extents(folder, plan.extents)
+    write_rotation(folder, rotation_of(centroids.shape[1]))
+    write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
+    names = index_files(
+        plan.extents[-1].segment + 1,
+        [code.codec for code in plan.codes],
+        has_only_rows=plan.layout.has_only_rows,
+    )
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    return {name: segments[name] if name in segments else _entry(folder / name) for name in names}
+
+
 def finish(
     folder: Path,
     *,
@@ -179,22 +206,9 @@ def finish(
     clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
-    """Writes centroids and extents, profiles clusters, writes the manifest; returns it. Blocks."""
-    write_centroids(folder, centroids)
-    write_extents(folder, plan.extents)
-    write_rotation(folder, rotation_of(centroids.shape[1]))
+    """Writes the small files, profiles clusters, writes the manifest; returns it. Blocks."""
     order = np.argsort(clusters, kind="stable")
-    write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
-    segment_count = plan.extents[-1].segment + 1
-    names = index_files(
-        segment_count,
-        [code.codec for code in plan.codes],
-        has_only_rows=plan.layout.has_only_rows,
-    )
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()  # of an earlier run with other segments
-    files = {name: segments[name] if name in segments else _entry(folder / name) for name in names}
+    files = write_tables(folder, centroids, plan, order, segments)
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
         format=FORMAT,
@@ -216,7 +230,7 @@ def finish(
         page_bytes=plan.layout.page_bytes,
         build_id=plan.build_id,
         documents_build_id=documents_build_id(identity.corpus),
-        segment_count=segment_count,
+        segment_count=plan.extents[-1].segment + 1,
     )
     write_manifest(folder, manifest)
     return manifest
