@@ -9,21 +9,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from carpool.clock import SystemClock
 from cli.console import facts, output, people, print_json
 from cli.exit_codes import FAILED
-from cli.options import ConfigOption, JsonOption, SetOption, given
-from cli.settings import load
+from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.settings import load, load_client_side
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
+    from carpool.disk.manifest import RecallTable
     from indexer.build import BuildReport
     from indexer.progress import ProgressReport
     from indexer.stats import IndexStats, Spread
 
 PROBLEMS_SHOWN = 50
+_Questions = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Questions: vectors (.npy), or one a line, as text or as JSON with `text`. Default: "
+        "those that Kafka still has.",
+    ),
+]
+_Last = Annotated[
+    int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
+]
 
 app = typer.Typer(
     name="index",
@@ -271,6 +284,61 @@ def convert(
 
 
 @app.command()
+def tune(
+    index_dir: IndexDir,
+    questions: _Questions = None,
+    last: _Last = 5000,
+    model: _Model = None,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how many clusters a recall takes, with the questions that were really asked.
+
+    A query may then name a recall_target, the share of the best passages of the whole index that
+    should be found; the grouper takes the number of clusters from the table that this command
+    stores in the index. Half of the questions choose the numbers, and the other half judges them:
+    the column "recall" is what the judges found.
+
+    Questions are those that Kafka still has in rag.queries.v1, or those of a file: vectors (.npy),
+    or a question a line. Never take passages as questions: a passage finds itself.
+
+    Reads every cluster once, and takes the memory of the codes. Services read the table at their
+    next start.
+
+    Example: carpool index tune my-index
+
+    Example: carpool index tune my-index --questions questions.txt
+    """
+    from carpool.disk.manifest import read_manifest
+    from indexer.questions import questions_of_file, questions_of_log
+    from indexer.settings import IndexerConfig
+    from indexer.tune import tune_index
+
+    wishes = given(
+        config,
+        assignments,
+        embedding={"model": model},
+        kafka={"bootstrap": bootstrap},
+    )
+    manifest = read_manifest(index_dir)
+    embedding = load(IndexerConfig, wishes).embedding
+    with _progress(people()) as progress:
+        if questions is not None:
+            asked = questions_of_file(questions, manifest, embedding, last)
+        else:
+            kafka = load_client_side(wishes).kafka
+            asked = questions_of_log(kafka, manifest, embedding, last, SystemClock(), progress)
+        tuned = tune_index(index_dir, asked, progress)
+    assert tuned.recall is not None
+    if as_json:
+        print_json(tuned.recall)
+    else:
+        _print_recall(index_dir, tuned.recall)
+
+
+@app.command()
 def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     """Show what an index contains: rows, clusters, sizes, model, read times, default nprobe.
 
@@ -373,6 +441,22 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
     rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}
     rows["together"] = f"{found.size_bytes:,} bytes"
     output().print(facts(rows, title=str(index_dir)))
+
+
+def _print_recall(index_dir: Path, found: RecallTable) -> None:
+    table = Table(title=f"{index_dir}: {found.questions:,} questions, best {found.top_k} passages")
+    for column in ("target", "recall", "nprobe", "rows read", "KB read", "CPU ms"):
+        table.add_column(column, justify="right")
+    for row in found.rows:
+        table.add_row(
+            f"{row.target:g}",
+            f"{row.recall:.3f}",
+            f"{row.nprobe:,}",
+            f"{row.rows_read:g}",
+            f"{row.read_bytes / 1000:,.0f}",
+            "-" if row.cpu_us is None else f"{row.cpu_us / 1000:.1f}",
+        )
+    output().print(table)
 
 
 def _spread(spread: Spread, unit: str) -> str:

@@ -86,6 +86,7 @@ def answered(
         ),
         model=finished.model,
         timings_ms=_timings_ms(retrieval, work.progress, now_us),
+        search=retrieval.search,
         cache=_cache_use(retrieval, finished.cached_tokens),
         provenance=Provenance(
             index_version=retrieval.index_version,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from carpool.disk.manifest import is_newer
+from carpool.disk.manifest import RecallTable, is_newer
 from carpool.loop.retry import index_wanted
 from carpool.loop.stage import Unit
 from schemas.errors import Reason, RecordError
@@ -17,7 +17,11 @@ from schemas.query import Query
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexFacts:
-    """The facts of an index. `nprobe_default`: for queries without `nprobe`."""
+    """The facts of an index.
+
+    `nprobe_default`: for queries without `nprobe`; `recall`: for those with a `recall_target`, None
+    where the index was not tuned.
+    """
 
     index_version: str
     centroids_fingerprint: str
@@ -26,6 +30,13 @@ class IndexFacts:
     dimension: int
     nlist: int
     nprobe_default: int
+    recall: RecallTable | None = None
+
+    def nprobe_for(self, recall_target: float | None) -> int:
+        """Returns how many clusters a query probes that names no number."""
+        if recall_target is None or self.recall is None:
+            return self.nprobe_default
+        return self.recall.row_for(recall_target).nprobe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,7 +72,7 @@ def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:
     query's id.
     """
     query = unit.record
-    nprobe = query.nprobe or facts.nprobe_default
+    nprobe = query.nprobe or facts.nprobe_for(query.recall_target)
     if nprobe > facts.nlist:
         raise _refusal(
             query,

@@ -82,4 +82,5 @@ def index_facts(manifest: Manifest, nprobe: int) -> IndexFacts:
         dimension=manifest.dimension,
         nlist=manifest.nlist,
         nprobe_default=nprobe or manifest.nprobe_default,
+        recall=manifest.recall,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from schemas.errors import Reason
 from schemas.record import Identifier, NonNegative, Record, Source
+from schemas.retrieval import Searched
 
 Status = Literal["ok", "partial", "expired", "shed", "failed"]
 Stage = Literal["client", "grouper", "searcher", "generator"]
@@ -106,6 +107,7 @@ class Answer(Record, frozen=True, kw_only=True):
     usage: Usage | None = None
     model: str | None = None
     timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
+    search: Searched | None = None
     cache: CacheUse | None = None
     provenance: Provenance | None = None
     error: AnswerError | None = None

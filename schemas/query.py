@@ -58,8 +58,10 @@ class Query(Record, frozen=True, kw_only=True):
 
     At least one of `text` and `vector` is set. `vector` is little-endian float32, base64 in JSON,
     and comes with `embedding_model`, the fingerprint of the model that made it. `deadline` is in
-    epoch milliseconds. `search_mode`: None is what the searcher is set to. `priority`: lower is
-    sooner, as in vLLM.
+    epoch milliseconds. `search_mode`: None is what the searcher is set to. `recall_target`: the
+    share of the best passages of the whole index that should be found; the index must be tuned for
+    it (`carpool index tune`), else the default nprobe is taken, and the answer says so. `priority`:
+    lower is sooner, as in vLLM.
     """
 
     query_id: Identifier
@@ -89,7 +91,6 @@ NOT_YET: tuple[tuple[str, str], ...] = (
         "tenants are not isolated by this build, so it will not take a query that asks for it",
     ),
     ("filter", "filters are not applied by this build"),
-    ("recall_target", "recall targets are not calibrated by this build; set nprobe"),
     ("drafts", "drafts are not sent by this build"),
     ("history", "history is not used by this build"),
     ("workflow", "workflows are not run by this build"),
@@ -125,6 +126,13 @@ def check_query(query: Query) -> None:
                 "stats` shows the index's)"
             )
             raise _refusal(query, "embedding_model", why, "missing_field")
+    _check_options(query)
+
+
+def _check_options(query: Query) -> None:
+    if query.nprobe is not None and query.recall_target is not None:
+        why = "comes with `nprobe`, which says the same in another way; send one of them"
+        raise _refusal(query, "recall_target", why)
     for field, why in NOT_YET:
         if getattr(query, field):
             raise _refusal(query, field, why, "unsupported")

@@ -37,13 +37,16 @@ class Searched(Record, frozen=True, kw_only=True):
 
     `nprobe`: clusters; `rows_read`: rows that were read one by one, 0 in an exact search.
     `expected_recall`: the share of its ids that are expected to be those of an exact search of the
-    same clusters.
+    same clusters. `recall_target`: as the query asked; `is_calibrated`: whether nprobe was measured
+    for it. False: the index was never tuned, and nprobe is the default.
     """
 
     mode: SearchMode
     nprobe: NonNegative
     rows_read: NonNegative
     expected_recall: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    recall_target: float | None = None
+    is_calibrated: bool | None = None
 
 
 class Confidence(Record, frozen=True, kw_only=True):

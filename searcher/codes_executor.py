@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
+from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe
 from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
 from searcher.load_codes import LoadedCodes
 from searcher.messages import DropSearches, StopSearching
-from searcher.plan.depth import COUNT_MAX, first_count, margin, rows_within
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
 from searcher.store.waker import Waker

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from carpool.clock import Clock
+from carpool.codes.margin import EXPECTED_RECALL
 from carpool.disk.documents import Document, DocumentStore
 from carpool.errors import CorruptionError, RetryableError
 from carpool.kafka.records import Output
@@ -25,7 +26,6 @@ from schemas.query import Query
 from schemas.retrieval import Retrieval, Searched
 from schemas.topics import RETRIEVALS, in_class_of
 from searcher.executor import SearchResult
-from searcher.plan.depth import EXPECTED_RECALL
 
 _log = structlog.get_logger(__name__)
 
@@ -58,9 +58,12 @@ def finish(
     documents: DocumentStore,
     *,
     published_us: int,
+    is_tuned: bool = False,
     clock: Clock,
 ) -> Outcome:
     """Returns the retrieval of query `part`, with its passages. Blocks while it reads them.
+
+    `is_tuned`: whether the index has a table of recall.
 
     It is a `failed` answer where no cluster or no passage could be read, or the record would be too
     large.
@@ -90,7 +93,9 @@ def finish(
         return _broken(group, grouped, message, is_transient, timings_us, clock.now_us())
     now_us = clock.now_us()
     timings_us["passages"] = now_us - started_us
-    output = _retrieval_output(_retrieval(group, grouped, found, passages, timings_us, now_us))
+    output = _retrieval_output(
+        _retrieval(group, grouped, found, passages, is_tuned, timings_us, now_us)
+    )
     if wire_bytes(output) > RETRIEVALS.max_message_bytes:
         message = (
             f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
@@ -150,6 +155,7 @@ def _retrieval(
     grouped: GroupedQuery,
     found: SearchResult,
     passages: Sequence[Document],
+    is_tuned: bool,
     timings_us: dict[str, int],
     now_us: int,
 ) -> Retrieval:
@@ -170,6 +176,8 @@ def _retrieval(
             nprobe=len(found.probes),
             rows_read=found.rows_read,
             expected_recall=EXPECTED_RECALL[found.mode],
+            recall_target=grouped.query.recall_target,
+            is_calibrated=is_tuned if grouped.query.recall_target is not None else None,
         ),
         bytes_read=found.bytes_read,
         timings_us=timings_us,

@@ -315,6 +315,7 @@ class SearcherStage:
             found,
             opened.documents,
             published_us=_published_us(pending.unit),
+            is_tuned=opened.manifest.recall is not None,
             clock=self._clock,
         )
 

@@ -20,7 +20,6 @@ FORMAT = "v2"
 """What a build writes."""
 FORMATS = ("v1", "v2")
 """What this build reads."""
-CODECS = ("Flat",)
 FEATURES: tuple[str, ...] = ()
 """What a manifest may require of its reader beyond its format."""
 
@@ -43,9 +42,37 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     crc32: NonNegative
 
 
+class RecallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search of `nprobe` clusters reached, measured with questions that did not choose it.
+
+    `recall`: the share of the best results of all rows that were found; `target`: what nprobe was
+    chosen for. `rows_read`, `read_bytes`: a question; `cpu_us`: to scan codes, None without codes.
+    """
+
+    target: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    nprobe: Positive
+    recall: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    rows_read: float
+    read_bytes: NonNegative
+    cpu_us: NonNegative | None = None
+
+
+class RecallTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a table, by rising target. `questions`: how many it was measured with."""
+
+    top_k: Positive
+    questions: Positive
+    rows: tuple[RecallRow, ...]
+
+    def row_for(self, target: float) -> RecallRow:
+        """Returns the first row that promises `target`, or the last."""
+        return next((row for row in self.rows if row.target >= target), self.rows[-1])
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an index is. Cluster ids are valid only for one `centroids_fingerprint`.
 
+    `recall` says what `carpool index tune` measured.
     `read_latency_us` has one entry for each cluster (a cold read on the machine of the build), or
     none. `files` lists all files except the manifest. `build_id` is part of every checksum of the
     segments, `documents_build_id` of the documents. `codes`: the codes of all rows, the most
@@ -59,7 +86,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     dimension: Positive
     metric: Literal["inner_product"]
     nlist: Positive
-    codec: str = "Flat"
     codes: tuple[CodeLayout, ...] = ()
     vector_dtype: Literal["float32", "float16"]
     page_bytes: Positive
@@ -72,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     row_count: Positive
     nprobe_default: Positive
     read_latency_us: tuple[NonNegative, ...] = ()
+    recall: RecallTable | None = None
     files: dict[str, FileEntry] = {}
 
     def problems(self) -> list[str]:
@@ -79,6 +106,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         found = []
         if self.nprobe_default > self.nlist:
             found.append(f"nprobe_default {self.nprobe_default} is more than nlist {self.nlist}")
+        if self.recall is not None and not self.recall.rows:
+            found.append("its table of recall has no rows")
+        if self.recall is not None and any(row.nprobe > self.nlist for row in self.recall.rows):
+            found.append(f"its table of recall probes more than {self.nlist} clusters")
         if self.read_latency_us and len(self.read_latency_us) != self.nlist:
             found.append(
                 f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters"
@@ -90,8 +121,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if max(self.build_id, self.documents_build_id) >= 1 << 64:
             found.append("a build_id has more than 64 bits")
-        if self.codec not in CODECS:
-            found.append(f"its codec is {self.codec!r}; this build reads {', '.join(CODECS)}")
         if unknown := [one.codec for one in self.codes if one.codec not in BITS_OF]:
             found.append(f"it has codes of {', '.join(unknown)}, which this build does not know")
         if unknown := [name for name in self.requires if name not in FEATURES]:

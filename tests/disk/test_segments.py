@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from carpool.codes.codec import CodeLayout
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents, write_extents
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import read_exactly
@@ -259,7 +260,7 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
         ({"build_id": 5}, "mixed"),
         ({"build_id": 1 << 64}, "64 bits"),
         ({"documents_build_id": 5}, "document of row 0 is damaged"),
-        ({"codec": "RaBitQ"}, "codec is 'RaBitQ'; this build reads Flat"),
+        ({"codes": (CodeLayout(codec="pq", block_rows=1, block_bytes=1),)}, "codes of pq"),
         ({"requires": ("tombstones",)}, "requires tombstones"),
         ({"nlist": 6, "read_latency_us": ()}, "nlist|centroids"),
         ({"centroids_fingerprint": "0"}, "fingerprint"),

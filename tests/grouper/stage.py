@@ -142,7 +142,6 @@ def write_index(folder: Path, embedder: HashingEmbedder = EMBEDDER) -> Manifest:
         dimension=embedder.dimension,
         metric="inner_product",
         nlist=NLIST,
-        codec="Flat",
         vector_dtype="float32",
         page_bytes=4096,
         segment_count=1,

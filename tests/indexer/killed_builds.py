@@ -130,7 +130,7 @@ def kill_everywhere(
         target = folder / f"at-{kill_at}"
         if old is not None:
             shutil.copytree(old, target)
-        request = BuildRequest(corpus=corpus, index_dir=target, force=old is not None)
+        request = BuildRequest(corpus=corpus, index_dir=target, nlist=7, force=old is not None)
         code, steps = live(request, 0, kill_at)
         if code is not None:
             found["steps"] = steps
@@ -178,9 +178,9 @@ def main() -> None:
     other.write_text(
         "".join(json.dumps({"id": f"o{i}", "text": f"other word{i}"}) + "\n" for i in range(20))
     )
-    code, _ = live(BuildRequest(corpus=corpus, index_dir=folder / "whole"), 0, None)
+    code, _ = live(BuildRequest(corpus=corpus, index_dir=folder / "whole", nlist=7), 0, None)
     assert code == 0
-    code, _ = live(BuildRequest(corpus=other, index_dir=folder / "old"), 0, None)
+    code, _ = live(BuildRequest(corpus=other, index_dir=folder / "old", nlist=4), 0, None)
     assert code == 0
     reference = content_of(folder / "whole")
     report = {

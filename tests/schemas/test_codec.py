@@ -169,7 +169,6 @@ def test_what_is_wrong_is_named(
     [
         {"filter": {"lang": "en"}},
         {"tenant": "acme"},
-        {"recall_target": 0.9},
         {"drafts": True},
         {"history": {"doc_ids": ["a"]}},
         {"workflow": {"root_id": "r"}},

@@ -1,0 +1,121 @@
+"""Questions to tune an index with: vectors of a file, texts of a file, or the questions that were
+asked, which Kafka still has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import Clock
+from carpool.disk.manifest import Manifest
+from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.errors import ConfigError
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import read_topic
+from indexer.progress import ProgressReport
+from schemas.codec import decode_query
+from schemas.errors import RecordError
+from schemas.query import Query
+from schemas.topics import QUERIES
+
+Float32 = npt.NDArray[np.float32]
+
+_NORM_MIN = 1e-6
+
+
+def questions_of_file(
+    path: Path, manifest: Manifest, embedding: EmbeddingSettings, count_max: int
+) -> Float32:
+    """Returns the last questions of a file: (n, dim) float32, normalised, n at most `count_max`.
+
+    An .npy file has vectors; any other file a question a line, as text or as JSON with `text`.
+    Raises `ConfigError` where it has none.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"there are no questions at {path}: give a .npy file of vectors, or a file with a "
+            "question a line"
+        )
+    if path.suffix == ".npy":
+        try:
+            vectors = np.load(path, allow_pickle=False)[-count_max:].astype(np.float32)
+        except ValueError as error:
+            raise ConfigError(f"{path} has no vectors of numbers: {error}") from error
+        return _normalised(vectors)
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        texts = [text for line in lines if (text := _text_of(line.strip()))]
+    return _embedded(texts[-count_max:], manifest, embedding)
+
+
+def questions_of_log(
+    kafka: KafkaSettings,
+    manifest: Manifest,
+    embedding: EmbeddingSettings,
+    count_max: int,
+    clock: Clock,
+    progress: ProgressReport,
+) -> Float32:
+    """Returns the last questions that Kafka still has: (n, dim) float32, normalised. Blocks.
+
+    Those with a vector of the index's model are taken as they are, the others embedded. Raises
+    `ConfigError` where there is no such topic, `RetryableError` where it cannot be read.
+    """
+    progress.note(f"reading {QUERIES.name}")
+    queries = list(_asked(kafka, clock))[-count_max:]
+    vectors = [
+        np.frombuffer(query.vector, "<f4")
+        for query in queries
+        if query.vector is not None
+        and query.embedding_model == manifest.embedding_model
+        and len(query.vector) == 4 * manifest.dimension
+    ]
+    texts = [query.text for query in queries if query.vector is None and query.text is not None]
+    parts = [np.stack(vectors)] if vectors else []
+    parts += [_embedded(texts, manifest, embedding)] if texts else []
+    if not parts:
+        return np.empty((0, manifest.dimension), np.float32)
+    return _normalised(np.concatenate(parts))
+
+
+def _asked(kafka: KafkaSettings, clock: Clock) -> Iterator[Query]:
+    for message in read_topic(kafka, clock, QUERIES.name, name="tune"):
+        try:
+            yield decode_query(message.value, message.headers, message.source)
+        except RecordError:
+            continue  # the grouper refused it, too
+
+
+def _text_of(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        found = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return line
+    return str(found.get("text") or found.get("question") or "")
+
+
+def _embedded(texts: list[str], manifest: Manifest, embedding: EmbeddingSettings) -> Float32:
+    if not texts:
+        return np.empty((0, manifest.dimension), np.float32)
+    embedder = load_embedder(embedding)
+    if embedder.fingerprint != manifest.embedding_model:
+        raise ConfigError(
+            f"the embedding model {embedding.model} is not that of the index "
+            f"({manifest.embedding_model_name}): give --model"
+        )
+    return embedder.encode(texts)
+
+
+def _normalised(vectors: Float32) -> Float32:
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    if vectors.ndim != 2 or not np.isfinite(norms).all():
+        raise ConfigError(f"questions of shape {vectors.shape}, or not finite: give (n, dimension)")
+    usable = norms[:, 0] > _NORM_MIN
+    scaled: Float32 = (vectors[usable] / norms[usable]).astype(np.float32)
+    return scaled
