@@ -90,7 +90,6 @@ class FaissIvf:
             mapped.copy_subset_to(lists, mapped.SUBSET_TYPE_ID_RANGE, 0, 1 << 62)  # all of them
             index.replace_invlists(lists)
             self._lists = lists  # the index does not keep it alive
-        index.nprobe = data.probes.shape[1]
         self._index = index
         self._top_k = data.top_k
 
@@ -104,11 +103,17 @@ class FaissIvf:
             for query, found in zip(batch, ids, strict=True):
                 yield FoundRows(query.number, found[found >= 0])
 
+    @property
+    def nlist(self) -> int:
+        """The number of clusters."""
+        return int(self._index.nlist)
+
     def find(self, vectors: Float32, probes: Int32, top_k: int) -> tuple[Int64, Float32]:
         """Returns ids (n, top_k) int64, -1 where there is none, and scores (n, top_k) float32.
 
         `vectors`: (n, dim) float32; `probes`: (n, nprobe) int32. Best first.
         """
+        self._index.nprobe = probes.shape[1]  # which FAISS compares with the shape
         scores, ids = self._index.search_preassigned(vectors, top_k, probes.astype(np.int64), None)
         return ids, scores
 

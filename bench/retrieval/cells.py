@@ -19,8 +19,9 @@ SLACK_BYTES = 4 << 20
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One contestant in one process.
 
-    `agreement`: of its ids with the reference's, for contestants that are exact. `figures` is None
-    where `status` is not `ok`.
+    `agreement`: of its ids with the reference's, for contestants that are exact. `recall_at_probes`
+    and `recall`: the share of the best rows of the probed clusters, and of all rows, that it found.
+    `figures` is None where `status` is not `ok`.
     """
 
     seed: int
@@ -36,6 +37,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     group: GroupCounters | None = None
     figures: ContestantFigures | None = None
     agreement: Agreement | None = None
+    recall_at_probes: float | None = None
+    recall: float | None = None
 
     @property
     def bytes_agree(self) -> bool:

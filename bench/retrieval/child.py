@@ -121,24 +121,24 @@ def _do(request: ChildRequest, folder: Path) -> ChildOutcome:
 
 
 def _search_reference(data: SearchData, limits: Limits, into: Path) -> None:
-    """Finds `MARGIN` more than are asked for, so that the scores of ties are known."""
+    """Finds the best of the probed clusters, and the best of all clusters.
+
+    `MARGIN` more than are asked for, so that the scores of ties are known.
+    """
     faiss: Any = FaissIvf(in_memory=True, one_by_one=False)
     faiss.open(data, limits)
-    found = [
-        faiss.find(
-            data.queries[at : at + REFERENCE_BATCH],
-            data.probes[at : at + REFERENCE_BATCH],
-            data.top_k + MARGIN,
-        )
-        for at in range(0, len(data.queries), REFERENCE_BATCH)
-    ]
+    every = np.arange(faiss.nlist, dtype=np.int32)
+    found: dict[str, list[Any]] = {"ids": [], "scores": [], "true_ids": [], "true_scores": []}
+    for at in range(0, len(data.queries), REFERENCE_BATCH):
+        queries = data.queries[at : at + REFERENCE_BATCH]
+        probes = data.probes[at : at + REFERENCE_BATCH]
+        for prefix, clusters in (("", probes), ("true_", np.tile(every, (len(queries), 1)))):
+            ids, scores = faiss.find(queries, clusters, data.top_k + MARGIN)
+            found[f"{prefix}ids"].append(ids)
+            found[f"{prefix}scores"].append(scores)
     faiss.close()
     with into.open("wb") as file:
-        np.savez(
-            file,
-            ids=np.concatenate([ids for ids, _ in found]),
-            scores=np.concatenate([scores for _, scores in found]),
-        )
+        np.savez(file, **{name: np.concatenate(parts) for name, parts in found.items()})
 
 
 def _die_with_parent() -> None:

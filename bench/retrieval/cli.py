@@ -86,6 +86,12 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--cell-timeout", min=1, metavar="S", help="A cell that takes longer is timed out."
         ),
     ] = 1800.0
+    hour_price: Annotated[
+        float,
+        typer.Option(
+            "--hour-price", min=0, metavar="DOLLARS", help="Of the machine, for the last column."
+        ),
+    ] = 0.1
     data: DataOption = None
     questions: Annotated[
         list[Path],
@@ -122,7 +128,8 @@ def search(options: SearchOptions) -> bool:
     \b
     queries/s           from the first window's arrival to the last answer
     first s             from the start of the process to the first answer
-    x                   against the baseline, paired by seed
+    x                   against the baseline, paired by seed, where recall at the probes is equal
+    recall, at probes   share of the best of all rows, and of the probed clusters, that are found
     disk %, busy %      of what O_DIRECT reads of slices reach: over the whole loop, while reading
     x window, x static  bytes over those of reading each wanted cluster once a window, and of the
                         best fixed set kept

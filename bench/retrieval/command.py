@@ -48,6 +48,7 @@ def plan_of(options: SearchOptions) -> SearchPlan:
         limited_by=options.memory_held_by,
         timeout_s=options.cell_timeout_s,
         work=options.work,
+        hour_price=options.hour_price,
     )
 
 
@@ -97,7 +98,7 @@ def run_plan(
     )
 
     def show(output: Console) -> None:
-        print_summary(output, results.summary)
+        print_summary(output, results.summary, plan.hour_price)
         print_remarks(output, results, plan)
 
     return finish(report, json_file, show)

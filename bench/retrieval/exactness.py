@@ -1,11 +1,11 @@
-"""The ids of an exact contestant against those of FAISS IVF-Flat in memory. Pure."""
+"""The ids of a contestant against those of FAISS IVF-Flat in memory. Pure."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from bench.baselines.contestant import Float32, Int64
-from bench.core.agreement import Agreement, Ranking, Verdict, agreement, compare
+from bench.core.agreement import TOLERANCE, Agreement, Ranking, Verdict, agreement, compare
 
 MARGIN = 10
 """The reference finds this many more than top_k, so that the scores of ties are known."""
@@ -21,6 +21,23 @@ def check_exact(found: Int64, expected: Int64, scores: Float32) -> Agreement:
         (str(number), *_verdict(*rows))
         for number, rows in enumerate(zip(found, expected, scores, strict=True))
     )
+
+
+def recall_of(found: Int64, expected: Int64, scores: Float32) -> float:
+    """Returns the share of the expected ids that were found; equal scores have no order.
+
+    Shapes as in `check_exact`. An id whose score ties with the last expected one counts.
+    """
+    top_k = found.shape[1]
+    hits, wanted = 0, 0
+    for ids, rows, of_rows in zip(found, expected, scores, strict=True):
+        there = int(np.count_nonzero(rows[:top_k] >= 0))
+        if not there:
+            continue
+        good = rows[(rows >= 0) & (of_rows >= of_rows[there - 1] - TOLERANCE)]
+        hits += min(there, int(np.isin(ids[ids >= 0], good).sum()))
+        wanted += there
+    return hits / max(wanted, 1)
 
 
 def _verdict(found: Int64, expected: Int64, scores: Float32) -> tuple[Verdict, str]:

@@ -15,8 +15,10 @@ from bench.retrieval.cgroup import LimitedBy
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 
-BASELINES = ("cagr-best-greedy", "faiss-ondisk")
+BASELINES = ("carpool-exact", "cagr-best-greedy", "faiss-ondisk")
 """Ratios are to the first of these that takes part."""
+HOUR_PRICE = 0.1
+"""Dollars an hour for the machine: about what 2 cores and 8 GB cost in a cloud."""
 DISK_S = 0.5
 """Seconds at each of five depths, three times a block."""
 
@@ -43,6 +45,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = len(os.sched_getaffinity(0))
     timeout_s: float
     work: Path
+    hour_price: float = HOUR_PRICE
     disk_s: float = DISK_S
 
     def __post_init__(self) -> None:

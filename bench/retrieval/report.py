@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from rich.console import Console
@@ -68,14 +69,17 @@ def promises_of(summary: SearchSummary, cells: Sequence[Cell]) -> dict[str, bool
     }
 
 
-def print_summary(console: Console, summary: SearchSummary) -> None:
+def print_summary(console: Console, summary: SearchSummary, hour_price: float) -> None:
     """Prints two tables for each window size: medians over seeds, with the range."""
     for window in dict.fromkeys(row.window for row in summary.rows):
         rows = [row for row in summary.rows if row.window == window]
         disk = summary.disk_bytes_per_s.get(window)
         disk_words = f"; the disk reads {_range(disk, 1e9, 2)} GB/s" if disk else ""
         for title, columns in (
-            (f"Windows of {window}: cold, closed loop", speed_columns),
+            (
+                f"Windows of {window}: cold, closed loop",
+                partial(speed_columns, hour_price=hour_price),
+            ),
             (f"Windows of {window}: bytes{disk_words}", bytes_columns),
         ):
             table = Table(title=title)
@@ -90,8 +94,10 @@ def print_summary(console: Console, summary: SearchSummary) -> None:
                 _line(console, f"{row.contestant}, {failure}", "yellow")
     _line(
         console,
-        f"x: against {summary.baseline}, paired by seed. [lowest, highest] over seeds. computed: "
-        "nothing was read",
+        f"x: against {summary.baseline}, paired by seed, only where as much is found in the same "
+        "probed clusters (within 0.002). [lowest, highest] over seeds. recall: against all rows; "
+        "at probes: against an exact search of the same clusters. computed: nothing was read. "
+        f"$/million: questions at full load, for ${hour_price:g} an hour",
         "dim",
     )
 
@@ -124,8 +130,8 @@ def print_remarks(console: Console, results: SearchResults, plan: SearchPlan) ->
         )
 
 
-def speed_columns(row: SearchRow) -> dict[str, str]:
-    """Returns heading and cell of the first table."""
+def speed_columns(row: SearchRow, hour_price: float) -> dict[str, str]:
+    """Returns heading and cell of the first table. `hour_price`: dollars for the machine."""
     figures = row.figures
     return {
         "contestant": _name(row),
@@ -134,8 +140,16 @@ def speed_columns(row: SearchRow) -> dict[str, str]:
         "p50 ms": _median(figures.get("p50_ms")),
         "p99 ms": _median(figures.get("p99_ms")),
         "first s": _median(figures.get("first_answer_s")),
+        "recall": _range(figures.get("recall"), 1, 4),
+        "at probes": _range(figures.get("recall_at_probes"), 1, 4),
+        "$/million": _dollars(figures.get("queries_per_s"), hour_price),
         "same, tied, differ": _verdicts(row),
     }
+
+
+def _dollars(rate: Range | None, hour_price: float) -> str:
+    """What a million questions cost at full load."""
+    return "-" if rate is None else f"{hour_price / (rate.median * 3600) * 1e6:,.3f}"
 
 
 def bytes_columns(row: SearchRow) -> dict[str, str]:
@@ -167,6 +181,8 @@ def cell_line(cell: Cell) -> str:
         f"{figures.loop.kernel_read_bytes / figures.queries / 1e6:,.2f} MB a query",
         f"first answer {figures.first_answer_us / 1e6:.1f} s",
     ]
+    if cell.recall is not None and cell.recall_at_probes is not None:
+        words.append(f"recall {cell.recall:.4f}, at the probes {cell.recall_at_probes:.4f}")
     if cell.agreement is not None:
         counts = cell.agreement
         words.append(f"{counts.same} same, {counts.tied} tied, {counts.different} different")

@@ -16,14 +16,13 @@ import numpy as np
 
 from bench.baselines.contestant import ContestantEntry, Int32, Limits
 from bench.baselines.registry import ENTRIES, REFERENCE
-from bench.core.agreement import Agreement
 from bench.core.progress import Tell, silent
 from bench.data import oracles
 from bench.data.clusters import open_clusters
 from bench.micro.disk import DiskRead, measure_disk
 from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
 from bench.retrieval.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, ChildRequest, SearchFiles
-from bench.retrieval.exactness import check_exact
+from bench.retrieval.exactness import check_exact, recall_of
 from bench.retrieval.kernel import drop_page_cache
 from bench.retrieval.plan import SearchPlan, check_cache_budgets, order_of
 from bench.retrieval.processes import run_child
@@ -138,6 +137,8 @@ class SearchRun:
         )
         self._tell(step, plan.queries, plan.queries)
         is_ok = ended.status == "ok"
+        if is_ok:
+            cell = self._judged(cell, seed, folder, entry)
         return msgspec.structs.replace(
             cell,
             status=ended.status,
@@ -147,13 +148,20 @@ class SearchRun:
             page_cache_dropped=dropped,
             group=ended.group,
             figures=ended.outcome.figures if is_ok else None,
-            agreement=self._agreement(seed, folder) if is_ok and entry.is_exact else None,
         )
 
-    def _agreement(self, seed: _SeedData, folder: Path) -> Agreement:
+    def _judged(self, cell: Cell, seed: _SeedData, folder: Path, entry: ContestantEntry) -> Cell:
+        """Returns the cell with what its ids are worth."""
         found = np.load(folder / IDS_NAME, allow_pickle=False)
         with np.load(seed.folder / REFERENCE_NAME, allow_pickle=False) as reference:
-            return check_exact(found, reference["ids"], reference["scores"])
+            probed = reference["ids"], reference["scores"]
+            true = reference["true_ids"], reference["true_scores"]
+        return msgspec.structs.replace(
+            cell,
+            agreement=check_exact(found, *probed) if entry.is_exact else None,
+            recall_at_probes=recall_of(found, *probed),
+            recall=recall_of(found, *true),
+        )
 
     def _measure_disk(self, seed: _SeedData, window: int) -> None:
         rates = measure_disk(seed.reads, seed=seed.seed, duration_s=self.plan.disk_s)

@@ -14,6 +14,9 @@ from bench.core.spread import Range, over_runs, paired_ratio
 from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
 from bench.retrieval.measure import ContestantFigures
 
+APART = 0.002
+"""Ratios compare contestants whose recall at the same probes is at most this far apart."""
+
 Figure = Callable[[Cell], float | None]
 BySeed = dict[int, float]
 
@@ -131,7 +134,9 @@ def _row(block: _Block, name: str, baseline: str) -> SearchRow:
             if cell.status != "ok"
         ),
         figures=_ranges(figures),
-        to_baseline={figure: ratio for figure, ratio in ratios.items() if ratio is not None},
+        to_baseline={figure: ratio for figure, ratio in ratios.items() if ratio is not None}
+        if _finds_as_much(figures, others)
+        else {},
         to_oracles=_to_oracles(figures["bytes_read"], block),
         agreement={
             verdict: sum(getattr(one, verdict) for one in agreed)
@@ -145,6 +150,13 @@ def _row(block: _Block, name: str, baseline: str) -> SearchRow:
             for cell in cells.values()
         ),
     )
+
+
+def _finds_as_much(figures: Mapping[str, BySeed], others: Mapping[int, Cell]) -> bool:
+    """Whether a contestant finds as much of the probed clusters as the baseline, within `APART`."""
+    ours, theirs = figures["recall_at_probes"], _by_seed(others, FIGURES["recall_at_probes"])
+    both = ours.keys() & theirs.keys()
+    return all(abs(ours[seed] - theirs[seed]) <= APART for seed in both)
 
 
 def _oracle_row(block: _Block, name: str) -> SearchRow:
@@ -215,6 +227,8 @@ FIGURES: dict[str, Figure] = {
     "bytes_a_query": _measured(lambda m: m.loop.kernel_read_bytes / m.queries),
     "loading_bytes": _measured(lambda m: m.opening.kernel_read_bytes),
     "first_answer_s": _measured(lambda m: m.first_answer_us / 1e6),
+    "recall_at_probes": lambda cell: cell.recall_at_probes,
+    "recall": lambda cell: cell.recall,
     "peak_bytes": lambda cell: None if cell.group is None else cell.group.peak_bytes,
 }
 """Every figure of a cell, by its name in the JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.retrieval.cells import agrees
-from bench.retrieval.exactness import MARGIN, check_exact
+from bench.retrieval.exactness import MARGIN, check_exact, recall_of
 
 
 def test_bytes_agree_within_two_per_cent_or_four_mebibytes() -> None:
@@ -36,3 +36,12 @@ def test_an_id_that_is_there_twice_is_different() -> None:
     ids, scores = _reference(1)
     scores[:] = 0.5
     assert check_exact(np.array([[0, 0, 1]], dtype=np.int64), ids, scores).different == 1
+
+
+def test_recall_counts_expected_ids_and_those_that_tie_with_the_last() -> None:
+    ids, scores = _reference(3)
+    scores[1, 3] = scores[1, 2] - 5e-6  # the fourth ties with the third
+    found = np.array([[2, 0, 1], [0, 1, 3], [0, 9, -1]], dtype=np.int64)
+    assert recall_of(found, ids, scores) == (3 + 3 + 1) / 9
+    ids[2, 1:] = -1  # only one row there
+    assert recall_of(found, ids, scores) == (3 + 3 + 1) / 7

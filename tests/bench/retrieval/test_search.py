@@ -53,7 +53,10 @@ def test_contestants_agree_with_faiss_and_with_the_kernel_and_the_report_says_so
         assert rows[name]["agreement"]["same"] + rows[name]["agreement"]["tied"] == 40
         assert rows[name]["figures"]["queries_per_s"]["median"] > 0
         assert rows[name]["bytes_agree"]
-    assert rows["cagr-best-greedy"]["to_baseline"]["queries_per_s"]["median"] == 1
+    assert rows["carpool-exact"]["to_baseline"]["queries_per_s"]["median"] == 1
+    for name in FAISS:
+        assert rows[name]["figures"]["recall_at_probes"]["median"] == 1
+        assert 0.3 < rows[name]["figures"]["recall"]["median"] < 1
     assert len(results["cells"]["disk"]) == 3  # before, amid and after the block
     assert "no process was limited" in capsys.readouterr().out
 

@@ -138,7 +138,7 @@ def test_promises_break_when_bytes_or_ids_differ_or_nothing_was_measured(
 
 def test_the_tables_show_ranges_failures_and_counts() -> None:
     console = Console(width=200, record=True)
-    print_summary(console, summary(CELLS))
+    print_summary(console, summary(CELLS), 0.1)
     text = console.export_text()
     for words in ("250.0 [200.0, 300.0]", "out of memory: killed", "oracle-window (computed)"):
         assert words in text
@@ -147,7 +147,7 @@ def test_the_tables_show_ranges_failures_and_counts() -> None:
         cell("base", 0, read_bytes=9, own_bytes=9),
         cell("ours", 0, read_bytes=99 << 20, own_bytes=1),
     ]
-    print_summary(console, summary(counted))
+    print_summary(console, summary(counted), 0.1)
     text = console.export_text()
     assert "agrees" in text
     assert "disagrees" in text
