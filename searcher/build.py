@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -115,13 +115,7 @@ class BothPlanes:
 
     codes: SearchPlane
     exact: ExactPlane
-    executor: Executor = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Joins the two executors."""
-        object.__setattr__(
-            self, "executor", ExecutorByMode(self.codes.executor, self.exact.executor)
-        )
+    executor: Executor
 
     def close(self) -> None:
         """Closes both."""
@@ -251,7 +245,11 @@ def open_search_plane(
         exact.close()
         raise
     metrics.searcher.budget_bytes.set(memory_bytes(codes) + exact.memory.arena_bytes_total)
-    return BothPlanes(codes=by_codes, exact=exact)
+    return BothPlanes(
+        codes=by_codes,
+        exact=exact,
+        executor=ExecutorByMode(by_codes.executor, exact.executor, metrics),
+    )
 
 
 def _exact_bytes_min(index: OpenIndex, settings: SearcherSettings) -> int:

@@ -218,23 +218,31 @@ class CodesExecutor:
         # Rows that wait for a buffer must not become more and more.
         while self._waiting and self._scans < self._threads > self._rows.waiting:
             share = -(-len(self._waiting) // (self._threads - self._scans))
-            keys: list[int] = []
-            while self._waiting and len(keys) < min(share, SCAN_QUERIES_MAX):
-                key = self._waiting.popleft()
-                if key in self._queries:  # else it was dropped
-                    keys.append(key)
+            keys = self._next_keys(min(share, SCAN_QUERIES_MAX))
             if not keys:
                 return
             self._scans += 1
             scan = self._pool.submit(self._scan_on_thread, [self._queries[key] for key in keys])
             scan.add_done_callback(partial(self._end_scan, tuple(keys)))
 
+    def _next_keys(self, count_max: int) -> list[int]:
+        """Takes the next waiting queries whose scans propose equally many rows."""
+        keys: list[int] = []
+        while self._waiting and len(keys) < count_max:
+            query = self._queries.get(self._waiting[0])
+            if query is not None:  # else it was dropped
+                if keys and query.count != self._queries[keys[0]].count:
+                    break
+                keys.append(query.search.key)
+            self._waiting.popleft()
+        return keys
+
     def _scan_on_thread(self, queries: Sequence[_Query]) -> tuple[Int64, Float32, int]:
         began_us = self._clock.now_us()
         rows, estimates = self._codes.scanner.scan(
             np.stack([query.search.vector for query in queries]),
             [np.array(query.search.clusters, np.int64) for query in queries],
-            max(query.count for query in queries),
+            queries[0].count,
         )
         return rows, estimates, self._clock.now_us() - began_us
 

@@ -1,28 +1,76 @@
-"""The executor of an index with codes: exact searches go to one executor, others to another."""
+"""The executor of an index with codes: exact searches go to one executor, others to another.
+
+One query in `audit_every` is searched exactly too, when there was nothing else to do for a while,
+and what its first search missed is counted: the promise is measured where it is given, on the
+questions that are asked.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from searcher.executor import Executor, Finish, SearchGroup
+from carpool.telemetry.metrics import Metrics
+from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
+
+AUDIT_EVERY = 1000
+IDLE_S = 1.0
+"""An audit begins when there was nothing to do for so long: it reads whole clusters."""
+AUDITS_DUE_MAX = 1000
+"""Audits that wait until nothing else is to be done; the oldest are given up."""
+TIE = 1e-6
+"""Scores nearer than this are equal: the two ways add the same numbers in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Audit:
+    """A query that is searched again, and what it found."""
+
+    search: Search
+    found: SearchResult
 
 
 class ExecutorByMode:
     """Implements `Executor`. `exact` runs on a thread of its own, so `finish` is called by two."""
 
-    def __init__(self, codes: Executor, exact: Executor) -> None:
+    def __init__(
+        self,
+        codes: Executor,
+        exact: Executor,
+        metrics: Metrics,
+        *,
+        audit_every: int = AUDIT_EVERY,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self._codes = codes
         self._exact = exact
+        self._metrics = metrics.searcher
+        self._audit_every = audit_every
+        self._idle_s = idle_s
+        self._timer: threading.Timer | None = None  # while an audit waits
+        self._lock = threading.Lock()
+        self._in_hand: set[int] = set()  # keys of searches that are not finished
+        # The executor of exact searches has keys of its own: audits begin later than searches.
+        self._next_exact_key = 0
+        self._exact_work: dict[int, Search | _Audit] = {}
+        self._due: deque[_Audit] = deque(maxlen=AUDITS_DUE_MAX)
         self._error: BaseException | None = None
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""
-        exact = tuple(search for search in group.searches if search.mode == "exact")
         others = tuple(search for search in group.searches if search.mode != "exact")
+        with self._lock:
+            self._in_hand.update(search.key for search in group.searches)
+            self._stop_timer()
+            exact = tuple(
+                self._as_exact(search, search)
+                for search in group.searches
+                if search.mode == "exact"
+            )
         if exact:
             # `next` and `horizon` are about queries of which most read no cluster.
             self._exact.join(replace(group, searches=exact, next_query=(), horizon={}))
@@ -31,8 +79,16 @@ class ExecutorByMode:
 
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; see `Executor.drop`."""
+        dropped = set(keys)
+        with self._lock:
+            self._in_hand -= dropped
+            exact = [
+                key
+                for key, work in self._exact_work.items()
+                if isinstance(work, Search) and work.key in dropped
+            ]
         self._codes.drop(keys)
-        self._exact.drop(keys)
+        self._exact.drop(exact)
 
     def run(self, finish: Finish) -> None:
         """Runs both; see `Executor.run`."""
@@ -41,8 +97,11 @@ class ExecutorByMode:
         )
         thread.start()
         try:
-            self._codes.run(finish)
+            self._codes.run(lambda search, found: self._end(search, found, finish))
         finally:
+            with self._lock:
+                self._due.clear()
+                self._stop_timer()
             self._exact.stop()
             thread.join()
         if self._error is not None:
@@ -60,7 +119,70 @@ class ExecutorByMode:
     def _run_exact(self, finish: Finish) -> None:
         try:
             with threadpool_limits(limits=1, user_api="blas"):
-                self._exact.run(finish)
+                self._exact.run(lambda search, found: self._end_exact(search, found, finish))
         except BaseException as error:  # raised by `run`, on the search thread
             self._error = error
             self._codes.stop()
+
+    def _as_exact(self, search: Search, work: Search | _Audit) -> Search:
+        """Returns `search` for the executor of exact searches. Called with the lock."""
+        key, self._next_exact_key = self._next_exact_key, self._next_exact_key + 1
+        self._exact_work[key] = work
+        deadline_us = None if isinstance(work, _Audit) else search.deadline_us
+        return replace(search, key=key, mode="exact", deadline_us=deadline_us)
+
+    # ---- ends of searches, on the two search threads
+
+    def _end(self, search: Search, found: SearchResult | None, finish: Finish) -> None:
+        finish(search, found)
+        with self._lock:
+            self._in_hand.discard(search.key)
+            if found is not None and not found.errors and search.key % self._audit_every == 0:
+                self._due.append(_Audit(search, found))
+        self._audit_later()
+
+    def _end_exact(self, search: Search, found: SearchResult | None, finish: Finish) -> None:
+        with self._lock:
+            work = self._exact_work.pop(search.key)
+        if isinstance(work, _Audit):
+            if found is not None and not found.errors:
+                self._count(work.found, found)
+        else:
+            finish(work, found)
+            with self._lock:
+                self._in_hand.discard(work.key)
+        self._audit_later()
+
+    def _audit_later(self) -> None:
+        """Begins an audit in `idle_s`, if one is due and nothing comes meanwhile."""
+        with self._lock:
+            if self._in_hand or self._exact_work or not self._due or self._timer is not None:
+                return
+            self._timer = threading.Timer(self._idle_s, self._audit)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _stop_timer(self) -> None:
+        """Called with the lock."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _audit(self) -> None:
+        with self._lock:
+            self._timer = None
+            if self._in_hand or self._exact_work or not self._due:
+                return
+            audit = self._due.popleft()
+            search = self._as_exact(audit.search, audit)
+        self._exact.join(SearchGroup(searches=(search,)))
+
+    def _count(self, found: SearchResult, exact: SearchResult) -> None:
+        rows = set(found.best.rows.tolist())
+        last = float(found.best.scores[-1]) if len(rows) else float("-inf")
+        missed = sum(
+            row not in rows and score > last + TIE
+            for row, score in zip(exact.best.rows.tolist(), exact.best.scores.tolist(), strict=True)
+        )
+        self._metrics.audited_ids.inc(len(exact.best.rows))
+        self._metrics.missed_ids.inc(missed)

@@ -103,11 +103,6 @@ class FaissIvf:
             for query, found in zip(batch, ids, strict=True):
                 yield FoundRows(query.number, found[found >= 0])
 
-    @property
-    def nlist(self) -> int:
-        """The number of clusters."""
-        return int(self._index.nlist)
-
     def find(self, vectors: Float32, probes: Int32, top_k: int) -> tuple[Int64, Float32]:
         """Returns ids (n, top_k) int64, -1 where there is none, and scores (n, top_k) float32.
 

@@ -12,8 +12,10 @@ from bench.retrieval.measure import ContestantFigures
 from bench.retrieval.processes import Status
 
 SHARE_MAX = 0.02
-SLACK_BYTES = 4 << 20
-"""Pages of interpreter and libraries: the kernel counts them, a contestant does not."""
+SLACK_BYTES = 16 << 20
+"""Pages of interpreter and libraries (FAISS has 40 MB): the kernel counts them, a contestant does
+not.
+"""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,6 @@ class SearchCells(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agrees(one: int, other: int) -> bool:
-    """Whether two counts of bytes are within 2 % or 4 MiB of each other. Pure."""
+    """Whether two counts of bytes are within 2 % or 16 MiB of each other. Pure."""
     apart = abs(one - other)
     return apart <= max(SLACK_BYTES, SHARE_MAX * max(one, other))

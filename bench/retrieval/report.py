@@ -57,7 +57,7 @@ def promises_of(summary: SearchSummary, cells: Sequence[Cell]) -> dict[str, bool
     """
     measured = [row for row in summary.rows if not row.is_computed]
     return {
-        "bytes by the kernel agree within 2 % or 4 MiB with the own count of each contestant that "
+        "bytes by the kernel agree within 2 % or 16 MiB with the own count of each contestant that "
         "counts": all(row.bytes_agree for row in measured),
         "ids of exact contestants equal FAISS IVF-Flat's, but for equal scores": all(
             row.agreement is None or row.agreement["different"] == 0 for row in measured

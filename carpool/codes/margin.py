@@ -22,13 +22,13 @@ EXPECTED_RECALL: dict[SearchMode, float] = {"default": 0.998, "margin": 0.9999, 
 COUNT_MAX = 2048
 """Rows that are read for a query at most."""
 
-_ERRORS = {"rabitq1": 0.70, "rabitq2": 0.34, "rabitq3": 0.17, "rabitq4": 0.098}
+_ERRORS = {"rabitq1": 0.70, "rabitq2": 0.38, "rabitq3": 0.17, "rabitq4": 0.098}
 """Standard deviation of an error, times sqrt(dimension), for distances of 1."""
 _DISTANCES = 1.2
-_DEVIATIONS: dict[SearchMode, float] = {"default": 2.6, "margin": 4.5}
-_MOST = 0.75
+_DEVIATIONS: dict[SearchMode, float] = {"default": 3.3, "margin": 4.8}
+_MOST = 0.6
 """Share of the margin that the first scan must cover. Few of the best rows are farther away."""
-_FIRST_COUNTS = {"rabitq1": (60, 400), "rabitq2": (12, 60), "rabitq3": (4, 16), "rabitq4": (2, 5)}
+_FIRST_COUNTS = {"rabitq1": (60, 400), "rabitq2": (14, 110), "rabitq3": (4, 16), "rabitq4": (2, 5)}
 """Rows to propose at first: so many times `top_k`, and so many more."""
 
 
@@ -40,7 +40,7 @@ def margin(codec: str, dimension: int, mode: SearchMode) -> float:
 def first_count(codec: str, mode: SearchMode, top_k: int) -> int:
     """Returns how many rows a scan proposes at first: nearly always all within the margin."""
     times, more = _FIRST_COUNTS[codec]
-    return min(COUNT_MAX, (times * top_k + more) * (2 if mode == "margin" else 1))
+    return min(COUNT_MAX, (times * top_k + more) * (3 if mode == "margin" else 1))
 
 
 def rows_within(estimates: npt.NDArray[np.float32], top_k: int, width: float) -> tuple[int, bool]:

@@ -219,6 +219,14 @@ class SearcherMetrics:
         )
         self.resident_bytes = make.gauge("resident_bytes", "Bytes of the budget in use.", "kind")
         self.budget_bytes = make.gauge("budget_bytes", "The memory budget for clusters.")
+        self.audited_ids = make.counter(
+            "audited_ids_total",
+            "Ids of exact searches that check others: one query in 1,000, while nothing waits.",
+        )
+        self.missed_ids = make.counter(
+            "missed_ids_total",
+            "Of these, ids that the first search missed. At most 2 in 1,000 by default.",
+        )
         self.clusters_damaged = make.counter(
             "clusters_damaged_total", "Reads that failed their checksum. Must stay zero."
         )

@@ -118,7 +118,7 @@ def test_rows_that_cannot_be_read_are_named_by_their_cluster(
     for search in searches:
         result = found[search.key]
         assert result is not None
-        assert set(result.skipped) <= {3, 4}, "a read may go on into the next cluster"
+        assert set(result.skipped) <= {3, 4, 5}, "a read may go on into the next cluster"
         named += len(result.skipped)
         assert all(isinstance(error, kind) for error in result.errors)
         rest = set(exact(index, search, frozenset(result.skipped)))

@@ -121,7 +121,7 @@ def test_the_rate_of_the_disk_is_the_best_median_of_a_depth() -> None:
     ("cells", "kept"),
     [
         (CELLS, [True, True, True, True]),
-        ([cell("base", 0, read_bytes=10**8, own_bytes=9 * 10**7)], [False, True, True, True]),
+        ([cell("base", 0, read_bytes=10**8, own_bytes=8 * 10**7)], [False, True, True, True]),
         ([cell("base", 0, read_bytes=1, different=1)], [True, False, True, True]),
         ([CELLS[0], ended("failed", is_bug=True)], [True, True, False, True]),
         ([ended("failed")], [True, True, False, False]),
