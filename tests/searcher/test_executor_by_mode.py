@@ -13,6 +13,7 @@ from carpool.clock import SystemClock
 from carpool.codes import margin
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
+from schemas.query import SearchMode
 from searcher.build import BothPlanes, open_search_plane
 from searcher.events import NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
@@ -22,6 +23,7 @@ from tests.searcher.codes_rig import exact, make_index, missed, questions
 from tests.searcher.helpers import SmallIndex
 
 BUDGET_BYTES = 32 << 20
+MODES: tuple[SearchMode, ...] = ("default", "margin", "exact")
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +76,8 @@ class Running:
 
 def test_each_query_gets_its_promise_under_its_own_key(index: SmallIndex) -> None:
     searches = questions(index, 90, 5)
-    for number, mode in enumerate(("default", "margin", "exact")):
-        searches[number::3] = [replace(one, mode=mode) for one in searches[number::3]]  # type: ignore[arg-type]
+    for number, mode in enumerate(MODES):
+        searches[number::3] = [replace(one, mode=mode) for one in searches[number::3]]
     running = Running(index, audit_every=1000)
     found = running.search(searches)
     running.close()
