@@ -26,12 +26,9 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-import structlog
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.disk.pages import PageLayout, UInt8
-
-log = structlog.get_logger()
 
 Float32 = npt.NDArray[np.float32]
 
@@ -101,9 +98,7 @@ def _measured(layout: PageLayout) -> int:
         sum(dots_s if count <= few else matrix_s for count, (dots_s, matrix_s) in times.items())
         for few in range(QUERIES_FEW_MAX + 1)
     ]
-    few = totals_s.index(min(totals_s))
-    log.info("few queries are scored by dot products", queries_max=few, dimension=layout.dimension)
-    return few
+    return totals_s.index(min(totals_s))
 
 
 def _times_s(layout: PageLayout, counts: Iterable[int]) -> dict[int, tuple[float, float]]:

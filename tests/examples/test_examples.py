@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.doc_blocks import ROOT, environ, small_carpool
+from tests.deploy.doc_blocks import ROOT, build_small_index, environ, small_carpool
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,3 +53,22 @@ def test_a_java_program_asks_and_reads_its_answer(tmp_path: Path) -> None:
     with small_carpool(tmp_path) as bootstrap:
         printed = run([*java, bootstrap, "Who wrote Moby-Dick?"], tmp_path)
     assert printed.split(":")[0] in ("ok", "partial")
+
+
+def test_a_retriever_finds_passages_as_langchain_reads_them(tmp_path: Path) -> None:
+    build_small_index(tmp_path)
+    index = tmp_path / ".carpool" / "index"
+    retriever = [sys.executable, str(ROOT / "examples" / "retriever.py"), str(index)]
+    printed = run([*retriever, "Moby-Dick novel by Herman Melville"], tmp_path)
+    assert "Moby-Dick" in printed.splitlines()[0]
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        from retriever import Retriever  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    finder = Retriever(index, top_k=2)
+    one = finder.invoke("Moby-Dick novel", config={"tags": ["x"]})
+    assert [one, one] == finder.batch(["Moby-Dick novel"] * 2)
+    assert one == asyncio.run(finder.ainvoke("Moby-Dick novel"))
+    assert len(one) == 2 and one[0].page_content and one[0].metadata["id"]
+    finder.close()
