@@ -41,6 +41,8 @@ READ_AHEAD_SHARE = 8
 PREFETCH_SHARE = 32
 READ_AHEAD_BYTES_MAX = 96 << 20
 """Three times the bytes with the kernel: as much is scored, and as much waits to be read."""
+SLICE_BYTES_MAX = 2 << 20
+"""Largest part of a cluster that exact searches read beside codes, in the memory codes leave."""
 CLOSE_TIMEOUT_S = 0.5
 
 OpenEngine = Callable[[SegmentFiles], BlockEngine]
@@ -213,25 +215,31 @@ def open_search_plane(
 ) -> SearchPlane:
     """Returns the executor that the index and the settings allow, and its parts. Blocks.
 
-    With codes in memory where the index has codes that fit `budget_bytes`; what they leave is for
-    exact searches. Without, the whole budget is for clusters, and every search is exact. `engine`
-    and `pool` are for tests and benchmarks of exact searches. Raises `ConfigError`, and
+    With codes, where the index has them and `budget_bytes` holds enough of them; what they leave is
+    for exact searches. Without, the whole budget is for clusters, and every search is exact.
+    `engine` and `pool` are for tests and benchmarks of exact searches. Raises `ConfigError`, and
     `CorruptionError` where checksums of codes are damaged.
     """
-    codes = None
+    chosen = None
+    beside_codes = msgspec.structs.replace(
+        settings,
+        prefetch="none",
+        slice_bytes_max=min(settings.slice_bytes_max or SLICE_BYTES_MAX, SLICE_BYTES_MAX),
+    )
+    exact_bytes_min = _exact_bytes_min(index, beside_codes)
     if settings.search_mode != "exact" and index.manifest.codes:
         # FAISS takes 30 MB, and an exact search does not need it.
-        from searcher.open_codes_plane import choose_codes, memory_bytes, open_codes_plane
+        from searcher.codes.open import choose_codes, open_codes_plane
 
-        codes = choose_codes(index, settings.budget_bytes - _exact_bytes_min(index, settings))
-    if codes is None:
+        chosen = choose_codes(index, settings.budget_bytes - exact_bytes_min)
+    if chosen is None:
         return open_exact_plane(
             index, settings, metrics, clock, events=events, engine=engine, pool=pool
         )
-    exact_bytes = settings.budget_bytes - memory_bytes(codes)
+    exact_bytes = settings.budget_bytes - chosen.memory_bytes
     exact = open_exact_plane(
         index,
-        msgspec.structs.replace(settings, budget_bytes=exact_bytes, prefetch="none"),
+        msgspec.structs.replace(beside_codes, budget_bytes=exact_bytes),
         metrics,
         clock,
         events=events,
@@ -240,11 +248,11 @@ def open_search_plane(
         fills_memory=False,
     )
     try:
-        by_codes = open_codes_plane(index, codes, settings, metrics, clock)
+        by_codes = open_codes_plane(index, chosen, settings, metrics, clock)
     except BaseException:
         exact.close()
         raise
-    metrics.searcher.budget_bytes.set(memory_bytes(codes) + exact.memory.arena_bytes_total)
+    metrics.searcher.budget_bytes.set(chosen.memory_bytes + exact.memory.arena_bytes_total)
     return BothPlanes(
         codes=by_codes,
         exact=exact,

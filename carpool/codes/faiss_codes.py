@@ -10,6 +10,7 @@ error bound holds for rotated vectors. The stored rows are not rotated.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,6 @@ UInt8 = npt.NDArray[np.uint8]
 
 NEAREST_FIRST = 10
 """FAISS's scan of one query at a time, its clusters in the order given."""
-_ID_BYTES = 8
 
 
 def code_layout(codec: str, dimension: int) -> CodeLayout:
@@ -75,9 +75,10 @@ class Encoder:
 
 
 class CodeScanner:
-    """Scans the codes that are in memory. `load` and `drop` change what that is. Not thread-safe.
+    """Scans the codes that are in memory. `load` and `drop` change what that is.
 
-    Memory: the codes, and 8 bytes a row that FAISS wants for its id.
+    Threads may scan at the same time, and while one thread loads or drops other clusters. Memory:
+    the codes, and 8 bytes a row that FAISS wants for its id.
     """
 
     def __init__(
@@ -94,26 +95,33 @@ class CodeScanner:
         self._first_rows = first_rows
         self._row_counts = row_counts
         self._all = _Lists(centroids @ rotation, layout.codec)
-        self.size_bytes = 0
 
     def load(self, cluster: int, codes: UInt8) -> None:
         """Takes over a copy of the codes of a cluster, (n,) uint8, verified."""
+        assert len(codes) == self._layout.size_bytes(int(self._row_counts[cluster]))
+        self.make_room(cluster)
+        self.write(cluster, 0, codes)
+
+    def make_room(self, cluster: int) -> None:
+        """Takes memory for the codes of a cluster; then `write` all of them."""
         first, count = int(self._first_rows[cluster]), int(self._row_counts[cluster])
-        assert len(codes) == self._layout.size_bytes(count)
         if not count:
             return
         lists = self._all.lists
         lists.resize(cluster, count)
         rows = np.arange(first, first + count, dtype=np.int64)
-        faiss.memcpy(lists.get_codes(cluster), faiss.swig_ptr(codes), len(codes))
         faiss.memcpy(lists.get_ids(cluster), faiss.swig_ptr(rows), rows.nbytes)
-        self.size_bytes += len(codes) + rows.nbytes
+
+    def write(self, cluster: int, start: int, codes: UInt8) -> None:
+        """Copies codes of a cluster, verified, to byte `start` of its memory."""
+        if len(codes):
+            assert start + len(codes) <= self._layout.size_bytes(int(self._row_counts[cluster]))
+            place = int(self._all.lists.get_codes(cluster)) + start
+            ctypes.memmove(place, codes.ctypes.data, len(codes))
 
     def drop(self, cluster: int) -> None:
-        """Frees the codes of a cluster."""
-        count = int(self._row_counts[cluster])
+        """Frees the codes of a cluster; no scan may use them. FAISS keeps the memory of its ids."""
         self._all.lists.resize(cluster, 0)
-        self.size_bytes -= self._layout.size_bytes(count) + count * _ID_BYTES
 
     def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.

@@ -70,8 +70,12 @@ class OpenCodes:
     @property
     def size_bytes(self) -> int:
         """Bytes of all codes in memory, with the 8 bytes that FAISS wants for each row's id."""
-        codes_bytes = sum(extent.size_bytes for extent in self.extents)
-        return codes_bytes + 8 * int(self.row_counts.sum())
+        return sum(extent.size_bytes for extent in self.extents) + self.ids_bytes
+
+    @property
+    def ids_bytes(self) -> int:
+        """Bytes of the ids that FAISS wants: 8 for each row."""
+        return 8 * int(self.row_counts.sum())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The buffers of rows in flight: a fixed number of slots of one size, taken and given back."""
+"""The buffers of small reads: a fixed number of slots of one size, taken and given back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mmap
 PAGE_BYTES = 4096
 
 
-class RowBuffers:
+class ReadBuffers:
     """`slots` buffers of `slot_pages` pages of 4 KiB each. Not thread-safe."""
 
     def __init__(self, slots: int, slot_pages: int) -> None:

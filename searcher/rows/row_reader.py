@@ -19,7 +19,7 @@ from carpool.disk.checked_file import CheckedFile
 from carpool.disk.pages import PageLayout
 from carpool.errors import RetryableError
 from searcher.plan.row_pages import plan_reads, row_places, split_rows
-from searcher.rows.buffers import RowBuffers
+from searcher.rows.buffers import ReadBuffers
 from searcher.rows.row_batch import RowBatch, check_rows, vectors_of
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
 
@@ -28,14 +28,23 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 NO_MEMORY = (
-    "there was no memory to read rows into: reads that never returned take up the buffers. Check "
+    "there was no memory to read into: reads that never returned take up the buffers. Check "
     "the disk; the queries that came meanwhile can be asked again"
 )
 
 
+def timed_out(timeout_us: int) -> RetryableError:
+    """Returns the error of a read that is given up."""
+    return RetryableError(
+        f"a read did not come within {timeout_us / 1_000_000:g} s: the disk hangs, or is too slow. "
+        "Its memory stays out of use until the kernel returns it. Check the disk; if it is only "
+        "slow, raise [searcher] read_timeout_ms"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowRules:
-    """How rows are read: tries after an I/O error, and after how long a read is given up."""
+class ReadLimits:
+    """How small reads are done: tries after an I/O error, and after how long a read is given up."""
 
     attempts: int
     timeout_us: int
@@ -78,8 +87,8 @@ class RowReader:
         sums: Sequence[CheckedFile],
         segment_first_pages: Int64,
         reads: PageReads,
-        buffers: RowBuffers,
-        rules: RowRules,
+        buffers: ReadBuffers,
+        limits: ReadLimits,
         clock: Clock,
     ) -> None:
         """`sums`: the side files by segment; `segment_first_pages`: as `plan_reads` wants them."""
@@ -88,7 +97,7 @@ class RowReader:
         self._first_pages = segment_first_pages
         self._reads = reads
         self._buffers = buffers
-        self._rules = rules
+        self._limits = limits
         self._clock = clock
         self._wanted: deque[_Wanted] = deque()
         self._reading: dict[PageBatch, RowBatch] = {}
@@ -103,7 +112,7 @@ class RowReader:
     def times_out_at_us(self) -> int | None:
         """When the oldest read in progress is given up; None while there is none."""
         submitted_us = min((reads.submitted_us for reads in self._reading), default=None)
-        return None if submitted_us is None else submitted_us + self._rules.timeout_us
+        return None if submitted_us is None else submitted_us + self._limits.timeout_us
 
     def add(self, owners: Int64, rows: Int64) -> None:
         """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""
@@ -210,30 +219,23 @@ class RowReader:
 
     def _give_up(self) -> list[RowsRead]:
         """Stops waiting for reads that take too long."""
-        before_us = self._clock.now_us() - self._rules.timeout_us
+        before_us = self._clock.now_us() - self._limits.timeout_us
         given_up = []
         for reads in [reads for reads in self._reading if reads.submitted_us < before_us]:
             batch = self._reading.pop(reads)
             self._stuck[reads] = batch
             for position in np.flatnonzero(~reads.ended).tolist():
-                reads.errors.setdefault(position, self._timed_out())
-            batch.attempt = self._rules.attempts  # a disk that hangs is not asked again
+                reads.errors.setdefault(position, timed_out(self._limits.timeout_us))
+            batch.attempt = self._limits.attempts  # a disk that hangs is not asked again
             given_up.append(self._read_of(batch))
         return given_up
-
-    def _timed_out(self) -> RetryableError:
-        return RetryableError(
-            f"a read did not come within {self._rules.timeout_us / 1_000_000:g} s: the disk hangs, "
-            "or is too slow. Its memory stays out of use until the kernel returns it. Check the "
-            "disk; if it is only slow, raise [searcher] read_timeout_ms"
-        )
 
     def _read_of(self, batch: RowBatch) -> RowsRead:
         """Returns the rows of a batch; those with a passing error are wanted again."""
         is_good, errors = check_rows(batch, self._sums)
         again, failed = [], []
         for pair, error in errors.items():
-            if isinstance(error, RetryableError) and batch.attempt < self._rules.attempts:
+            if isinstance(error, RetryableError) and batch.attempt < self._limits.attempts:
                 again.append(pair)
             else:
                 failed.append(FailedRow(int(batch.owners[pair]), int(batch.rows[pair]), error))

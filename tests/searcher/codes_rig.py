@@ -12,16 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from carpool.clock import SystemClock
+from carpool.codes.faiss_codes import CodeScanner
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from schemas.record import ClusterId
-from searcher.codes_executor import CodesExecutor
+from searcher.codes.executor import CodesExecutor
+from searcher.codes.load import load_codes
+from searcher.codes.paged import PagedCodes
+from searcher.codes.piece_reader import PieceReader
+from searcher.codes.source import CodeSource
 from searcher.executor import Search, SearchGroup, SearchResult
-from searcher.load_codes import load_codes
+from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
-from searcher.rows.buffers import RowBuffers
-from searcher.rows.row_reader import RowReader, RowRules
+from searcher.rows.buffers import ReadBuffers
+from searcher.rows.row_reader import ReadLimits, RowReader
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ThreadPageReads
 from searcher.store.waker import Waker
@@ -71,7 +76,8 @@ class Running:
     """An executor at work."""
 
     executor: CodesExecutor
-    pages: FaultyPages
+    pages: FaultyPages  # of rows
+    code_pages: FaultyPages
     metrics: Metrics
     found: queue.SimpleQueue[tuple[Search, SearchResult | None]]
     broken: dict[int, Exception] = field(default_factory=dict)
@@ -96,27 +102,49 @@ def running(
     slot_pages: int = 64,
     timeout_us: int = 10_000_000,
     attempts: int = 2,
+    paged_share: float | None = None,
 ) -> Iterator[Running]:
-    """Runs an executor on its own thread; checks at the end that no buffer or row was lost."""
+    """Runs an executor on its own thread; checks at the end that no buffer or row was lost.
+
+    `paged_share`: of the bytes of all codes that fit the memory; None: all are loaded.
+    """
     opened, clock, metrics, waker = open_index(index.dir), SystemClock(), Metrics(), Waker()
     files = SegmentFiles(index.paths, "auto")
     pages = FaultyPages(ThreadPageReads(files, waker, clock, 4), waker)
+    limits = ReadLimits(attempts=attempts, timeout_us=timeout_us)
     rows = RowReader(
         layout=opened.layout,
         sums=opened.row_sums,
         segment_first_pages=segment_first_pages([path.stat().st_size for path in index.paths]),
         reads=pages,
-        buffers=RowBuffers(slots, slot_pages),
-        rules=RowRules(attempts=attempts, timeout_us=timeout_us),
+        buffers=ReadBuffers(slots, slot_pages),
+        limits=limits,
         clock=clock,
     )
+    stored = opened.open_codes(codec)
+    code_files = SegmentFiles([file.path for file in stored.files], "auto")
+    code_pages = FaultyPages(ThreadPageReads(code_files, waker, clock, 4), waker)
+    codes: CodeSource
+    if paged_share is None:
+        codes = load_codes(stored, opened.centroids, direct_io="auto")
+    else:
+        sizes = [extent.size_bytes for extent in stored.extents]
+        codes = PagedCodes(
+            stored,
+            CodeScanner(
+                stored.layout,
+                opened.centroids,
+                stored.rotation,
+                stored.first_rows,
+                stored.row_counts,
+            ),
+            PagedCodesPlanner(sizes, int(paged_share * sum(sizes))),
+            PieceReader(stored, code_pages, ReadBuffers(3, 8), limits, clock),
+            metrics,
+            read_ahead_pages=8,
+        )
     executor = CodesExecutor(
-        codes=load_codes(opened.open_codes(codec), opened.centroids, direct_io="auto"),
-        rows=rows,
-        waker=waker,
-        threads=2,
-        metrics=metrics,
-        clock=clock,
+        codes=codes, rows=rows, waker=waker, threads=2, metrics=metrics, clock=clock
     )
     found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
     errors: list[BaseException] = []
@@ -131,14 +159,15 @@ def running(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield Running(executor, pages, metrics, found)
+        yield Running(executor, pages, code_pages, metrics, found)
     finally:
         executor.stop()
         thread.join(10)
         assert not thread.is_alive() and not errors
         executor.check_integrity()
-        assert pages.close(5)
+        assert pages.close(5) and code_pages.close(5)
         files.close()
+        code_files.close()
         waker.close()
         opened.close()
 

@@ -1,8 +1,9 @@
 """The executor of indexes with codes: scan codes in memory, read few rows, score them exactly.
 
-Threads of a pool scan the codes of the clusters that a query probes, and propose the rows with the
-best estimates. The search thread reads the proposed rows of all queries in hand together, each page
-once, and multiplies them. A query leaves when its last row is scored.
+Threads of a pool scan the codes of the clusters that a query probes, in parts where not all of them
+are in memory at a time, and propose the rows with the best estimates. The search thread reads the
+proposed rows of all queries in hand together, each page once, and multiplies them. A query leaves
+when its last row is scored.
 
 Scans, reads and scores overlap: while rows are with the disk, the pool scans for the next queries.
 Other threads only leave messages.
@@ -11,7 +12,7 @@ Other threads only leave messages.
 from __future__ import annotations
 
 import queue
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,9 +26,9 @@ from carpool.clock import Clock
 from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from schemas.retrieval import Probe
+from schemas.retrieval import Probe, Tier
+from searcher.codes.source import CodeSource, ScanPart
 from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
-from searcher.load_codes import LoadedCodes
 from searcher.messages import DropSearches, StopSearching
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
@@ -45,12 +46,12 @@ WAIT_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Scanned:
-    """A scan has ended: `rows` and `estimates` are (len(keys), n), best first.
+    """A scan has ended: `rows` and `estimates` are (len(parts), n), best first.
 
     A row is -1 where there are fewer.
     """
 
-    keys: tuple[int, ...]
+    parts: tuple[ScanPart, ...]
     rows: Int64
     estimates: Float32
     took_us: int
@@ -64,14 +65,19 @@ _Message = SearchGroup | DropSearches | StopSearching | _Scanned
 class _Query:
     """A query in hand.
 
-    `count`: of rows that its scan proposes; `unscored`: rows that are not scored yet, -1 before its
-    scan has ended.
+    `count`: of rows that a scan proposes; `candidates`: rows and estimates of its scanned parts;
+    `unscanned`: parts that are not scanned; `unscored`: rows that are not scored yet, -1 before its
+    last scan has ended.
     """
 
     search: Search
+    tiers: tuple[Tier, ...]
     count: int
     margin: float
     started_us: int
+    has_last_part: bool = False
+    unscanned: int = 0
+    candidates: list[tuple[Int64, Float32]] = field(default_factory=list)
     unscored: int = -1
     scores: list[Float32] = field(default_factory=list)
     rows: list[Int64] = field(default_factory=list)
@@ -86,14 +92,14 @@ class CodesExecutor:
     def __init__(
         self,
         *,
-        codes: LoadedCodes,
+        codes: CodeSource,
         rows: RowReader,
         waker: Waker,
         threads: int,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`threads`: that scan. `waker` must wake when a read of `rows` ends."""
+        """`threads`: that scan. `waker` must wake when a read of `rows` or of `codes` ends."""
         self._codes = codes
         self._rows = rows
         self._waker = waker
@@ -107,7 +113,8 @@ class CodesExecutor:
         self._threads = threads
         self._scans = 0
         self._queries: dict[int, _Query] = {}
-        self._waiting: deque[int] = deque()  # not scanned yet
+        self._waiting: deque[ScanPart] = deque()  # not scanned yet
+        self._window: object = object()  # of the group that joined last
         self._deadlines: dict[int, int] = {}
         self._is_stopped = False
 
@@ -137,6 +144,7 @@ class CodesExecutor:
             while not self._is_stopped:
                 self._take_messages(finish)
                 self._expire(finish)
+                self._take_parts(finish)
                 self._scan()
                 read = self._rows.advance(self._are_in_hand)
                 for rows in read:
@@ -149,6 +157,7 @@ class CodesExecutor:
     def check_integrity(self) -> None:
         """Checks queries and rows against each other; see `Executor`."""
         self._rows.check_integrity()
+        self._codes.check_integrity()
         assert self._deadlines.keys() <= self._queries.keys()
         pending = self._rows.pending()
         for key, query in self._queries.items():
@@ -164,31 +173,43 @@ class CodesExecutor:
                 return
             match message:
                 case SearchGroup():
-                    for search in message.searches:
-                        self._begin(search)
+                    self._join(message)
                 case _Scanned():
-                    self._propose(message, finish)
+                    self._take_scanned(message, finish)
                 case DropSearches():
                     for key in message.keys:
                         self._forget(key)
                 case StopSearching():
                     self._is_stopped = True
 
+    def _join(self, group: SearchGroup) -> None:
+        if group.window is None or group.window != self._window:
+            self._window = group.window
+            self._codes.expect(group.horizon or dict.fromkeys(group.next_query, 1))
+        for search in group.searches:
+            self._begin(search)
+
     def _begin(self, search: Search) -> None:
         codec, dimension = self._codes.codec, len(search.vector)
+        tiers: tuple[Tier, ...] = tuple(
+            "ram" if self._codes.is_in_memory(cluster) else "ssd" for cluster in search.clusters
+        )
         self._queries[search.key] = _Query(
             search,
+            tiers,
             first_count(codec, search.mode, search.top_k),
             margin(codec, dimension, search.mode),
             self._clock.now_us(),
         )
-        self._waiting.append(search.key)
+        self._codes.want(search.key, search.clusters)
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
-        self._metrics.cluster_requests.labels(tier="ram").inc(len(search.clusters))
+        for tier, count in Counter(tiers).items():
+            self._metrics.cluster_requests.labels(tier=tier).inc(count)
 
     def _forget(self, key: int) -> None:
-        self._queries.pop(key, None)
+        if self._queries.pop(key, None) is not None:
+            self._codes.drop(key)
         self._deadlines.pop(key, None)
 
     def _expire(self, finish: Finish) -> None:
@@ -200,8 +221,9 @@ class CodesExecutor:
 
     def _wait_s(self) -> float:
         moments = [*self._deadlines.values()]
-        if (times_out_at_us := self._rows.times_out_at_us) is not None:
-            moments.append(times_out_at_us)
+        for reads in (self._rows, self._codes):
+            if (times_out_at_us := reads.times_out_at_us) is not None:
+                moments.append(times_out_at_us)
         if not moments:
             return WAIT_S_MAX
         # A millisecond more: a wait that ends early would end at once, again and again.
@@ -213,71 +235,110 @@ class CodesExecutor:
 
     # ---- scans
 
+    def _take_parts(self, finish: Finish) -> None:
+        """Takes over the parts of queries that can be scanned now."""
+        for part in self._codes.advance():
+            query = self._queries.get(part.key)
+            if query is None:
+                self._codes.end(part)
+                continue
+            query.errors.update(part.errors)
+            query.bytes_read += part.bytes_read
+            query.has_last_part = part.is_last
+            if part.clusters:
+                query.unscanned += 1
+                self._waiting.append(part)
+            elif part.is_last and not query.unscanned:
+                self._propose([part.key], finish)
+
     def _scan(self) -> None:
-        """Gives waiting queries to threads that have nothing to do."""
+        """Gives waiting parts to threads that have nothing to do."""
         # Rows that wait for a buffer must not become more and more.
         while self._waiting and self._scans < self._threads > self._rows.waiting:
             share = -(-len(self._waiting) // (self._threads - self._scans))
-            keys = self._next_keys(min(share, SCAN_QUERIES_MAX))
-            if not keys:
+            parts = self._next_parts(min(share, SCAN_QUERIES_MAX))
+            if not parts:
                 return
             self._scans += 1
-            scan = self._pool.submit(self._scan_on_thread, [self._queries[key] for key in keys])
-            scan.add_done_callback(partial(self._end_scan, tuple(keys)))
+            queries = [self._queries[part.key] for part in parts]
+            scan = self._pool.submit(self._scan_on_thread, parts, queries)
+            scan.add_done_callback(partial(self._end_scan, tuple(parts)))
 
-    def _next_keys(self, count_max: int) -> list[int]:
-        """Takes the next waiting queries whose scans propose equally many rows."""
-        keys: list[int] = []
-        while self._waiting and len(keys) < count_max:
-            query = self._queries.get(self._waiting[0])
-            if query is not None:  # else it was dropped
-                if keys and query.count != self._queries[keys[0]].count:
+    def _next_parts(self, count_max: int) -> list[ScanPart]:
+        """Takes the next waiting parts whose scans propose equally many rows."""
+        parts: list[ScanPart] = []
+        while self._waiting and len(parts) < count_max:
+            part = self._waiting[0]
+            query = self._queries.get(part.key)
+            if query is None:  # it was dropped
+                self._codes.end(part)
+            else:
+                if parts and query.count != self._queries[parts[0].key].count:
                     break
-                keys.append(query.search.key)
+                parts.append(part)
             self._waiting.popleft()
-        return keys
+        return parts
 
-    def _scan_on_thread(self, queries: Sequence[_Query]) -> tuple[Int64, Float32, int]:
+    def _scan_on_thread(
+        self, parts: Sequence[ScanPart], queries: Sequence[_Query]
+    ) -> tuple[Int64, Float32, int]:
         began_us = self._clock.now_us()
         rows, estimates = self._codes.scanner.scan(
             np.stack([query.search.vector for query in queries]),
-            [np.array(query.search.clusters, np.int64) for query in queries],
+            [np.array(part.clusters, np.int64) for part in parts],
             queries[0].count,
         )
         return rows, estimates, self._clock.now_us() - began_us
 
-    def _end_scan(self, keys: tuple[int, ...], scan: Future[tuple[Int64, Float32, int]]) -> None:
+    def _end_scan(
+        self, parts: tuple[ScanPart, ...], scan: Future[tuple[Int64, Float32, int]]
+    ) -> None:
         """Called on the thread of the scan."""
         if scan.cancelled():
             return
         if (error := scan.exception()) is not None:
             nothing = np.empty((0, 0), np.int64)
-            self._put(_Scanned(keys, nothing, nothing.astype(np.float32), 0, error))
+            self._put(_Scanned(parts, nothing, nothing.astype(np.float32), 0, error))
         else:
-            self._put(_Scanned(keys, *scan.result()))
+            self._put(_Scanned(parts, *scan.result()))
 
-    def _propose(self, scanned: _Scanned, finish: Finish) -> None:
-        """Wants the rows that a scan proposes."""
+    def _take_scanned(self, scanned: _Scanned, finish: Finish) -> None:
+        """Keeps what a scan proposes, and wants the rows of queries that are scanned."""
         self._scans -= 1
+        for part in scanned.parts:
+            self._codes.end(part)
         if scanned.error is not None:
             raise scanned.error
-        owners, wanted = [], []
-        share_us = scanned.took_us // len(scanned.keys)
-        for key, rows, estimates in zip(scanned.keys, scanned.rows, scanned.estimates, strict=True):
-            query = self._queries.get(key)
+        complete = []
+        share_us = scanned.took_us // len(scanned.parts)
+        for part, rows, estimates in zip(
+            scanned.parts, scanned.rows, scanned.estimates, strict=True
+        ):
+            query = self._queries.get(part.key)
             if query is None:
                 continue
             query.search_us += share_us
-            estimates = estimates[rows >= 0]
+            query.unscanned -= 1
+            query.candidates.append((rows, estimates))
+            if query.has_last_part and not query.unscanned:
+                complete.append(part.key)
+        self._propose(complete, finish)
+
+    def _propose(self, keys: Sequence[int], finish: Finish) -> None:
+        """Wants the rows that the scans of queries propose."""
+        owners, wanted = [], []
+        for key in keys:
+            query = self._queries[key]
+            rows, estimates = _best_candidates(query)
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
-            if has_more and len(estimates) == len(rows) < COUNT_MAX:
-                query.count = min(COUNT_MAX, MORE * len(rows))
-                self._waiting.appendleft(key)
+            if has_more and len(rows) == query.count < COUNT_MAX:
+                query.count = min(COUNT_MAX, MORE * query.count)
+                query.has_last_part = False
+                self._codes.want(key, query.search.clusters)
+                self._waker.wake()
                 continue
             proposed = rows[:count]
             query.unscored = len(proposed)
-            for cluster in self._codes.broken.keys() & set(query.search.clusters):
-                query.errors[ClusterId(cluster)] = self._codes.broken[cluster]
             if len(proposed):
                 owners.append(np.full(len(proposed), key, np.int64))
                 wanted.append(proposed)
@@ -321,7 +382,10 @@ class CodesExecutor:
         took_us = self._clock.now_us() - query.started_us
         result = SearchResult(
             best=self._best(query),
-            probes=tuple(Probe(cluster=one, tier="ram") for one in query.search.clusters),
+            probes=tuple(
+                Probe(cluster=cluster, tier=tier)
+                for cluster, tier in zip(query.search.clusters, query.tiers, strict=True)
+            ),
             skipped=tuple(query.errors),
             errors=tuple(query.errors.values()),
             bytes_read=query.bytes_read,
@@ -344,3 +408,16 @@ class CodesExecutor:
     def _clusters_of(self, rows: Int64) -> list[ClusterId]:
         clusters = np.searchsorted(self._codes.first_rows, rows, side="right") - 1
         return [ClusterId(cluster) for cluster in clusters.tolist()]
+
+
+def _best_candidates(query: _Query) -> tuple[Int64, Float32]:
+    """Returns the best `query.count` rows of all parts that were scanned, and their estimates."""
+    found, query.candidates = query.candidates, []
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+    rows, estimates = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+    if len(found) > 1:
+        order = np.argsort(-estimates, kind="stable")[: query.count]
+        rows, estimates = rows[order], estimates[order]
+    kept = rows >= 0
+    return rows[kept], estimates[kept]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,6 +17,8 @@ from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.disk.files import open_regular
 from carpool.disk.index import OpenCodes
 from carpool.errors import ConfigError, CorruptionError
+from schemas.record import ClusterId
+from searcher.codes.source import ScanPart
 from searcher.store.files import forget_pages
 
 _log = structlog.get_logger(__name__)
@@ -26,17 +27,52 @@ BUFFER_BYTES = 4 << 20
 """Codes read at a time; a cluster with more is read by itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedCodes:
-    """The codes in memory. `broken`: the error of each cluster whose codes are damaged.
+class ResidentCodes:
+    """Implements `CodeSource`: the codes of all clusters are in memory."""
 
-    `first_rows`: (nlist,) int64, the number of the first row of each cluster.
-    """
+    times_out_at_us = None
 
-    codec: str
-    scanner: CodeScanner
-    first_rows: npt.NDArray[np.int64]
-    broken: dict[int, CorruptionError]
+    def __init__(
+        self,
+        codec: str,
+        scanner: CodeScanner,
+        first_rows: npt.NDArray[np.int64],
+        broken: Mapping[ClusterId, CorruptionError],
+    ) -> None:
+        """`broken`: the error of each cluster whose codes are damaged."""
+        self.codec = codec
+        self.scanner = scanner
+        self.first_rows = first_rows
+        self._broken = broken
+        self._parts: list[ScanPart] = []
+
+    def is_in_memory(self, cluster: ClusterId) -> bool:
+        """True; see `CodeSource`."""
+        return True
+
+    def expect(self, next_window: Mapping[ClusterId, int]) -> None:
+        """Does nothing; see `CodeSource`."""
+
+    def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
+        """See `CodeSource`."""
+        errors = {one: self._broken[one] for one in clusters if one in self._broken}
+        left = tuple(one for one in clusters if one not in errors) if errors else tuple(clusters)
+        self._parts.append(ScanPart(key=key, clusters=left, errors=errors))
+
+    def drop(self, key: int) -> None:
+        """See `CodeSource`."""
+        self._parts = [part for part in self._parts if part.key != key]
+
+    def advance(self) -> list[ScanPart]:
+        """Returns what was wanted; see `CodeSource`."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def end(self, part: ScanPart) -> None:
+        """Does nothing; see `CodeSource`."""
+
+    def check_integrity(self) -> None:
+        """Does nothing; see `CodeSource`."""
 
 
 def load_codes(
@@ -45,7 +81,7 @@ def load_codes(
     *,
     direct_io: Literal["require", "auto"],
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> LoadedCodes:
+) -> ResidentCodes:
     """Returns the codes of every cluster, in memory. Blocks.
 
     Memory beside the codes: `BUFFER_BYTES`. A cluster with damaged codes stays empty; its error is
@@ -54,7 +90,7 @@ def load_codes(
     scanner = CodeScanner(
         codes.layout, centroids, codes.rotation, codes.first_rows, codes.row_counts
     )
-    broken: dict[int, CorruptionError] = {}
+    broken: dict[ClusterId, CorruptionError] = {}
     by_segment: dict[int, list[int]] = {}
     for cluster, extent in enumerate(codes.extents):
         by_segment.setdefault(extent.segment, []).append(cluster)
@@ -71,9 +107,7 @@ def load_codes(
             os.close(descriptor)
     for cluster, error in broken.items():
         _log.error("codes of a cluster are damaged", cluster=cluster, error=str(error))
-    return LoadedCodes(
-        codec=codes.layout.codec, scanner=scanner, first_rows=codes.first_rows, broken=broken
-    )
+    return ResidentCodes(codes.layout.codec, scanner, codes.first_rows, broken)
 
 
 def _open(path: str, direct_io: Literal["require", "auto"]) -> tuple[int, bool]:
@@ -107,7 +141,7 @@ def _load(
     scanner: CodeScanner,
     descriptor: int,
     clusters: list[int],
-    broken: dict[int, CorruptionError],
+    broken: dict[ClusterId, CorruptionError],
 ) -> None:
     first_bytes = codes.extents[clusters[0]].offset_bytes
     size_bytes = sum(codes.extents[cluster].read_bytes for cluster in clusters)
@@ -125,7 +159,7 @@ def _load(
         if start + extent.read_bytes > count and wrong is None:
             wrong = count // PAGE_BYTES
         if wrong is not None:
-            broken[cluster] = file.damaged(wrong)
+            broken[ClusterId(cluster)] = file.damaged(wrong)
         else:
             scanner.load(cluster, content[start : start + extent.size_bytes])
 

@@ -1,0 +1,223 @@
+"""Opens the parts that search with codes: codes, buffers, reads, executor.
+
+Codes that fit `budget_bytes` are all in memory. Else they are paged: what is left of the budget is
+for the clusters that are needed next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.codes.faiss_codes import CodeScanner
+from carpool.disk.index import OpenCodes, OpenIndex
+from carpool.telemetry.metrics import Metrics
+from searcher.codes.executor import CodesExecutor
+from searcher.codes.load import load_codes
+from searcher.codes.paged import PagedCodes
+from searcher.codes.piece_reader import PieceReader
+from searcher.codes.source import CodeSource
+from searcher.plan.paged_codes import PagedCodesPlanner
+from searcher.plan.row_pages import segment_first_pages
+from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
+from searcher.rows.row_reader import ReadLimits, RowReader
+from searcher.settings import SearcherSettings
+from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import PageReads, ThreadPageReads
+from searcher.store.ring_page_reads import RingPageReads
+from searcher.store.waker import Waker
+
+_log = structlog.get_logger(__name__)
+
+SLOTS = 4
+SLOT_PAGES = 256
+"""Pages of a buffer: 10 rows for each of 20 queries."""
+BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
+READ_THREADS = 16
+CLOSE_TIMEOUT_S = 0.5
+CLUSTERS_MIN = 4
+"""Paged codes need room for the largest cluster so many times; with less, searches are exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenCodes:
+    """The codes that are searched. `paged_bytes`: memory of paged codes, None where all fit."""
+
+    codes: OpenCodes
+    paged_bytes: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What codes and buffers take."""
+        if self.paged_bytes is None:
+            return _resident_bytes(self.codes)
+        return self.paged_bytes + _paged_bytes_beside(self.codes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodesPlane:
+    """Implements `SearchPlane`: codes are scanned, few rows are read."""
+
+    executor: CodesExecutor
+    reads: tuple[tuple[PageReads, SegmentFiles], ...]
+    waker: Waker
+
+    def close(self) -> None:
+        """Ends reads and threads."""
+        have_ended = True
+        for reads, files in self.reads:
+            if reads.close(CLOSE_TIMEOUT_S):
+                files.close()
+            else:
+                have_ended = False
+        if have_ended:
+            self.waker.close()
+
+
+def _resident_bytes(codes: OpenCodes) -> int:
+    return codes.size_bytes + BUFFERS_BYTES
+
+
+def _paged_bytes_beside(codes: OpenCodes) -> int:
+    """Memory of paged codes that is not for codes: buffers, and the ids that FAISS keeps."""
+    return 2 * BUFFERS_BYTES + codes.ids_bytes
+
+
+def choose_codes(index: OpenIndex, budget_bytes: int) -> ChosenCodes | None:
+    """Returns the most accurate codes that fit `budget_bytes`; if none do, the smallest, paged.
+
+    None where not even that is possible. Raises `CorruptionError` where checksums of codes are
+    damaged.
+    """
+    smallest: OpenCodes | None = None
+    for layout in index.manifest.codes:
+        codes = smallest = index.open_codes(layout.codec)
+        if _resident_bytes(codes) <= budget_bytes:
+            return ChosenCodes(codes=codes)
+    if smallest is None:
+        return None
+    paged_bytes = budget_bytes - _paged_bytes_beside(smallest)
+    needed_bytes = CLUSTERS_MIN * max(extent.size_bytes for extent in smallest.extents)
+    if paged_bytes < needed_bytes:
+        _log.warning(
+            "codes do not fit the budget: every search is exact, and reads whole clusters",
+            all_codes_bytes=_resident_bytes(smallest),
+            least_bytes=needed_bytes + _paged_bytes_beside(smallest),
+            budget_bytes=budget_bytes,
+        )
+        return None
+    _log.warning(
+        "not all codes fit the budget: searches read the codes that are not in memory",
+        codec=smallest.layout.codec,
+        all_codes_bytes=_resident_bytes(smallest),
+        budget_bytes=budget_bytes,
+    )
+    return ChosenCodes(codes=smallest, paged_bytes=paged_bytes)
+
+
+def open_codes_plane(
+    index: OpenIndex,
+    chosen: ChosenCodes,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+) -> CodesPlane:
+    """Returns the plane; loads the codes that are to be in memory. Blocks. Raises `ConfigError`."""
+    opener = _Opener(settings, clock)
+    try:
+        codes = (
+            load_codes(chosen.codes, index.centroids, direct_io=settings.direct_io)
+            if chosen.paged_bytes is None
+            else opener.paged(index, chosen.codes, chosen.paged_bytes, metrics)
+        )
+        rows = opener.rows(index)
+    except BaseException:
+        opener.close()
+        raise
+    executor = CodesExecutor(
+        codes=codes,
+        rows=rows,
+        waker=opener.waker,
+        threads=settings.scoring_threads or len(os.sched_getaffinity(0)),
+        metrics=metrics,
+        clock=clock,
+    )
+    return CodesPlane(executor=executor, reads=tuple(opener.opened), waker=opener.waker)
+
+
+class _Opener:
+    """Opens files, and reads of them that wake one thread."""
+
+    def __init__(self, settings: SearcherSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._limits = ReadLimits(
+            attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000
+        )
+        self.waker = Waker()
+        self.opened: list[tuple[PageReads, SegmentFiles]] = []
+
+    def rows(self, index: OpenIndex) -> RowReader:
+        """Returns the reader of rows."""
+        sizes = [path.stat().st_size for path in index.segment_paths]
+        return RowReader(
+            layout=index.layout,
+            sums=index.row_sums,
+            segment_first_pages=segment_first_pages(sizes),
+            reads=self._reads(index.segment_paths),
+            buffers=ReadBuffers(SLOTS, SLOT_PAGES),
+            limits=self._limits,
+            clock=self._clock,
+        )
+
+    def paged(
+        self, index: OpenIndex, codes: OpenCodes, budget_bytes: int, metrics: Metrics
+    ) -> CodeSource:
+        """Returns paged codes, none of them in memory."""
+        sizes = [extent.size_bytes for extent in codes.extents]
+        return PagedCodes(
+            codes,
+            CodeScanner(
+                codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
+            ),
+            PagedCodesPlanner(sizes, budget_bytes),
+            PieceReader(
+                codes,
+                self._reads([file.path for file in codes.files]),
+                ReadBuffers(SLOTS, SLOT_PAGES),
+                self._limits,
+                self._clock,
+            ),
+            metrics,
+            read_ahead_pages=SLOT_PAGES,
+        )
+
+    def close(self) -> None:
+        """Closes what was opened, after an error."""
+        for reads, files in self.opened:
+            reads.close(CLOSE_TIMEOUT_S)
+            files.close()
+        self.waker.close()
+
+    def _reads(self, paths: Sequence[Path]) -> PageReads:
+        files = SegmentFiles(paths, self._settings.direct_io)
+        try:
+            reads = self._open_reads(files)
+        except BaseException:
+            files.close()
+            raise
+        self.opened.append((reads, files))
+        return reads
+
+    def _open_reads(self, files: SegmentFiles) -> PageReads:
+        if self._settings.engine != "threads":
+            try:
+                return RingPageReads(files, self.waker, self._clock)
+            except OSError as error:
+                _log.warning("no io_uring", error=str(error), means="threads read instead")
+        return ThreadPageReads(files, self.waker, self._clock, READ_THREADS)

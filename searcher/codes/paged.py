@@ -1,0 +1,192 @@
+"""Codes that do not fit memory: those that are needed next are read, and others leave.
+
+Carries out the steps of `PagedCodesPlanner` in their order. Reads run ahead, into buffers: a
+cluster waits there until the scans before its turn have ended and its place is free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from carpool.codes.faiss_codes import CodeScanner
+from carpool.disk.index import OpenCodes
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.codes.piece_reader import PieceReader
+from searcher.codes.source import ReadError, ScanPart
+from searcher.plan.paged_codes import (
+    EvictCodes,
+    PagedCodesPlanner,
+    ReadCodes,
+    ScanCodes,
+    Step,
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class PagedCodes:
+    """Implements `CodeSource`. `reader` is closed by its owner."""
+
+    def __init__(
+        self,
+        codes: OpenCodes,
+        scanner: CodeScanner,
+        planner: PagedCodesPlanner,
+        reader: PieceReader,
+        metrics: Metrics,
+        *,
+        read_ahead_pages: int,
+    ) -> None:
+        """`read_ahead_pages`: pages that wait for a buffer; below it, more steps are planned."""
+        self.codec = codes.layout.codec
+        self.scanner = scanner
+        self.first_rows = codes.first_rows
+        self._extents = codes.extents
+        self._planner = planner
+        self._reader = reader
+        self._metrics = metrics.searcher
+        self._read_ahead_pages = read_ahead_pages
+        self._steps: deque[tuple[Step, int]] = deque()  # not done; with the ticket of a read
+        self._has_room: ClusterId | None = None  # the cluster whose first pieces are loaded
+        self._there: set[ClusterId] = set()
+        self._scans: Counter[ClusterId] = Counter()  # parts that are not ended, by cluster
+        self._errors: dict[int, dict[ClusterId, ReadError]] = {}  # to report, by query
+        self._bytes_read: Counter[int] = Counter()  # to report, by query
+        self._broken: dict[ClusterId, ReadError] = {}  # the last error of a read
+
+    @property
+    def times_out_at_us(self) -> int | None:
+        """See `CodeSource`."""
+        return self._reader.times_out_at_us
+
+    def is_in_memory(self, cluster: ClusterId) -> bool:
+        """See `CodeSource`."""
+        return self._planner.is_in_memory(cluster)
+
+    def expect(self, next_window: Mapping[ClusterId, int]) -> None:
+        """See `CodeSource`."""
+        self._planner.expect(next_window)
+
+    def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
+        """See `CodeSource`."""
+        self._planner.join(key, clusters)
+
+    def drop(self, key: int) -> None:
+        """See `CodeSource`."""
+        self._planner.drop(key)
+        self._errors.pop(key, None)
+        self._bytes_read.pop(key, None)
+
+    def advance(self) -> list[ScanPart]:
+        """Plans, reads, and does the steps whose turn it is; see `CodeSource`."""
+        parts: list[ScanPart] = []
+        while True:
+            self._plan()
+            self._reader.advance()
+            if not self._do_steps(parts):
+                return parts
+
+    def end(self, part: ScanPart) -> None:
+        """See `CodeSource`."""
+        for cluster in part.clusters:
+            self._scans[cluster] -= 1
+            if not self._scans[cluster]:
+                del self._scans[cluster]
+
+    def check_integrity(self) -> None:
+        """See `CodeSource`."""
+        self._planner.check_integrity()
+        self._reader.check_integrity()
+        if not self._steps:
+            for cluster in range(len(self._extents)):
+                is_planned = self._planner.is_in_memory(ClusterId(cluster))
+                assert is_planned == (cluster in self._there), f"cluster {cluster}"
+
+    def _plan(self) -> None:
+        while len(self._planner) and self._reader.unstarted_pages < self._read_ahead_pages:
+            for step in self._planner.plan():
+                ticket = self._reader.want(step.cluster) if isinstance(step, ReadCodes) else -1
+                self._steps.append((step, ticket))
+
+    def _do_steps(self, parts: list[ScanPart]) -> bool:
+        """Does the next steps, as far as possible; returns whether one was done."""
+        has_done = False
+        while self._steps:
+            step, ticket = self._steps.popleft()
+            if not self._do(step, ticket, parts):
+                self._steps.appendleft((step, ticket))
+                break
+            has_done = True
+        return has_done
+
+    def _do(self, step: Step, ticket: int, parts: list[ScanPart]) -> bool:
+        """Does a step; returns False where it must wait."""
+        match step:
+            case ReadCodes():
+                return self._load(step, ticket)
+            case EvictCodes():
+                if self._scans[step.cluster]:
+                    return False
+                if step.cluster in self._there:
+                    self._there.remove(step.cluster)
+                    self.scanner.drop(step.cluster)
+                    self._metrics.evictions.inc()
+            case ScanCodes():
+                parts.append(self._part(step))
+        return True
+
+    def _load(self, step: ReadCodes, ticket: int) -> bool:
+        cluster = step.cluster
+        if self._has_room != cluster:
+            self.scanner.make_room(cluster)
+            self._has_room = cluster
+        found = self._reader.take(
+            ticket, lambda start, codes: self.scanner.write(cluster, start, codes)
+        )
+        if found is False:
+            return False
+        self._has_room = None
+        if found is True:
+            self._there.add(cluster)
+            self._broken.pop(cluster, None)
+            size_bytes = self._extents[cluster].read_bytes
+            self._bytes_read[step.key] += size_bytes
+            self._metrics.bytes_read.labels(purpose="demand").inc(size_bytes)
+        else:
+            self.scanner.drop(cluster)
+            self._fail(cluster, found)
+        return True
+
+    def _fail(self, cluster: ClusterId, error: ReadError) -> None:
+        """The codes of a cluster cannot be read: later steps do without them."""
+        _log.error("codes of a cluster cannot be read", cluster=cluster, error=str(error))
+        self._broken[cluster] = error
+        for key in self._planner.waiters(cluster):
+            self._errors.setdefault(key, {})[cluster] = error
+        self._planner.fail(cluster)
+        for step, ticket in tuple(self._steps):
+            if not isinstance(step, ScanCodes) and step.cluster == cluster:
+                self._steps.remove((step, ticket))
+                if isinstance(step, ReadCodes):
+                    self._reader.forget(ticket)
+
+    def _part(self, step: ScanCodes) -> ScanPart:
+        errors = self._errors.pop(step.key, {}) if step.is_last else {}
+        clusters = []
+        for cluster in step.clusters:
+            if cluster in self._there:
+                clusters.append(cluster)
+                self._scans[cluster] += 1
+            else:
+                errors[cluster] = self._broken[cluster]
+        return ScanPart(
+            key=step.key,
+            clusters=tuple(clusters),
+            is_last=step.is_last,
+            errors=errors,
+            bytes_read=self._bytes_read.pop(step.key, 0),
+        )

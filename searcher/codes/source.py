@@ -1,0 +1,74 @@
+"""The interface of codes: which parts of which queries can be scanned now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.codes.faiss_codes import CodeScanner
+from carpool.errors import CorruptionError, RetryableError
+from schemas.record import ClusterId
+
+ReadError = CorruptionError | RetryableError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanPart:
+    """The query `key` can be scanned over `clusters`, some of its clusters; `is_last`: the rest.
+
+    `errors`: of clusters that are not scanned. `bytes_read`: of codes, for this query.
+    """
+
+    key: int
+    clusters: tuple[ClusterId, ...]
+    is_last: bool = True
+    errors: Mapping[ClusterId, ReadError] = field(default_factory=dict)
+    bytes_read: int = 0
+
+
+class CodeSource(Protocol):
+    """Codes for one thread, which calls `advance` again when the executor's waker wakes it.
+
+    `first_rows`: (nlist,) int64, the number of the first row of each cluster.
+    """
+
+    codec: str
+    scanner: CodeScanner
+    first_rows: npt.NDArray[np.int64]
+
+    @property
+    def times_out_at_us(self) -> int | None:
+        """When a read is given up; None while there is none."""
+        ...
+
+    def is_in_memory(self, cluster: ClusterId) -> bool:
+        """Whether the codes of a cluster are in memory, or will be."""
+        ...
+
+    def expect(self, next_window: Mapping[ClusterId, int]) -> None:
+        """A window begins. `next_window`: in how many windows a cluster is needed next."""
+        ...
+
+    def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
+        """Wants a query to be scanned over `clusters`, nearest first."""
+        ...
+
+    def drop(self, key: int) -> None:
+        """Forgets a query; parts of it that `advance` has returned must still be ended."""
+        ...
+
+    def advance(self) -> list[ScanPart]:
+        """Returns parts that can be scanned now. Does not block."""
+        ...
+
+    def end(self, part: ScanPart) -> None:
+        """A part was scanned, or will not be."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where the state is wrong."""
+        ...

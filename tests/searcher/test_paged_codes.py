@@ -1,0 +1,184 @@
+"""Codes that do not fit memory: the promises hold, and faults of the disk are survived."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.clock import SystemClock
+from carpool.disk.index import open_index
+from carpool.errors import CorruptionError, RetryableError
+from carpool.telemetry.metrics import Metrics
+from schemas.query import SearchMode
+from searcher.codes.open import ChosenCodes, open_codes_plane
+from searcher.executor import SearchGroup, SearchResult
+from searcher.local import SearchThread
+from searcher.settings import SearcherSettings
+from tests.searcher.codes_rig import (
+    Running,
+    exact,
+    make_index,
+    missed,
+    questions,
+    running,
+    with_mode,
+)
+from tests.searcher.faulty_pages import PageFault
+from tests.searcher.helpers import SmallIndex
+
+SHARE = 0.3
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    return make_index(tmp_path_factory.mktemp("paged"))
+
+
+def codes_read(here: Running) -> int:
+    return sum(size for _, _, size in here.code_pages.seen)
+
+
+@pytest.mark.parametrize("codec", ["rabitq4", "rabitq2"])
+@pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
+@pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
+def test_a_promise_is_kept(
+    index: SmallIndex, codec: str, share: float, mode: SearchMode, missed_max: int
+) -> None:
+    searches = with_mode(questions(index, 300, 5), mode)
+    with running(index, codec=codec, paged_share=share) as here:
+        found = here.search(searches)
+    assert missed(index, searches, found) <= missed_max  # of 2,100 ids
+    assert all(result is not None and not result.skipped for result in found.values())
+
+
+def test_a_window_reads_each_cluster_once_and_a_hot_cluster_stays(index: SmallIndex) -> None:
+    # No scan of these proposes too few rows, and is repeated.
+    searches = [replace(search, top_k=100) for search in questions(index, 100, 3)]
+    with running(index, codec="rabitq2", paged_share=SHARE) as here:
+        results = here.search(searches)
+        pieces = [(file, offset) for file, offset, _ in here.code_pages.seen]
+        assert len(pieces) == len(set(pieces))
+        read = here.metrics.registry.get_sample_value(
+            "carpool_bytes_read_total", {"purpose": "demand"}
+        )
+        assert read == codes_read(here) + sum(size for _, _, size in here.pages.seen)
+        assert sum(result.bytes_read for result in results.values() if result) == read
+        lone = replace(searches[0], key=1000, clusters=searches[0].clusters[:1])
+        first = here.search([lone])[1000]
+        before = codes_read(here)
+        again = here.search([replace(lone, key=1001)])[1001]
+        assert codes_read(here) == before
+    assert first is not None and again is not None
+    assert [probe.tier for probe in again.probes] == ["ram"]
+
+
+def test_a_query_whose_deadline_passes_ends_and_a_dropped_one_is_forgotten(
+    index: SmallIndex,
+) -> None:
+    searches = questions(index, 60, 5)
+    late = [replace(search, key=search.key + 100, deadline_us=1) for search in searches[:5]]
+    with running(index, paged_share=SHARE) as here:
+        assert set(here.search(late).values()) == {None}
+        here.code_pages.fault = lambda file, offset: "slow"
+        again = [replace(search, key=search.key + 200) for search in searches]
+        here.executor.join(SearchGroup(searches=tuple(again)))
+        here.executor.drop([search.key for search in again[30:]])
+        found = here.take(30)
+    assert missed(index, again[:30], found) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("fail", RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
+)
+def test_codes_that_cannot_be_read_are_named_by_their_cluster(
+    index: SmallIndex, fault: PageFault, kind: type[Exception]
+) -> None:
+    searches = questions(index, 60, 5)
+    with running(index, paged_share=SHARE) as here:
+        here.code_pages.fault = lambda file, offset: fault if (file, offset) == (0, 0) else None
+        found = here.search(searches)
+        here.code_pages.fault = lambda file, offset: None
+        again = here.search([replace(search, key=search.key + 100) for search in searches])
+    for search in searches:
+        result = found[search.key]
+        assert result is not None
+        assert result.skipped == ((0,) if 0 in search.clusters else ())
+        assert all(isinstance(error, kind) for error in result.errors)
+        rest = exact(index, search, frozenset(result.skipped))
+        assert len(set(rest) & set(result.best.rows.tolist())) >= len(rest) - 1
+    assert any(0 in search.clusters for search in searches)
+    assert all(result is not None and not result.skipped for result in again.values())
+
+
+def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
+    searches = questions(index, 40, 5)
+    left = [3]
+
+    def once(file: int, offset: int) -> PageFault | None:
+        left[0] -= 1
+        return "fail" if left[0] >= 0 else None
+
+    with running(index, paged_share=SHARE) as here:
+        here.code_pages.fault = once
+        found = here.search(searches)
+    assert all(result is not None and not result.errors for result in found.values())
+
+
+def test_reads_that_hang_are_given_up_and_their_buffers_come_back(index: SmallIndex) -> None:
+    searches = questions(index, 30, 5)
+    with running(index, paged_share=SHARE, timeout_us=200_000) as here:
+        here.code_pages.fault = lambda file, offset: "hang"
+        for result in here.search(searches).values():
+            assert result is not None and result.errors
+            assert all(isinstance(error, RetryableError) for error in result.errors)
+        here.code_pages.fault = lambda file, offset: None
+        here.code_pages.release()
+        found = here.search([replace(search, key=search.key + 100) for search in searches])
+        assert all(result is not None and not result.errors for result in found.values())
+
+
+def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(index: SmallIndex) -> None:
+    random = np.random.default_rng(5)
+    faults: list[PageFault | None] = [None] * 12 + ["fail", "short", "flip", "slow", "hang"]
+    searches = questions(index, 100 * 6, 5)
+    ended: list[SearchResult | None] = []
+    with running(index, timeout_us=40_000, paged_share=SHARE) as here:
+        here.code_pages.fault = lambda file, offset: faults[int(random.integers(len(faults)))]
+        for start in range(0, len(searches), 6):
+            ended += here.search(searches[start : start + 6]).values()
+            here.code_pages.release()
+        here.code_pages.fault = lambda file, offset: None
+        here.code_pages.release()
+        found = here.search([replace(search, key=search.key + 1000) for search in searches[:50]])
+    assert len(ended) == 600 and all(result is not None for result in ended)
+    assert all(result is not None and not result.errors for result in found.values())
+
+
+def test_clusters_without_rows_and_more_results_than_rows(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "few", rows=40)
+    searches = [replace(search, top_k=100) for search in questions(index, 20, 12)]
+    with running(index, paged_share=0.5) as here:
+        found = here.search(searches)
+    for search in searches:
+        result = found[search.key]
+        assert result is not None and result.best.rows.tolist() == exact(index, search)
+
+
+def test_a_plane_opens_with_paged_codes(index: SmallIndex) -> None:
+    opened = open_index(index.dir)
+    codes = opened.open_codes("rabitq2")
+    chosen = ChosenCodes(codes=codes, paged_bytes=sum(one.size_bytes for one in codes.extents) // 2)
+    settings = SearcherSettings(direct_io="auto", scoring_threads=2)
+    plane = open_codes_plane(opened, chosen, settings, Metrics(), SystemClock())
+    thread = SearchThread(plane)
+    searches = questions(index, 100, 5)
+    results = thread.search(SearchGroup(searches=tuple(searches)))
+    found: dict[int, SearchResult | None] = {}
+    found.update(enumerate(results))
+    thread.close()
+    opened.close()
+    assert missed(index, searches, found) <= 2

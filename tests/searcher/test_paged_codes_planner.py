@@ -1,0 +1,154 @@
+"""The planner of paged codes, over any windows, failures and drops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.record import ClusterId
+from searcher.plan.paged_codes import (
+    OVERTAKEN_MAX,
+    EvictCodes,
+    PagedCodesPlanner,
+    ReadCodes,
+    ScanCodes,
+)
+
+Window = list[tuple[int, ...]]
+
+
+@dataclass
+class World:
+    """Carries out a planner's steps and keeps what was done."""
+
+    sizes: Sequence[int]
+    budget: int
+    planner: PagedCodesPlanner = field(init=False)
+    there: set[int] = field(default_factory=set)
+    reads: list[int] = field(default_factory=list)
+    scanned: dict[int, list[int]] = field(default_factory=dict)
+    complete: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.planner = PagedCodesPlanner(self.sizes, self.budget)
+
+    def join(self, first: int, window: Window) -> None:
+        for at, clusters in enumerate(window):
+            self.planner.join(first + at, map(ClusterId, clusters))
+
+    def round(self) -> bool:
+        steps = self.planner.plan()
+        for step in steps:
+            match step:
+                case ReadCodes(cluster, _):
+                    assert cluster not in self.there
+                    self.there.add(cluster)
+                    self.reads.append(cluster)
+                    assert sum(self.sizes[one] for one in self.there) <= self.budget
+                case EvictCodes(cluster):
+                    self.there.remove(cluster)
+                case ScanCodes(key, clusters, is_last):
+                    assert self.there.issuperset(clusters)
+                    self.scanned.setdefault(key, []).extend(clusters)
+                    if is_last:
+                        self.complete.append(key)
+        self.planner.check_integrity()
+        return bool(steps)
+
+    def run(self) -> None:
+        while self.round():
+            pass
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[World, list[Window]]:
+    count = draw(st.integers(2, 14))
+    sizes = draw(st.lists(st.integers(0, 20), min_size=count, max_size=count))
+    budget = draw(st.integers(max(sizes), max(max(sizes), sum(sizes))))
+    cluster = st.integers(0, count - 1)
+    query = st.lists(cluster, min_size=1, max_size=count, unique=True).map(tuple)
+    windows = draw(st.lists(st.lists(query, min_size=1, max_size=8), min_size=1, max_size=5))
+    return World(sizes, budget), windows
+
+
+@settings(max_examples=300, deadline=None)
+@given(worlds())
+def test_each_query_is_scanned_once_over_its_clusters_and_a_window_reads_each_cluster_once(
+    case: tuple[World, list[Window]],
+) -> None:
+    world, windows = case
+    first = 0
+    for number, window in enumerate(windows):
+        following = [one for later in windows[number + 1 : number + 2] for one in later]
+        world.planner.expect({ClusterId(one): 1 for query in following for one in query})
+        world.join(first, window)
+        world.reads.clear()
+        world.run()
+        assert len(world.reads) == len(set(world.reads))
+        for at, clusters in enumerate(window):
+            expected = [one for one in clusters if world.sizes[one]]
+            assert sorted(world.scanned.get(first + at, [])) == sorted(expected)
+        first += len(window)
+    assert sorted(world.complete) == list(range(first))
+    assert not len(world.planner)
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.data())
+def test_queries_that_are_dropped_and_clusters_that_fail_keep_nobody_waiting(
+    case: tuple[World, list[Window]], data: st.DataObject
+) -> None:
+    world, windows = case
+    first, dropped, failed = 0, set(), set()
+    for window in windows:
+        world.join(first, window)
+        first += len(window)
+        for _ in range(data.draw(st.integers(0, 3))):
+            world.round()
+        if data.draw(st.booleans()):
+            key = data.draw(st.integers(0, first - 1))
+            world.planner.drop(key)
+            dropped.add(key)
+        if data.draw(st.booleans()):
+            cluster = ClusterId(data.draw(st.integers(0, len(world.sizes) - 1)))
+            world.planner.fail(cluster)
+            world.there.discard(cluster)
+            failed.add(cluster)
+        world.planner.check_integrity()
+    world.run()
+    assert set(world.complete) | dropped == set(range(first))
+    assert len(world.complete) == len(set(world.complete))
+    queries = [clusters for window in windows for clusters in window]
+    for key in set(world.complete) - dropped:
+        left_out = set(queries[key]) - set(world.scanned.get(key, []))
+        assert all(one in failed or not world.sizes[one] for one in left_out)
+
+
+def test_clusters_that_the_next_windows_need_stay() -> None:
+    world = World([1] * 6, 3)
+    world.join(0, [(0, 1, 2)])
+    world.run()
+    world.planner.expect({ClusterId(1): 1, ClusterId(0): 3})
+    world.join(1, [(4, 5)])
+    world.run()
+    assert world.there == {1, 4, 5}
+
+
+def test_a_query_with_many_bytes_is_not_overtaken_for_ever() -> None:
+    world = World([1] * 24, 4)
+    world.join(0, [(20, 21, 22, 23)])
+    for key in range(1, OVERTAKEN_MAX + 2):
+        world.join(key, [(key % 20,)])  # never in memory: 20 clusters come in turn
+        assert 0 not in world.complete
+        world.round()
+    assert 0 in world.complete
+
+
+def test_the_query_with_the_fewest_missing_bytes_is_first() -> None:
+    world = World([1] * 9, 9)
+    world.join(0, [(0, 1, 2, 3), (4, 5), (5, 6, 7)])
+    world.run()
+    assert world.complete == [1, 2, 0]
