@@ -10,7 +10,7 @@ from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, throughput, traffic
-from bench.simulator.cli import simulator
+from bench.simulator.cli import paged_codes, simulator
 
 app = typer.Typer(
     name="bench",
@@ -30,6 +30,7 @@ Is the right thing found?      carpool bench claims --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 What is a cache policy worth?  carpool bench policies --data DATA
+Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions FILE
 Does the simulator agree?      carpool bench simulator --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
 Does batch work delay others?  carpool bench priorities
@@ -46,4 +47,5 @@ for command in (
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
+app.command(name="paged-codes")(paged_codes)
 app.command(name="data")(grow_data)

@@ -60,7 +60,12 @@ def grouper(
         "grouper",
         settings,
         lambda metrics, clock: build_stage(
-            settings.grouper, settings.index, settings.embedding, metrics, clock
+            settings.grouper,
+            settings.index,
+            settings.embedding,
+            metrics,
+            clock,
+            lanes=settings.kafka.lanes,
         ),
         settings.grouper.intake_queries_max,
         Intake(

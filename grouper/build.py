@@ -26,6 +26,8 @@ def load_work(
     embedding: EmbeddingSettings,
     metrics: Metrics,
     clock: Clock,
+    *,
+    lanes: int,
 ) -> WindowWork:
     """Returns the planner of windows for the index at `index.dir`. Blocks to load the model.
 
@@ -63,6 +65,7 @@ def load_work(
         group_bytes_max=settings.group_bytes_max,
         clock=clock,
         metrics=metrics,
+        lanes=lanes,
     )
 
 

@@ -338,8 +338,12 @@ def build_stage(
     embedding: EmbeddingSettings,
     metrics: Metrics,
     clock: Clock,
+    *,
+    lanes: int = 1,
 ) -> GrouperStage:
     """Returns the grouper's stage, which loads index and model on a thread of its own.
+
+    `lanes`: partitions of the groups' topics, among which groups are shared out.
 
     Raises `ConfigError` for settings that do not fit together.
     """
@@ -347,6 +351,6 @@ def build_stage(
         raise ConfigError("the settings of the grouper do not fit: " + "; ".join(problems))
 
     def load() -> WindowWork:
-        return load_work(settings, index, embedding, metrics, clock)
+        return load_work(settings, index, embedding, metrics, clock, lanes=lanes)
 
     return GrouperStage(settings=settings, load=load, metrics=metrics, clock=clock)

@@ -26,7 +26,7 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         "policy": {"whole": "per_window", "none": "per_query"},
         "order": {"overlap": "nearest_chain"},
     }
-    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane"}
+    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "the number of lanes is [kafka] lanes"}
 
     window_queries_max: Annotated[
         int,

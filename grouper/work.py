@@ -94,9 +94,10 @@ class WindowWork:
         group_bytes_max: int,
         clock: Clock,
         metrics: Metrics,
+        lanes: int = 1,
     ) -> None:
         """`centroids`: (nlist, dim) float32, row-normalised. `grouper` names this process in the
-        groups it writes.
+        groups it writes. `lanes`: partitions of the groups' topics.
         """
         self.facts = facts
         self._centroids = centroids
@@ -107,7 +108,8 @@ class WindowWork:
         self._group_bytes_max = group_bytes_max
         self._clock = clock
         self._metrics = metrics
-        self._sequences: Counter[str] = Counter()  # by topic: each has lanes of its own
+        self._lanes = lanes
+        self._sequences: Counter[tuple[str, int]] = Counter()  # by topic and lane
         self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
     def prepare(
@@ -157,11 +159,11 @@ class WindowWork:
                 for each in queries
             ],
             self._header(prepared.window),
-            first_sequence=self._sequences[topic],
+            first_sequences=[self._sequences[topic, lane] for lane in range(self._lanes)],
             group_bytes_max=self._group_bytes_max,
             horizon=horizon,
         )
-        self._sequences[topic] += len(planned)
+        self._sequences.update((topic, record.group.lane) for record in planned)
         self._before.extend(
             queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:]
         )

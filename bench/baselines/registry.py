@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.baselines import carpool, faiss_ivf, lancedb, published
+from bench.baselines import carpool, faiss_ivf, lancedb, mmap_codes, published
 from bench.baselines.contestant import ContestantEntry
 from carpool.errors import ConfigError
 
 ENTRIES: dict[str, ContestantEntry] = {
     found.name: found
-    for module in (faiss_ivf, published, carpool, lancedb)
+    for module in (faiss_ivf, published, carpool, mmap_codes, lancedb)
     for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"

@@ -61,3 +61,16 @@ WindowOption = Annotated[int, typer.Option("--window", min=1, max=1000, help="Qu
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of the clusters and of the order of questions.")
 ]
+
+
+def shares_of(option: str, text: str) -> tuple[float, ...]:
+    """Returns the shares of an option, such as 0.1,0.2. Raises `BadParameter`."""
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise typer.BadParameter(
+            f"{option} {text}: name shares of all bytes, above 0 and at most 1, such as 0.1,0.2"
+        )
+    return shares

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def bytes_read(metrics: Metrics) -> tuple[int, int]:
     """Returns the bytes that the searcher has read on demand, and those read ahead."""
     count = metrics.registry.get_sample_value
-    demanded, ahead = (
+    demanded, codes, ahead = (
         int(count("carpool_bytes_read_total", {"purpose": purpose}) or 0)
-        for purpose in ("demand", "prefetch")
+        for purpose in ("demand", "codes", "prefetch")
     )
-    return demanded, ahead
+    return demanded + codes, ahead
 
 
 class BusyTimes:

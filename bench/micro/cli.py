@@ -13,6 +13,7 @@ from bench.core.options import (
     NprobeOption,
     SeedOption,
     WindowOption,
+    shares_of,
 )
 
 
@@ -98,15 +99,7 @@ def policies(
     """
     from bench.micro import policies as bench
 
-    try:
-        shares = tuple(float(share) for share in budgets.split(","))
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise typer.BadParameter(
-            f"--budgets {budgets}: name shares of all clusters' bytes, above 0 and at most 1, such "
-            "as 0.1,0.2"
-        )
+    shares = shares_of("--budgets", budgets)
     options = bench.PoliciesOptions(
         nlist=nlist, nprobe=nprobe, window=window, budget_shares=shares, seeds=seeds
     )

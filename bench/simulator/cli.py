@@ -1,9 +1,9 @@
-"""The options of `carpool bench simulator`. Light to import."""
+"""The options of `carpool bench simulator` and `paged-codes`. Light to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -17,6 +17,7 @@ from bench.core.options import (
     NprobeOption,
     SeedOption,
     WorkOption,
+    shares_of,
 )
 
 
@@ -72,3 +73,55 @@ def simulator(options: SimulatorOptions) -> bool:
     from bench.simulator.command import compare_with_simulator
 
     return compare_with_simulator(options)
+
+
+def paged_codes(
+    index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")],
+    questions: Annotated[
+        Path,
+        typer.Option(
+            "--questions",
+            metavar="FILE.npy",
+            help="Vectors of the questions, by the model of the index.",
+        ),
+    ],
+    nprobe: NprobeOption = 24,
+    codec: Annotated[
+        Literal["rabitq2", "rabitq4"],
+        typer.Option("--codec", help="Codes of 2 bits, which the searcher pages, or of 4."),
+    ] = "rabitq2",
+    shares: Annotated[
+        str, typer.Option("--shares", help="Shares of the bytes of all codes, with commas.")
+    ] = "0.1,0.2",
+    windows: Annotated[
+        str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
+    ] = "20,100",
+    queries: Annotated[int, typer.Option("--queries", min=1, help="Questions.")] = 1000,
+    json_file: JsonOption = None,
+) -> None:
+    """What do codes cost that do not fit memory?
+
+    Searches with a share of the codes in memory, each question after the one before, and with all
+    of them. Bytes of codes are compared with those of the simulated planner, and of the static
+    oracle: the best fixed set of clusters, chosen with all questions known, others read once a
+    window.
+
+    Ends with 1 when more is read than simulated, more than 1.15 times the oracle's, or more than
+    twice the CPU time of codes in memory is used.
+
+    Example:  carpool bench paged-codes --index my-index --questions questions.npy --json paged.json
+    """
+    from bench.simulator import paged_codes as bench
+
+    sizes = [int(size) for size in windows.split(",") if size.strip().isdigit()]
+    if not sizes or 0 in sizes:
+        raise typer.BadParameter(f"--windows {windows}: name numbers of queries, such as 20,100")
+    options = bench.PagedCodesOptions(
+        nprobe=nprobe,
+        codec=codec,
+        shares=shares_of("--shares", shares),
+        windows=tuple(sizes),
+        queries=queries,
+    )
+    if not bench.run(index, questions, options, json_file):
+        raise typer.Exit(1)

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
 )
 
 from carpool.errors import ConfigError
-from carpool.kafka.checks import LANES, TopicFacts, named_at_brokers
+from carpool.kafka.checks import TopicFacts, named_at_brokers
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import settings_of
@@ -68,7 +68,7 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
     wanted = [
         NewTopic(
             topic.name,
-            num_partitions=LANES if topic.partition_by == "lane" else settings.partitions,
+            num_partitions=settings.lanes if topic.partition_by == "lane" else settings.partitions,
             replication_factor=replicas,
             config=topic_config(topic) | in_sync,
         )
@@ -100,7 +100,9 @@ def describe_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -
             topic=topic,
             partitions=facts.partitions,
             replicas=facts.replicas,
-            drift=_drift(topic, facts) if facts.partitions else (_absence(topic, hidden),),
+            drift=_drift(topic, facts, settings)
+            if facts.partitions
+            else (_absence(topic, hidden),),
         )
         for topic in topics
         for facts in (present.get(topic.name, absent),)
@@ -137,10 +139,10 @@ def _absence(topic: Topic, hidden: frozenset[str]) -> str:
     return "cannot be seen: allow Describe on it" if topic.name in hidden else "does not exist"
 
 
-def _drift(topic: Topic, facts: TopicFacts) -> tuple[str, ...]:
+def _drift(topic: Topic, facts: TopicFacts, settings: KafkaSettings) -> tuple[str, ...]:
     drift = []
-    if topic.partition_by == "lane" and facts.partitions != LANES:
-        drift.append(f"has {facts.partitions} partitions, and there is one lane")
+    if topic.partition_by == "lane" and facts.partitions != settings.lanes:
+        drift.append(f"has {facts.partitions} partitions, and kafka.lanes is {settings.lanes}")
     if facts.config is None:
         return (*drift, "settings cannot be read: allow DescribeConfigs on the topic")
     for name, wanted in topic_config(topic).items():

@@ -26,8 +26,6 @@ Wish = Literal["auto", "exactly_once", "at_least_once"]
 DeliveryName = Literal["exactly_once", "at_least_once"]
 
 HOUR_MS = 3_600_000
-LANES = 1
-"""Partitions of a topic that is partitioned by lane: this version has one lane."""
 INTERNAL_LOGS = {
     "__consumer_offsets": "offsets.topic",
     "__transaction_state": "transaction.state.log",
@@ -210,10 +208,11 @@ def _topic_problems(
     topic: Topic, found: TopicFacts, settings: KafkaSettings, facts: BrokerFacts
 ) -> Iterator[str]:
     name, config = topic.name, found.config or {}
-    if topic.partition_by == "lane" and found.partitions != LANES:
+    if topic.partition_by == "lane" and found.partitions != settings.lanes:
         yield (
-            f"topic {name} has {found.partitions} partitions, and there is one lane: delete the "
-            "topic and create it again"
+            f"topic {name} has {found.partitions} partitions, and kafka.lanes is {settings.lanes}: "
+            f"set kafka.lanes to {found.partitions} in all services; or stop them while no record "
+            "waits in the topic, delete it, and start them again"
         )
     size = _number(config, "max.message.bytes")
     if size is not None and size < topic.max_message_bytes:

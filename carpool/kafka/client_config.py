@@ -17,6 +17,7 @@ PROTOCOL_OVERHEAD_BYTES = 64 * 1024
 FETCH_PARTITION_BYTES = 256 * 1024
 """Bytes of one partition in one fetch response; a larger record comes alone."""
 FETCHED_AHEAD_RECORDS = 250
+FETCHED_AHEAD_KIB = 16_384
 FETCH_BACKOFF_MS = 5
 """Pause of fetching when librdkafka's queue is full; its default is a second.
 
@@ -123,7 +124,7 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
             "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
             "queued.min.messages": FETCHED_AHEAD_RECORDS,
-            "queued.max.messages.kbytes": settings.prefetch_kib,
+            "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
             "enable.partition.eof": True,
             "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
             **flattened(settings.librdkafka),

@@ -48,7 +48,6 @@ DENIED: Mapping[str, str] = {
     "message.max.bytes": "it follows from the largest record of the topics",
     "partition.assignment.strategy": "members of a group must assign in the same way",
     "partitioner": _ORDER,
-    "queued.max.messages.kbytes": _TYPED + "prefetch_kib",
     "retry.backoff.ms": _TYPED + "retry_backoff_ms",
     "sasl.mechanism": _TYPED + "sasl_mechanism",
     "sasl.mechanisms": _TYPED + "sasl_mechanism",

@@ -128,7 +128,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
     """The section `kafka`: brokers, topics, consumer groups, commits, retries and classes."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"slot": "instance_id"}
-    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "there is one lane"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "prefetch_kib": "set kafka.librdkafka.queued.max.messages.kbytes, which is 16384"
+    }
     DEPRECATED: ClassVar[Mapping[str, str]] = {
         "group_prefix": "names consumer groups only: leave it as it is for this deployment, whose "
         "offsets are in these groups; set prefix, which names topics too, for a new one"
@@ -171,10 +173,19 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Partitions of new keyed topics: so many groupers and generators can work. "
-            "Groups have one partition, so one searcher works.",
+            description="Partitions of new keyed topics: so many groupers and generators can work.",
         ),
     ] = 4
+    lanes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000,
+            description="Partitions of the topics of groups: so many searchers can work, each with "
+            "a budget of its own. The same for all services. Each window is shared out among the "
+            "lanes; searches that read clusters or paged codes then share fewer reads.",
+        ),
+    ] = 1
     replication_factor: Annotated[
         int,
         Meta(
@@ -265,14 +276,6 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "rebalance.",
         ),
     ] = 6_000
-    prefetch_kib: Annotated[
-        int,
-        Meta(
-            ge=1_024,
-            le=1_048_576,
-            description="Memory for records fetched ahead, KiB. Low: waits between fetches.",
-        ),
-    ] = 16_384
     attempts_max: Annotated[
         int,
         Meta(

@@ -23,6 +23,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import (
     FETCH_BACKOFF_MS,
     FETCH_BOUNDS,
+    FETCHED_AHEAD_KIB,
     PROTOCOL_OVERHEAD_BYTES,
     client_config,
 )
@@ -100,7 +101,7 @@ class TopicReader:
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": settings.fetch_wait_ms,
                 "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
-                "queued.max.messages.kbytes": settings.prefetch_kib,
+                "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
                 "log_level": 0,  # failures are raised
             }
             | dict(config or {})

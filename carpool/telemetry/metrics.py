@@ -210,7 +210,12 @@ class SearcherMetrics:
         self.cluster_requests = make.counter(
             "cluster_requests_total", "Clusters requested, by tier where found.", "tier"
         )
-        self.bytes_read = make.counter("bytes_read_total", "Bytes read from the index.", "purpose")
+        self.bytes_read = make.counter(
+            "bytes_read_total",
+            "Bytes read from the index: demand (clusters and rows that queries need), codes (that "
+            "do not fit memory), prefetch (clusters that later queries need).",
+            "purpose",
+        )
         self.prefetches = make.counter(
             "prefetches_total", "Prefetched clusters: used, wasted, late.", "result"
         )

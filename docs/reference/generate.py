@@ -157,7 +157,7 @@ def topics_page() -> str:
         "`carpool topics create` makes the topics that are missing; `carpool topics check` "
         "compares those that exist with this list. A key is the `query_id` as UTF-8; "
         "partitions are chosen by Java's default partitioner (murmur2). The number of "
-        "partitions is `kafka.partitions`; topics by lane have one partition. At the brokers, "
+        "partitions is `kafka.partitions`; topics by lane have `kafka.lanes`. At the brokers, "
         "each name begins with `kafka.prefix`, where there is one.",
         lines,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,6 @@ import msgspec
 
 from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
 from schemas.record import ClusterId
-
-LANE, LANE_COUNT = 0, 1
-"""The partition of the groups' topic that is written to, and how many there are."""
 
 ENVELOPE_BYTES = 512
 """Upper bound of a group's JSON without its queries, clusters, `next` and identifiers."""
@@ -44,19 +42,20 @@ def plan_records(
     queries: Sequence[GroupedQuery],
     header: Header,
     *,
-    first_sequence: int,
+    first_sequences: Sequence[int],
     group_bytes_max: int,
     horizon: Sequence[HorizonEntry] = (),
 ) -> tuple[PlannedGroup, ...]:
-    """Returns the records of the groups of a lane, in order, each within `group_bytes_max`.
+    """Returns the records of the groups of a window, in order, each within `group_bytes_max`.
 
     `groups` holds positions in `queries`. Order is kept, of groups and within them. A group that is
     too large becomes several records, in a row; a query that is too large has a record of its own.
-    `sequence` counts on from `first_sequence`; `next` is the first query of the record that
-    follows, so the last has none.
+    Each lane gets neighbouring records, about as many queries as the others; the lane of the first
+    record changes from window to window. In its lane, `sequence` counts on from `first_sequences`,
+    by lane, and `next` is the first query of the record that follows, so the last has none.
 
-    `horizon` is the same for the whole window, so only its first record has it, unless that
-    contains a query that is too large.
+    `horizon` is the same for the whole window, so only the first record of a lane has it, unless
+    that contains a query that is too large.
     """
     sizes = [len(msgspec.json.encode(query)) + 1 for query in queries]  # and its comma
     nexts = [NextGroup(query_id=query.query.query_id, clusters=query.clusters) for query in queries]
@@ -65,27 +64,42 @@ def plan_records(
     pieces: list[tuple[int, ...]] = []
     for members in groups:
         pieces += _split(members, queries, sizes, room, room if pieces else first_room)
-    carries_horizon = bool(pieces) and _cost(pieces[0], queries, sizes) <= first_room
+    lanes = _lanes_of(pieces, len(first_sequences), header.window_id)
+    in_lane = Counter(lanes)
+    before: Counter[int] = Counter()  # records of the lane in this window
     records = []
-    for number, members in enumerate(pieces):
-        following = pieces[number + 1][0] if number + 1 < len(pieces) else None
+    for number, (members, lane) in enumerate(zip(pieces, lanes, strict=True)):
+        has_next = before[lane] + 1 < in_lane[lane]
+        following = pieces[lanes.index(lane, number + 1)][0] if has_next else None
+        carries_horizon = not before[lane] and _cost(members, queries, sizes) <= first_room
         group = Group(
             index_version=header.index_version,
             centroids_fingerprint=header.centroids_fingerprint,
             embedding_model=header.embedding_model,
             grouper=header.grouper,
             window_id=header.window_id,
-            lane=LANE,
-            lane_count=LANE_COUNT,
-            sequence=first_sequence + number,
-            groups_in_window_for_lane=len(pieces),
+            lane=lane,
+            lane_count=len(first_sequences),
+            sequence=first_sequences[lane] + before[lane],
+            groups_in_window_for_lane=in_lane[lane],
             queries=tuple(queries[member] for member in members),
             clusters=union_of([queries[member] for member in members]),
             next=nexts[following] if following is not None else None,
-            horizon=tuple(horizon) if carries_horizon and number == 0 else (),
+            horizon=tuple(horizon) if carries_horizon else (),
         )
+        before[lane] += 1
         records.append(PlannedGroup(group=group, members=members))
     return tuple(records)
+
+
+def _lanes_of(pieces: Sequence[Sequence[int]], lanes: int, first: int) -> list[int]:
+    """Returns the lane of each record of a window; `first`: that of the first, modulo `lanes`."""
+    queries = sum(map(len, pieces))
+    found, before = [], 0
+    for piece in pieces:
+        found.append((first + before * lanes // queries) % lanes)
+        before += len(piece)
+    return found
 
 
 def union_of(queries: Sequence[GroupedQuery]) -> tuple[ClusterId, ...]:

@@ -155,7 +155,7 @@ class PagedCodes:
             self._broken.pop(cluster, None)
             size_bytes = self._extents[cluster].read_bytes
             self._bytes_read[step.key] += size_bytes
-            self._metrics.bytes_read.labels(purpose="demand").inc(size_bytes)
+            self._metrics.bytes_read.labels(purpose="codes").inc(size_bytes)
         else:
             self.scanner.drop(cluster)
             self._fail(cluster, found)

@@ -157,7 +157,7 @@ def test_services_scale_by_a_metric_that_exists_up_to_the_number_of_partitions()
         if it["kind"] == "StatefulSet"
     }
     shared = [name for name, topic in INPUTS.items() if topic.partition_by != "lane"]
-    assert found.keys() == {f"carpool-{name}" for name in shared}, "there is one lane"
+    assert found.keys() == {f"carpool-{name}" for name in shared}, "kafka.lanes is 1"
     for service in shared:
         spec = found[f"carpool-{service}"]
         target = spec["scaleTargetRef"]

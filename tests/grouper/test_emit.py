@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ def planned(
         groups,
         queries,
         HEADER,
-        first_sequence=first,
+        first_sequences=[first],
         group_bytes_max=group_bytes_max,
         horizon=horizon,
     )
@@ -213,7 +214,7 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
         groups,
         queries,
         header,
-        first_sequence=2**62,
+        first_sequences=[2**62],
         group_bytes_max=group_bytes_max,
         horizon=horizon,
     )
@@ -254,3 +255,48 @@ def test_cutting_respects_the_limit_keeps_the_order_and_wastes_no_room(
                 + max(len(msgspec.json.encode(q.query.query_id)) + 6 * 12 + 40 for q in queries)
             )
             assert len(msgspec.json.encode(wider)) > group_bytes_max - aside
+
+
+@given(queries=QUERIES, lanes=st.integers(2, 5), data=st.data())
+def test_lanes_share_out_the_records_of_a_window(
+    queries: list[GroupedQuery], lanes: int, data: st.DataObject
+) -> None:
+    horizon = horizon_of(3)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(queries)), max_size=6)) | {0, len(queries)})
+    groups = [tuple(range(start, end)) for start, end in itertools.pairwise(cuts)]
+    firsts = [100 * lane for lane in range(lanes)]
+    shared = plan_records(
+        groups, queries, HEADER, first_sequences=firsts, group_bytes_max=LARGE, horizon=horizon
+    )
+    assert [one.members for one in shared] == [one.members for one in planned(groups, queries)]
+    counts = [0] * lanes
+    for lane in range(lanes):
+        groups_of_lane = [one.group for one in shared if one.group.lane == lane]
+        assert [one.sequence for one in groups_of_lane] == [
+            firsts[lane] + number for number in range(len(groups_of_lane))
+        ]
+        for number, group in enumerate(groups_of_lane):
+            assert group.lane_count == lanes
+            assert group.groups_in_window_for_lane == len(groups_of_lane)
+            assert group.horizon == (horizon if not number else ())
+            following = groups_of_lane[number + 1 : number + 2]
+            expected = following[0].queries[0].query.query_id if following else None
+            assert (group.next.query_id if group.next else None) == expected
+            counts[lane] += len(group.queries)
+    largest = max(len(group) for group in groups)
+    assert max(counts) <= len(queries) / lanes + largest
+
+
+def test_windows_of_one_query_take_turns_with_the_lanes() -> None:
+    query = grouped("a", (1,))
+    found = [
+        plan_records(
+            [(0,)],
+            [query],
+            dataclasses.replace(HEADER, window_id=window),
+            first_sequences=[0, 0, 0],
+            group_bytes_max=LARGE,
+        )[0].group.lane
+        for window in range(6)
+    ]
+    assert found == [0, 1, 2, 0, 1, 2]

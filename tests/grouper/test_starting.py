@@ -48,6 +48,7 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
             EmbeddingSettings(model=f"hashing:{DIMENSION}"),
             Metrics(),
             clock,
+            lanes=1,
         )
 
     stage = GrouperStage(settings=SETTINGS, load=load, metrics=Metrics(), clock=clock)

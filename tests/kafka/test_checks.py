@@ -162,7 +162,7 @@ def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
     groups = facts(
         topics={GROUPS.name: TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS))}
     )
-    assert any("2 partitions, and there is one lane" in each for each in judged(groups).problems)
+    assert any("2 partitions, and kafka.lanes is 1" in each for each in judged(groups).problems)
     answers = judged(changed(ANSWERS, 5)).problems[0]
     assert "has 4 partitions and rag.answers.v1 has 5" in answers
     assert not judged(changed(QUERIES_DEAD, 5)).problems

@@ -61,10 +61,11 @@ def test_a_window_reads_each_cluster_once_and_a_hot_cluster_stays(index: SmallIn
         results = here.search(searches)
         pieces = [(file, offset) for file, offset, _ in here.code_pages.seen]
         assert len(pieces) == len(set(pieces))
-        read = here.metrics.registry.get_sample_value(
-            "carpool_bytes_read_total", {"purpose": "demand"}
-        )
-        assert read == codes_read(here) + sum(size for _, _, size in here.pages.seen)
+        count = here.metrics.registry.get_sample_value
+        rows_read = count("carpool_bytes_read_total", {"purpose": "demand"})
+        assert rows_read == sum(size for _, _, size in here.pages.seen)
+        assert count("carpool_bytes_read_total", {"purpose": "codes"}) == codes_read(here)
+        read = rows_read + codes_read(here)
         assert sum(result.bytes_read for result in results.values() if result) == read
         lone = replace(searches[0], key=1000, clusters=searches[0].clusters[:1])
         first = here.search([lone])[1000]

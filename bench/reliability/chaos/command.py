@@ -19,7 +19,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
 from bench.reliability.chaos.asked import drawn_questions
 from bench.reliability.chaos.faults import quiet_after_s
-from bench.reliability.chaos.live import broker_names, members
+from bench.reliability.chaos.live import MEMBERS, broker_names, members
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.plan import (
     NETWORK_SHARES,
@@ -35,6 +35,7 @@ from bench.reliability.chaos.run import (
     run_chaos,
 )
 from bench.reliability.cli import ChaosOptions
+from carpool.settings import environment_name
 
 TIME_MAX_S = 1_200.0
 MUTANT_STALLED_S = 40.0
@@ -112,7 +113,7 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
         ),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
-        settings=settings,
+        settings={environment_name("kafka", "lanes"): str(MEMBERS), **settings},
     )
 
 

@@ -1,0 +1,36 @@
+"""The bench of paged codes: it reads what the planner plans, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.simulator.paged_codes import PagedCodesOptions, run
+from carpool.errors import ConfigError
+from tests.bench.retrieval.conftest import questions, tiny_index
+
+__all__ = ["questions", "tiny_index"]
+
+
+def test_what_is_read_is_what_the_simulation_reads(
+    tiny_index: Path, questions: Path, tmp_path: Path
+) -> None:
+    options = PagedCodesOptions(
+        nprobe=3, codec="rabitq4", shares=(0.5, 1.0), windows=(20,), queries=60
+    )
+    run(tiny_index, questions, options, tmp_path / "report.json")
+    report = msgspec.json.decode((tmp_path / "report.json").read_bytes())
+    for row in report["results"]:
+        # In so small an index many scans are repeated for more rows, and read again.
+        assert 0 < row["simulated_bytes"] <= row["read_bytes"]
+        assert row["cpu_ms"] > 0 and row["rows_bytes"] > 0
+    half, whole = report["results"]
+    assert whole["simulated_bytes"] <= half["simulated_bytes"]
+
+
+def test_an_index_without_these_codes_is_refused(tiny_index: Path, questions: Path) -> None:
+    options = PagedCodesOptions(nprobe=3, codec="rabitq9", shares=(0.5,), windows=(5,), queries=5)
+    with pytest.raises(ConfigError, match="no codes rabitq9"):
+        run(tiny_index, questions, options, None)
