@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from bench.baselines import carpool, faiss_ivf, lancedb, published
+from bench.baselines import (
+    carpool,
+    faiss_hnsw,
+    faiss_ivf,
+    faiss_sq8,
+    lancedb,
+    published,
+)
 from bench.baselines.contestant import ContestantEntry
 from carpool.errors import ConfigError
 
 ENTRIES: dict[str, ContestantEntry] = {
     found.name: found
-    for module in (faiss_ivf, published, carpool, lancedb)
+    for module in (faiss_ivf, faiss_hnsw, faiss_sq8, published, carpool, lancedb)
     for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"
