@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.baselines import (
     carpool,
+    faiss_codes,
     faiss_hnsw,
     faiss_ivf,
     faiss_sq8,
@@ -15,7 +16,7 @@ from carpool.errors import ConfigError
 
 ENTRIES: dict[str, ContestantEntry] = {
     found.name: found
-    for module in (faiss_ivf, faiss_hnsw, faiss_sq8, published, carpool, lancedb)
+    for module in (faiss_ivf, faiss_hnsw, faiss_sq8, faiss_codes, published, carpool, lancedb)
     for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"
