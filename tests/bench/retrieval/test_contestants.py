@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +79,29 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchDat
         assert np.mean(shared) > 0.97 * data.top_k
     if entry.has_cache_budget:  # everything fits, so it is read once
         assert counters.bytes_read == clusters_bytes(open_clusters(data.index_dir))
+
+
+def test_lancedb_best_finds_rows_in_every_fragment_of_a_table(
+    data: SearchData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not HAS_LANCE:
+        pytest.skip("LanceDB is not installed (pip install 'carpool[bench]')")
+    lance = importlib.import_module("lance")
+    in_parts = partial(lance.write_dataset, max_rows_per_file=150, max_rows_per_group=50)
+    monkeypatch.setattr(lance, "write_dataset", in_parts)
+    entry = ENTRIES["lancedb-best"]
+    assert entry.preparation is not None
+    folder = tmp_path / entry.preparation.name
+    folder.mkdir()
+    entry.preparation.make(data, folder)
+    (table,) = folder.glob("*.lance")
+    assert len(lance.dataset(str(table)).get_fragments()) > 1
+    contestant = entry.make()
+    contestant.open(SearchData(**{**vars(data), "prepared_dir": tmp_path}), UNLIMITED)
+    try:
+        assert search_all(contestant, data, 7) == expected(data)
+    finally:
+        contestant.close()
 
 
 @pytest.mark.parametrize("name", OURS)
