@@ -5,12 +5,13 @@ Centroids, assignment and probes are those of our index. All variants share one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from bench.baselines.contestant import (
     AskedWindow,
@@ -39,28 +40,51 @@ def make_lists(data: SearchData, folder: Path) -> None:
 
     from bench.data.clusters import open_clusters, read_clusters
 
-    index_read = open_clusters(data.index_dir)
-    centroids = index_read.centroids
-    nlist, dimension = centroids.shape
-    sizes = np.zeros(nlist, dtype=np.uint64)
-    path = folder / LISTS_NAME
-    with path.open("wb") as file:
-        for cluster in read_clusters(
-            index_read
-        ):  # in ascending order, as set_all_lists_sizes expects them
-            sizes[cluster.cluster] = len(cluster.rows)
-            file.write(np.ascontiguousarray(cluster.vectors, dtype="<f4").data)
-            file.write(np.ascontiguousarray(cluster.rows, dtype="<i8").data)
-    lists = faiss.OnDiskInvertedLists(nlist, dimension * 4, str(path))
-    lists.set_all_lists_sizes(faiss.swig_ptr(sizes))
-    lists.totsize = path.stat().st_size
+    view = open_clusters(data.index_dir)
+    nlist, dimension = view.centroids.shape
+    lists = write_lists(
+        folder / LISTS_NAME,
+        nlist,
+        dimension * 4,
+        (
+            RowList(one.cluster, np.ascontiguousarray(one.vectors, dtype="<f4"), one.rows)
+            for one in read_clusters(view)
+        ),
+    )
     quantizer = faiss.IndexFlatIP(dimension)
-    quantizer.add(np.ascontiguousarray(centroids))
+    quantizer.add(np.ascontiguousarray(view.centroids))
     index = faiss.IndexIVFFlat(quantizer, dimension, nlist, faiss.METRIC_INNER_PRODUCT)
     index.is_trained = True
-    index.ntotal = index_read.manifest.row_count
+    index.ntotal = view.manifest.row_count
     index.replace_invlists(lists)
     faiss.write_index(index, str(folder / INDEX_NAME))
+
+
+class RowList(NamedTuple):
+    """A cluster as FAISS stores it: `codes`, (n, ...) of any dtype, of the row numbers `rows`."""
+
+    cluster: int
+    codes: npt.NDArray[Any]
+    rows: Int64
+
+
+def write_lists(path: Path, nlist: int, code_bytes: int, clusters: Iterable[RowList]) -> Any:
+    """Writes FAISS's on-disk inverted lists and returns them.
+
+    `clusters` in ascending order, as set_all_lists_sizes expects them; `code_bytes`: of a row.
+    """
+    import faiss
+
+    sizes = np.zeros(nlist, dtype=np.uint64)
+    with path.open("wb") as file:
+        for cluster in clusters:
+            sizes[cluster.cluster] = len(cluster.rows)
+            file.write(cluster.codes.data)
+            file.write(np.ascontiguousarray(cluster.rows, dtype="<i8").data)
+    lists = faiss.OnDiskInvertedLists(nlist, code_bytes, str(path))
+    lists.set_all_lists_sizes(faiss.swig_ptr(sizes))
+    lists.totsize = path.stat().st_size
+    return lists
 
 
 class FaissIvf:

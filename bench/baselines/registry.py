@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from bench.baselines import carpool, faiss_ivf, lancedb, mmap_codes, published
+from bench.baselines import (
+    carpool,
+    faiss_codes,
+    faiss_hnsw,
+    faiss_ivf,
+    faiss_sq8,
+    lancedb,
+    published,
+)
 from bench.baselines.contestant import ContestantEntry
 from carpool.errors import ConfigError
 
 ENTRIES: dict[str, ContestantEntry] = {
     found.name: found
-    for module in (faiss_ivf, published, carpool, mmap_codes, lancedb)
+    for module in (faiss_ivf, faiss_hnsw, faiss_sq8, faiss_codes, published, carpool, lancedb)
     for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"

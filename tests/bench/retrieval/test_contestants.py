@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,8 @@ from carpool.errors import ConfigError
 
 UNLIMITED = Limits(memory_bytes=None, threads=1, window=7)
 OURS = [name for name, entry in ENTRIES.items() if entry.has_cache_budget]
+SEARCHES_ALL_ROWS = "faiss-hnsw"
+"""Does not use the probes, so the best of all rows are what it should find."""
 HAS_LANCE = all(importlib.util.find_spec(name) for name in ("lancedb", "lance"))
 
 
@@ -32,8 +37,8 @@ def search_all(contestant: Contestant, data: SearchData, window: int) -> list[li
     return [found[number].rows.tolist() for number in range(len(data.queries))]
 
 
-def expected(data: SearchData) -> list[list[int]]:
-    """The best rows of the probed clusters, one query after the other."""
+def expected(data: SearchData, *, of_all: bool = False) -> list[list[int]]:
+    """The best rows of the probed clusters, or of all, one query after the other."""
     index = open_clusters(data.index_dir)
     places = place_count(index.layout, index.extents)
     vectors = np.zeros((places, data.queries.shape[1]), np.float32)
@@ -42,7 +47,8 @@ def expected(data: SearchData) -> list[list[int]]:
         vectors[cluster.rows], cluster_of[cluster.rows] = cluster.vectors, cluster.cluster
     best = []
     for query, probes in zip(data.queries, data.probes, strict=True):
-        scores = np.where(np.isin(cluster_of, probes), vectors @ query, -np.inf)
+        wanted = cluster_of >= 0 if of_all else np.isin(cluster_of, probes)
+        scores = np.where(wanted, vectors @ query, -np.inf)
         best.append(np.argsort(-scores, kind="stable")[: data.top_k].tolist())
     return best
 
@@ -65,14 +71,37 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchDat
     finally:
         contestant.close()
     assert found[0] == found[1]
-    best = expected(data)
+    best = expected(data, of_all=name == SEARCHES_ALL_ROWS)
     if entry.is_exact:
         assert found[0] == best
-    else:  # codes of one bit, with most rows re-ranked
+    else:  # codes, with or without rows that are re-ranked, or a graph
         shared = [len(set(one) & set(other)) for one, other in zip(found[0], best, strict=True)]
         assert np.mean(shared) > 0.97 * data.top_k
     if entry.has_cache_budget:  # everything fits, so it is read once
         assert counters.bytes_read == clusters_bytes(open_clusters(data.index_dir))
+
+
+def test_lancedb_best_finds_rows_in_every_fragment_of_a_table(
+    data: SearchData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not HAS_LANCE:
+        pytest.skip("LanceDB is not installed (pip install 'carpool[bench]')")
+    lance = importlib.import_module("lance")
+    in_parts = partial(lance.write_dataset, max_rows_per_file=150, max_rows_per_group=50)
+    monkeypatch.setattr(lance, "write_dataset", in_parts)
+    entry = ENTRIES["lancedb-best"]
+    assert entry.preparation is not None
+    folder = tmp_path / entry.preparation.name
+    folder.mkdir()
+    entry.preparation.make(data, folder)
+    (table,) = folder.glob("*.lance")
+    assert len(lance.dataset(str(table)).get_fragments()) > 1
+    contestant = entry.make()
+    contestant.open(SearchData(**{**vars(data), "prepared_dir": tmp_path}), UNLIMITED)
+    try:
+        assert search_all(contestant, data, 7) == expected(data)
+    finally:
+        contestant.close()
 
 
 @pytest.mark.parametrize("name", OURS)
