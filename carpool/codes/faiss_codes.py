@@ -24,8 +24,23 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 
+_M_MMAP_THRESHOLD = -3
+_OWN_MAPPING_BYTES = 32 << 10
+"""Allocations from this size on have pages of their own."""
 NEAREST_FIRST = 10
 """FAISS's scan of one query at a time, its clusters in the order given."""
+
+
+def return_freed_memory() -> None:
+    """Makes the allocator return the memory of codes to the system as soon as they are dropped.
+
+    FAISS takes up to twice the bytes of a cluster's codes and touches what it needs. Memory that
+    the allocator keeps for the next cluster would be touched to its end in time, and exceed any
+    budget. Does nothing where the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
 
 
 def code_layout(codec: str, dimension: int) -> CodeLayout:

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from carpool.clock import Clock
-from carpool.codes.faiss_codes import CodeScanner
+from carpool.codes.faiss_codes import CodeScanner, return_freed_memory
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.executor import CodesExecutor
@@ -179,6 +179,7 @@ class _Opener:
         self, index: OpenIndex, codes: OpenCodes, budget_bytes: int, metrics: Metrics
     ) -> CodeSource:
         """Returns paged codes, none of them in memory."""
+        return_freed_memory()
         sizes = [extent.size_bytes for extent in codes.extents]
         return PagedCodes(
             codes,
