@@ -18,6 +18,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 
 from carpool.disk.direct import IN_MEMORY, file_system
 from tests import transcripts
@@ -255,3 +256,11 @@ def pytest_terminal_summary(
         terminalreporter.write_line(
             f"FAILED: CARPOOL_REQUIRE names {name}, and its tests were skipped", red=True
         )
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Restores the configuration of logs that a command of a test sets."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)

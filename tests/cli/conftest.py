@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +15,4 @@ def _nothing_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
         if name.startswith("CARPOOL_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    logs = structlog.get_config()
     yield
-    structlog.configure(**logs)
