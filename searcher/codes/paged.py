@@ -55,7 +55,7 @@ class PagedCodes:
         self._there: set[ClusterId] = set()
         self._scans: Counter[ClusterId] = Counter()  # parts that are not ended, by cluster
         self._errors: dict[int, dict[ClusterId, ReadError]] = {}  # to report, by query
-        self._bytes_read: Counter[int] = Counter()  # to report, by query
+        self._bytes_read: dict[int, int] = {}  # to report, of each query that is in hand
         self._broken: dict[ClusterId, ReadError] = {}  # the last error of a read
 
     @property
@@ -73,6 +73,7 @@ class PagedCodes:
 
     def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
         """See `CodeSource`."""
+        self._bytes_read.setdefault(key, 0)
         self._planner.join(key, clusters)
 
     def drop(self, key: int) -> None:
@@ -154,7 +155,8 @@ class PagedCodes:
             self._there.add(cluster)
             self._broken.pop(cluster, None)
             size_bytes = self._extents[cluster].read_bytes
-            self._bytes_read[step.key] += size_bytes
+            if step.key in self._bytes_read:  # else it was dropped meanwhile
+                self._bytes_read[step.key] += size_bytes
             self._metrics.bytes_read.labels(purpose="codes").inc(size_bytes)
         else:
             self.scanner.drop(cluster)
@@ -183,10 +185,13 @@ class PagedCodes:
                 self._scans[cluster] += 1
             else:
                 errors[cluster] = self._broken[cluster]
+        bytes_read = self._bytes_read.get(step.key, 0)
+        if bytes_read:
+            self._bytes_read[step.key] = 0
         return ScanPart(
             key=step.key,
             clusters=tuple(clusters),
             is_last=step.is_last,
             errors=errors,
-            bytes_read=self._bytes_read.pop(step.key, 0),
+            bytes_read=bytes_read,
         )

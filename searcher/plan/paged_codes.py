@@ -116,11 +116,15 @@ class PagedCodesPlanner:
                 self._unwait(cluster, key)
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
-        """A window begins. `next_window`: in how many windows a cluster is needed next."""
+        """A window begins. `next_window`: in how many windows a cluster is needed next.
+
+        It is advice: clusters that the index does not have are ignored.
+        """
         self._uses *= KEPT_AT_A_WINDOW
         self._next_window[:] = FAR
         for cluster, windows in next_window.items():
-            self._next_window[cluster] = windows
+            if 0 <= cluster < len(self._next_window):
+                self._next_window[cluster] = windows
 
     def fail(self, cluster: ClusterId) -> None:
         """The codes of a cluster could not be read: the queries that wait go on without them."""

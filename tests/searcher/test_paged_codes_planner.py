@@ -137,6 +137,14 @@ def test_clusters_that_the_next_windows_need_stay() -> None:
     assert world.there == {1, 4, 5}
 
 
+def test_advice_about_clusters_that_do_not_exist_is_ignored() -> None:
+    world = World([1] * 3, 3)
+    world.planner.expect({ClusterId(99): 1, ClusterId(2): 1})
+    world.join(0, [(0, 1)])
+    world.run()
+    assert world.complete == [0]
+
+
 def test_a_query_with_many_bytes_is_not_overtaken_for_ever() -> None:
     world = World([1] * 24, 4)
     world.join(0, [(20, 21, 22, 23)])
