@@ -15,7 +15,7 @@ import queue
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import faiss
@@ -27,8 +27,9 @@ from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
+from searcher.codes.query import CodesQuery
 from searcher.codes.source import CodeSource, ScanPart
-from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
+from searcher.executor import Finish, Search, SearchGroup, SearchResult
 from searcher.messages import DropSearches, StopSearching
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
@@ -61,31 +62,6 @@ class _Scanned:
 _Message = SearchGroup | DropSearches | StopSearching | _Scanned
 
 
-@dataclass(slots=True)
-class _Query:
-    """A query in hand.
-
-    `count`: of rows that a scan proposes; `candidates`: rows and estimates of its scanned parts;
-    `unscanned`: parts that are not scanned; `unscored`: rows that are not scored yet, -1 before its
-    last scan has ended.
-    """
-
-    search: Search
-    tiers: tuple[Tier, ...]
-    count: int
-    margin: float
-    started_us: int
-    has_last_part: bool = False
-    unscanned: int = 0
-    candidates: list[tuple[Int64, Float32]] = field(default_factory=list)
-    unscored: int = -1
-    scores: list[Float32] = field(default_factory=list)
-    rows: list[Int64] = field(default_factory=list)
-    errors: dict[ClusterId, ReadError] = field(default_factory=dict)
-    bytes_read: int = 0
-    search_us: int = 0
-
-
 class CodesExecutor:
     """Implements `Executor`. The rows and the waker belong to the caller."""
 
@@ -112,7 +88,7 @@ class CodesExecutor:
         )
         self._threads = threads
         self._scans = 0
-        self._queries: dict[int, _Query] = {}
+        self._queries: dict[int, CodesQuery] = {}
         self._waiting: deque[ScanPart] = deque()  # not scanned yet
         self._window: object = object()  # of the group that joined last
         self._deadlines: dict[int, int] = {}
@@ -194,7 +170,7 @@ class CodesExecutor:
         tiers: tuple[Tier, ...] = tuple(
             "ram" if self._codes.is_in_memory(cluster) else "ssd" for cluster in search.clusters
         )
-        self._queries[search.key] = _Query(
+        self._queries[search.key] = CodesQuery(
             search,
             tiers,
             first_count(codec, search.mode, search.top_k),
@@ -280,7 +256,7 @@ class CodesExecutor:
         return parts
 
     def _scan_on_thread(
-        self, parts: Sequence[ScanPart], queries: Sequence[_Query]
+        self, parts: Sequence[ScanPart], queries: Sequence[CodesQuery]
     ) -> tuple[Int64, Float32, int]:
         began_us = self._clock.now_us()
         rows, estimates = self._codes.scanner.scan(
@@ -329,7 +305,7 @@ class CodesExecutor:
         owners, wanted = [], []
         for key in keys:
             query = self._queries[key]
-            rows, estimates = _best_candidates(query)
+            rows, estimates = query.take_candidates()
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
             if has_more and len(rows) == query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
@@ -397,27 +373,10 @@ class CodesExecutor:
         )
         finish(query.search, result)
 
-    def _best(self, query: _Query) -> TopK:
-        if not query.rows:
-            none = np.empty(0, np.int64)
-            return TopK(np.empty(0, np.float32), none, none)
-        rows, scores = np.concatenate(query.rows), np.concatenate(query.scores)
-        order = np.lexsort((rows, -scores))[: query.search.top_k]
-        return TopK(scores[order], rows[order], np.array(self._clusters_of(rows[order]), np.int64))
+    def _best(self, query: CodesQuery) -> TopK:
+        rows, scores = query.best_rows()
+        return TopK(scores, rows, np.array(self._clusters_of(rows), np.int64))
 
     def _clusters_of(self, rows: Int64) -> list[ClusterId]:
         clusters = np.searchsorted(self._codes.first_rows, rows, side="right") - 1
         return [ClusterId(cluster) for cluster in clusters.tolist()]
-
-
-def _best_candidates(query: _Query) -> tuple[Int64, Float32]:
-    """Returns the best `query.count` rows of all parts that were scanned, and their estimates."""
-    found, query.candidates = query.candidates, []
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    rows, estimates = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
-    if len(found) > 1:
-        order = np.argsort(-estimates, kind="stable")[: query.count]
-        rows, estimates = rows[order], estimates[order]
-    kept = rows >= 0
-    return rows[kept], estimates[kept]
