@@ -188,7 +188,7 @@ class CarpoolCodes(CarpoolExact):
     def open(self, data: SearchData, limits: Limits) -> None:
         """Opens the index with the codes that the budget of `cache_budget` allows."""
         # FAISS takes 30 MB, which `cache_budget` must see.
-        from searcher.codes import open as _  # noqa: F401
+        import faiss  # noqa: F401
 
         # Without a limit the budget is that of clusters, and a small index has larger buffers.
         self._more_bytes = BUFFERS_BYTES if limits.memory_bytes is None else 0
