@@ -24,6 +24,8 @@ from tests.searcher.codes_rig import (
 from tests.searcher.faulty_pages import PageFault
 from tests.searcher.helpers import SmallIndex
 
+IN_MEMORY_OR_PAGED = pytest.mark.parametrize("paged_share", [None, 0.3])
+
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
@@ -63,11 +65,14 @@ def test_a_page_is_read_once_for_all_queries_of_a_window(index: SmallIndex) -> N
     assert sum(result.bytes_read for result in found.values() if result) == read
 
 
-def test_more_results_than_rows_and_clusters_without_rows(tmp_path: Path) -> None:
+@IN_MEMORY_OR_PAGED
+def test_more_results_than_rows_and_clusters_without_rows(
+    tmp_path: Path, paged_share: float | None
+) -> None:
     index = make_index(tmp_path / "few", rows=40)
     searches = [replace(search, top_k=100) for search in questions(index, 20, 12)]
     empty = [cluster for cluster, extent in enumerate(index.extents) if not extent.row_count]
-    with running(index) as here:
+    with running(index, paged_share=paged_share) as here:
         found = here.search(searches)
         for search in searches:
             result = found[search.key]
@@ -81,16 +86,22 @@ def test_more_results_than_rows_and_clusters_without_rows(tmp_path: Path) -> Non
             assert result is not None and not len(result.best.rows) and not result.errors
 
 
-def test_a_query_whose_deadline_passes_ends_without_a_result(index: SmallIndex) -> None:
+@IN_MEMORY_OR_PAGED
+def test_a_query_whose_deadline_passes_ends_without_a_result(
+    index: SmallIndex, paged_share: float | None
+) -> None:
     late = [replace(search, deadline_us=1) for search in questions(index, 5, 3)]
-    with running(index) as here:
+    with running(index, paged_share=paged_share) as here:
         assert set(here.search(late).values()) == {None}
 
 
-def test_a_dropped_query_is_not_finished_and_others_are(index: SmallIndex) -> None:
+@IN_MEMORY_OR_PAGED
+def test_a_dropped_query_is_not_finished_and_others_are(
+    index: SmallIndex, paged_share: float | None
+) -> None:
     searches = questions(index, 60, 5)
-    with running(index) as here:
-        here.pages.fault = lambda file, offset: "slow"
+    with running(index, paged_share=paged_share) as here:
+        here.pages.fault = here.code_pages.fault = lambda file, offset: "slow"
         here.executor.join(SearchGroup(searches=tuple(searches)))
         here.executor.drop([search.key for search in searches[30:]])
         found = here.take(30)

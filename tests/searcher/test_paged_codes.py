@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,21 +75,6 @@ def test_a_window_reads_each_cluster_once_and_a_hot_cluster_stays(index: SmallIn
     assert [probe.tier for probe in again.probes] == ["ram"]
 
 
-def test_a_query_whose_deadline_passes_ends_and_a_dropped_one_is_forgotten(
-    index: SmallIndex,
-) -> None:
-    searches = questions(index, 60, 5)
-    late = [replace(search, key=search.key + 100, deadline_us=1) for search in searches[:5]]
-    with running(index, paged_share=SHARE) as here:
-        assert set(here.search(late).values()) == {None}
-        here.code_pages.fault = lambda file, offset: "slow"
-        again = [replace(search, key=search.key + 200) for search in searches]
-        here.executor.join(SearchGroup(searches=tuple(again)))
-        here.executor.drop([search.key for search in again[30:]])
-        found = here.take(30)
-    assert missed(index, again[:30], found) <= 1
-
-
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("fail", RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
@@ -157,16 +141,6 @@ def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(index: Small
         found = here.search([replace(search, key=search.key + 1000) for search in searches[:50]])
     assert len(ended) == 600 and all(result is not None for result in ended)
     assert all(result is not None and not result.errors for result in found.values())
-
-
-def test_clusters_without_rows_and_more_results_than_rows(tmp_path: Path) -> None:
-    index = make_index(tmp_path / "few", rows=40)
-    searches = [replace(search, top_k=100) for search in questions(index, 20, 12)]
-    with running(index, paged_share=0.5) as here:
-        found = here.search(searches)
-    for search in searches:
-        result = found[search.key]
-        assert result is not None and result.best.rows.tolist() == exact(index, search)
 
 
 def test_a_plane_opens_with_paged_codes(index: SmallIndex) -> None:
