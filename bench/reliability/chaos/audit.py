@@ -195,7 +195,14 @@ class TopicAudit:
         }
         later = {record for topic in WAY[1:] for record in self._seen[topic]}
         foreign = sorted(later - self._query_ids.keys())
-        wrong = {"lost": lost, "never published": foreign, **self._answers.wrong()}
+        too_often = (self._asked - wanted).keys()
+        published_twice = [record for record, name in self._query_ids.items() if name in too_often]
+        wrong = {
+            "lost": lost,
+            "never published": foreign,
+            "published twice": published_twice,
+            **self._answers.wrong(),
+        }
         wrong |= {
             f"twice in {topic}": [record for record, more in counts.items() if more > 0]
             for topic, counts in twice.items()

@@ -119,6 +119,7 @@ def test_a_question_that_is_missing_in_its_topic_or_is_there_twice_breaks_the_au
     topics.whole_way(1)
     found = topics.result("a")
     assert (found.published, found.published_twice, found.lost) == (2, 1, 0)
+    assert [one.what for one in found.violations] == ["published twice"] * 2
     assert not found.holds
 
 
@@ -179,10 +180,11 @@ def test_offsets_behind_the_last_record_of_an_input_are_found() -> None:
 
 def test_each_kind_of_violation_has_its_own_limit_of_examples() -> None:
     topics = Topics()
-    topics.ask(*map(str, range(3 * EXAMPLES_MAX)))
+    ids = [str(number) for number in range(3 * EXAMPLES_MAX)]
+    topics.ask(*ids)
     topics.group(0)
     topics.group(0)
-    found = topics.result()
+    found = topics.result(*ids)
     assert Counter(violation.what for violation in found.violations) == {
         "lost": EXAMPLES_MAX,
         f"twice in {GROUPS.name}": 1,
