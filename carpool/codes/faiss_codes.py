@@ -34,9 +34,9 @@ NEAREST_FIRST = 10
 def return_freed_memory() -> None:
     """Makes the allocator return the memory of codes to the system as soon as they are dropped.
 
-    FAISS takes up to twice the bytes of a cluster's codes and touches what it needs. Memory that
-    the allocator keeps for the next cluster would be touched to its end in time, and exceed any
-    budget. Does nothing where the C library is not glibc.
+    FAISS allocates up to twice the bytes of a cluster's codes, and uses only what it needs. An
+    allocator that keeps the allocation for the next cluster lets a larger cluster use the rest, so
+    that the process slowly exceeds its budget. Does nothing where the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -182,8 +182,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             ge=1,
             le=1_000,
             description="Partitions of the topics of groups: so many searchers can work, each with "
-            "a budget of its own. The same for all services. Each window is shared out among the "
-            "lanes; searches that read clusters or paged codes then share fewer reads.",
+            "a budget of its own. Must be the same for all services. Windows go to the lanes in "
+            "turn. Searchers that read clusters or paged codes read more bytes together than one "
+            "searcher does.",
         ),
     ] = 1
     replication_factor: Annotated[

@@ -41,7 +41,7 @@ BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
 READ_THREADS = 16
 CLOSE_TIMEOUT_S = 0.5
 CLUSTERS_MIN = 4
-"""Paged codes need room for the largest cluster so many times; with less, searches are exact."""
+"""Paged codes need room for so many clusters of the largest size. With less, searches are exact."""
 
 
 @dataclass(frozen=True, kw_only=True)

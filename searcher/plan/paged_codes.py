@@ -1,10 +1,12 @@
 """Which codes are read, scanned and evicted, where the codes of an index exceed memory. Pure.
 
-A query is scanned when the codes of all its clusters are in memory. The next query is the one that
-needs the fewest bytes. Codes that no query in hand needs are evicted first. If all are needed, the
-cluster leaves that the fewest queries wait for, and each of these is scanned before, over all of
-its clusters that are in memory. So queries that join together read each cluster at most once, and a
-query is scanned in few parts. Each part costs time: its scan begins without a least score.
+A query is scanned when the codes of all its clusters are in memory. The next query is the one whose
+missing codes have the fewest bytes. When memory is full, a cluster is evicted that no query in hand
+needs. If there is none, the cluster is evicted that the fewest queries wait for. Before that, these
+queries are scanned over all of their clusters that are in memory, and need these no more.
+
+So queries that join together read each cluster at most once, and a query is scanned in few parts.
+Few parts are better, because the scan of each part begins without a least score.
 
 The steps are a program: whoever carries them out in order, at any pace, has never more than the
 budget in memory. Nothing here depends on how long reads and scans take.
