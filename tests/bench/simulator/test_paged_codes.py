@@ -25,9 +25,9 @@ def test_what_is_read_is_what_the_simulation_reads(
     for row in report["results"]:
         # In so small an index many scans are repeated for more rows, and read again.
         assert 0 < row["simulated_bytes"] <= row["read_bytes"]
-        assert row["cpu_ms"] > 0 and row["rows_bytes"] > 0
     half, whole = report["results"]
-    assert whole["simulated_bytes"] <= half["simulated_bytes"]
+    assert whole["simulated_bytes"] < half["simulated_bytes"]
+    assert whole["read_bytes"] == whole["simulated_bytes"]  # nothing leaves, so all is read once
 
 
 def test_an_index_without_these_codes_is_refused(tiny_index: Path, questions: Path) -> None:
