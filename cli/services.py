@@ -93,12 +93,19 @@ def searcher(
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
+    from searcher.scatter.scans_log import scans_log
     from searcher.service import build_stage
 
     _run(
         "searcher",
         settings,
-        lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
+        lambda metrics, clock: build_stage(
+            settings.searcher,
+            settings.index,
+            metrics,
+            clock,
+            scans=scans_log(settings.kafka, clock) if settings.kafka.lanes > 1 else None,
+        ),
         settings.searcher.queries_in_hand_max,
         Intake(
             topic=GROUPS.name,

@@ -66,6 +66,7 @@ def load_work(
         clock=clock,
         metrics=metrics,
         lanes=lanes,
+        scatter=settings.scatter,
     )
 
 

@@ -347,7 +347,10 @@ def build_stage(
 
     Raises `ConfigError` for settings that do not fit together.
     """
-    if problems := settings.check():
+    problems = settings.check()
+    if settings.scatter and lanes == 1:
+        problems.append("scatter shares clusters out among lanes: set [kafka] lanes to at least 2")
+    if problems:
         raise ConfigError("the settings of the grouper do not fit: " + "; ".join(problems))
 
     def load() -> WindowWork:

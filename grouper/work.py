@@ -95,9 +95,11 @@ class WindowWork:
         clock: Clock,
         metrics: Metrics,
         lanes: int = 1,
+        scatter: bool = False,
     ) -> None:
         """`centroids`: (nlist, dim) float32, row-normalised. `grouper` names this process in the
-        groups it writes. `lanes`: partitions of the groups' topics.
+        groups it writes. `lanes`: partitions of the groups' topics; `scatter`: each lane gets every
+        group.
         """
         self.facts = facts
         self._centroids = centroids
@@ -109,6 +111,7 @@ class WindowWork:
         self._clock = clock
         self._metrics = metrics
         self._lanes = lanes
+        self._scatter = scatter
         self._sequences: Counter[tuple[str, int]] = Counter()  # by topic and lane
         self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
@@ -162,8 +165,9 @@ class WindowWork:
             first_sequences=[self._sequences[topic, lane] for lane in range(self._lanes)],
             group_bytes_max=self._group_bytes_max,
             horizon=horizon,
+            scatter=self._scatter,
         )
-        self._sequences.update((topic, record.group.lane) for record in planned)
+        self._sequences.update((topic, copy.lane) for record in planned for copy in record.copies)
         self._before.extend(
             queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:]
         )

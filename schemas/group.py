@@ -27,6 +27,14 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
     timings_us: dict[str, int] = msgspec.field(default_factory=dict)
 
 
+def lane_of(cluster: ClusterId, lane_count: int) -> int:
+    """Returns the lane that a cluster belongs to in a scattered group.
+
+    A query belongs to the lane of its nearest cluster.
+    """
+    return cluster % lane_count
+
+
 class NextGroup(Record, frozen=True, kw_only=True):
     """The first query of the next group of this lane and its clusters (CaGR-RAG, Eq. 4-5)."""
 
@@ -45,7 +53,8 @@ class HorizonEntry(Record, frozen=True, kw_only=True):
 class Group(Record, frozen=True, kw_only=True):
     """An ordered group of one window (CaGR-RAG, Eq. 5).
 
-    `next` and `horizon` are advice: they never change a result.
+    `next` and `horizon` are advice: they never change a result. `is_scattered`: every lane has this
+    group, and scans its own clusters of each query; see `lane_of`.
     """
 
     index_version: Identifier
@@ -55,6 +64,7 @@ class Group(Record, frozen=True, kw_only=True):
     window_id: NonNegative
     lane: NonNegative
     lane_count: Annotated[int, msgspec.Meta(ge=1)]
+    is_scattered: bool = False
     sequence: NonNegative
     groups_in_window_for_lane: Annotated[int, msgspec.Meta(ge=1)]
     queries: Annotated[tuple[GroupedQuery, ...], msgspec.Meta(min_length=1)]

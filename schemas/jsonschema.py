@@ -19,13 +19,23 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Record
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, DEAD_LETTER_MARKS, GROUPS, PARTIAL_ANSWERS, QUERIES, RETRIEVALS
+from schemas.scan import Scan
+from schemas.topics import (
+    ANSWERS,
+    DEAD_LETTER_MARKS,
+    GROUPS,
+    PARTIAL_ANSWERS,
+    QUERIES,
+    RETRIEVALS,
+    SCANS,
+)
 
 FOLDER = Path(__file__).parent / "json"
 
 RECORDS: dict[str, type[Record]] = {
     QUERIES.name: Query,
     GROUPS.name: Group,
+    SCANS.name: Scan,
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,

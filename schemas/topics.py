@@ -58,6 +58,13 @@ GROUPS = Topic(
     max_message_bytes=8 * MIB,
     purpose="ordered groups of queries that share clusters; partition = lane",
 )
+SCANS = Topic(
+    name="rag.scans.v1",
+    partition_by="lane",
+    retention_ms=HOUR_MS,
+    max_message_bytes=MIB,
+    purpose="what searchers found for queries of other lanes; partition = lane that waits for it",
+)
 RETRIEVALS = Topic(
     name="rag.retrievals.v1",
     partition_by="query_id",
@@ -166,6 +173,7 @@ TOPICS: tuple[Topic, ...] = (
     RETRIES_BATCH,
     GROUPS,
     GROUPS_BATCH,
+    SCANS,
     RETRIEVALS,
     RETRIEVALS_BATCH,
     ANSWERS,

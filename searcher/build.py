@@ -138,6 +138,11 @@ class OpenSearcher:
         """The executor of the plane."""
         return self.plane.executor
 
+    @property
+    def scans_codes(self) -> bool:
+        """Whether codes are scanned; else every search is exact."""
+        return isinstance(self.plane, BothPlanes)
+
     def close(self) -> None:
         """Closes the plane and the documents. Blocks for up to half a second."""
         self.plane.close()

@@ -21,7 +21,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.events import EventLog
-from searcher.executor import Finish, ReadError, Search, SearchGroup, SearchResult
+from searcher.executor import Finish, ReadError, ScanResult, Search, SearchGroup, SearchResult
 from searcher.memory.cluster_memory import (
     ClusterMemory,
     MemoryEvent,
@@ -119,6 +119,11 @@ class ClusterMajorExecutor:
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; see `Executor.drop`."""
         self._mailbox.put(DropSearches(tuple(keys)))
+
+    def found_elsewhere(
+        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
+    ) -> None:
+        """Does nothing: an exact search scans all clusters itself."""
 
     def stop(self) -> None:
         """Ends `run` after the current sub-stage; see `Executor.stop`."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.telemetry.metrics import Metrics
-from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
+from schemas.record import ClusterId
+from searcher.executor import Executor, Finish, ScanResult, Search, SearchGroup, SearchResult
 
 AUDIT_EVERY = 1000
 IDLE_S = 1.0
@@ -90,6 +91,12 @@ class ExecutorByMode:
         self._codes.drop(keys)
         self._exact.drop(exact)
 
+    def found_elsewhere(
+        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
+    ) -> None:
+        """Passes it on; see `Executor.found_elsewhere`."""
+        self._codes.found_elsewhere(key, asked, found)
+
     def run(self, finish: Finish) -> None:
         """Runs both; see `Executor.run`."""
         thread = threading.Thread(
@@ -137,7 +144,12 @@ class ExecutorByMode:
         finish(search, found)
         with self._lock:
             self._in_hand.discard(search.key)
-            if found is not None and not found.errors and search.key % self._audit_every == 0:
+            if (
+                found is not None
+                and found.scan is None
+                and not found.errors
+                and search.key % self._audit_every == 0
+            ):
                 self._due.append(_Audit(search, found))
         self._audit_later()
 

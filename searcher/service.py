@@ -2,7 +2,9 @@
 
 It has three threads. The polling thread adds groups to the executor. The search thread opens the
 index and runs the executor. The answer thread fetches passages and encodes records, so that neither
-disk nor scoring waits for that. A query leaves as soon as its own clusters are done.
+disk nor scoring waits for that. A query leaves as soon as its own clusters are done. Of a scattered
+group, this lane's clusters are scanned, and what the other lanes found is read from Kafka by a
+fourth thread (`searcher.scatter`).
 """
 
 from __future__ import annotations
@@ -20,15 +22,26 @@ from carpool.clock import Clock
 from carpool.disk.manifest import Manifest, is_newer
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
-from carpool.kafka.records import TopicPartition
+from carpool.kafka.records import Output, TopicPartition
+from carpool.kafka.topic_table import TableLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from schemas.group import Group
+from schemas.group import Group, lane_of
+from schemas.record import ClusterId
+from schemas.scan import Scan
 from searcher.build import OpenEngine, OpenSearcher, open_searcher
 from searcher.events import EventLog, NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
+from searcher.scatter.scan_inbox import ScanInbox
+from searcher.scatter.scan_records import (
+    clusters_of,
+    home_of,
+    name_in_group,
+    result_of,
+    scan_output,
+)
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 
@@ -49,8 +62,11 @@ def build_stage(
     events: EventLog | None = None,
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
+    scans: TableLog | None = None,
 ) -> SearcherStage:
     """Returns the searcher's stage. `events`, `engine` and `pool` are for tests and benchmarks.
+
+    `scans`: the log of scans; None: the home of a query scans all of its clusters.
 
     The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
@@ -61,7 +77,7 @@ def build_stage(
             settings, index, metrics, clock, events=listener, engine=engine, pool=pool
         )
 
-    return SearcherStage(settings, open_parts, metrics, clock)
+    return SearcherStage(settings, open_parts, metrics, clock, scans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +97,12 @@ class SearcherStage:
         open_parts: Callable[[], OpenSearcher],
         metrics: Metrics,
         clock: Clock,
+        scans: TableLog | None = None,
     ) -> None:
         self._settings = settings
+        self._scans = scans
+        self._inbox: ScanInbox | None = None
+        self._partitions: frozenset[TopicPartition] = frozenset()
         self._open_parts = open_parts
         self._metrics = metrics
         self._clock = clock
@@ -106,13 +126,21 @@ class SearcherStage:
     def start(self, sink: Sink) -> None:
         """Starts the search thread, which opens the index, and the answer thread."""
         self._sink = sink
+        if self._scans is not None:
+            self._inbox = ScanInbox(
+                self._scans, self._deliver, lambda error: self._fail(error, sink), self._clock
+            )
+            self._inbox.start()
         for name, run in (("search", self._search), ("answers", self._answer)):
             thread = threading.Thread(target=self._guard, args=(run, sink), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Does nothing: the units contain what is known of partitions."""
+        """Reads the scans for these partitions."""
+        self._partitions |= partitions
+        if self._inbox is not None:
+            self._inbox.assigned(partitions)
 
     def credit(self) -> Credit:
         """Returns how many groups and bytes fit; none until the index is open."""
@@ -145,18 +173,56 @@ class SearcherStage:
         except DeploymentError as error:
             self._fail(error, self._sink)
             return
+        wanted = self._end_unwanted(unit, self._opened, self._sink)
+        if not wanted:
+            return
         with self._lock:
-            searches = tuple(self._take(unit, part) for part in _owed(unit))
+            searches = tuple(self._take(unit, part, self._opened) for part in wanted)
             self._keys[unit.id] = {search.key for search in searches}
             self._in_hand_bytes += unit.message.size_bytes
+        lanes = {at.partition for at in self._partitions} | {group.lane}
         self._opened.executor.join(
             SearchGroup(
                 searches=searches,
                 window=(group.grouper, group.window_id),
                 next_query=group.next.clusters if group.next is not None else (),
-                horizon={entry.cluster: entry.windows for entry in group.horizon},
+                horizon={
+                    entry.cluster: entry.windows
+                    for entry in group.horizon
+                    if not group.is_scattered or lane_of(entry.cluster, group.lane_count) in lanes
+                },
             )
         )
+        if self._inbox is not None and group.is_scattered:
+            for search, part in zip(searches, wanted, strict=True):
+                other = {lane_of(cluster, group.lane_count) for cluster in search.elsewhere}
+                if other:
+                    query = name_in_group(group, group.queries[part])
+                    self._inbox.expect(query, search.key, other)
+
+    def _end_unwanted(self, unit: Unit[Group], opened: OpenSearcher, sink: Sink) -> tuple[int, ...]:
+        """Returns the parts of a group to search here; ends those that other lanes search."""
+        group, owed = unit.record, _owed(unit)
+        if not group.is_scattered:
+            return owed
+        wanted, unwanted, outputs = [], [], []
+        for part in owed:
+            grouped = group.queries[part]
+            mode = grouped.query.search_mode or self._settings.search_mode
+            has_clusters = bool(clusters_of(grouped, group.lane, group.lane_count))
+            if home_of(group, grouped) == group.lane:
+                wanted.append(part)
+            elif mode == "exact" or not has_clusters:
+                unwanted.append(part)
+            elif opened.scans_codes:
+                wanted.append(part)
+            else:
+                unwanted.append(part)
+                outputs.append(scan_output(group, grouped, None, self._clock.now_us()))
+        if unwanted:
+            parts = tuple((unit.id, part) for part in unwanted)
+            sink.done(Done(parts=parts, outputs=tuple(outputs)))
+        return tuple(wanted)
 
     def _return(self, unit: Unit[Group], manifest: Manifest, sink: Sink) -> None:
         """Sends the queries of a group back, to be planned with this index or a newer one."""
@@ -171,6 +237,11 @@ class SearcherStage:
                 grouper=group.grouper,
             )
         for part in _owed(unit):
+            grouped = group.queries[part]
+            if group.is_scattered and home_of(group, grouped) != group.lane:
+                refusal = scan_output(group, grouped, None, self._clock.now_us())
+                sink.done(Done(parts=((unit.id, part),), outputs=(refusal,)))
+                continue
             outcome = return_query(group, part, index_version=ours, now_us=self._clock.now_us())
             if outcome.answered is None:
                 self._metrics.index.queries_returned.inc()
@@ -184,6 +255,9 @@ class SearcherStage:
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets groups; the loop discards a query that ends at this moment."""
+        self._partitions -= partitions
+        if self._inbox is not None:
+            self._inbox.revoked(partitions)
         with self._lock:
             keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
             for key in keys:
@@ -209,6 +283,8 @@ class SearcherStage:
         if opened is not None:
             opened.executor.stop()
         self._found.put(None)
+        if self._inbox is not None:
+            self._inbox.close()
         for thread in self._threads:
             thread.join(timeout=0.5)
         if opened is not None and not any(thread.is_alive() for thread in self._threads):
@@ -225,22 +301,38 @@ class SearcherStage:
 
     # ---- unfinished queries; called with the lock
 
-    def _take(self, unit: Unit[Group], part: int) -> Search:
-        grouped = unit.record.queries[part]
+    def _take(self, unit: Unit[Group], part: int, opened: OpenSearcher) -> Search:
+        group, grouped = unit.record, unit.record.queries[part]
         key, self._next_key = self._next_key, self._next_key + 1
         self._parts[key] = _PendingQuery(unit, part)
+        mode = grouped.query.search_mode or self._settings.search_mode
+        clusters = tuple(dict.fromkeys(grouped.clusters))
+        elsewhere: tuple[ClusterId, ...] = ()
+        is_scan = False
+        if group.is_scattered:
+            here = clusters_of(grouped, group.lane, group.lane_count)
+            is_scan = home_of(group, grouped) != group.lane
+            if is_scan:
+                clusters = here
+            elif self._inbox is not None and opened.scans_codes and mode != "exact":
+                elsewhere = tuple(cluster for cluster in clusters if cluster not in here)
         return Search(
             key=key,
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
-            clusters=tuple(dict.fromkeys(grouped.clusters)),
+            clusters=clusters,
             top_k=grouped.query.top_k or self._settings.top_k_default,
             deadline_us=grouped.deadline_us,
-            mode=grouped.query.search_mode or self._settings.search_mode,
+            mode=mode,
+            elsewhere=elsewhere,
+            is_scan=is_scan,
         )
 
     def _let_go(self, key: int) -> _PendingQuery | None:
         pending = self._parts.pop(key, None)
         if pending is not None:
+            if self._inbox is not None:
+                group = pending.unit.record
+                self._inbox.forget(name_in_group(group, group.queries[pending.part]), key)
             keys = self._keys[pending.unit.id]
             keys.remove(key)
             if not keys:
@@ -296,11 +388,41 @@ class SearcherStage:
                 pending, opened = self._parts.get(search.key), self._opened
             if pending is None or opened is None:
                 continue  # revoked, or closing
+            if search.is_scan:
+                self._end_scan(search, pending, found, sink)
+                continue
             outcome = self._outcome(pending, found, opened)
             with self._lock:
                 is_wanted = self._let_go(search.key) is not None
             if is_wanted:
                 self._hand_over(pending, outcome, sink)
+
+    def _end_scan(
+        self, search: Search, pending: _PendingQuery, found: SearchResult | None, sink: Sink
+    ) -> None:
+        """Sends a scan to the home of its query; one that has expired has expired there, too."""
+        group = pending.unit.record
+        outputs: tuple[Output, ...] = ()
+        if found is not None:
+            grouped = group.queries[pending.part]
+            outputs = (scan_output(group, grouped, found.scan, self._clock.now_us()),)
+        with self._lock:
+            is_wanted = self._let_go(search.key) is not None
+        if is_wanted:
+            sink.done(Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
+
+    def _deliver(self, key: int, scan: Scan) -> None:
+        """Passes on what another lane found; called by the inbox, on any thread."""
+        with self._lock:
+            pending, opened = self._parts.get(key), self._opened
+        if pending is None or opened is None:
+            return
+        group = pending.unit.record
+        asked = clusters_of(group.queries[pending.part], scan.lane, group.lane_count)
+        found = None
+        if scan.index_version == group.index_version:
+            found = result_of(scan)
+        opened.executor.found_elsewhere(key, asked, found)
 
     def _outcome(
         self, pending: _PendingQuery, found: SearchResult | None, opened: OpenSearcher

@@ -15,7 +15,7 @@ from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.build import PlaneParts
 from searcher.events import EventLog
-from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
+from searcher.executor import Executor, Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.plan.slices import SliceId
 from searcher.scoring.flat import FlatKernel
 from searcher.scoring.kernel import QueryBatch, Scoring
@@ -41,6 +41,11 @@ class QueryByQuery:
         with self._changed:
             self._waiting.append(group)
             self._changed.notify_all()
+
+    def found_elsewhere(
+        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
+    ) -> None:
+        """Does nothing; see `Executor.found_elsewhere`."""
 
     def drop(self, keys: Collection[int]) -> None:
         """Not implemented: no benchmark drops a query."""

@@ -25,6 +25,7 @@ from schemas.topics import (
     RETRIES_BATCH,
     RETRIEVALS,
     RETRIEVALS_BATCH,
+    SCANS,
     TOPICS,
     Topic,
 )
@@ -43,14 +44,14 @@ AGAIN = (RETRIES, RETRIES_BATCH)
 LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
 READS: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (*QUESTIONS, *AGAIN),
-    "searcher": (GROUPS, GROUPS_BATCH),
+    "searcher": (GROUPS, GROUPS_BATCH, SCANS),
     "generator": (RETRIEVALS, RETRIEVALS_BATCH, ANSWERS),
     "application": (ANSWERS, PARTIAL_ANSWERS),
     "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (GROUPS, GROUPS_BATCH, *AGAIN, ANSWERS, *LETTERS),
-    "searcher": (RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, ANSWERS, *LETTERS),
+    "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, ANSWERS, *LETTERS),
     "generator": (ANSWERS, PARTIAL_ANSWERS, *AGAIN, *LETTERS),
     "application": QUESTIONS,
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),

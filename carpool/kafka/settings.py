@@ -184,7 +184,7 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             description="Partitions of the topics of groups: so many searchers can work, each with "
             "a budget of its own. Must be the same for all services. Windows go to the lanes in "
             "turn. Searchers that read clusters or paged codes read more bytes together than one "
-            "searcher does.",
+            "searcher does; for paged codes, [grouper] scatter avoids that.",
         ),
     ] = 1
     replication_factor: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,10 +30,18 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedGroup:
-    """A record to write, and the positions in the window of the queries it carries."""
+    """A group to write, and the positions in the window of the queries it carries.
 
-    group: Group
+    `copies`: its records, one; or one for each lane if groups are scattered.
+    """
+
+    copies: tuple[Group, ...]
     members: tuple[int, ...]
+
+    @property
+    def group(self) -> Group:
+        """The group, as the first lane gets it."""
+        return self.copies[0]
 
 
 def plan_records(
@@ -45,6 +52,7 @@ def plan_records(
     first_sequences: Sequence[int],
     group_bytes_max: int,
     horizon: Sequence[HorizonEntry] = (),
+    scatter: bool = False,
 ) -> tuple[PlannedGroup, ...]:
     """Returns the records of the groups of a window, in order, each within `group_bytes_max`.
 
@@ -52,7 +60,8 @@ def plan_records(
     too large becomes several records, in a row; a query that is too large has a record of its own.
     Each lane gets neighbouring records, about as many queries as the others; the lane of the first
     record changes from window to window. In its lane, `sequence` counts on from `first_sequences`,
-    by lane, and `next` is the first query of the record that follows, so the last has none.
+    by lane, and `next` is the first query of the record that follows, so the last has none. With
+    `scatter` every lane gets every record.
 
     `horizon` is the same for the whole window, so only the first record of a lane has it, unless
     that contains a query that is too large.
@@ -64,15 +73,22 @@ def plan_records(
     pieces: list[tuple[int, ...]] = []
     for members in groups:
         pieces += _split(members, queries, sizes, room, room if pieces else first_room)
-    lanes = _lanes_of(pieces, len(first_sequences), header.window_id)
-    in_lane = Counter(lanes)
-    before: Counter[int] = Counter()  # records of the lane in this window
-    records = []
-    for number, (members, lane) in enumerate(zip(pieces, lanes, strict=True)):
-        has_next = before[lane] + 1 < in_lane[lane]
-        following = pieces[lanes.index(lane, number + 1)][0] if has_next else None
-        carries_horizon = not before[lane] and _cost(members, queries, sizes) <= first_room
-        group = Group(
+    every_lane = range(len(first_sequences))
+    by_piece: list[Sequence[int]] = (
+        [every_lane] * len(pieces)
+        if scatter
+        else [(lane,) for lane in _lanes_of(pieces, len(first_sequences), header.window_id)]
+    )
+    in_lane: dict[int, list[int]] = {  # the pieces of each lane
+        lane: [number for number, lanes in enumerate(by_piece) if lane in lanes]
+        for lane in every_lane
+    }
+
+    def record(number: int, lane: int) -> Group:
+        members, place = pieces[number], in_lane[lane].index(number)
+        following = in_lane[lane][place + 1 : place + 2]
+        carries_horizon = not place and _cost(members, queries, sizes) <= first_room
+        return Group(
             index_version=header.index_version,
             centroids_fingerprint=header.centroids_fingerprint,
             embedding_model=header.embedding_model,
@@ -80,16 +96,19 @@ def plan_records(
             window_id=header.window_id,
             lane=lane,
             lane_count=len(first_sequences),
-            sequence=first_sequences[lane] + before[lane],
-            groups_in_window_for_lane=in_lane[lane],
+            is_scattered=scatter,
+            sequence=first_sequences[lane] + place,
+            groups_in_window_for_lane=len(in_lane[lane]),
             queries=tuple(queries[member] for member in members),
             clusters=union_of([queries[member] for member in members]),
-            next=nexts[following] if following is not None else None,
+            next=nexts[pieces[following[0]][0]] if following else None,
             horizon=tuple(horizon) if carries_horizon else (),
         )
-        before[lane] += 1
-        records.append(PlannedGroup(group=group, members=members))
-    return tuple(records)
+
+    return tuple(
+        PlannedGroup(copies=tuple(record(number, lane) for lane in lanes), members=pieces[number])
+        for number, lanes in enumerate(by_piece)
+    )
 
 
 def _lanes_of(pieces: Sequence[Sequence[int]], lanes: int, first: int) -> list[int]:

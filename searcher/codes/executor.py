@@ -26,11 +26,11 @@ from carpool.clock import Clock
 from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from schemas.retrieval import Probe, Tier
+from schemas.retrieval import Tier
 from searcher.codes.query import CodesQuery
 from searcher.codes.source import CodeSource, ScanPart
-from searcher.executor import Finish, Search, SearchGroup, SearchResult
-from searcher.messages import DropSearches, StopSearching
+from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
+from searcher.messages import DropSearches, FoundElsewhere, StopSearching
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
 from searcher.store.waker import Waker
@@ -43,6 +43,8 @@ SCAN_QUERIES_MAX = 8
 MORE = 4
 """Times the rows that a scan proposes if all that it proposed are within the margin."""
 WAIT_S_MAX = 60.0
+ELSEWHERE_US = 30_000_000
+"""After this time, clusters that another searcher was to scan are scanned here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class _Scanned:
     error: BaseException | None = None
 
 
-_Message = SearchGroup | DropSearches | StopSearching | _Scanned
+_Message = SearchGroup | DropSearches | StopSearching | FoundElsewhere | _Scanned
 
 
 class CodesExecutor:
@@ -92,6 +94,7 @@ class CodesExecutor:
         self._waiting: deque[ScanPart] = deque()  # not scanned yet
         self._window: object = object()  # of the group that joined last
         self._deadlines: dict[int, int] = {}
+        self._elsewhere: set[int] = set()  # queries that wait for other searchers
         self._is_stopped = False
 
     # ---- from any thread
@@ -103,6 +106,12 @@ class CodesExecutor:
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; see `Executor.drop`."""
         self._put(DropSearches(tuple(keys)))
+
+    def found_elsewhere(
+        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
+    ) -> None:
+        """Takes what another searcher found; see `Executor.found_elsewhere`."""
+        self._put(FoundElsewhere(key, tuple(asked), found))
 
     def stop(self) -> None:
         """Ends `run`; see `Executor.stop`."""
@@ -120,6 +129,7 @@ class CodesExecutor:
             while not self._is_stopped:
                 self._take_messages(finish)
                 self._expire(finish)
+                self._give_up_elsewhere(finish)
                 self._take_parts(finish)
                 self._scan()
                 read = self._rows.advance(self._are_in_hand)
@@ -134,7 +144,7 @@ class CodesExecutor:
         """Checks queries and rows against each other; see `Executor`."""
         self._rows.check_integrity()
         self._codes.check_integrity()
-        assert self._deadlines.keys() <= self._queries.keys()
+        assert self._deadlines.keys() | self._elsewhere <= self._queries.keys()
         pending = self._rows.pending()
         for key, query in self._queries.items():
             assert query.unscored in (-1, pending.get(key, 0)), f"query {key} lost a row"
@@ -152,6 +162,8 @@ class CodesExecutor:
                     self._join(message)
                 case _Scanned():
                     self._take_scanned(message, finish)
+                case FoundElsewhere():
+                    self._take_elsewhere(message, finish)
                 case DropSearches():
                     for key in message.keys:
                         self._forget(key)
@@ -167,26 +179,33 @@ class CodesExecutor:
 
     def _begin(self, search: Search) -> None:
         codec, dimension = self._codes.codec, len(search.vector)
-        tiers: tuple[Tier, ...] = tuple(
-            "ram" if self._codes.is_in_memory(cluster) else "ssd" for cluster in search.clusters
-        )
-        self._queries[search.key] = CodesQuery(
+        tiers: dict[ClusterId, Tier] = {
+            cluster: "ram" if self._codes.is_in_memory(cluster) else "ssd"
+            for cluster in search.clusters
+        }
+        query = self._queries[search.key] = CodesQuery(
             search,
             tiers,
             first_count(codec, search.mode, search.top_k),
             margin(codec, dimension, search.mode),
             self._clock.now_us(),
         )
-        self._codes.want(search.key, search.clusters)
+        if search.elsewhere:
+            query.elsewhere.update(search.elsewhere)
+            query.give_up_at_us = query.started_us + ELSEWHERE_US
+            self._elsewhere.add(search.key)
+        here = [cluster for cluster in search.clusters if cluster not in query.elsewhere]
+        self._codes.want(search.key, here)
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
-        for tier, count in Counter(tiers).items():
+        for tier, count in Counter(tiers[cluster] for cluster in here).items():
             self._metrics.cluster_requests.labels(tier=tier).inc(count)
 
     def _forget(self, key: int) -> None:
         if self._queries.pop(key, None) is not None:
             self._codes.drop(key)
         self._deadlines.pop(key, None)
+        self._elsewhere.discard(key)
 
     def _expire(self, finish: Finish) -> None:
         now_us = self._clock.now_us()
@@ -195,8 +214,39 @@ class CodesExecutor:
             self._forget(key)
             finish(search, None)
 
+    def _take_elsewhere(self, message: FoundElsewhere, finish: Finish) -> None:
+        query = self._queries.get(message.key)
+        if query is not None and message.key in self._elsewhere:
+            found = message.found
+            if found is not None and not self._can_use(found, query.elsewhere):
+                found = None
+            query.take_elsewhere(message.asked, found)
+            if not query.elsewhere:
+                self._elsewhere.discard(message.key)
+            self._go_on([message.key], finish)
+
+    def _can_use(self, found: ScanResult, asked: Collection[ClusterId]) -> bool:
+        """Whether a scan is of the same codes, and of rows of clusters that were asked for."""
+        scanned = [probe.cluster for probe in found.probes]
+        if found.codec != self._codes.codec or not set(scanned) <= set(asked):
+            return False
+        clusters = np.array(self._clusters_of(found.rows), np.int64)
+        within = found.rows - self._codes.first_rows[clusters]
+        are_rows = (within >= 0) & (within < self._codes.row_counts[clusters])
+        return bool(are_rows.all() and np.isin(clusters, scanned).all())
+
+    def _give_up_elsewhere(self, finish: Finish) -> None:
+        """Scans here what other searchers were to scan and did not in time."""
+        if not self._elsewhere:
+            return
+        now_us = self._clock.now_us()
+        for key in [key for key in self._elsewhere if now_us >= self._queries[key].give_up_at_us]:
+            asked = tuple(self._queries[key].elsewhere)
+            self._take_elsewhere(FoundElsewhere(key, asked, None), finish)
+
     def _wait_s(self) -> float:
         moments = [*self._deadlines.values()]
+        moments += [self._queries[key].give_up_at_us for key in self._elsewhere]
         for reads in (self._rows, self._codes):
             if (times_out_at_us := reads.times_out_at_us) is not None:
                 moments.append(times_out_at_us)
@@ -224,8 +274,8 @@ class CodesExecutor:
             if part.clusters:
                 query.unscanned += 1
                 self._waiting.append(part)
-            elif part.is_last and not query.unscanned:
-                self._propose([part.key], finish)
+            else:
+                self._go_on([part.key], finish)
 
     def _scan(self) -> None:
         """Gives waiting parts to threads that have nothing to do."""
@@ -285,7 +335,7 @@ class CodesExecutor:
             self._codes.end(part)
         if scanned.error is not None:
             raise scanned.error
-        complete = []
+        scanned_keys = []
         share_us = scanned.took_us // len(scanned.parts)
         for part, rows, estimates in zip(
             scanned.parts, scanned.rows, scanned.estimates, strict=True
@@ -296,22 +346,28 @@ class CodesExecutor:
             query.search_us += share_us
             query.unscanned -= 1
             query.candidates.append((rows, estimates))
-            if query.has_last_part and not query.unscanned:
-                complete.append(part.key)
-        self._propose(complete, finish)
+            scanned_keys.append(part.key)
+        self._go_on(scanned_keys, finish)
 
-    def _propose(self, keys: Sequence[int], finish: Finish) -> None:
-        """Wants the rows that the scans of queries propose."""
+    def _go_on(self, keys: Sequence[int], finish: Finish) -> None:
+        """Wants the rows that the scans of queries propose, or what is still to be scanned."""
         owners, wanted = [], []
         for key in keys:
             query = self._queries[key]
+            if not query.is_scanned:
+                continue
+            if query.lacking:
+                self._want_again(key, query, query.lacking)
+                query.lacking = []
+                continue
             rows, estimates = query.take_candidates()
+            if query.search.is_scan:
+                self._finish_scan(key, rows, estimates, finish)
+                continue
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
             if has_more and len(rows) == query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
-                query.has_last_part = False
-                self._codes.want(key, query.search.clusters)
-                self._waker.wake()
+                self._want_again(key, query, query.search.clusters)
                 continue
             proposed = rows[:count]
             query.unscored = len(proposed)
@@ -322,6 +378,23 @@ class CodesExecutor:
                 self._finish(key, finish)
         if owners:
             self._rows.add(np.concatenate(owners), np.concatenate(wanted))
+
+    def _want_again(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
+        query.has_last_part = False
+        self._codes.want(key, clusters)
+        self._waker.wake()
+
+    def _finish_scan(self, key: int, rows: Int64, estimates: Float32, finish: Finish) -> None:
+        query = self._queries[key]
+        scanned = [each for each in query.search.clusters if each not in query.errors]
+        scan = ScanResult(
+            codec=self._codes.codec,
+            probes=query.probes(scanned),
+            rows=rows,
+            estimates=estimates,
+            bytes_read=query.bytes_read,
+        )
+        self._finish(key, finish, scan)
 
     # ---- scores
 
@@ -352,16 +425,13 @@ class CodesExecutor:
             if not query.unscored:
                 self._finish(owner, finish)
 
-    def _finish(self, key: int, finish: Finish) -> None:
+    def _finish(self, key: int, finish: Finish, scan: ScanResult | None = None) -> None:
         query = self._queries[key]
         self._forget(key)
         took_us = self._clock.now_us() - query.started_us
         result = SearchResult(
             best=self._best(query),
-            probes=tuple(
-                Probe(cluster=cluster, tier=tier)
-                for cluster, tier in zip(query.search.clusters, query.tiers, strict=True)
-            ),
+            probes=query.probes(query.search.clusters),
             skipped=tuple(query.errors),
             errors=tuple(query.errors.values()),
             bytes_read=query.bytes_read,
@@ -370,6 +440,7 @@ class CodesExecutor:
             search_us=query.search_us,
             mode=query.search.mode,
             rows_read=sum(map(len, query.rows)),
+            scan=scan,
         )
         finish(query.search, result)
 

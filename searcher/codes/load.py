@@ -37,12 +37,13 @@ class ResidentCodes:
         codec: str,
         scanner: CodeScanner,
         first_rows: npt.NDArray[np.int64],
+        row_counts: npt.NDArray[np.int64],
         broken: Mapping[ClusterId, CorruptionError],
     ) -> None:
         """`broken`: the error of each cluster whose codes are damaged."""
         self.codec = codec
         self.scanner = scanner
-        self.first_rows = first_rows
+        self.first_rows, self.row_counts = first_rows, row_counts
         self._broken = broken
         self._parts: list[ScanPart] = []
 
@@ -107,7 +108,7 @@ def load_codes(
             os.close(descriptor)
     for cluster, error in broken.items():
         _log.error("codes of a cluster are damaged", cluster=cluster, error=str(error))
-    return ResidentCodes(codes.layout.codec, scanner, codes.first_rows, broken)
+    return ResidentCodes(codes.layout.codec, scanner, codes.first_rows, codes.row_counts, broken)
 
 
 def _open(path: str, direct_io: Literal["require", "auto"]) -> tuple[int, bool]:

@@ -44,7 +44,7 @@ class PagedCodes:
         """`read_ahead_pages`: pages that wait for a buffer; below it, more steps are planned."""
         self.codec = codes.layout.codec
         self.scanner = scanner
-        self.first_rows = codes.first_rows
+        self.first_rows, self.row_counts = codes.first_rows, codes.row_counts
         self._extents = codes.extents
         self._planner = planner
         self._reader = reader

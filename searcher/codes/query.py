@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.record import ClusterId
-from schemas.retrieval import Tier
+from schemas.retrieval import Probe, Tier
 from searcher.codes.source import ReadError
-from searcher.executor import Search
+from searcher.executor import ScanResult, Search
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -22,11 +23,12 @@ class CodesQuery:
 
     `count`: of rows that a scan proposes; `candidates`: rows and estimates of its scanned parts;
     `unscanned`: parts that are not scanned; `unscored`: rows that are not scored yet, -1 before its
-    last scan has ended.
+    last scan has ended. `elsewhere`: clusters that other searchers are to scan, until
+    `give_up_at_us`; `lacking`: those that they did not scan.
     """
 
     search: Search
-    tiers: tuple[Tier, ...]
+    tiers: dict[ClusterId, Tier]
     count: int
     margin: float
     started_us: int
@@ -39,6 +41,32 @@ class CodesQuery:
     errors: dict[ClusterId, ReadError] = field(default_factory=dict)
     bytes_read: int = 0
     search_us: int = 0
+    elsewhere: set[ClusterId] = field(default_factory=set)
+    lacking: list[ClusterId] = field(default_factory=list)
+    give_up_at_us: int = 0
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether all scans have ended, here and elsewhere."""
+        return self.has_last_part and not self.unscanned and not self.elsewhere
+
+    def probes(self, clusters: Iterable[ClusterId]) -> tuple[Probe, ...]:
+        """Returns `clusters` with the tiers where they were."""
+        return tuple(Probe(cluster=cluster, tier=self.tiers[cluster]) for cluster in clusters)
+
+    def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> None:
+        """Takes over what another searcher found in some of the clusters `asked`.
+
+        Its other clusters are `lacking`.
+        """
+        lacking = self.elsewhere.intersection(asked)
+        self.elsewhere -= lacking
+        if found is not None:
+            self.tiers |= {probe.cluster: probe.tier for probe in found.probes}
+            self.candidates.append((found.rows, found.estimates))
+            self.bytes_read += found.bytes_read
+            lacking -= {probe.cluster for probe in found.probes}
+        self.lacking += [cluster for cluster in self.search.clusters if cluster in lacking]
 
     def take_candidates(self) -> tuple[Int64, Float32]:
         """Returns the best `count` rows of all parts that were scanned, and their estimates.

@@ -33,12 +33,13 @@ class ScanPart:
 class CodeSource(Protocol):
     """Codes for one thread, which calls `advance` again when the executor's waker wakes it.
 
-    `first_rows`: (nlist,) int64, the number of the first row of each cluster.
+    `first_rows`, `row_counts`: (nlist,) int64, the first row of each cluster and how many it has.
     """
 
     codec: str
     scanner: CodeScanner
     first_rows: npt.NDArray[np.int64]
+    row_counts: npt.NDArray[np.int64]
 
     @property
     def times_out_at_us(self) -> int | None:

@@ -39,6 +39,7 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
+    SCANS,
 )
 from tests.records import (
     a_failure,
@@ -47,6 +48,7 @@ from tests.records import (
     a_message,
     a_query,
     a_retrieval,
+    a_scan,
     an_answer,
 )
 
@@ -54,6 +56,7 @@ FOLDER = Path(__file__).parent / "v1-records"
 STORED = (
     QUERIES.name,
     GROUPS.name,
+    SCANS.name,
     RETRIEVALS.name,
     ANSWERS.name,
     PARTIAL_ANSWERS.name,
@@ -78,6 +81,7 @@ def sample_of(topic: str) -> Record:
     samples = {
         QUERIES.name: lambda: a_query("q-1", "When was the Eiffel Tower built?"),
         GROUPS.name: lambda: a_group(a_grouped_query("q-1", (3, 1))),
+        SCANS.name: a_scan,
         RETRIEVALS.name: lambda: a_retrieval("q-1"),
         ANSWERS.name: lambda: an_answer("q-1"),
         PARTIAL_ANSWERS.name: lambda: PartialAnswer(

@@ -25,7 +25,14 @@ VOCABULARY = "river mountain painter treaty orbit enzyme harbour violin glacier 
 WORDS = (*VOCABULARY.split(), "copper", "meadow", "comet", "dialect")
 
 
-def build_index(folder: Path, *, documents: int = 400, nlist: int = 16, name: str = "doc") -> Path:
+def build_index(
+    folder: Path,
+    *,
+    documents: int = 400,
+    nlist: int = 16,
+    name: str = "doc",
+    has_codes: bool = False,
+) -> Path:
     """Builds an index of generated passages with the command line; returns its folder.
 
     The ids of its passages begin with `name`.
@@ -41,6 +48,8 @@ def build_index(folder: Path, *, documents: int = 400, nlist: int = 16, name: st
             )
     index = folder / "index"
     command = [sys.executable, "-m", "carpool", "index", "build", str(corpus), "--out", str(index)]
+    if has_codes:
+        command += ["--set", "indexer.code_rows_min=1"]
     subprocess.run(
         [*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True
     )

@@ -65,36 +65,40 @@ def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> Non
     a, b, c = grouped("a", (7, 2)), grouped("b", (9, 1)), grouped("c", (2, 11))
     assert planned([(0, 2), (1,)], [a, b, c]) == (
         PlannedGroup(
-            group=Group(
-                index_version="v-7",
-                centroids_fingerprint="c1d2",
-                embedding_model="e3f4",
-                grouper="host-1",
-                window_id=42,
-                lane=0,
-                lane_count=1,
-                sequence=10,
-                groups_in_window_for_lane=2,
-                queries=(a, c),
-                clusters=(ClusterId(2), ClusterId(7), ClusterId(11)),
-                next=NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1))),
+            copies=(
+                Group(
+                    index_version="v-7",
+                    centroids_fingerprint="c1d2",
+                    embedding_model="e3f4",
+                    grouper="host-1",
+                    window_id=42,
+                    lane=0,
+                    lane_count=1,
+                    sequence=10,
+                    groups_in_window_for_lane=2,
+                    queries=(a, c),
+                    clusters=(ClusterId(2), ClusterId(7), ClusterId(11)),
+                    next=NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1))),
+                ),
             ),
             members=(0, 2),
         ),
         PlannedGroup(
-            group=Group(
-                index_version="v-7",
-                centroids_fingerprint="c1d2",
-                embedding_model="e3f4",
-                grouper="host-1",
-                window_id=42,
-                lane=0,
-                lane_count=1,
-                sequence=11,
-                groups_in_window_for_lane=2,
-                queries=(b,),
-                clusters=(ClusterId(1), ClusterId(9)),
-                next=None,
+            copies=(
+                Group(
+                    index_version="v-7",
+                    centroids_fingerprint="c1d2",
+                    embedding_model="e3f4",
+                    grouper="host-1",
+                    window_id=42,
+                    lane=0,
+                    lane_count=1,
+                    sequence=11,
+                    groups_in_window_for_lane=2,
+                    queries=(b,),
+                    clusters=(ClusterId(1), ClusterId(9)),
+                    next=None,
+                ),
             ),
             members=(1,),
         ),
@@ -300,3 +304,28 @@ def test_windows_of_one_query_take_turns_with_the_lanes() -> None:
         for window in range(6)
     ]
     assert found == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_scattered_every_lane_gets_every_record_once(lanes: int) -> None:
+    queries = [grouped(name, (number, 7)) for number, name in enumerate("abcd")]
+    records = plan_records(
+        [(0, 1), (3,), (2,)],
+        queries,
+        HEADER,
+        first_sequences=[5 * lane for lane in range(lanes)],
+        group_bytes_max=100_000,
+        horizon=horizon_of(3),
+        scatter=True,
+    )
+    assert [record.members for record in records] == [(0, 1), (3,), (2,)]
+    for number, record in enumerate(records):
+        assert [copy.lane for copy in record.copies] == list(range(lanes))
+        for copy in record.copies:
+            assert copy.is_scattered and copy.lane_count == lanes
+            assert copy.queries == tuple(queries[member] for member in record.members)
+            assert copy.sequence == 5 * copy.lane + number
+            assert copy.groups_in_window_for_lane == 3
+            assert copy.horizon == (horizon_of(3) if number == 0 else ())
+            next_query = None if copy.next is None else copy.next.query_id
+            assert next_query == ("d", "c", None)[number]

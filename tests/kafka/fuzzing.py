@@ -25,6 +25,7 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
+    SCANS,
 )
 from tests.clocks import NOW_US
 from tests.records import (
@@ -32,6 +33,7 @@ from tests.records import (
     a_grouped_query,
     a_query,
     a_retrieval,
+    a_scan,
     an_answer,
     some_hits,
 )
@@ -134,6 +136,7 @@ def real_records() -> dict[str, list[Raw]]:
         ],
         RETRIES.name: [Raw(raw(query).value, raw(query).headers + retried)],
         GROUPS.name: [raw(group)],
+        SCANS.name: [raw(a_scan())],
         RETRIEVALS.name: [raw(retrieval)],
         ANSWERS.name: [raw(answer)],
         PARTIAL_ANSWERS.name: [

@@ -23,6 +23,7 @@ from schemas.headers import ignored_retry_headers
 from schemas.query import Query
 from schemas.record import Headers, Record
 from schemas.retrieval import Retrieval
+from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_MARKS,
@@ -32,6 +33,7 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
+    SCANS,
 )
 from tests.clocks import NOW_US
 from tests.kafka.fuzzing import HEADER_NAMES, HEADER_VALUES, HERE, Mutator, Raw, real_records
@@ -39,6 +41,7 @@ from tests.records import a_message
 
 KINDS: dict[str, type[Record]] = {
     GROUPS.name: Group,
+    SCANS.name: Scan,
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import AbortedError
@@ -51,7 +50,8 @@ from grouper.settings import GrouperSettings
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
+from searcher.scatter.scans_log import MemoryScansLog
 from searcher.service import build_stage as build_searcher
 from searcher.settings import SearcherSettings
 from tests.clocks import HandClock
@@ -70,7 +70,7 @@ class Service:
 
     name: Any
     intake: Intake[Any]
-    build: Callable[[Path, Metrics, Clock], Stage[Any]]
+    build: Callable[[Pipeline, Metrics], Stage[Any]]
 
 
 SERVICES = {
@@ -84,12 +84,13 @@ SERVICES = {
                 bad_input="refuse",
                 extra_classes=(PriorityClass(topic=RETRIES.name),),
             ),
-            lambda index, metrics, clock: build_grouper(
-                GrouperSettings(),
-                IndexSettings(dir=str(index)),
+            lambda pipeline, metrics: build_grouper(
+                GrouperSettings(scatter=pipeline.scatter),
+                IndexSettings(dir=str(pipeline.index)),
                 EmbeddingSettings(model=MODEL),
                 metrics,
-                clock,
+                pipeline.clock,
+                lanes=PARTITIONS if pipeline.scatter else 1,
             ),
         ),
         Service(
@@ -100,8 +101,12 @@ SERVICES = {
                 bad_input="stop",
                 parts=lambda group: len(group.queries),
             ),
-            lambda index, metrics, clock: build_searcher(
-                SearcherSettings(), IndexSettings(dir=str(index)), metrics, clock
+            lambda pipeline, metrics: build_searcher(
+                SearcherSettings(),
+                IndexSettings(dir=str(pipeline.index)),
+                metrics,
+                pipeline.clock,
+                scans=MemoryScansLog(pipeline.broker) if pipeline.scatter else None,
             ),
         ),
         Service(
@@ -111,8 +116,8 @@ SERVICES = {
                 decode=lambda message: decode(Retrieval, message.value, message.headers),
                 bad_input="stop",
             ),
-            lambda index, metrics, clock: build_generator(
-                GeneratorSettings(), LlmSettings(engine="none"), metrics, clock
+            lambda pipeline, metrics: build_generator(
+                GeneratorSettings(), LlmSettings(engine="none"), metrics, pipeline.clock
             ),
         ),
     )
@@ -149,7 +154,7 @@ class Member:
         self.instance_id = instance_id
         self.service = service
         self.consumer = MemoryConsumer(broker, group, own_instance_id=instance_id)
-        self.stage = service.build(pipeline.index, metrics, pipeline.clock)
+        self.stage = service.build(pipeline, metrics)
         if service.name == "generator":
             reader = MemoryAnswersLog(broker)
             self.stage = DedupStage(
@@ -215,12 +220,14 @@ class Member:
 class Pipeline:
     """The broker and a member of each service."""
 
-    def __init__(self, index: Path, steps: Mapping[str, Steps]) -> None:
-        """`steps`: of the first life of each service that is watched."""
+    def __init__(self, index: Path, steps: Mapping[str, Steps], scatter: bool = False) -> None:
+        """`steps`: of the first life of each service that is watched; `scatter`: of groups."""
         self.index = index
+        self.scatter = scatter
         self.clock = HandClock(step_us=100)
         topics = [
-            each.name for each in (QUERIES, QUERIES_DEAD, RETRIES, GROUPS, RETRIEVALS, ANSWERS)
+            each.name
+            for each in (QUERIES, QUERIES_DEAD, RETRIES, GROUPS, SCANS, RETRIEVALS, ANSWERS)
         ]
         self.broker = MemoryBroker(self.clock, dict.fromkeys([*topics, PARTIALS], PARTITIONS))
         self.aborts: list[str] = []

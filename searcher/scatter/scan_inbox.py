@@ -1,0 +1,116 @@
+"""Scans of other searchers, for the queries of this one that wait for them, in any order.
+
+A scan may come before its group is read, and a group may be read again after a rebalance. So scans
+are kept; the oldest leave where there are too many.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.errors import CarpoolError
+from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.topic_table import TableLog, TopicTable
+from schemas.codec import decode
+from schemas.errors import RecordError
+from schemas.scan import Scan
+from searcher.scatter.scan_records import QueryName, name_in_scan
+
+_log = structlog.get_logger(__name__)
+
+AGE_MS_MAX = 600_000
+"""Older scans are not read: a query waits for a much shorter time."""
+SCANS_MAX = 20_000
+"""Scans that are kept, of some 600 bytes each."""
+
+Deliver = Callable[[int, Scan], None]
+
+
+class ScanInbox:
+    """Reads the scans of the lanes of this searcher. Thread-safe; nothing but `close` blocks."""
+
+    def __init__(
+        self, log: TableLog, deliver: Deliver, fail: Callable[[CarpoolError], None], clock: Clock
+    ) -> None:
+        """`deliver` gets the key of a search and a scan for it, on any thread."""
+        self._deliver = deliver
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._waiting: dict[QueryName, int] = {}  # keys of searches
+        self._scans: OrderedDict[tuple[QueryName, int], Scan] = OrderedDict()  # and lane
+        self._lanes: frozenset[TopicPartition] = frozenset()
+        self._table = TopicTable(log, self, clock, horizon_ms=AGE_MS_MAX, rows_max=SCANS_MAX)
+
+    def start(self) -> None:
+        """Starts the thread that reads."""
+        self._table.start()
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads the scans for these partitions of groups."""
+        self._lanes |= frozenset(partitions)
+        self._table.read(sorted({at.partition for at in partitions}))
+
+    def revoked(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads the scans for these partitions no more, unless another class has the lane."""
+        before = {at.partition for at in self._lanes}
+        self._lanes -= frozenset(partitions)
+        self._table.forget(sorted(before - {at.partition for at in self._lanes}))
+
+    def expect(self, query: QueryName, key: int, lanes: Iterable[int]) -> None:
+        """Delivers the scans of `lanes` for `query`: those that have come, and those that come."""
+        with self._lock:
+            self._waiting[query] = key
+            come = [scan for lane in lanes if (scan := self._scans.get((query, lane))) is not None]
+        for scan in come:
+            self._deliver(key, scan)
+
+    def forget(self, query: QueryName, key: int) -> None:
+        """The search `key` does not wait any more; another lane may have one for the same query."""
+        with self._lock:
+            if self._waiting.get(query) == key:
+                del self._waiting[query]
+
+    def close(self) -> None:
+        """Ends the thread. Blocks for up to a second."""
+        self._table.close()
+
+    # ---- the thread of the table
+
+    def rows_read(self, messages: Sequence[Message]) -> None:
+        """Delivers scans to queries that wait, and keeps the others; see `TableListener`."""
+        for message in messages:
+            try:
+                scan = decode(Scan, message.value, message.headers)
+            except RecordError as error:
+                _log.warning(
+                    "a scan cannot be read; its query is scanned here instead",
+                    place=message.source.place,
+                    error=str(error),
+                )
+                continue
+            self._take(scan)
+
+    def _take(self, scan: Scan) -> None:
+        query = name_in_scan(scan)
+        with self._lock:
+            key = self._waiting.get(query)
+            self._scans[query, scan.lane] = scan
+            if len(self._scans) > SCANS_MAX:
+                self._scans.popitem(last=False)
+        if key is not None:
+            self._deliver(key, scan)
+
+    def partition_read(self, partition: int) -> None:
+        """Does nothing: no query waits for the end of a partition."""
+
+    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
+        """Does nothing: nothing is fetched."""
+
+    def table_failed(self, error: CarpoolError) -> None:
+        """Stops the service; see `TableListener`."""
+        self._fail(error)

@@ -1,0 +1,219 @@
+"""Several searchers scan one query: the same ids as one searcher, and home needs none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schemas.group import lane_of
+from schemas.query import SearchMode
+from schemas.record import ClusterId, Source
+from schemas.retrieval import Probe
+from schemas.scan import Scan
+from searcher.codes import executor as codes_executor
+from searcher.executor import ScanResult, Search, SearchGroup, SearchResult
+from searcher.scatter.scan_records import result_of
+from tests.searcher.codes_rig import Running, exact, make_index, questions, running, with_mode
+from tests.searcher.helpers import SmallIndex
+
+LANES = 3
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    return make_index(tmp_path_factory.mktemp("scattered"))
+
+
+def home_of(search: Search) -> int:
+    return lane_of(search.clusters[0], LANES)
+
+
+def of_lane(search: Search, lane: int) -> tuple[ClusterId, ...]:
+    return tuple(cluster for cluster in search.clusters if lane_of(cluster, LANES) == lane)
+
+
+def as_home(search: Search) -> Search:
+    here = of_lane(search, home_of(search))
+    return replace(search, elsewhere=tuple(each for each in search.clusters if each not in here))
+
+
+def scans_of(searches: Sequence[Search], lane: int) -> list[Search]:
+    """The scans of a lane for the queries that are at home in another one."""
+    return [
+        replace(search, clusters=of_lane(search, lane), is_scan=True)
+        for search in searches
+        if home_of(search) != lane and of_lane(search, lane)
+    ]
+
+
+def scattered(lanes: Sequence[Running], searches: Sequence[Search]) -> dict[int, SearchResult]:
+    """Searches as the services do, without the records between them."""
+    found: dict[int, SearchResult] = {}
+    by_key = {search.key: search for search in searches}
+    owed = []
+    for lane, here in enumerate(lanes):
+        at_home = [as_home(search) for search in searches if home_of(search) == lane]
+        scans = scans_of(searches, lane)
+        here.executor.join(SearchGroup(searches=(*at_home, *scans)))
+        owed.append(len(scans))
+    for count, here in zip(owed, lanes, strict=True):
+        while count:
+            ((key, result),) = here.take(1).items()
+            assert result is not None
+            if result.scan is None:
+                found[key] = result  # all its clusters are in one lane
+                continue
+            count -= 1
+            asked = [probe.cluster for probe in result.scan.probes]
+            home = lanes[home_of(by_key[key])]
+            home.executor.found_elsewhere(key, asked, result.scan)
+    for lane, here in enumerate(lanes):
+        left = [key for key in by_key.keys() - found.keys() if home_of(by_key[key]) == lane]
+        for key, result in here.take(len(left)).items():
+            assert result is not None
+            found[key] = result
+    return found
+
+
+@pytest.mark.parametrize("mode", ["default", "margin"])
+@pytest.mark.parametrize("paged_share", [None, 0.3])
+def test_ids_scores_and_probes_are_those_of_one_searcher(
+    index: SmallIndex, mode: SearchMode, paged_share: float | None
+) -> None:
+    searches = with_mode(questions(index, 120, 6), mode)
+    with running(index) as alone:
+        whole = alone.search(searches)
+    with ExitStack() as stack:
+        lanes = [stack.enter_context(running(index, paged_share=paged_share)) for _ in range(LANES)]
+        found = scattered(lanes, searches)
+    for search in searches:
+        one, many = whole[search.key], found[search.key]
+        assert one is not None
+        assert many.best.rows.tolist() == one.best.rows.tolist()
+        np.testing.assert_allclose(many.best.scores, one.best.scores, rtol=0, atol=1e-6)
+        assert many.rows_read == one.rows_read and not many.errors
+        assert [probe.cluster for probe in many.probes] == list(search.clusters)
+
+
+def test_a_lane_scans_only_its_own_clusters(index: SmallIndex) -> None:
+    search = questions(index, 1, 12)[0]
+    lane = (home_of(search) + 1) % LANES
+    with running(index) as here:
+        result = here.search(scans_of([search], lane))[search.key]
+    assert result is not None and result.scan is not None
+    assert {probe.cluster for probe in result.scan.probes} == set(of_lane(search, lane))
+    clusters = index.clusters_of_rows(result.scan.rows)
+    assert {lane_of(ClusterId(cluster), LANES) for cluster in clusters} == {lane}
+    assert not len(result.best.rows) and result.rows_read == 0
+
+
+@pytest.mark.parametrize("paged_share", [None, 0.3])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "nothing",
+        "other codes",
+        "a part",
+        "clusters not asked for",
+        "rows of other clusters",
+        "rows that do not exist",
+    ],
+)
+def test_what_the_others_cannot_scan_is_scanned_at_home(
+    index: SmallIndex, answer: str, paged_share: float | None
+) -> None:
+    searches = [home for each in questions(index, 40, 8) if (home := as_home(each)).elsewhere]
+    with running(index) as other:
+        scans = {
+            key: result.scan
+            for key, result in other.search(
+                [
+                    replace(each, clusters=each.elsewhere, elsewhere=(), is_scan=True)
+                    for each in searches
+                ]
+            ).items()
+            if result is not None
+        }
+    with running(index, paged_share=paged_share) as here:
+        here.executor.join(SearchGroup(searches=tuple(searches)))
+        for search in searches:
+            here.executor.found_elsewhere(
+                search.key, search.elsewhere, made_worse(search, scans[search.key], answer)
+            )
+        found = here.take(len(searches))
+    for search in searches:
+        result = found[search.key]
+        assert result is not None and not result.errors
+        assert set(exact(index, search)) - set(result.best.rows.tolist()) == set()
+
+
+def made_worse(search: Search, scan: ScanResult | None, answer: str) -> ScanResult | None:
+    assert scan is not None
+    if answer == "nothing":
+        return None
+    if answer == "other codes":
+        return replace(scan, codec="rabitq2")
+    if answer == "a part":
+        return replace(scan, probes=(), rows=scan.rows[:0], estimates=scan.estimates[:0])
+    if answer == "rows of other clusters":
+        return replace(scan, probes=scan.probes[1:])
+    if answer == "rows that do not exist":
+        return replace(scan, rows=scan.rows + (1 << 40))
+    return replace(scan, probes=(*scan.probes, Probe(cluster=search.clusters[0], tier="ram")))
+
+
+def test_a_lane_that_says_nothing_is_given_up(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes_executor, "ELSEWHERE_US", 200_000)
+    searches = [as_home(search) for search in questions(index, 20, 8)]
+    with running(index) as here:
+        found = here.search(searches)
+        late = ScanResult(
+            codec="rabitq4",
+            probes=(),
+            rows=np.empty(0, np.int64),
+            estimates=np.empty(0, np.float32),
+            bytes_read=0,
+        )
+        for search in searches:  # nobody waits for them any more
+            here.executor.found_elsewhere(search.key, search.elsewhere, late)
+    for search in searches:
+        result = found[search.key]
+        assert result is not None
+        assert set(exact(index, search)) - set(result.best.rows.tolist()) == set()
+
+
+def test_a_query_that_waits_for_others_can_be_dropped_and_can_expire(index: SmallIndex) -> None:
+    searches = [as_home(search) for search in questions(index, 10, 8)]
+    late = [replace(search, key=search.key + 100, deadline_us=1) for search in searches]
+    with running(index) as here:
+        here.executor.join(SearchGroup(searches=tuple(searches)))
+        here.executor.drop([search.key for search in searches])
+        assert set(here.search(late).values()) == {None}
+
+
+def test_records_whose_numbers_make_no_sense_say_nothing() -> None:
+    rows, estimates = np.arange(4, dtype="<i8"), np.ones(4, "<f4")
+
+    def found(**fields: bytes) -> ScanResult | None:
+        scan = Scan(
+            index_version="v",
+            source=Source(topic="t", partition=0, offset=0),
+            grouper="g",
+            window_id=0,
+            lane=1,
+            codec="rabitq4",
+            **{"rows": rows.tobytes(), "estimates": estimates.tobytes(), **fields},
+        )
+        return result_of(scan)
+
+    good = found()
+    assert good is not None and good.rows.tolist() == [0, 1, 2, 3]
+    assert found(rows=b"1234567") is None
+    assert found(estimates=estimates[:3].tobytes()) is None
+    assert found(estimates=(estimates * np.nan).tobytes()) is None
