@@ -21,7 +21,7 @@ from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
-from indexer.settings import IndexerConfig
+from indexer.settings import IndexerConfig, IndexerSettings
 
 TINY_ROWS_PER_CLUSTER = 5
 ROUND_NPROBES = (1, 2, 5, 10, 15, 20, 30, 40, 50)
@@ -115,13 +115,13 @@ def tiny_index(
 
 
 def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
-    """Returns an index of `texts`, embedded with `model`; the one in `index_dir` if it fits."""
+    """Returns an index of `texts` with codes, embedded with `model`; `index_dir`'s if it fits."""
     embedding = EmbeddingSettings(model=model)
     if (index_dir / MANIFEST_NAME).exists():
         manifest = read_manifest(index_dir)
-        if (manifest.row_count, manifest.nlist) == (len(texts), nlist) and (
-            manifest.embedding_model == fingerprint_of(embedding)
-        ):
+        is_as_large = (manifest.row_count, manifest.nlist) == (len(texts), nlist)
+        is_of_model = manifest.embedding_model == fingerprint_of(embedding)
+        if is_as_large and is_of_model and manifest.codes:
             return BenchIndex(dir=index_dir, manifest=manifest)
     index_dir.parent.mkdir(parents=True, exist_ok=True)
     corpus = index_dir.with_name(index_dir.name + "-corpus.jsonl")
@@ -131,7 +131,9 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
     )
     corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
     vectors = load_embedder(embedding).encode(texts)
-    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
+    return _build(
+        corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding, has_codes=True
+    )
 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
@@ -149,9 +151,13 @@ def _build(
     nlist: int,
     seed: int,
     embedding: EmbeddingSettings,
+    has_codes: bool = False,
 ) -> BenchIndex:
     vectors_path = index_dir.with_name(index_dir.name + "-vectors.npy")
     np.save(vectors_path, vectors)
+    config = IndexerConfig(embedding=embedding)
+    if has_codes:
+        config = IndexerConfig(embedding=embedding, indexer=IndexerSettings(code_rows_min=1))
     request = BuildRequest(
         corpus=corpus,
         index_dir=index_dir,
@@ -164,9 +170,7 @@ def _build(
         fingerprint=fingerprint_of(embedding),
     )
     try:
-        report = build_index(
-            request, IndexerConfig(embedding=embedding), SystemClock(), SilentProgress()
-        )
+        report = build_index(request, config, SystemClock(), SilentProgress())
     finally:
         vectors_path.unlink()
     return BenchIndex(dir=index_dir, manifest=report.manifest)

@@ -15,10 +15,11 @@ from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
 from schemas.codec import decode
-from schemas.group import Group
+from schemas.group import Group, lane_of
 from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
 from schemas.record import Source, header
 from schemas.retrieval import Retrieval
+from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
     BATCH,
@@ -28,6 +29,7 @@ from schemas.topics import (
     QUERY_TOPICS,
     RETRIEVALS,
     RETRY_TOPICS,
+    SCANS,
     read_with,
 )
 
@@ -39,7 +41,12 @@ INPUTS = {
 }
 """The topics that each service reads."""
 LETTERS = tuple(name + DEAD_LETTER_SUFFIX for name in QUERY_TOPICS)
-TOPICS = (*(name for names in INPUTS.values() for name in names), ANSWERS.name, *LETTERS)
+TOPICS = (
+    *(name for names in INPUTS.values() for name in names),
+    SCANS.name,
+    ANSWERS.name,
+    *LETTERS,
+)
 """The topics that are read."""
 RETRIES = "retries"
 
@@ -74,16 +81,19 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """The counts over all input records.
 
     `unpublished`: questions that the brokers acknowledged and that are not in their topic.
-    `lost`: input records without a terminal answer. `duplicates`: records beyond the first, or
-    beyond the first of each try, by topic. `foreign`: records about an input record that was not
-    published. `retries`: records that a service wrote to try a query again. `letters` and
-    `replays`: dead letters, and records that replayed one. `violations`: up to 20 of each kind.
+    `published_twice`: questions that the client wrote again, although it was acknowledged once;
+    `replayed_twice`: dead letters. `lost`: input records without a terminal answer. `duplicates`:
+    records beyond the first, or beyond the first of each try, by topic. `foreign`: records about an
+    input record that was not published. `retries`: records that a service wrote to try a query
+    again. `letters` and `replays`: dead letters, and records that replayed one. `violations`: up to
+    20 of each kind.
     """
 
     acknowledged: int
     published: int
     unpublished: int
     published_twice: int
+    replayed_twice: int
     retries: int
     letters: int
     replays: int
@@ -95,12 +105,12 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_once(self) -> bool:
-        """Whether nothing came twice."""
-        return not (self.published_twice or any(self.duplicates.values()))
+        """Whether no service wrote anything twice."""
+        return not (self.replayed_twice or any(self.duplicates.values()))
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was lost and nothing came twice."""
+        """Whether nothing was lost and no service wrote anything twice."""
         return self.is_once and not (self.unpublished or self.lost or self.foreign)
 
 
@@ -115,6 +125,7 @@ class TopicAudit:
         self._asked: Counter[str] = Counter()
         self._replayed_from: Counter[bytes] = Counter()
         self._retries: Counter[tuple[str, bytes]] = Counter()
+        self._scans: Counter[tuple[str, str, int, int]] = Counter()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
         self.ends: dict[TopicPartition, int] = {}
@@ -139,8 +150,14 @@ class TopicAudit:
         elif topic == GROUPS.name:
             group = decode(Group, value, record.headers)
             for part, grouped in enumerate(group.queries):
+                home = lane_of(grouped.clusters[0], group.lane_count)
+                if group.is_scattered and home != group.lane:
+                    continue  # every lane has the group
                 where = f"{place}, part {part} by {group.grouper}"
                 self._note(topic, grouped.source, where)
+        elif topic == SCANS.name:
+            scan = decode(Scan, value, record.headers)
+            self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
         elif topic == RETRIEVALS.name:
             retrieval = decode(Retrieval, value, record.headers)
             if retrieval.is_final:
@@ -215,13 +232,17 @@ class TopicAudit:
             acknowledged=wanted.total(),
             published=len(self._query_ids),
             unpublished=(wanted - self._asked).total(),
-            published_twice=(self._asked - wanted).total()
-            + sum(count - 1 for count in self._replayed_from.values()),
+            published_twice=(self._asked - wanted).total(),
+            replayed_twice=sum(count - 1 for count in self._replayed_from.values()),
             retries=self._retries.total(),
             letters=self._letters,
             replays=replays,
             lost=len(lost),
-            duplicates=duplicates | {RETRIES: sum(count - 1 for count in self._retries.values())},
+            duplicates=duplicates
+            | {
+                RETRIES: sum(count - 1 for count in self._retries.values()),
+                SCANS.name: sum(count - 1 for count in self._scans.values()),
+            },
             foreign=len(foreign),
             answers=self._answers.result(),
             violations=tuple(
