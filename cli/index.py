@@ -194,11 +194,11 @@ def profile(
 ) -> None:
     """Measure how long a cold read of each cluster takes on this disk, and keep it in the index.
 
-    The eviction policies edgerag and gdsf use it: a cluster with a slow read stays longer
-    (searcher.cache_policy). A build measures at its end; measure again after a copy to another disk
-    or machine. Reads past the page cache (O_DIRECT); refuses where the file system cannot, or keeps
-    files in memory (tmpfs). Every cluster is read several times. Other reads of the disk at the
-    same time change the result.
+    Benchmarks use it, for the eviction policies edgerag and gdsf: a cluster with a slow read stays
+    longer. A build measures at its end; measure again after a copy to another disk or machine.
+    Reads past the page cache (O_DIRECT); refuses where the file system cannot, or keeps files in
+    memory (tmpfs). Every cluster is read several times. Other reads of the disk at the same time
+    change the result.
 
     The manifest is replaced atomically; a searcher reads it at its next start.
 

@@ -97,7 +97,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, dict[str, str]]:
         if not equals or not dot:
             raise ConfigError(
                 f"--set {assignment!r}: write section.name=value, such as --set "
-                "searcher.reads_in_flight_max=8"
+                "searcher.scoring_threads=8"
             )
         if section not in SECTIONS:
             raise ConfigError(

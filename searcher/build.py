@@ -17,7 +17,6 @@ from carpool.disk.manifest import Manifest
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
 from searcher.cluster_major_executor import ClusterMajorExecutor
 from searcher.events import EventLog
 from searcher.executor import Executor
@@ -26,7 +25,7 @@ from searcher.memory.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
-from searcher.plan.eviction.policies import make_policy
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
@@ -41,11 +40,39 @@ READ_AHEAD_SHARE = 8
 PREFETCH_SHARE = 32
 READ_AHEAD_BYTES_MAX = 96 << 20
 """Three times the bytes with the kernel: as much is scored, and as much waits to be read."""
-SLICE_BYTES_MAX = 2 << 20
-"""Largest part of a cluster that exact searches read beside codes, in the memory codes leave."""
+SLICE_BYTES_MAX = 8 << 20
+"""Smaller: more bookkeeping for each byte. Larger: the disk idles at the ends of windows."""
+SLICE_BYTES_MAX_BESIDE_CODES = 2 << 20
+"""So that exact searches need little of the memory beside the codes."""
+READS_IN_FLIGHT_MAX = 32
+"""Fewer: a virtual disk, which completes reads in batches, idles. More: urgent reads wait."""
+PREFETCH_READS_MAX = 2
+"""Of these for later queries; more of them would delay the reads of a new query."""
 CLOSE_TIMEOUT_S = 0.5
 
 OpenEngine = Callable[[SegmentFiles], BlockEngine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactOptions:
+    """How exact searches use their memory and the disk; benchmarks vary it.
+
+    `read_ahead_bytes` and `prefetch_bytes`: see `ClusterMajorLimits`; None: a share of the budget.
+    `slice_bytes_max`: 0 cuts no cluster. `fills_memory`: False takes memory from the system only
+    when it is used.
+    """
+
+    read_ahead_bytes: int | None = None
+    prefetch_bytes: int | None = None
+    slice_bytes_max: int = SLICE_BYTES_MAX
+    reads_in_flight_max: int = READS_IN_FLIGHT_MAX
+    prefetch_reads_max: int = PREFETCH_READS_MAX
+    fills_memory: bool = True
+
+
+BESIDE_CODES = ExactOptions(
+    prefetch_bytes=0, slice_bytes_max=SLICE_BYTES_MAX_BESIDE_CODES, fills_memory=False
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +80,7 @@ class PlaneParts:
     """The parts of an executor. `memory` is empty and not started."""
 
     index: OpenIndex
-    settings: SearcherSettings
+    options: ExactOptions
     slices: Slices
     memory: ClusterMemory
     pool: ScoringPool
@@ -65,18 +92,6 @@ class PlaneParts:
         """Returns what each slice takes in memory."""
         numbers = map(SliceId, range(len(self.slices.extents)))
         return {number: self.memory.arena_bytes(number) for number in numbers}
-
-    def policy(self) -> CachePolicy:
-        """Returns the eviction policy that the settings name."""
-        latency_us = {
-            ClusterId(cluster): us for cluster, us in enumerate(self.index.manifest.read_latency_us)
-        }
-        return make_policy(
-            self.settings.cache_policy,
-            size_bytes=self.size_bytes(),
-            budget_bytes=self.memory.arena_bytes_total,
-            read_latency_us=self.slices.shared(latency_us),
-        )
 
 
 OpenExecutor = Callable[[PlaneParts], Executor]
@@ -176,20 +191,20 @@ def open_searcher(
 
 
 def cluster_major_planner(
-    parts: PlaneParts, *, overtake_us: int = OVERTAKE_US
+    parts: PlaneParts, *, policy: CachePolicy | None = None, overtake_us: int = OVERTAKE_US
 ) -> ClusterMajorPlanner:
-    """Returns the planner of the searcher's executor, with the limits that the settings give."""
-    settings, budget_bytes = parts.settings, parts.memory.arena_bytes_total
-    ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
-    prefetch_bytes = settings.prefetch_bytes or budget_bytes // PREFETCH_SHARE
+    """Returns the planner of the searcher's executor; `policy`: None for `FarthestNextUse`."""
+    budget_bytes, ahead_bytes = parts.memory.arena_bytes_total, parts.options.read_ahead_bytes
+    prefetch_bytes = parts.options.prefetch_bytes
+    if ahead_bytes is None:
+        ahead_bytes = min(budget_bytes // READ_AHEAD_SHARE, READ_AHEAD_BYTES_MAX)
     limits = ClusterMajorLimits(
         budget_bytes=budget_bytes,
-        read_ahead_bytes=settings.read_ahead_bytes or ahead_bytes,
-        prefetch_bytes=0 if settings.prefetch == "none" else prefetch_bytes,
-        overtaken_max=settings.overtaken_max,
+        read_ahead_bytes=ahead_bytes,
+        prefetch_bytes=budget_bytes // PREFETCH_SHARE if prefetch_bytes is None else prefetch_bytes,
         overtake_us=overtake_us,
     )
-    return ClusterMajorPlanner(limits, parts.size_bytes(), parts.policy())
+    return ClusterMajorPlanner(limits, parts.size_bytes(), policy or FarthestNextUse())
 
 
 def cluster_major(parts: PlaneParts, planner: ClusterMajorPlanner | None = None) -> Executor:
@@ -226,17 +241,11 @@ def open_search_plane(
     `CorruptionError` where checksums of codes are damaged.
     """
     chosen = None
-    beside_codes = msgspec.structs.replace(
-        settings,
-        prefetch="none",
-        slice_bytes_max=min(settings.slice_bytes_max or SLICE_BYTES_MAX, SLICE_BYTES_MAX),
-    )
-    exact_bytes_min = _exact_bytes_min(index, beside_codes)
     if settings.search_mode != "exact" and index.manifest.codes:
         # FAISS takes 30 MB, and an exact search does not need it.
         from searcher.codes.open import choose_codes, open_codes_plane
 
-        chosen = choose_codes(index, settings.budget_bytes - exact_bytes_min)
+        chosen = choose_codes(index, settings.budget_bytes - _exact_bytes_min(index))
     if chosen is None:
         return open_exact_plane(
             index, settings, metrics, clock, events=events, engine=engine, pool=pool
@@ -244,13 +253,13 @@ def open_search_plane(
     exact_bytes = settings.budget_bytes - chosen.memory_bytes
     exact = open_exact_plane(
         index,
-        msgspec.structs.replace(beside_codes, budget_bytes=exact_bytes),
+        msgspec.structs.replace(settings, budget_bytes=exact_bytes),
         metrics,
         clock,
         events=events,
         engine=engine,
         pool=pool,
-        fills_memory=False,
+        options=BESIDE_CODES,
     )
     try:
         by_codes = open_codes_plane(index, chosen, settings, metrics, clock)
@@ -265,9 +274,9 @@ def open_search_plane(
     )
 
 
-def _exact_bytes_min(index: OpenIndex, settings: SearcherSettings) -> int:
-    """The least memory of exact searches: the largest slice, in blocks."""
-    slices = Slices(index.extents, index.layout, settings.slice_bytes_max)
+def _exact_bytes_min(index: OpenIndex) -> int:
+    """The least memory of exact searches beside codes: the largest slice, in blocks."""
+    slices = Slices(index.extents, index.layout, BESIDE_CODES.slice_bytes_max)
     return max(extent.size_bytes for extent in slices.extents) + BLOCK_BYTES_MAX
 
 
@@ -281,13 +290,13 @@ def open_exact_plane(
     engine: OpenEngine | None = None,
     pool: Callable[[int], ScoringPool] = ScoringPool,
     executor: OpenExecutor = cluster_major,
-    fills_memory: bool = True,
+    options: ExactOptions = ExactOptions(),
 ) -> ExactPlane:
     """Returns memory of `budget_bytes`, the reads that fill it, and an executor over both.
 
-    `fills_memory`: False takes memory from the system only when it is used. Raises `ConfigError`.
+    Raises `ConfigError`.
     """
-    slices = Slices(index.extents, index.layout, settings.slice_bytes_max)
+    slices = Slices(index.extents, index.layout, options.slice_bytes_max)
     queries_few(index.layout)  # measures now, not in the first query
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
@@ -300,14 +309,14 @@ def open_exact_plane(
             files,
             events=events,
             engine=engine,
-            fills_memory=fills_memory,
+            options=options,
         )
     except BaseException:
         files.close()
         raise
     parts = PlaneParts(
         index=index,
-        settings=settings,
+        options=options,
         slices=slices,
         memory=memory,
         pool=pool(settings.scoring_threads or len(os.sched_getaffinity(0))),
@@ -328,14 +337,23 @@ def _open_memory(
     *,
     events: EventLog,
     engine: OpenEngine | None,
-    fills_memory: bool,
+    options: ExactOptions,
 ) -> ClusterMemory:
     mean_bytes = sum(extent.size_bytes for extent in slices.extents) // len(slices.extents)
     block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
     _check_budget(slices, settings.budget_bytes, block_bytes)
-    fill_bytes = sum(extent.size_bytes for extent in slices.extents) if fills_memory else 0
+    fill_bytes = sum(extent.size_bytes for extent in slices.extents) if options.fills_memory else 0
     arena = _open_arena(settings.budget_bytes, block_bytes, fill_bytes)
-    reads = engine(files) if engine is not None else _open_engine(files, settings, clock)
+    if engine is not None:
+        reads = engine(files)
+    else:
+        reads = open_engine(
+            settings.engine,
+            files,
+            depth=options.reads_in_flight_max,
+            prefetch_depth=options.prefetch_reads_max,
+            clock=clock,
+        )
     return ClusterMemory(
         layout=index.layout,
         extents=slices.extents,
@@ -344,9 +362,7 @@ def _open_memory(
         sums=index.row_sums,
         arena=arena,
         engine=reads,
-        rules=ReadRules(
-            attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000
-        ),
+        rules=ReadRules(timeout_us=settings.read_timeout_ms * 1_000),
         metrics=metrics,
         clock=clock,
         events=events,
@@ -363,16 +379,6 @@ def _open_arena(budget_bytes: int, block_bytes: int, fill_bytes: int) -> Arena:
             f"[searcher] budget_bytes is {budget_bytes}, and this machine does not give as much "
             f"memory: {error.strerror}. Set it lower; the process needs about 100 MB beside it"
         ) from error
-
-
-def _open_engine(files: SegmentFiles, settings: SearcherSettings, clock: Clock) -> BlockEngine:
-    return open_engine(
-        settings.engine,
-        files,
-        depth=settings.reads_in_flight_max,
-        prefetch_depth=settings.prefetch_reads_max,
-        clock=clock,
-    )
 
 
 def _check_budget(slices: Slices, budget_bytes: int, block_bytes: int) -> None:

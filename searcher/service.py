@@ -29,6 +29,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, lane_of
 from schemas.record import ClusterId
 from schemas.scan import Scan
+from schemas.topics import GROUPS
 from searcher.build import OpenEngine, OpenSearcher, open_searcher
 from searcher.events import EventLog, NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
@@ -46,6 +47,11 @@ from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 
 _log = structlog.get_logger(__name__)
+
+GROUPS_IN_HAND_MAX = 256
+"""Groups that are not finished. Queries are limited, too, so this is for groups of one query."""
+INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
+"""Bytes of these groups, outside the budget; room for the largest record of the topic."""
 
 
 def parts(group: Group) -> int:
@@ -148,8 +154,8 @@ class SearcherStage:
             if self._missing or len(self._parts) >= self._settings.queries_in_hand_max:
                 return Credit(records=0, size_bytes=0)
             return Credit(
-                records=max(0, self._settings.groups_in_hand_max - len(self._keys)),
-                size_bytes=max(0, self._settings.intake_bytes_max - self._in_hand_bytes),
+                records=max(0, GROUPS_IN_HAND_MAX - len(self._keys)),
+                size_bytes=max(0, INTAKE_BYTES_MAX - self._in_hand_bytes),
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:

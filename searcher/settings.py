@@ -9,8 +9,6 @@ import msgspec
 
 from carpool.settings import Settings
 from schemas.query import TOP_K_MAX, SearchMode
-from schemas.topics import GROUPS
-from searcher.plan.eviction.policies import PolicyName
 
 MIB = 1 << 20
 
@@ -20,10 +18,20 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
 
     REMOVED: ClassVar[Mapping[str, str]] = {
         "execution": "the searcher always reads each cluster once for all queries that it has; "
-        "query_by_query is a baseline of carpool bench search"
-    }
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "prefetch": {"after_group": "overlapped"}
+        "query_by_query is a baseline of carpool bench search",
+        "cache_policy": "the searcher evicts the cluster that is needed last; carpool bench "
+        "policies compares other policies",
+        "read_ahead_bytes": "it is an eighth of budget_bytes, at most 96 MiB; set budget_bytes",
+        "slice_bytes_max": "a large cluster is always read in slices of 8 MiB",
+        "prefetch": "what later queries need is read ahead whenever there is no other read",
+        "prefetch_bytes": "it is a 32nd of budget_bytes; set budget_bytes",
+        "overtaken_max": "a query is overtaken at most 100 times",
+        "reader_threads": "up to 32 blocks of 1 MiB are read at a time",
+        "reads_in_flight_max": "up to 32 blocks of 1 MiB are read at a time",
+        "prefetch_reads_max": "up to 2 of the reads at a time are for later queries",
+        "read_attempts": "after an I/O error a read is tried once more",
+        "groups_in_hand_max": "set queries_in_hand_max, which limits the work in progress",
+        "intake_bytes_max": "set queries_in_hand_max, which limits the work in progress",
     }
 
     budget_bytes: Annotated[
@@ -47,60 +55,6 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "index without codes is always searched exactly."
         ),
     ] = "default"
-    cache_policy: Annotated[
-        PolicyName,
-        msgspec.Meta(
-            description="Which cluster is evicted first. farthest_next_use: the one that the "
-            "queries waiting in Kafka need last, then a rarely used one. lfu, gdsf, tiny_lfu: a "
-            "rarely used one. lru: the least recently used one. edgerag: the one with the lowest "
-            "product of profiled read latency and access count. A bad choice costs reads and "
-            "never changes results."
-        ),
-    ] = "farthest_next_use"
-    read_ahead_bytes: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            description="Bytes of clusters that queries in progress need, and that are being read "
-            "or wait to be scored; 0: an eighth of the budget, at most 96 MiB. Too low: the disk "
-            "idles while a cluster is scored. Too high: less memory for resident clusters.",
-        ),
-    ] = 0
-    slice_bytes_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            description="Largest part of a cluster, in bytes, that is read, kept and scored as "
-            "one unit; 0: clusters are not cut. Too low: more bookkeeping per byte. Too high: the "
-            "disk idles at the ends of windows, and less fits in memory.",
-        ),
-    ] = 8 * MIB
-    prefetch: Annotated[
-        Literal["none", "overlapped"],
-        msgspec.Meta(
-            description="Whether clusters that only later queries need are read ahead. "
-            "overlapped: whenever there is no other read. none: never."
-        ),
-    ] = "overlapped"
-    prefetch_bytes: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            description="Bytes of clusters that were read ahead for later queries and are not "
-            "used yet; 0: a 32nd of the budget. Too low (below one slice): nothing is read ahead, "
-            "and the next window waits. Too high: clusters that are needed sooner are evicted.",
-        ),
-    ] = 0
-    overtaken_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1_000_000,
-            description="How many later queries may finish before a query because they need fewer "
-            "bytes. Too low: the mean wait grows. Too high: a query with large clusters may wait "
-            "for a long time.",
-        ),
-    ] = 100
     scoring_threads: Annotated[
         int,
         msgspec.Meta(
@@ -117,35 +71,6 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "allows it, else a pool of threads."
         ),
     ] = "auto"
-    reads_in_flight_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=4096,
-            description="Block reads in the kernel at a time, each of up to 1 MiB. Too low: the "
-            "disk idles, most of all a virtual disk, which completes reads in batches. Too high: "
-            "an urgent read waits behind others, and read_ahead_bytes must be larger.",
-        ),
-    ] = 32
-    prefetch_reads_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=256,
-            description="How many of these reads may be for later queries. Too low: reading ahead "
-            "is slow. Too high: the reads of a new query wait behind them.",
-        ),
-    ] = 2
-    read_attempts: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=10,
-            description="Tries to read a cluster after an I/O error, before the cluster is "
-            "skipped. Too low: a short-lived error loses hits. Too high: a failing disk delays "
-            "every query.",
-        ),
-    ] = 2
     read_timeout_ms: Annotated[
         int,
         msgspec.Meta(
@@ -183,20 +108,3 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "restart repeats more work, and lag is hidden in memory.",
         ),
     ] = 256
-    groups_in_hand_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=65_536,
-            description="Groups that were taken from the topic and are not finished; see "
-            "queries_in_hand_max.",
-        ),
-    ] = 256
-    intake_bytes_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=GROUPS.max_message_bytes,
-            description="Bytes of these groups; at least the largest record of the topic. Too "
-            "high: memory outside the budget.",
-        ),
-    ] = 2 * GROUPS.max_message_bytes

@@ -60,7 +60,7 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
 
 
 class CarpoolExact:
-    """Exact search with `settings` of `[searcher]`, each window joined as one group.
+    """Exact search with `ExactOptions` of `options`, each window joined as one group.
 
     `uses_horizon`: the executor knows what the next windows want.
     """
@@ -68,9 +68,9 @@ class CarpoolExact:
     _mode: SearchMode = "exact"
     _more_bytes = 0
 
-    def __init__(self, *, uses_horizon: bool = False, **settings: Any) -> None:
+    def __init__(self, *, uses_horizon: bool = False, **options: Any) -> None:
         self._uses_horizon = uses_horizon
-        self._settings = settings
+        self._options = options
         self._thread: SearchThread | None = None
         self._numbers: dict[int, int] = {}
         self._next_key = 0
@@ -93,7 +93,6 @@ class CarpoolExact:
             budget_bytes=cache_budget(limits, clusters_bytes(index)) + self._more_bytes,
             scoring_threads=limits.threads,
             read_timeout_ms=READ_TIMEOUT_MS,
-            **self._settings,
         )
         self._metrics, self._top_k = Metrics(), data.top_k
         self._thread = SearchThread(self._plane(index, settings, SystemClock()))
@@ -131,10 +130,16 @@ class CarpoolExact:
         return cluster_major
 
     def _plane(self, index: OpenIndex, settings: SearcherSettings, clock: Clock) -> SearchPlane:
-        from searcher.build import open_exact_plane
+        from searcher.build import ExactOptions, open_exact_plane
 
         return open_exact_plane(
-            index, settings, self._metrics, clock, events=self._busy, executor=self._executor()
+            index,
+            settings,
+            self._metrics,
+            clock,
+            events=self._busy,
+            executor=self._executor(),
+            options=ExactOptions(**self._options),
         )
 
     def _groups(self, window: AskedWindow) -> list[SearchGroup]:
@@ -237,6 +242,6 @@ ENTRIES = (
     _exact(
         "carpool-blind",
         "as carpool-exact, knows nothing of what waits: evicts by aged frequency",
-        prefetch="none",
+        prefetch_bytes=0,
     ),
 )

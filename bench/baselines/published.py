@@ -33,7 +33,7 @@ class PublishedSearch(CarpoolExact):
     """Query by query in groups. Planning the groups of a window is part of the measured time."""
 
     def __init__(self, *, grouping: Grouping, prefetch: PrefetchMode) -> None:
-        super().__init__(cache_policy="edgerag", slice_bytes_max=0)
+        super().__init__(slice_bytes_max=0)
         self._grouping = grouping
         self._prefetch = prefetch
 

@@ -16,6 +16,7 @@ from schemas.retrieval import Probe, Tier
 from searcher.build import PlaneParts
 from searcher.events import EventLog
 from searcher.executor import Executor, Finish, ScanResult, Search, SearchGroup, SearchResult
+from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.slices import SliceId
 from searcher.scoring.flat import FlatKernel
 from searcher.scoring.kernel import QueryBatch, Scoring
@@ -119,17 +120,19 @@ class QueryByQuery:
 def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
     """Returns the `executor` of `open_exact_plane` that searches one query after the other.
 
-    The settings must not cut clusters (`slice_bytes_max` 0).
+    It evicts as EdgeRAG does. The options must not cut clusters (`slice_bytes_max` 0).
     """
 
     def make(parts: PlaneParts) -> Executor:
         limits = ReadLimits(
             budget_bytes=parts.memory.arena_bytes_total,
-            demand_reads_max=parts.settings.reads_in_flight_max,
-            prefetch_reads_max=parts.settings.prefetch_reads_max,
+            demand_reads_max=parts.options.reads_in_flight_max,
+            prefetch_reads_max=parts.options.prefetch_reads_max,
             prefetch=prefetch,
         )
-        planner = ReadPlanner(limits, parts.size_bytes(), parts.policy())
+        latencies = parts.index.manifest.read_latency_us
+        policy = EdgeRag({SliceId(cluster): us for cluster, us in enumerate(latencies)})
+        planner = ReadPlanner(limits, parts.size_bytes(), policy)
         cache = ClusterCache(memory=parts.memory, planner=planner, metrics=parts.metrics)
         return QueryByQuery(cache, parts.clock, parts.events)
 

@@ -31,8 +31,8 @@ from bench.retrieval.report import cell_line
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.errors import CarpoolError, ConfigError
+from searcher.build import SLICE_BYTES_MAX
 from searcher.plan.cut import Slices
-from searcher.settings import SearcherSettings
 
 REFERENCE_NAME = "reference.npz"
 
@@ -254,7 +254,7 @@ class SearchRun:
 
 def searcher_reads(view: OpenIndex) -> tuple[DiskRead, ...]:
     """Returns the reads of the searcher: the slices of every cluster."""
-    slices = Slices(view.extents, view.layout, SearcherSettings().slice_bytes_max)
+    slices = Slices(view.extents, view.layout, SLICE_BYTES_MAX)
     return tuple(
         DiskRead(
             path=view.segment_paths[extent.segment],

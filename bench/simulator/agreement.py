@@ -25,10 +25,12 @@ from bench.simulator.calibration import (
 )
 from bench.simulator.costs import ComputeCosts
 from bench.simulator.disk import DiskCosts
-from bench.simulator.plane import compared_plane
+from bench.simulator.plane import ComparedPlane, with_budget
 from bench.simulator.real import RealRun, run_windows
 from bench.simulator.simulation import SimulationOutcome
 from carpool.disk.index import OpenIndex
+from searcher.build import ExactOptions
+from searcher.plan.eviction.policies import PolicyName
 from searcher.settings import SearcherSettings
 
 OFF_MAX = 0.25
@@ -49,6 +51,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 20
     budget_share: float = 0.4
     searcher: SearcherSettings = SearcherSettings()
+    options: ExactOptions = ExactOptions()
+    policy: PolicyName = "farthest_next_use"
     rounds: int = 5
     disk_s: float = DISK_S
 
@@ -93,7 +97,12 @@ def compare(
 ) -> SimulatorAgreement:
     """Searches `questions`, (n, dim) float32, over an index, really and simulated. Blocks."""
     count = int(len(questions) * CALIBRATION_SHARE) // compared.window * compared.window
-    plane = compared_plane(index, compared.searcher, compared.budget_share)
+    plane = ComparedPlane(
+        index,
+        with_budget(index, compared.searcher, compared.budget_share),
+        compared.options,
+        compared.policy,
+    )
     warm_up, trace = (
         plane.trace(part, nprobe=compared.nprobe, window=compared.window)
         for part in (questions[:count], questions[count:])

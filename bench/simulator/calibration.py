@@ -72,15 +72,15 @@ def simulate(
     compared: ComparedPlane, trace: Trace, disk: DiskCosts, costs: ComputeCosts
 ) -> SimulationOutcome:
     """Runs a closed loop over `trace`, in clusters, on virtual time, from an empty cache."""
-    sliced, settings = compared.sliced(trace), compared.settings
+    sliced, options = compared.sliced(trace), compared.options
     return ClusterMajorSimulation(
         trace=sliced,
         planner=compared.planner(),
         reads=SimulatedReads(
             sliced.size_bytes,
             SimulatedDisk(disk),
-            in_flight_bytes=settings.reads_in_flight_max * READ_BYTES_MAX,
-            prefetch_bytes=settings.prefetch_reads_max * READ_BYTES_MAX,
+            in_flight_bytes=options.reads_in_flight_max * READ_BYTES_MAX,
+            prefetch_bytes=options.prefetch_reads_max * READ_BYTES_MAX,
         ),
         costs=costs,
     ).run()

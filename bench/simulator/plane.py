@@ -19,6 +19,7 @@ from carpool.disk.extents import ClusterExtent
 from carpool.disk.index import OpenIndex
 from carpool.telemetry.metrics import Metrics
 from searcher.build import (
+    ExactOptions,
     PlaneParts,
     SearchPlane,
     cluster_major,
@@ -29,6 +30,7 @@ from searcher.events import EventLog, NoEvents
 from searcher.executor import Executor
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
+from searcher.plan.eviction.policies import PolicyName, make_policy
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
@@ -45,6 +47,8 @@ class ComparedPlane:
 
     index: OpenIndex
     settings: SearcherSettings
+    options: ExactOptions
+    policy: PolicyName
 
     def trace(self, questions: Float32, *, nprobe: int, window: int) -> Trace:
         """Returns the trace of `questions`, (n, dim) float32, row-normalised, in clusters."""
@@ -55,19 +59,21 @@ class ComparedPlane:
 
     def sliced(self, trace: Trace) -> Trace:
         """Returns `trace` as a planner sees it: slices instead of clusters."""
-        slices = Slices(self.index.extents, self.index.layout, self.settings.slice_bytes_max)
+        slices = Slices(self.index.extents, self.index.layout, self.options.slice_bytes_max)
         sizes, rows = _by_number(slices.extents)
         windows = tuple(tuple(map(slices.of_all, window)) for window in trace.windows)
         return Trace(windows=windows, size_bytes=sizes, row_count=rows)
 
     def open(self, metrics: Metrics, events: EventLog) -> SearchPlane:
         """Returns a plane with nothing in memory; the caller closes it."""
-
-        def executor(parts: PlaneParts) -> Executor:
-            return cluster_major(parts, cluster_major_planner(parts, overtake_us=OVERTAKE_US))
-
         return open_exact_plane(
-            self.index, self.settings, metrics, SystemClock(), events=events, executor=executor
+            self.index,
+            self.settings,
+            metrics,
+            SystemClock(),
+            events=events,
+            executor=lambda parts: cluster_major(parts, self._planner_of(parts)),
+            options=self.options,
         )
 
     def planner(self) -> ClusterMajorPlanner:
@@ -75,7 +81,7 @@ class ComparedPlane:
         planners: list[ClusterMajorPlanner] = []
 
         def executor(parts: PlaneParts) -> Executor:
-            planners.append(cluster_major_planner(parts, overtake_us=OVERTAKE_US))
+            planners.append(self._planner_of(parts))
             return cluster_major(parts, planners[0])
 
         open_exact_plane(
@@ -87,18 +93,29 @@ class ComparedPlane:
             engine=lambda _: NoEngine(clock=SystemClock()),
             pool=lambda _: ScoringPool(1),
             executor=executor,
+            options=self.options,
         ).close()
         return planners[0]
 
+    def _planner_of(self, parts: PlaneParts) -> ClusterMajorPlanner:
+        latency_us = self.index.manifest.read_latency_us
+        policy = make_policy(
+            self.policy,
+            size_bytes=parts.size_bytes(),
+            budget_bytes=parts.memory.arena_bytes_total,
+            read_latency_us={SliceId(number): us for number, us in enumerate(latency_us)},
+        )
+        return cluster_major_planner(parts, policy=policy, overtake_us=OVERTAKE_US)
 
-def compared_plane(
+
+def with_budget(
     index: OpenIndex, settings: SearcherSettings, budget_share: float
-) -> ComparedPlane:
-    """Returns what both sides get: `settings` with this share of all clusters' bytes."""
-    budget_bytes = int(budget_share * clusters_bytes(index))
-    return ComparedPlane(
-        index,
-        structs.replace(settings, budget_bytes=budget_bytes, read_timeout_ms=READ_TIMEOUT_MS),
+) -> SearcherSettings:
+    """Returns `settings` with this share of all clusters' bytes, and a patient time-out."""
+    return structs.replace(
+        settings,
+        budget_bytes=int(budget_share * clusters_bytes(index)),
+        read_timeout_ms=READ_TIMEOUT_MS,
     )
 
 

@@ -157,9 +157,7 @@ class _Opener:
     def __init__(self, settings: SearcherSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._limits = ReadLimits(
-            attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000
-        )
+        self._limits = ReadLimits(timeout_us=settings.read_timeout_ms * 1_000)
         self.waker = Waker()
         self.opened: list[tuple[PageReads, SegmentFiles]] = []
 

@@ -10,7 +10,7 @@ from carpool.errors import CorruptionError, RetryableError
 from searcher.events import Purpose
 from searcher.memory.arena import Spans
 from searcher.plan.slices import SliceId
-from searcher.store.engine import READ_BYTES_MAX, BlockError, CancelledRead
+from searcher.store.engine import READ_ATTEMPTS, READ_BYTES_MAX, BlockError, CancelledRead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class ReadRules:
     `timeout_us` is given up; that is checked every `watch_us`.
     """
 
-    attempts: int
+    attempts: int = READ_ATTEMPTS
     timeout_us: int
     block_bytes_max: int = READ_BYTES_MAX
     watch_us: int = 500_000

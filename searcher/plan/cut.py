@@ -6,7 +6,7 @@ and a cluster may be kept in part, which uses the budget fully.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -53,15 +53,6 @@ class Slices:
     def cluster(self, number: SliceId) -> ClusterId:
         """Returns the cluster of a slice."""
         return ClusterId(self._extents[number].cluster)
-
-    def shared(self, costs: Mapping[ClusterId, int]) -> dict[SliceId, int]:
-        """Returns the cost of each slice: an even share of the cost of its cluster, if known."""
-        return {
-            number: costs[cluster] // len(numbers)
-            for position, numbers in enumerate(self._numbers)
-            if (cluster := ClusterId(position)) in costs
-            for number in numbers
-        }
 
 
 def cut(extent: ClusterExtent, layout: PageLayout, count: int) -> list[ClusterExtent]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OVERTAKE_US = 50_000
+OVERTAKEN_MAX = 100
+"""Fewer: the mean wait grows. More: a query with large clusters may wait for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,5 +22,5 @@ class ClusterMajorLimits:
     budget_bytes: int
     read_ahead_bytes: int
     prefetch_bytes: int
-    overtaken_max: int = 100
+    overtaken_max: int = OVERTAKEN_MAX
     overtake_us: int = OVERTAKE_US

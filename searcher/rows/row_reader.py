@@ -21,6 +21,7 @@ from carpool.errors import RetryableError
 from searcher.plan.row_pages import plan_reads, row_places, split_rows
 from searcher.rows.buffers import ReadBuffers
 from searcher.rows.row_batch import RowBatch, check_rows, vectors_of
+from searcher.store.engine import READ_ATTEMPTS
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
 
 Float32 = npt.NDArray[np.float32]
@@ -46,7 +47,7 @@ def timed_out(timeout_us: int) -> RetryableError:
 class ReadLimits:
     """How small reads are done: tries after an I/O error, and after how long a read is given up."""
 
-    attempts: int
+    attempts: int = READ_ATTEMPTS
     timeout_us: int
 
 

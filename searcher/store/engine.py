@@ -10,6 +10,8 @@ from carpool.errors import CarpoolError, CorruptionError, RetryableError
 
 READ_BYTES_MAX = 1 << 20
 """Of one block read: large enough for a disk's full rate, small enough that others do not wait."""
+READ_ATTEMPTS = 2
+"""How often a read is tried after I/O errors: a short one costs no hits, a failing disk is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -258,7 +258,7 @@ def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -
 
 def test_client_commands_ignore_the_sections_of_services_and_refuse_unknown_ones() -> None:
     Path("carpool.toml").write_text(SETTINGS)
-    settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.reads_in_flight_max=2"]))
+    settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.scoring_threads=2"]))
     assert settings.kafka.bootstrap == "k:1"
     Path("carpool.toml").write_text("[gruoper]\npolicy = 'per_query'\n")
     with pytest.raises(ConfigError, match="gruoper"):

@@ -102,7 +102,7 @@ def test_539_claims_find_what_faiss_finds_but_for_scores_that_tie(
     ]
     # A third of the index fits: clusters come and go while the claims are searched.
     budget_bytes = index.size_bytes // 3
-    with running(index, budget_bytes=budget_bytes, groups_in_hand_max=len(groups)) as run:
+    with running(index, budget_bytes=budget_bytes) as run:
         found = run.search(*groups)
         assert run.count("cluster_requests_total", tier="ssd") > 0
     differing = 0

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from carpool.disk.extents import plan_extents
 from carpool.disk.pages import PageLayout
-from schemas.record import ClusterId
 from searcher.plan.cut import Slices
 
 LAYOUT = PageLayout(dimension=16, vector_dtype="float32", page_bytes=4096)
@@ -48,9 +47,3 @@ def test_without_a_limit_clusters_are_whole_and_an_unknown_cluster_has_no_slices
     assert tuple(slices.extents) == extents
     assert [slices.of(cluster) for cluster in range(4)] == [(0,), (1,), (2,), (3,)]
     assert slices.of(4) == slices.of(-1) == ()
-
-
-def test_the_cost_of_a_cluster_is_shared_by_its_slices_and_none_is_made_up() -> None:
-    slices = Slices(plan_extents(LAYOUT, [630, 630]), LAYOUT, 4 * 4096)
-    assert len(slices.of(0)) == 3
-    assert slices.shared({ClusterId(0): 900}) == {0: 300, 1: 300, 2: 300}

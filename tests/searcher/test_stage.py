@@ -24,11 +24,8 @@ from tests.searcher.helpers import (
 from tests.searcher.stage import Gate, questions
 
 
-@pytest.mark.parametrize("cache_policy", ["edgerag", "lru"])
 @pytest.mark.parametrize("budget", ["one cluster", "three clusters", "everything"])
-def test_hits_are_the_exact_top_k_over_the_probed_clusters(
-    index: SmallIndex, budget: str, cache_policy: str
-) -> None:
+def test_hits_are_the_exact_top_k_over_the_probed_clusters(index: SmallIndex, budget: str) -> None:
     largest = max(extent.size_bytes for extent in index.extents)
     budget_bytes = {"one cluster": largest, "three clusters": 3 * largest, "everything": 1 << 26}[
         budget
@@ -38,9 +35,7 @@ def test_hits_are_the_exact_top_k_over_the_probed_clusters(
         make_group(index, vectors[at : at + 5], sequence=at, next_clusters=(at % 8, 3, 99))
         for at in range(0, 40, 5)
     ]
-    with running(
-        index, budget_bytes=budget_bytes, cache_policy=cache_policy, groups_in_hand_max=8
-    ) as run:
+    with running(index, budget_bytes=budget_bytes) as run:
         found = run.search(*groups)
     for at, vector in enumerate(vectors):
         retrieval = found[f"q{at // 5 * 5}-{at % 5}"]
@@ -87,8 +82,8 @@ def test_a_retrieval_carries_the_query_its_source_and_what_it_took(index: SmallI
 
 def test_bytes_read_and_tiers_say_what_the_query_found_in_memory(index: SmallIndex) -> None:
     vectors = questions(2)
-    with running(index, prefetch="none") as run:
-        group = make_group(index, vectors[:1], clusters=[(0, 1)], next_clusters=(2, 5))
+    with running(index) as run:
+        group = make_group(index, vectors[:1], clusters=[(0, 1)])
         first = run.search(group)["q0-0"]
         later = make_group(index, vectors[1:], clusters=[(1, 2)], sequence=1)
         second = run.search(later)["q1-0"]

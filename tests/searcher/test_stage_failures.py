@@ -225,7 +225,7 @@ def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_it
 
 
 def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
-    with running(index, engine=lambda _: NoEngine(clock=SystemClock()), read_attempts=1) as run:
+    with running(index, engine=lambda _: NoEngine(clock=SystemClock())) as run:
         run.search(make_group(index, questions(1)))
     error = run.sink.answers()["q0-0"].error
     assert error is not None

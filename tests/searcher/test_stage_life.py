@@ -8,6 +8,7 @@ from typing import Any
 
 from carpool.errors import CarpoolError, ConfigError, CorruptionError
 from searcher.scoring.pool import ScoringPool
+from searcher.service import INTAKE_BYTES_MAX
 from tests.searcher.helpers import Running, SmallIndex, make_group, make_unit, running
 from tests.searcher.stage import Gate, questions
 
@@ -27,16 +28,17 @@ def test_there_is_no_credit_before_the_index_is_open_and_it_says_so(index: Small
 
 def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> None:
     gate = Gate(index)
-    with running(index, engine=gate, groups_in_hand_max=3, intake_bytes_max=8 << 20) as run:
+    with running(index, engine=gate) as run:
         run.wait_ready()
         for number in range(2):
             run.stage.offer(make_unit(number, make_group(index, questions(1)), size_bytes=1_000), 0)
         gate.arrived.acquire()
         credit = run.stage.credit()
-        assert (credit.records, credit.size_bytes) == (1, (8 << 20) - 2_000)
-        run.stage.offer(make_unit(2, make_group(index, questions(1)), size_bytes=9 << 20), 0)
-        credit = run.stage.credit()
-        assert (credit.records, credit.size_bytes) == (0, 0)
+        assert (credit.records, credit.size_bytes) == (254, INTAKE_BYTES_MAX - 2_000)
+        run.stage.offer(
+            make_unit(2, make_group(index, questions(1)), size_bytes=INTAKE_BYTES_MAX), 0
+        )
+        assert run.stage.credit().size_bytes == 0
         assert run.stage.tick(0, 5) is None
         gate.opened.set()
         run.sink.wait_done(3)

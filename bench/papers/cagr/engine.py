@@ -17,7 +17,7 @@ from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from searcher.build import ExactPlane, PlaneParts, open_exact_plane
+from searcher.build import ExactOptions, ExactPlane, PlaneParts, open_exact_plane
 from searcher.events import NoEvents
 from searcher.executor import Executor
 from searcher.memory.arena import choose_block_bytes
@@ -122,12 +122,12 @@ def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
 
     settings = SearcherSettings(
         budget_bytes=sum(-(-size // block_bytes) * block_bytes for size in sizes[: spec.entries]),
-        slice_bytes_max=0,
-        reads_in_flight_max=DEPTH,
-        prefetch_reads_max=DEPTH,
         read_timeout_ms=READ_TIMEOUT_MS,
     )
-    plane = open_exact_plane(index, settings, metrics, clock, events=NoEvents(), executor=executor)
+    options = ExactOptions(slice_bytes_max=0, reads_in_flight_max=DEPTH, prefetch_reads_max=DEPTH)
+    plane = open_exact_plane(
+        index, settings, metrics, clock, events=NoEvents(), executor=executor, options=options
+    )
     return FigureEngine(
         plane=plane,
         metrics=metrics,

@@ -25,6 +25,7 @@ from bench.simulator.real import RealRun
 from bench.simulator.simulation import SimulationOutcome
 from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import RetryableError
+from searcher.build import ExactOptions
 from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import Float32, normalised, random_index
@@ -43,12 +44,16 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> OpenIndex:
     return opened
 
 
-def compared(index: OpenIndex, *, rounds: int = 1, **settings: Any) -> SimulatorAgreement:
+def compared(
+    index: OpenIndex, *, rounds: int = 1, policy: PolicyName = "farthest_next_use", **options: Any
+) -> SimulatorAgreement:
     questions: Float32 = normalised(np.random.default_rng(4).standard_normal((160, DIMENSION)))
     asked = Comparison(
         nprobe=4,
         window=8,
-        searcher=SearcherSettings(scoring_threads=1, direct_io="auto", **settings),
+        searcher=SearcherSettings(scoring_threads=1, direct_io="auto"),
+        options=ExactOptions(**options),
+        policy=policy,
         rounds=rounds,
         disk_s=0.02,
     )
@@ -57,7 +62,7 @@ def compared(index: OpenIndex, *, rounds: int = 1, **settings: Any) -> Simulator
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_a_real_run_reads_the_bytes_of_the_simulator(index: OpenIndex, policy: PolicyName) -> None:
-    found = compared(index, cache_policy=policy, prefetch="none", read_ahead_bytes=1)
+    found = compared(index, policy=policy, prefetch_bytes=0, read_ahead_bytes=1)
     assert found.bytes_are_equal
     assert found.simulated_bytes > 0
     assert found.real_ms.count == found.simulated_ms.count == 96
