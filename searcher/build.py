@@ -42,8 +42,6 @@ READ_AHEAD_BYTES_MAX = 96 << 20
 """Three times the bytes with the kernel: as much is scored, and as much waits to be read."""
 SLICE_BYTES_MAX = 8 << 20
 """Smaller: more bookkeeping for each byte. Larger: the disk idles at the ends of windows."""
-SLICE_BYTES_MAX_BESIDE_CODES = 2 << 20
-"""So that exact searches need little of the memory beside the codes."""
 READS_IN_FLIGHT_MAX = 32
 """Fewer: a virtual disk, which completes reads in batches, idles. More: urgent reads wait."""
 PREFETCH_READS_MAX = 2
@@ -70,9 +68,8 @@ class ExactOptions:
     fills_memory: bool = True
 
 
-BESIDE_CODES = ExactOptions(
-    prefetch_bytes=0, slice_bytes_max=SLICE_BYTES_MAX_BESIDE_CODES, fills_memory=False
-)
+BESIDE_CODES = ExactOptions(prefetch_bytes=0, slice_bytes_max=2 << 20, fills_memory=False)
+"""Of exact searches in the memory that codes leave."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 
 from bench.baselines.cluster_cache import ClusterCache
+from bench.baselines.eviction.edgerag import EdgeRag
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from carpool.clock import Clock
 from schemas.record import ClusterId
@@ -16,7 +17,6 @@ from schemas.retrieval import Probe, Tier
 from searcher.build import PlaneParts
 from searcher.events import EventLog
 from searcher.executor import Executor, Finish, ScanResult, Search, SearchGroup, SearchResult
-from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.slices import SliceId
 from searcher.scoring.flat import FlatKernel
 from searcher.scoring.kernel import QueryBatch, Scoring

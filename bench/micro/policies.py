@@ -15,13 +15,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.baselines.eviction.policies import POLICY_NAMES, make_policy
 from bench.core.report import RunStart, finish
 from bench.core.spread import Range, over_runs
 from bench.data.evaluation import find_data
 from bench.data.oracles import oracle_static
 from bench.data.trace import Trace, horizons, question_trace
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.policies import POLICY_NAMES, make_policy
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.slices import SliceId
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from bench.baselines.eviction.policies import PolicyName
 from bench.core.spread import Spread, spread
 from bench.data.evaluation import Float32
 from bench.simulator.calibration import (
@@ -30,7 +31,6 @@ from bench.simulator.real import RealRun, run_windows
 from bench.simulator.simulation import SimulationOutcome
 from carpool.disk.index import OpenIndex
 from searcher.build import ExactOptions
-from searcher.plan.eviction.policies import PolicyName
 from searcher.settings import SearcherSettings
 
 OFF_MAX = 0.25

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from bench.baselines.eviction.policies import PolicyName, make_policy
 from bench.data.clusters import clusters_bytes
 from bench.data.evaluation import Float32
 from bench.data.trace import Trace, trace_over
@@ -30,7 +31,6 @@ from searcher.events import EventLog, NoEvents
 from searcher.executor import Executor
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
-from searcher.plan.eviction.policies import PolicyName, make_policy
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings

@@ -20,10 +20,10 @@ from searcher.plan.cluster_steps import (
     SubstageEnded,
     Wanted,
 )
-from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.slices import SliceId
+from tests.searcher.dumb_policies import DumbLru
 
 Window = Sequence[tuple[int, ...]]
 
@@ -40,7 +40,7 @@ class World:
 
     sizes: Mapping[SliceId, int]
     limits: ClusterMajorLimits
-    policy: CachePolicy = field(default_factory=Lru)
+    policy: CachePolicy = field(default_factory=DumbLru)
     planner: ClusterMajorPlanner = field(init=False)
     resident: set[SliceId] = field(default_factory=set)
     reading: dict[SliceId, int | None] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def world(
             overtaken_max=overtaken_max,
             overtake_us=1_000,
         ),
-        Lru() if policy is None else policy,
+        DumbLru() if policy is None else policy,
     )
 
 

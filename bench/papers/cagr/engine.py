@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.baselines.cluster_cache import ClusterCache
+from bench.baselines.eviction.edgerag import EdgeRag
 from bench.baselines.query_by_query import QueryByQuery
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.papers.cagr.plan import RunSpec
@@ -21,7 +22,6 @@ from searcher.build import ExactOptions, ExactPlane, PlaneParts, open_exact_plan
 from searcher.events import NoEvents
 from searcher.executor import Executor
 from searcher.memory.arena import choose_block_bytes
-from searcher.plan.eviction.edgerag import EdgeRag
 from searcher.plan.slices import SliceId
 from searcher.settings import SearcherSettings
 

@@ -1,1 +1,1 @@
-"""Which cluster is evicted? One eviction policy a file; each implements `CachePolicy`."""
+"""Which cluster is evicted?"""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from bench.baselines.cluster_cache import ClusterCache
+from bench.baselines.eviction.lru import Lru
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.data.clusters import open_clusters
 from carpool.clock import SystemClock
@@ -23,7 +24,6 @@ from carpool.telemetry.metrics import Metrics
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
-from searcher.plan.eviction.lru import Lru
 from searcher.plan.slices import SliceId
 from searcher.store.engine import BlockRead
 from searcher.store.memory import MemoryEngine

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.eviction.lru import Lru
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from bench.baselines.read_steps import (
     Action,
@@ -24,8 +26,6 @@ from bench.baselines.read_steps import (
     ReadEnded,
     Released,
 )
-from searcher.plan.eviction.edgerag import EdgeRag
-from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.slices import SliceId
 

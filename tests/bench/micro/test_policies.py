@@ -7,11 +7,11 @@ from itertools import chain, combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.baselines.eviction.lru import Lru
 from bench.data.trace import Clusters, Trace, horizons
 from bench.micro.policies import belady_bytes, replay, static_oracle_bytes, study
 from schemas.record import ClusterId
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.lru import Lru
 
 CLUSTERS = tuple(ClusterId(c) for c in range(5))
 A, B, C, D, E = CLUSTERS

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner, Result
 
+from bench.baselines.eviction.policies import POLICY_NAMES, PolicyName
 from bench.cli import app
 from bench.core.progress import silent
 from bench.simulator import agreement
@@ -26,7 +27,6 @@ from bench.simulator.simulation import SimulationOutcome
 from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import RetryableError
 from searcher.build import ExactOptions
-from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import Float32, normalised, random_index
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from bench.baselines.eviction.policies import PolicyName, make_policy
 from bench.data.trace import Clusters, Trace, cut, horizons, soonest
 from bench.micro.disk import DiskRate
 from bench.simulator.calibration import disk_costs
@@ -15,7 +16,6 @@ from bench.simulator.reads import SimulatedReads
 from bench.simulator.simulation import ClusterMajorSimulation, SimulationOutcome
 from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
-from searcher.plan.eviction.policies import PolicyName, make_policy
 from searcher.plan.limits import ClusterMajorLimits
 
 A, B, C, D = (ClusterId(c) for c in range(4))

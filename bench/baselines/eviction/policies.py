@@ -1,17 +1,17 @@
-"""The eviction policies by name."""
+"""The eviction policies by name, that of the searcher among them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from searcher.plan.eviction.edgerag import EdgeRag
+from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.eviction.gdsf import Gdsf
+from bench.baselines.eviction.lfu import Lfu
+from bench.baselines.eviction.lru import Lru
+from bench.baselines.eviction.tiny_lfu import TinyLfu
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.gdsf import Gdsf
-from searcher.plan.eviction.lfu import Lfu
-from searcher.plan.eviction.lru import Lru
 from searcher.plan.eviction.policy import CachePolicy
-from searcher.plan.eviction.tiny_lfu import TinyLfu
 from searcher.plan.slices import SliceId
 
 PolicyName = Literal["edgerag", "farthest_next_use", "gdsf", "lfu", "lru", "tiny_lfu"]

@@ -10,25 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from searcher.plan.eviction.edgerag import EdgeRag
+from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.eviction.gdsf import Gdsf
+from bench.baselines.eviction.lfu import Lfu
+from bench.baselines.eviction.lru import Lru
+from bench.baselines.eviction.policies import POLICY_NAMES, PolicyName, make_policy
+from bench.baselines.eviction.tiny_lfu import TinyLfu
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.gdsf import Gdsf
-from searcher.plan.eviction.lfu import Lfu
-from searcher.plan.eviction.lru import Lru
-from searcher.plan.eviction.policies import POLICY_NAMES, PolicyName, make_policy
 from searcher.plan.eviction.policy import CachePolicy
-from searcher.plan.eviction.tiny_lfu import TinyLfu
 from searcher.plan.slices import SliceId
+from tests.bench.baselines.dumb_policies import DumbGdsf, DumbTinyLfu, dumb_edgerag, dumb_lfu
 from tests.searcher.dumb_policies import (
-    DumbGdsf,
+    CLUSTERS,
+    NOBODY,
+    OPERATIONS,
+    PROTECTED,
+    A,
+    B,
+    C,
     DumbLru,
-    DumbTinyLfu,
-    dumb_edgerag,
+    Operation,
+    do,
     dumb_farthest_next_use,
-    dumb_lfu,
+    fill,
 )
 
-CLUSTERS = tuple(SliceId(c) for c in range(8))
 LATENCY_US = {c: 10 + c for c in CLUSTERS}
 SIZE_BYTES = {c: 1 << (c % 4) for c in CLUSTERS}  # powers of two: cost per byte is exact
 TINY_SIZE_BYTES = {c: 2 * s for c, s in SIZE_BYTES.items()}
@@ -56,48 +62,11 @@ POLICIES: dict[str, tuple[Callable[[], CachePolicy], Callable[[], CachePolicy]]]
         lambda: DumbTinyLfu(TINY_SIZE_BYTES, 0, 16, 80),
     ),
 }
-NOBODY: frozenset[SliceId] = frozenset()
-
-A, B, C, D = (SliceId(c) for c in range(4))
-
-Operation = tuple[str, SliceId, dict[SliceId, int]]  # what, to which cluster, with what horizon
-
-# What may happen to a cache of eight clusters. Half of what happens is a request, as in life.
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["touch", "touch", "touch", "insert", "remove", "set_horizon"]),
-        st.sampled_from(CLUSTERS),
-        st.dictionaries(st.sampled_from(CLUSTERS), st.integers(1, 4), max_size=5),
-    ),
-    max_size=80,
-)
-PROTECTED = st.frozensets(st.sampled_from(CLUSTERS))
 
 
 @pytest.fixture(params=sorted(POLICIES))
 def policy(request: pytest.FixtureRequest) -> CachePolicy:
     return POLICIES[request.param][0]()
-
-
-def do(policy: CachePolicy, operation: Operation) -> None:
-    """Does what can be done: a resident cluster is not inserted, and what is not resident not
-    removed.
-    """
-    what, cluster, horizon = operation
-    if what == "touch":
-        policy.touch(cluster)
-    elif what == "set_horizon":
-        policy.set_horizon(horizon)
-    elif what == "insert" and cluster not in policy.residents():
-        policy.insert(cluster)
-    elif what == "remove" and cluster in policy.residents():
-        policy.remove(cluster)
-
-
-def fill(policy: CachePolicy, *clusters: SliceId) -> None:
-    for cluster in clusters:
-        policy.touch(cluster)
-        policy.insert(cluster)
 
 
 def test_an_empty_cache_has_no_victim(policy: CachePolicy) -> None:
@@ -289,54 +258,6 @@ def test_gdsf_prefers_small_clusters_of_equal_cost_and_ages_what_stays() -> None
     fill(policy, B, C)  # 7, 6
     assert policy.victim(NOBODY) == C
     assert policy.victim(frozenset({C})) == B
-
-
-def test_farthest_next_use_evicts_what_is_wanted_last_whatever_was_popular() -> None:
-    """Belady 1966: replace what will not be needed for the longest time."""
-    policy = FarthestNextUse()
-    fill(policy, A, B, C, D)
-    for _ in range(9):
-        policy.touch(C)
-    policy.set_horizon({A: 1, C: 3, B: 2, D: 4})
-    order = []
-    while (victim := policy.victim(NOBODY)) is not None:
-        order.append(victim)
-        policy.remove(victim)
-    assert order == [D, C, B, A]
-
-
-def test_farthest_next_use_evicts_beyond_the_horizon_first_and_there_what_is_rarest() -> None:
-    policy = FarthestNextUse()
-    fill(policy, A, B, C, D)
-    policy.touch(A)
-    policy.touch(A)
-    policy.touch(B)
-    policy.set_horizon({C: 4})
-    assert policy.victim(NOBODY) == D  # nobody knows when, and it was used once
-    assert policy.victim(frozenset({D})) == B
-    assert policy.victim(frozenset({D, B})) == A
-    assert policy.victim(frozenset({A, B, D})) == C
-
-
-def test_farthest_next_use_lets_old_favourites_fade() -> None:
-    policy = FarthestNextUse(half_life_windows=2)
-    fill(policy, A, B)
-    for _ in range(9):
-        policy.touch(A)
-    for _ in range(10):
-        policy.set_horizon({})
-    policy.touch(B)  # 1 + 1/32 against 10/32
-    assert policy.victim(NOBODY) == A
-
-
-def test_farthest_next_use_still_ranks_clusters_after_thousands_of_windows() -> None:
-    policy = FarthestNextUse(half_life_windows=1)
-    fill(policy, A, B)
-    for window in range(2000):  # weights would overflow a float after 1,024 doublings
-        policy.set_horizon({})
-        policy.touch(A if window % 2 else B)
-    assert policy.victim(NOBODY) == B
-    policy.check_integrity()
 
 
 def test_tiny_lfu_admits_a_newcomer_only_if_it_is_asked_for_more_often() -> None:

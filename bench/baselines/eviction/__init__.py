@@ -1,0 +1,1 @@
+"""Eviction policies that the searcher's is compared with, one a file."""

@@ -1,0 +1,94 @@
+"""The searcher's eviction policy against its dumb version, and what it ranks by. Its contract is
+tested with that of the other policies, in tests/bench/baselines/test_eviction.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.slices import SliceId
+from tests.searcher.dumb_policies import (
+    NOBODY,
+    OPERATIONS,
+    PROTECTED,
+    A,
+    B,
+    C,
+    D,
+    Operation,
+    do,
+    dumb_farthest_next_use,
+    fill,
+)
+
+
+@pytest.mark.parametrize("half_life_windows", [0, 1])
+@given(operations=OPERATIONS, protected=PROTECTED)
+def test_it_evicts_what_the_dumb_version_evicts(
+    half_life_windows: int, operations: list[Operation], protected: frozenset[SliceId]
+) -> None:
+    policy: CachePolicy = FarthestNextUse(half_life_windows)
+    dumb = dumb_farthest_next_use(half_life_windows)
+    for operation in operations:
+        what, _, horizon = operation
+        if (
+            what == "remove"
+        ):  # most evictions are of the victim, so that what follows from one is followed through
+            victim = dumb.victim(frozenset(horizon))
+            operation = (what, victim if victim is not None else operation[1], horizon)
+        do(policy, operation)
+        do(dumb, operation)
+        assert policy.victim(NOBODY) == dumb.victim(NOBODY)
+        assert policy.victim(protected) == dumb.victim(protected)
+    policy.check_integrity()
+
+
+def test_farthest_next_use_evicts_what_is_wanted_last_whatever_was_popular() -> None:
+    """Belady 1966: replace what will not be needed for the longest time."""
+    policy = FarthestNextUse()
+    fill(policy, A, B, C, D)
+    for _ in range(9):
+        policy.touch(C)
+    policy.set_horizon({A: 1, C: 3, B: 2, D: 4})
+    order = []
+    while (victim := policy.victim(NOBODY)) is not None:
+        order.append(victim)
+        policy.remove(victim)
+    assert order == [D, C, B, A]
+
+
+def test_farthest_next_use_evicts_beyond_the_horizon_first_and_there_what_is_rarest() -> None:
+    policy = FarthestNextUse()
+    fill(policy, A, B, C, D)
+    policy.touch(A)
+    policy.touch(A)
+    policy.touch(B)
+    policy.set_horizon({C: 4})
+    assert policy.victim(NOBODY) == D  # nobody knows when, and it was used once
+    assert policy.victim(frozenset({D})) == B
+    assert policy.victim(frozenset({D, B})) == A
+    assert policy.victim(frozenset({A, B, D})) == C
+
+
+def test_farthest_next_use_lets_old_favourites_fade() -> None:
+    policy = FarthestNextUse(half_life_windows=2)
+    fill(policy, A, B)
+    for _ in range(9):
+        policy.touch(A)
+    for _ in range(10):
+        policy.set_horizon({})
+    policy.touch(B)  # 1 + 1/32 against 10/32
+    assert policy.victim(NOBODY) == A
+
+
+def test_farthest_next_use_still_ranks_clusters_after_thousands_of_windows() -> None:
+    policy = FarthestNextUse(half_life_windows=1)
+    fill(policy, A, B)
+    for window in range(2000):  # weights would overflow a float after 1,024 doublings
+        policy.set_horizon({})
+        policy.touch(A if window % 2 else B)
+    assert policy.victim(NOBODY) == B
+    policy.check_integrity()
