@@ -29,7 +29,6 @@ from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
-from searcher.scoring.flat import queries_few
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.engine import BlockEngine
@@ -294,7 +293,6 @@ def open_exact_plane(
     Raises `ConfigError`.
     """
     slices = Slices(index.extents, index.layout, options.slice_bytes_max)
-    queries_few(index.layout)  # measures now, not in the first query
     files = SegmentFiles(index.segment_paths, settings.direct_io)
     try:
         memory = _open_memory(

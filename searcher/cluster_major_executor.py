@@ -52,8 +52,8 @@ from searcher.plan.cluster_steps import (
 from searcher.plan.cut import Slices
 from searcher.plan.slices import SliceId
 from searcher.plan.substage import SubstageBudget
-from searcher.scoring.kernel import QueryBatch, Scoring
 from searcher.scoring.pool import ScoringPool
+from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import Float32, Slots, TopTable
 from searcher.store.engine import CancelledRead
 

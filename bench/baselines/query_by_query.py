@@ -18,9 +18,7 @@ from searcher.build import PlaneParts
 from searcher.events import EventLog
 from searcher.executor import Executor, Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.plan.slices import SliceId
-from searcher.scoring.flat import FlatKernel
-from searcher.scoring.kernel import QueryBatch, Scoring
-from searcher.scoring.scan import scan
+from searcher.scoring.scan import QueryBatch, Scoring, scan
 from searcher.scoring.top_k import TopTable
 
 
@@ -30,7 +28,6 @@ class QueryByQuery:
     def __init__(self, cache: ClusterCache, clock: Clock, events: EventLog) -> None:
         self._cache = cache
         self._table = TopTable()
-        self._kernel = FlatKernel()
         self._clock = clock
         self._events = events
         self._changed = threading.Condition()
@@ -113,7 +110,7 @@ class QueryByQuery:
         batch = QueryBatch(np.array([slot], np.intp), search.vector[None, :])
         scorings = [Scoring(self._cache.pages(cluster), np.zeros(1, np.intp))]
         floors, top_ks = self._table.floors(batch.slots), self._table.top_ks(batch.slots)
-        candidates, _ = scan(self._kernel, scorings, batch, floors, top_ks)
+        candidates, _ = scan(scorings, batch, floors, top_ks)
         self._table.merge([candidates])
 
 

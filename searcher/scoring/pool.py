@@ -19,25 +19,24 @@ from typing import Self
 import numpy as np
 
 from carpool.disk.pages import ClusterPages, UInt8
-from searcher.scoring.flat import FlatKernel
-from searcher.scoring.kernel import QueryBatch, Scoring, ScoringKernel
-from searcher.scoring.scan import COPY_BYTES_MAX, scan
+from searcher.scoring.scan import COPY_BYTES_MAX, QueryBatch, Scoring, scan
 from searcher.scoring.top_k import Candidates, Float32, Slots, TopTable
 
 PARTS_PER_THREAD = 4
 """Parts for each thread. More parts balance busy cores better, and cost some 30 us each."""
 PART_COST_MIN = 4 << 20
 """Cost below which nothing is cut and no helper is woken: 0.15 ms for one query."""
+QUERIES_PER_READ = 16
+"""Multiplying a row with this many queries costs as much as reading the row from memory."""
 
 
 class ScoringPool:
     """Scores sub-stages on several threads. For one calling thread, which is one of them."""
 
-    def __init__(self, threads: int, kernel: ScoringKernel | None = None) -> None:
+    def __init__(self, threads: int) -> None:
         """Starts `threads - 1` helpers. Raises `ValueError` when `threads` is below 1."""
         if threads < 1:
             raise ValueError(f"{threads} scoring threads: at least one is needed, the calling one")
-        self._kernel = kernel if kernel is not None else FlatKernel()
         self._runs: queue.SimpleQueue[_SharedRun | None] = queue.SimpleQueue()
         self._helpers = [
             threading.Thread(target=self._help, name=f"scoring-{number}", daemon=True)
@@ -56,14 +55,14 @@ class ScoringPool:
         """
         if not scorings:
             return []
-        costs = [scoring.cost for scoring in scorings]
+        costs = [_cost(scoring) for scoring in scorings]
         # Waking a helper and waiting for it costs more than a little work does.
         helpers = min(len(self._helpers), sum(costs) // PART_COST_MIN)
         if not helpers and _are_small(scorings):
             parts = [tuple(scorings)]
         else:
             parts = _cut(scorings, costs, 1 + helpers)
-        run = _SharedRun(self._kernel, parts, batch, table)
+        run = _SharedRun(parts, batch, table)
         for _ in range(min(helpers, len(parts) - 1)):
             self._runs.put(run)
         run.work()
@@ -100,13 +99,8 @@ class _SharedRun:
     """Parts for several threads: each takes the next, until none is left or one has failed."""
 
     def __init__(
-        self,
-        kernel: ScoringKernel,
-        parts: list[tuple[Scoring, ...]],
-        batch: QueryBatch,
-        table: TopTable,
+        self, parts: list[tuple[Scoring, ...]], batch: QueryBatch, table: TopTable
     ) -> None:
-        self._kernel = kernel
         self._parts = parts
         self._batch = batch
         self._floors: Float32 = table.floors(batch.slots)
@@ -158,14 +152,21 @@ class _SharedRun:
         else:
             members = np.arange(len(batch.slots))
         known = self._floors[members]
-        found, floors = scan(self._kernel, part, batch, known, self._top_ks[members])
+        found, floors = scan(part, batch, known, self._top_ks[members])
         # When two threads write at the same time the lower floor may win: it leaves nothing out.
         self._floors[members] = np.maximum(self._floors[members], floors)
         self._found[number] = found
 
 
+def _cost(scoring: Scoring) -> int:
+    """The cost of scoring, in bytes that could be read from memory in the same time."""
+    row_bytes = scoring.pages.row_count * scoring.pages.layout.row_bytes
+    return row_bytes * (QUERIES_PER_READ + len(scoring.members)) // QUERIES_PER_READ
+
+
 def _are_small(scorings: Sequence[Scoring]) -> bool:
-    return sum(scoring.size_bytes for scoring in scorings) <= COPY_BYTES_MAX * len(scorings)
+    size_bytes = sum(piece.nbytes for scoring in scorings for piece in scoring.pages.pieces)
+    return size_bytes <= COPY_BYTES_MAX * len(scorings)
 
 
 def _cut(

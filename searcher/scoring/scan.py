@@ -1,11 +1,11 @@
 """The scan: scores the rows of clusters, as their pages are stored, for a batch of queries.
 
-A kernel computes the scores of a block of rows. Groups of rows are then compared with a floor by
-their best score, and only the rows of groups that pass are compared one by one.
+The scores of a block of rows are computed. Groups of rows are then compared with a floor by their
+best score, and only the rows of groups that pass are compared one by one.
 
 Scores depend in their last bits (a few 1e-7 for vectors of length one) on how clusters are cut into
-blocks, on how many queries are scored together, and on the kernel. Rows whose scores differ by less
-may change places. Vectors and queries must be finite.
+blocks, and on how many queries are scored together. Rows whose scores differ by less may change
+places. Vectors and queries must be finite.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.disk.pages import PageLayout, UInt8
-from searcher.scoring.kernel import QueryBatch, Scoring, ScoringKernel
+from carpool.disk.pages import ClusterPages, PageLayout, UInt8
+from searcher.scoring.products import write_scores
 from searcher.scoring.top_k import (
     LEAST,
     NO_FLOOR,
@@ -35,7 +35,28 @@ BLOCK_PAGES_MIN = 64
 GROUP_ROWS_MAX = 16
 """Rows whose best score stands for all of them at first."""
 COPY_BYTES_MAX = 128 << 10
-"""Parts up to this mean size are copied together: one call of the kernel then costs less."""
+"""Parts up to this mean size are copied together: one product then costs less."""
+
+
+class QueryBatch(NamedTuple):
+    """Queries: `slots` (n,) of a `TopTable`, each once; `vectors` (n, dim) float32.
+
+    Scoring is fastest where `vectors` is stored as (dim, n) contiguous.
+    """
+
+    slots: Slots
+    vectors: Float32
+
+    def take(self, members: Slots) -> QueryBatch:
+        """Returns some of the queries, in the layout that is scored fastest."""
+        return QueryBatch(self.slots[members], np.take(self.vectors.T, members, axis=1).T)
+
+
+class Scoring(NamedTuple):
+    """A cluster and the queries that want it: `members` (q,), positions in a batch, each once."""
+
+    pages: ClusterPages
+    members: Slots
 
 
 class _BlockPart(NamedTuple):
@@ -53,7 +74,6 @@ class _BlockPart(NamedTuple):
 
 
 def scan(
-    kernel: ScoringKernel,
     scorings: Sequence[Scoring],
     batch: QueryBatch,
     floors: Float32,
@@ -64,7 +84,7 @@ def scan(
     `scorings`: at least one, all of one layout. `floors`: (q,) float32, -inf for none; a row that
     ties with the floor is a candidate. `top_ks`: (q,), how many rows each query wants. Pure and
     thread-safe; keeps no view of the pages. Takes 4 to 6 MB of scratch, more for thousands of
-    queries. The heavy steps release the GIL.
+    queries. The heavy steps release the GIL. Raises `ValueError` where dimensions differ.
     """
     layout = scorings[0].pages.layout
     rows_per_page = layout.rows_per_page
@@ -72,12 +92,12 @@ def scan(
     pages_max = min(block_pages, sum(len(p) for one in scorings for p in one.pages.pieces))
     scratch = np.empty((pages_max * rows_per_page + GROUP_ROWS_MAX, len(batch.slots)), np.float32)
     floors = np.maximum(floors, LEAST)
-    prepared = kernel.prepare(layout, batch.vectors)
+    weights = np.ascontiguousarray(batch.vectors.T)
     found: list[Candidates] = []
     found_count, found_max = 0, 4 * int(top_ks.sum())
     for block in _blocks(scorings, block_pages, rows_per_page):
         pages = _joined_pages([part.pages for part in block])
-        prepared.write(pages, scratch)
+        write_scores(layout, pages, weights, scratch)
         for part in block:
             _clear_unwanted(part, scratch)
         query, scores, positions, floors = above(scratch, block[-1].end, floors, top_ks)

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.disk.pages import ClusterPages, PageLayout, VectorDtype, choose_layout, encode_pages
-from searcher.scoring import flat, scan
-from searcher.scoring.flat import FlatKernel
-from searcher.scoring.kernel import QueryBatch, Scoring
+from searcher.scoring import products, scan
+from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import LEAST, Candidates, TopTable
 
 Float32 = npt.NDArray[np.float32]
@@ -41,7 +40,7 @@ def score_pages(
     """All of one cluster, for queries at slots 0, 1, ..."""
     every = np.arange(len(queries))
     batch = QueryBatch(every, queries)
-    return scan.scan(FlatKernel(), [Scoring(pages, every)], batch, floors, top_ks)
+    return scan.scan([Scoring(pages, every)], batch, floors, top_ks)
 
 
 def best_by_query(candidates: Candidates, top_ks: list[int]) -> list[list[tuple[float, int]]]:
@@ -78,8 +77,8 @@ def no_floors(count: int) -> Float32:
     top_ks=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 100)), min_size=1, max_size=12),
     cuts=st.lists(st.integers(0, 200), max_size=5),
     room=st.sampled_from([1 << 8, 1 << 14, 1 << 20]),
+    batch_pages_max=st.sampled_from([3, 512]),
     first_row=st.sampled_from([0, 0x7F7FFF00, 0xFF7FFF00, 0x7FBFFF00, (1 << 40) - 1000]),
-    queries_few=st.sampled_from([0, 2, 7]),
     seed=st.integers(0, 1 << 16),
 )
 def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
@@ -88,8 +87,8 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     top_ks: list[int],
     cuts: list[int],
     room: int,
+    batch_pages_max: int,
     first_row: int,
-    queries_few: int,
     seed: int,
 ) -> None:
     count, dimension, spread = shape
@@ -102,9 +101,10 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     pages = cut(choose_layout(dimension, dtype, has_only_rows=False), vectors, rows, cuts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SCORES_BYTES", room)
-        patch.setattr(flat, "WIDE_BYTES", room)
-        patch.setattr(flat, "BATCH_PRODUCTS_MAX", room)
-        patch.setattr(flat, "queries_few", lambda layout: queries_few)
+        patch.setattr(products, "WIDE_BYTES", room)
+        patch.setattr(products, "BATCH_PRODUCTS_MAX", room)
+        patch.setattr(products, "BATCH_PAGES_MIN", 1)
+        patch.setattr(products, "BATCH_PAGES_MAX", batch_pages_max)
         found, raised = score_pages(pages, queries, no_floors(len(top_ks)), np.array(top_ks))
     expected = sorted_by_hand(vectors, rows, queries, top_ks)
     assert best_by_query(found, top_ks) == expected
@@ -152,11 +152,7 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 9])
-@pytest.mark.parametrize("queries_few", [0, 7])
-def test_queries_of_another_dimension_are_refused(
-    dimension: int, queries_few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flat, "queries_few", lambda layout: queries_few)
+def test_queries_of_another_dimension_are_refused(dimension: int) -> None:
     pages = cut(
         choose_layout(8, "float32", has_only_rows=False),
         np.ones((50, 8), np.float32),
@@ -170,7 +166,7 @@ def test_queries_of_another_dimension_are_refused(
 def test_every_finite_half_is_widened_to_the_same_number() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)]
-    wide = flat.widened(halves.view(np.int16))
+    wide = products.widened(halves.view(np.int16))
     assert (wide == halves.astype(np.float32)).all()
     assert (np.signbit(wide) == np.signbit(halves)).all()
 
@@ -275,7 +271,6 @@ def test_several_clusters_for_some_queries_each_give_what_a_full_sort_gives(
         if not scorings:
             continue
         found, _ = scan.scan(
-            FlatKernel(),
             scorings,
             QueryBatch(slots, queries),
             table.floors(slots),

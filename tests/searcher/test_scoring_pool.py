@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.disk.pages import ClusterPages, UInt8, choose_layout, encode_pages
+from carpool.disk.pages import ClusterPages, PageLayout, UInt8, choose_layout, encode_pages
 from searcher.scoring import pool as scoring_pool
-from searcher.scoring.flat import FlatQueries
-from searcher.scoring.kernel import QueryBatch, Scoring
+from searcher.scoring import scan
 from searcher.scoring.pool import ScoringPool, cut_pages
+from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import TopTable
 
 LAYOUT = choose_layout(16, "float32", has_only_rows=False)
@@ -115,15 +115,13 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     queries = QueryBatch(slots, np.ones((asked, 16), np.float32))
     began: list[int] = []
 
-    def fail(
-        products: FlatQueries, parts: Sequence[UInt8], scores: npt.NDArray[np.float32]
-    ) -> None:
+    def fail(layout: PageLayout, parts: Sequence[UInt8], *given: object) -> None:
         began.append(len(parts))
         raise RuntimeError("a part broke")
 
     with ScoringPool(3) as pool:
         with monkeypatch.context() as patch:
-            patch.setattr(FlatQueries, "write", fail)
+            patch.setattr(scan, "write_scores", fail)
             with pytest.raises(RuntimeError, match="a part broke"):
                 pool.run([Scoring(good, members)] * 5, queries, table)
         assert 1 <= len(began) <= 3, (
