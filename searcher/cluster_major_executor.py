@@ -45,8 +45,8 @@ from searcher.plan.cluster_steps import (
     ReadFailed,
     RoomFreed,
     SkipSlice,
-    Substage,
     SubstageEnded,
+    Task,
     Wanted,
 )
 from searcher.plan.cut import Slices
@@ -138,13 +138,13 @@ class ClusterMajorExecutor:
             began_us = self._clock.now_us()
             self._expire(began_us, finish)
             budget_us = self._budget.budget_us_for(len(self._planner))
-            substage = self._planner.next_substage(budget_us, self._cost_us, began_us)
-            if substage is None:
+            tasks = self._planner.next_substage(budget_us, self._cost_us, began_us)
+            if not tasks:
                 self._take_messages(finish, self._wait_s(began_us))
                 continue
-            scored = self._score(substage)
+            scored = self._score(tasks)
             self._tell(SubstageEnded(), finish)
-            took_us = self._record_times(substage, *scored)
+            took_us = self._record_times(tasks, *scored)
             self._take_messages(finish, 0.0)
             self._budget.scheduled(self._clock.now_us() - began_us - took_us)
 
@@ -337,13 +337,13 @@ class ClusterMajorExecutor:
     def _cost_us(self, number: SliceId, queries: int) -> int:
         return self._budget.cost_us(self._slices.extents[number].row_count, queries)
 
-    def _score(self, substage: Substage) -> tuple[int, int]:
+    def _score(self, tasks: tuple[Task, ...]) -> tuple[int, int]:
         """Scores a sub-stage; returns its start and end in epoch microseconds."""
         began_us = self._clock.now_us()
         places: dict[int, int] = {}  # of the queries in the batch
         members: dict[tuple[int, ...], Slots] = {}
         scorings = []
-        for task in substage.tasks:
+        for task in tasks:
             if task.queries not in members:
                 at = [places.setdefault(key, len(places)) for key in task.queries]
                 members[task.queries] = np.array(at, np.intp)
@@ -355,19 +355,19 @@ class ClusterMajorExecutor:
         )
         self._table.merge(self._pool.run(scorings, batch, self._table))
         ended_us = self._clock.now_us()
-        share_us = (ended_us - began_us) // len(substage.tasks)
-        for task in substage.tasks:
+        share_us = (ended_us - began_us) // len(tasks)
+        for task in tasks:
             for key in task.queries:
                 self._searches[key].search_us += share_us
         return began_us, ended_us
 
-    def _record_times(self, substage: Substage, began_us: int, ended_us: int) -> int:
+    def _record_times(self, tasks: tuple[Task, ...], began_us: int, ended_us: int) -> int:
         """Records the duration of a sub-stage, and returns it in microseconds."""
         took_us = ended_us - began_us
-        for task in substage.tasks:
+        for task in tasks:
             self._events.scored(self._slices.cluster(task.slice_id), began_us, ended_us)
         extents = self._slices.extents
-        work = [(extents[task.slice_id].row_count, len(task.queries)) for task in substage.tasks]
+        work = [(extents[task.slice_id].row_count, len(task.queries)) for task in tasks]
         self._budget.scored(tuple(work), took_us)
         return took_us
 

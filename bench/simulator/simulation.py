@@ -18,8 +18,8 @@ from searcher.plan.cluster_steps import (
     Promote,
     Read,
     ReadEnded,
-    Substage,
     SubstageEnded,
+    Task,
     Wanted,
 )
 from searcher.plan.slices import SliceId
@@ -92,9 +92,9 @@ class ClusterMajorSimulation:
     def _step(self) -> None:
         """One turn of the executor's loop."""
         budget_us = self._budget.budget_us_for(len(self._planner))
-        substage = self._planner.next_substage(budget_us, self._cost_us, int(self._now_us))
-        if substage is not None:
-            self._score(substage)
+        tasks = self._planner.next_substage(budget_us, self._cost_us, int(self._now_us))
+        if tasks:
+            self._score(tasks)
             self._take_ended()
             return
         moments = (self._reads.next_us(), self._planner.wake_us())
@@ -108,13 +108,12 @@ class ClusterMajorSimulation:
         for cluster in self._reads.take_ended():
             self._tell(ReadEnded(slice_id=cluster))
 
-    def _score(self, substage: Substage) -> None:
-        tasks = tuple(
-            SliceTask(self._trace.row_count[task.slice_id], len(task.queries))
-            for task in substage.tasks
+    def _score(self, tasks: tuple[Task, ...]) -> None:
+        work = tuple(
+            SliceTask(self._trace.row_count[task.slice_id], len(task.queries)) for task in tasks
         )
-        took_us = self._costs.scoring_us(tasks)
-        self._budget.scored(tuple(tasks), round(took_us))
+        took_us = self._costs.scoring_us(work)
+        self._budget.scored(work, round(took_us))
         self._now_us += took_us + self._costs.turn_us
         self._budget.scheduled(round(self._costs.turn_us))
         self._tell(SubstageEnded())

@@ -305,7 +305,7 @@ class ClusterMemory:
                     load.spans,
                     self._verifier.pages(load.extent, self._arena.views(load.spans)),
                 )
-                self._outbox.append(ReadDone(slice_id=cluster, latency_us=now_us - load.started_us))
+                self._outbox.append(ReadDone(slice_id=cluster))
             else:
                 self._arena.free(load.spans)
                 self._break(load, load.error, is_stuck=False)

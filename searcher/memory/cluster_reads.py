@@ -18,7 +18,6 @@ class ReadDone:
     """A slice is in memory, whole and undamaged."""
 
     slice_id: SliceId
-    latency_us: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,6 @@ from searcher.plan.cluster_steps import (
     ReadFailed,
     RoomFreed,
     SkipSlice,
-    Substage,
     SubstageEnded,
     Task,
     Wanted,
@@ -67,21 +66,6 @@ class ClusterMajorPlanner:
         """Returns the number of queries in progress."""
         return len(self._demand)
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the slices that are resident, being read, or stuck."""
-        return self._table.used_bytes
-
-    @property
-    def reading_bytes(self) -> int:
-        """Bytes of the reads in flight."""
-        return self._table.reading_bytes
-
-    @property
-    def ahead_bytes(self) -> int:
-        """Bytes read ahead, or being read ahead, that no query has wanted so far."""
-        return self._table.ahead_bytes
-
     def is_resident(self, number: SliceId) -> bool:
         """Whether all of a slice is in memory."""
         one = self._table[number]
@@ -112,12 +96,12 @@ class ClusterMajorPlanner:
 
     def next_substage(
         self, budget_us: int, cost_us: Callable[[SliceId, int], int], now_us: int
-    ) -> Substage | None:
+    ) -> tuple[Task, ...]:
         """Returns the slices to score next, in order, until `budget_us` is spent; at least one.
 
         First a slice that is to be evicted, alone, because a read waits for its memory; then slices
         that were read; then slices that were resident before. `cost_us(slice, queries)`
-        estimates a scoring. None: nothing can be scored before the next event or `wake_us`. The
+        estimates a scoring. Empty: nothing can be scored before the next event or `wake_us`. The
         previous sub-stage must have ended.
         """
         assert not self._scoring, "the previous sub-stage has not ended"
@@ -125,7 +109,7 @@ class ClusterMajorPlanner:
         ready, expected = table.in_work(Work.READY), table.in_work(Work.EXPECTED)
         if not ready and not expected:
             self._head.forget()
-            return None
+            return ()
         tasks: list[Slice] = []
         spent_us = spent_bytes = 0
         # The reads in flight keep the disk busy for `read_ahead_bytes`: end before that is used up.
@@ -145,7 +129,7 @@ class ClusterMajorPlanner:
             is_read = one.work is Work.EXPECTED
             table.set_work(one, Work.SCORING_READ if is_read else Work.SCORING)
         self._scoring = tuple(Task(slice_id=one.id, queries=tuple(one.wanted_by)) for one in tasks)
-        return Substage(tasks=self._scoring) if tasks else None
+        return self._scoring
 
     def wake_us(self) -> int | None:
         """Returns when `next_substage` may find work without another event; None: never."""

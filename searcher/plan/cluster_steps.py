@@ -1,4 +1,4 @@
-"""Events, actions and sub-stages of the cluster-major planner: frozen values."""
+"""Events, actions and tasks of the cluster-major planner: frozen values."""
 
 from __future__ import annotations
 
@@ -123,14 +123,7 @@ Action = Evict | Read | Promote | CancelRead | SkipSlice | FinishQuery
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A slice in memory, to be scored for these queries in one call."""
+    """A slice to be scored for these queries; it stays in memory until `SubstageEnded`."""
 
     slice_id: SliceId
     queries: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Substage:
-    """Slices to score now, in this order; they stay in memory until `SubstageEnded`."""
-
-    tasks: tuple[Task, ...]

@@ -110,9 +110,7 @@ class _SharedRun:
         self._busy = 0  # threads at a part
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._until_ended = threading.Lock()
-        self._until_ended.acquire()
-        self._has_ended = False
+        self._ended = threading.Event()
 
     def work(self) -> None:
         """Scores parts until none is left."""
@@ -126,7 +124,7 @@ class _SharedRun:
 
     def wait(self) -> list[Candidates]:
         """Returns what all threads found, after `work`. Raises the first error of any thread."""
-        self._until_ended.acquire()
+        self._ended.wait()
         self._parts = []  # a helper that wakes up late keeps this object, and must keep no pages
         if self._error is not None:
             raise self._error
@@ -138,9 +136,8 @@ class _SharedRun:
                 self._next += 1
                 self._busy += 1
                 return self._next - 1
-            if not self._busy and not self._has_ended:
-                self._has_ended = True
-                self._until_ended.release()
+            if not self._busy:
+                self._ended.set()
             return None
 
     def _score(self, number: int) -> None:

@@ -77,11 +77,6 @@ class TopTable:
         """The number of queries."""
         return len(self._top_ks) - len(self._free)
 
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the table; it does not shrink."""
-        return sum(part.nbytes for part in (self._top_ks, self._scores, self._rows, self._clusters))
-
     def add(self, top_k: int) -> int:
         """Returns the slot of a new query that wants `top_k` results, 1 to `TOP_K_MAX`; lower slots
         are used first.

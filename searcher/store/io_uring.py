@@ -34,7 +34,6 @@ _PARAMS = struct.Struct("=IIIIIII3I8IQ8IQ")
 _ENTRY = struct.Struct(
     "=BBHiQQIIQ24x"
 )  # opcode, flags, ioprio, fd, offset, address, length, rw_flags, user_data
-_COMPLETION = struct.Struct("=QiI")  # user_data, result, flags
 _ENTRIES = np.dtype(
     {
         "names": ["opcode", "file", "offset", "address", "length", "token"],
@@ -87,7 +86,7 @@ class Ring:
         cq_head, cq_tail, cq_mask, _, _, cqes = params[19:25]
         if not features & _SINGLE_MMAP:
             raise OSError(errno.ENOSYS, "the kernel's io_uring is too old (before 5.4)")
-        size_bytes = max(sq_array + sq_entries * 4, cqes + cq_entries * _COMPLETION.size)
+        size_bytes = max(sq_array + sq_entries * 4, cqes + cq_entries * _COMPLETIONS.itemsize)
         queues = self._queues = mmap.mmap(
             self._file, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
         )
@@ -180,21 +179,11 @@ class Ring:
                     raise
         return True
 
-    def completions(self) -> list[tuple[int, int]]:
-        """Returns the token of each read that has ended, once, and its bytes or, below 0, errno."""
-        head, tail = self._cq_head.value, self._cq_tail.value
-        ended = []
-        while head != tail:
-            token, result, _ = _COMPLETION.unpack_from(
-                self._queues, self._cqes_bytes + (head & self._cq_mask) * _COMPLETION.size
-            )
-            ended.append((token, result))
-            head = (head + 1) & _UINT32
-        self._cq_head.value = head
-        return ended
-
     def completed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns as `completions`, but as arrays: tokens and results, (n,) int64 each."""
+        """Returns the reads that have ended, each once: tokens and results, (n,) int64 each.
+
+        A result is the bytes that were read or, below 0, an errno.
+        """
         head, tail = self._cq_head.value, self._cq_tail.value
         at = np.arange(head, head + ((tail - head) & _UINT32)) & self._cq_mask
         ended = self._all_completions[at]

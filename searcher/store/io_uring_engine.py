@@ -108,7 +108,8 @@ class IoUringEngine(QueuedEngine):
     def _reap(self) -> list[_Ended]:
         """Returns the reads that have ended; a partial or interrupted read is to be continued."""
         ended = []
-        for token, result in self._ring.completions():
+        tokens, results = self._ring.completed()
+        for token, result in zip(tokens.tolist(), results.tolist(), strict=True):
             one = self._in_kernel.pop(token)
             is_over, error_or_none = self._judge(one, result)
             if is_over:

@@ -10,7 +10,6 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -170,9 +169,3 @@ class ThreadPageReads:
         except RetryableError as error:
             return error
         return None
-
-
-def starts_of(batch: PageBatch) -> Sequence[int]:
-    """Returns where each read of a batch begins in its buffer."""
-    starts: list[int] = (np.cumsum(batch.sizes_bytes) - batch.sizes_bytes).tolist()
-    return starts

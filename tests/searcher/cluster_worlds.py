@@ -61,7 +61,6 @@ class World:
         for action in actions:
             self._do(action)
         self.planner.check_integrity()
-        assert self.planner.used_bytes <= self.limits.budget_bytes
         return actions
 
     def _do(self, action: Action) -> None:
@@ -101,12 +100,10 @@ class World:
         self.tell(ReadEnded(slice_id=cluster))
 
     def score(self, budget_us: int = 10) -> bool:
-        substage = self.planner.next_substage(
-            budget_us, lambda cluster, queries: queries, self.now_us
-        )
-        if substage is None:
+        tasks = self.planner.next_substage(budget_us, lambda cluster, queries: queries, self.now_us)
+        if not tasks:
             return False
-        for task in substage.tasks:
+        for task in tasks:
             assert task.slice_id in self.resident, "scored before it was there"
             assert task.queries
             self.scored += [(task.slice_id, query) for query in task.queries]

@@ -74,8 +74,8 @@ def test_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_withou
     here = world([10] * 2, 20)
     here.join(0, [(0,)])
     here.end_read(SliceId(0))
-    substage = here.planner.next_substage(10, lambda cluster, queries: 1, 0)
-    assert substage is not None and substage.tasks[0].queries == (0,)
+    tasks = here.planner.next_substage(10, lambda cluster, queries: 1, 0)
+    assert tasks[0].queries == (0,)
     here.join(1, [(0,)])
     here.tell(SubstageEnded())
     assert list(here.finished) == [0]
