@@ -23,7 +23,7 @@ from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadRules
 from searcher.store.engine import BlockEngine, BlockError, BlockRead
 from searcher.store.faulty import Fault, FaultyDisk
-from searcher.store.memory import MemoryEngine
+from tests.searcher.memory_engine import MemoryEngine
 
 Error = TypeVar("Error", bound=BlockError)
 

@@ -15,7 +15,6 @@ from carpool.errors import CorruptionError, RetryableError
 from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
 from searcher.store.files import SegmentFiles
 from searcher.store.io_uring_engine import IoUringEngine
-from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine
 from searcher.store.threads import ThreadEngine
 from tests.searcher.block_reads import (
@@ -28,6 +27,7 @@ from tests.searcher.block_reads import (
     expected,
     refuse_direct,
 )
+from tests.searcher.memory_engine import MemoryEngine
 
 ENGINES = ("io_uring", "io_uring buffered", "threads", "threads buffered", "memory", "none")
 Make = Callable[..., BlockEngine]

@@ -20,9 +20,9 @@ from searcher.memory.cluster_memory import ReadDone
 from searcher.store.engine import BlockRead
 from searcher.store.faulty import Fault
 from searcher.store.files import SegmentFiles
-from searcher.store.memory import MemoryEngine
 from searcher.store.none import NoEngine
 from searcher.store.threads import ThreadEngine
+from tests.searcher.memory_engine import MemoryEngine
 from tests.searcher.stored_clusters import (
     ALL,
     A,

@@ -13,8 +13,8 @@ from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from searcher.store.engine import BlockRead
 from searcher.store.faulty import FaultyDisk
-from searcher.store.memory import MemoryEngine
 from tests.searcher.block_reads import PAGE, Ends, block, content
+from tests.searcher.memory_engine import MemoryEngine
 
 CONTENT = random.Random(1).randbytes(8 * PAGE)
 

@@ -26,9 +26,9 @@ from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
 from searcher.plan.slices import SliceId
 from searcher.store.engine import BlockRead
-from searcher.store.memory import MemoryEngine
 from searcher.store.threads import ThreadEngine
 from tests.searcher.helpers import SmallIndex, random_index
+from tests.searcher.memory_engine import MemoryEngine
 
 A, B, C = (SliceId(c) for c in range(3))
 

@@ -1,4 +1,4 @@
-"""An engine whose segments are in memory, for tests and simulations."""
+"""An engine whose segments are in memory."""
 
 from __future__ import annotations
 
