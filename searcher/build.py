@@ -168,7 +168,6 @@ def open_searcher(
     *,
     events: EventLog,
     engine: OpenEngine | None = None,
-    pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> OpenSearcher:
     """Opens the index and its search plane; does not keep the centroids. Blocks.
 
@@ -177,9 +176,7 @@ def open_searcher(
     """
     opened = open_index(Path(index.dir))
     try:
-        plane = open_search_plane(
-            opened, settings, metrics, clock, events=events, engine=engine, pool=pool
-        )
+        plane = open_search_plane(opened, settings, metrics, clock, events=events, engine=engine)
     except BaseException:
         opened.close()
         raise
@@ -227,13 +224,12 @@ def open_search_plane(
     *,
     events: EventLog,
     engine: OpenEngine | None = None,
-    pool: Callable[[int], ScoringPool] = ScoringPool,
 ) -> SearchPlane:
     """Returns the executor that the index and the settings allow, and its parts. Blocks.
 
     With codes, where the index has them and `budget_bytes` holds enough of them; what they leave is
     for exact searches. Without, the whole budget is for clusters, and every search is exact.
-    `engine` and `pool` are for tests and benchmarks of exact searches. Raises `ConfigError`, and
+    `engine` is for tests and benchmarks of exact searches. Raises `ConfigError`, and
     `CorruptionError` where checksums of codes are damaged.
     """
     chosen = None
@@ -243,9 +239,7 @@ def open_search_plane(
 
         chosen = choose_codes(index, settings.budget_bytes - _exact_bytes_min(index))
     if chosen is None:
-        return open_exact_plane(
-            index, settings, metrics, clock, events=events, engine=engine, pool=pool
-        )
+        return open_exact_plane(index, settings, metrics, clock, events=events, engine=engine)
     exact_bytes = settings.budget_bytes - chosen.memory_bytes
     exact = open_exact_plane(
         index,
@@ -254,7 +248,6 @@ def open_search_plane(
         clock,
         events=events,
         engine=engine,
-        pool=pool,
         options=BESIDE_CODES,
     )
     try:
@@ -284,7 +277,6 @@ def open_exact_plane(
     *,
     events: EventLog,
     engine: OpenEngine | None = None,
-    pool: Callable[[int], ScoringPool] = ScoringPool,
     executor: OpenExecutor = cluster_major,
     options: ExactOptions = ExactOptions(),
 ) -> ExactPlane:
@@ -314,7 +306,7 @@ def open_exact_plane(
         options=options,
         slices=slices,
         memory=memory,
-        pool=pool(settings.scoring_threads or len(os.sched_getaffinity(0))),
+        pool=ScoringPool(settings.scoring_threads or len(os.sched_getaffinity(0))),
         metrics=metrics,
         clock=clock,
         events=events,

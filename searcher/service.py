@@ -43,7 +43,6 @@ from searcher.scatter.scan_records import (
     result_of,
     scan_output,
 )
-from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 
 _log = structlog.get_logger(__name__)
@@ -67,10 +66,9 @@ def build_stage(
     *,
     events: EventLog | None = None,
     engine: OpenEngine | None = None,
-    pool: Callable[[int], ScoringPool] = ScoringPool,
     scans: TableLog | None = None,
 ) -> SearcherStage:
-    """Returns the searcher's stage. `events`, `engine` and `pool` are for tests and benchmarks.
+    """Returns the searcher's stage. `events` and `engine` are for tests and benchmarks.
 
     `scans`: the log of scans; None: the home of a query scans all of its clusters.
 
@@ -79,9 +77,7 @@ def build_stage(
     listener = events or NoEvents()
 
     def open_parts() -> OpenSearcher:
-        return open_searcher(
-            settings, index, metrics, clock, events=listener, engine=engine, pool=pool
-        )
+        return open_searcher(settings, index, metrics, clock, events=listener, engine=engine)
 
     return SearcherStage(settings, open_parts, metrics, clock, scans)
 

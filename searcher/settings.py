@@ -22,7 +22,7 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         "cache_policy": "the searcher evicts the cluster that is needed last; carpool bench "
         "policies compares other policies",
         "read_ahead_bytes": "it is an eighth of budget_bytes, at most 96 MiB; set budget_bytes",
-        "slice_bytes_max": "a large cluster is always read in slices of 8 MiB",
+        "slice_bytes_max": "a large cluster is always read in slices",
         "prefetch": "what later queries need is read ahead whenever there is no other read",
         "prefetch_bytes": "it is a 32nd of budget_bytes; set budget_bytes",
         "overtaken_max": "a query is overtaken at most 100 times",

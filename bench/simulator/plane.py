@@ -32,7 +32,6 @@ from searcher.executor import Executor
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
 from searcher.plan.slices import SliceId
-from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.none import NoEngine
 
@@ -91,7 +90,6 @@ class ComparedPlane:
             SystemClock(),
             events=NoEvents(),
             engine=lambda _: NoEngine(clock=SystemClock()),
-            pool=lambda _: ScoringPool(1),
             executor=executor,
             options=self.options,
         ).close()

@@ -398,8 +398,8 @@ class Running:
 
 
 def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
-    """A stage over `index`; settings by name, and the seams `events`, `pool`, `engine`."""
-    seams = {name: given.pop(name) for name in ("events", "pool", "engine") if name in given}
+    """A stage over `index`; settings by name, and the seams `events`, `engine`."""
+    seams = {name: given.pop(name) for name in ("events", "engine") if name in given}
     metrics = Metrics()
     stage = build_stage(
         SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams

@@ -157,16 +157,16 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
 
 
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
-    index: SmallIndex,
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = HandClock(1_000)
+    clock, score = HandClock(1_000), ScoringPool.run
 
-    class Slow(ScoringPool):
-        def run(self, *given: Any) -> Any:
-            clock.time_us = 3_000
-            return super().run(*given)
+    def run_slowly(*given: Any) -> Any:
+        clock.time_us = 3_000
+        return score(*given)
 
-    with running(index, clock=clock, pool=Slow) as run:
+    monkeypatch.setattr(ScoringPool, "run", run_slowly)
+    with running(index, clock=clock) as run:
         run.search(make_group(index, questions(1), deadline_us=2_000))
     assert run.sink.answers()["q0-0"].status == "expired"
     assert "1 ms" in run.sink.answers()["q0-0"].error.message  # type: ignore[union-attr]

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from carpool.errors import CarpoolError, ConfigError, CorruptionError
 from searcher.scoring.pool import ScoringPool
 from searcher.service import INTAKE_BYTES_MAX
@@ -137,12 +139,14 @@ def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:
     assert isinstance(failure_at_start(running(own_index)), CorruptionError)
 
 
-def test_a_fault_of_our_own_ends_the_service_instead_of_hanging_it(index: SmallIndex) -> None:
-    class Broken(ScoringPool):
-        def run(self, *given: Any) -> Any:
-            raise ZeroDivisionError("a bug")
+def test_a_fault_of_our_own_ends_the_service_instead_of_hanging_it(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("a bug")
 
-    with running(index, pool=Broken) as run:
+    monkeypatch.setattr(ScoringPool, "run", broken)
+    with running(index) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1))), 0)
         error = run.sink.wait_failure()
