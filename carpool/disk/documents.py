@@ -1,4 +1,4 @@
-"""The document store: external id, title and text by row number, two small reads a document.
+"""The stored documents: external id, title and text by row number.
 
 `documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as
 MessagePack arrays, without gaps. The checksum is XXH3-64 over the document, seeded with the build
@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -87,8 +88,74 @@ class DocumentWriter:
         self._offsets.close()
 
 
+class DocumentEntry(NamedTuple):
+    """Where a document is stored, and the checksum that it must have."""
+
+    number: int
+    offset_bytes: int
+    size_bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentTable:
+    """What the bytes of the two files mean, and whether they are right. It reads nothing.
+
+    `document_count` documents are numbered in the order of the corpus; `documents_bytes` is the
+    size of `documents.dat`. `of_places`: (places,) uint32, the document of each row
+    (`carpool.disk.document_rows`); None: the row is its number.
+    """
+
+    offsets_path: str
+    documents_path: str
+    document_count: int
+    documents_bytes: int
+    build_id: int
+    of_places: npt.NDArray[np.uint32] | None = None
+
+    def numbers(self, rows: Sequence[int]) -> list[int]:
+        """Returns the number of the document of each row. Raises `IndexError`."""
+        if self.of_places is not None:
+            numbers: list[int] = self.of_places[list(rows)].tolist()
+            return numbers
+        return [int(row) for row in rows]
+
+    def entry_offset_bytes(self, number: int) -> int:
+        """Returns where the entry of a document is, `ENTRY_BYTES` of `documents.idx`.
+
+        Raises `IndexError` for a document that does not exist.
+        """
+        if not 0 <= number < self.document_count:
+            raise IndexError(f"there is no row {number}; the store has {self.document_count}")
+        return number * ENTRY_BYTES
+
+    def entry(self, number: int, content: bytes | bytearray) -> DocumentEntry:
+        """Returns what the bytes of an entry say. Raises `CorruptionError`."""
+        offset_bytes, size_bytes, zero, checksum = _ENTRY.unpack(content)
+        if (
+            zero
+            or size_bytes > DOCUMENT_BYTES_MAX
+            or offset_bytes + size_bytes > self.documents_bytes
+        ):
+            raise _damaged(self.offsets_path, number * ENTRY_BYTES, number)
+        return DocumentEntry(number, offset_bytes, size_bytes, checksum)
+
+    def document(self, entry: DocumentEntry, content: bytes | bytearray) -> Document:
+        """Returns the document that `content` is. Raises `CorruptionError` where it is another."""
+        number, offset_bytes, _, checksum = entry
+        if _checksum(self.build_id, number, offset_bytes, content) != checksum:
+            raise _damaged(self.documents_path, offset_bytes, number)
+        try:
+            return _decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _damaged(self.documents_path, offset_bytes, number) from None
+
+
 class DocumentStore:
-    """Reads documents by row number, two reads each. `get` blocks, on any thread."""
+    """Reads documents by row number, two reads each. `get` blocks, on any thread.
+
+    For the indexer. The searcher reads many documents at once (`searcher.passages`).
+    """
 
     def __init__(
         self,
@@ -98,18 +165,21 @@ class DocumentStore:
         of_places: npt.NDArray[np.uint32] | None = None,
     ) -> None:
         """`of_places`: the document of each row (`carpool.disk.document_rows`); None: its row."""
-        self._of_places = of_places
-        self.row_count = row_count
-        self._build_id = build_id
-        self.path = str(folder / DOCUMENTS_NAME)
-        self.offsets_path = str(folder / OFFSETS_NAME)
-        self._documents: int = open_regular(self.path)
+        documents_path, offsets_path = str(folder / DOCUMENTS_NAME), str(folder / OFFSETS_NAME)
+        self._documents: int = open_regular(documents_path)
         try:
-            self._offsets: int = open_regular(self.offsets_path)
+            self._offsets: int = open_regular(offsets_path)
         except BaseException:
             os.close(self._documents)
             raise
-        self._size_bytes = os.fstat(self._documents).st_size
+        self.table = DocumentTable(
+            offsets_path=offsets_path,
+            documents_path=documents_path,
+            document_count=row_count,
+            documents_bytes=os.fstat(self._documents).st_size,
+            build_id=build_id,
+            of_places=of_places,
+        )
 
     @classmethod
     def open(
@@ -124,7 +194,7 @@ class DocumentStore:
         """
         for name in (DOCUMENTS_NAME, OFFSETS_NAME):
             check_size(index_dir / name, manifest.file(name).size_bytes)
-        if manifest.file(OFFSETS_NAME).size_bytes != manifest.row_count * _ENTRY.size:
+        if manifest.file(OFFSETS_NAME).size_bytes != manifest.row_count * ENTRY_BYTES:
             raise damage(index_dir / OFFSETS_NAME, f"does not have {manifest.row_count} rows")
         store = cls(index_dir, manifest.row_count, manifest.documents_build_id, of_places)
         try:
@@ -144,29 +214,18 @@ class DocumentStore:
 
         Raises `CorruptionError` on damage, `IndexError` for a row that does not exist.
         """
-        if self._of_places is not None:
-            return [self.document(number) for number in self._of_places[list(rows)].tolist()]
-        return [self.document(int(row)) for row in rows]
+        return [self.document(number) for number in self.table.numbers(rows)]
 
-    def document(self, row: int) -> Document:
+    def document(self, number: int) -> Document:
         """Returns a document by its number in the corpus; raises as `get`."""
-        if not 0 <= row < self.row_count:
-            raise IndexError(f"there is no row {row}; the store has {self.row_count}")
-        entry = read_exactly(self._offsets, _ENTRY.size, row * _ENTRY.size, self.offsets_path)
-        offset_bytes, size_bytes, zero, checksum = _ENTRY.unpack(entry)
-        if zero or size_bytes > DOCUMENT_BYTES_MAX or offset_bytes + size_bytes > self._size_bytes:
-            raise self._damaged(self.offsets_path, row * _ENTRY.size, row)
-        content = read_exactly(self._documents, size_bytes, offset_bytes, self.path)
-        if _checksum(self._build_id, row, offset_bytes, content) != checksum:
-            raise self._damaged(self.path, offset_bytes, row)
-        try:
-            return _decoder.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise self._damaged(self.path, offset_bytes, row) from None
-
-    def _damaged(self, path: str, offset_bytes: int, row: int) -> CorruptionError:
-        what = f"the document of row {row} is damaged at byte {offset_bytes}, or of another build"
-        return damage(path, f"is wrong: {what}", offset_bytes)
+        table = self.table
+        at_bytes = table.entry_offset_bytes(number)
+        content = read_exactly(self._offsets, ENTRY_BYTES, at_bytes, table.offsets_path)
+        entry = table.entry(number, content)
+        content = read_exactly(
+            self._documents, entry.size_bytes, entry.offset_bytes, table.documents_path
+        )
+        return table.document(entry, content)
 
     def close(self) -> None:
         """Closes the files; a second call does nothing."""
@@ -184,6 +243,11 @@ class DocumentStore:
         self.close()
 
 
-def _checksum(build_id: int, row: int, offset_bytes: int, content: bytes) -> int:
+def _damaged(path: str, offset_bytes: int, number: int) -> CorruptionError:
+    what = f"the document of row {number} is damaged at byte {offset_bytes}, or of another build"
+    return damage(path, f"is wrong: {what}", offset_bytes)
+
+
+def _checksum(build_id: int, row: int, offset_bytes: int, content: bytes | bytearray) -> int:
     seed = xxhash.xxh3_64_intdigest(_SEED.pack(build_id, row, offset_bytes, len(content), 0))
     return xxhash.xxh3_64_intdigest(content, seed)
