@@ -27,9 +27,9 @@ from searcher.plan.row_pages import segment_first_pages
 from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
 from searcher.rows.row_reader import ReadLimits, RowReader
 from searcher.settings import SearcherSettings
+from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads, ThreadPageReads
-from searcher.store.ring_page_reads import RingPageReads
+from searcher.store.page_reads import PageReads
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
@@ -38,7 +38,6 @@ SLOTS = 4
 SLOT_PAGES = 256
 """Pages of a buffer: 10 rows for each of 20 queries."""
 BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
-READ_THREADS = 16
 CLOSE_TIMEOUT_S = 0.5
 CLUSTERS_MIN = 4
 """Paged codes need room for so many clusters of the largest size. With less, searches are exact."""
@@ -207,17 +206,9 @@ class _Opener:
     def _reads(self, paths: Sequence[Path]) -> PageReads:
         files = SegmentFiles(paths, self._settings.direct_io)
         try:
-            reads = self._open_reads(files)
+            reads = open_page_reads(self._settings.engine, files, self.waker, self._clock)
         except BaseException:
             files.close()
             raise
         self.opened.append((reads, files))
         return reads
-
-    def _open_reads(self, files: SegmentFiles) -> PageReads:
-        if self._settings.engine != "threads":
-            try:
-                return RingPageReads(files, self.waker, self._clock)
-            except OSError as error:
-                _log.warning("no io_uring", error=str(error), means="threads read instead")
-        return ThreadPageReads(files, self.waker, self._clock, READ_THREADS)

@@ -1,4 +1,4 @@
-"""Opens the engine that reads: io_uring where the kernel allows it, else threads."""
+"""Opens what reads: io_uring where the kernel allows it, else threads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from carpool.clock import Clock
 from carpool.errors import ConfigError
 from searcher.store.engine import BlockEngine
 from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.threads import ThreadEngine
+from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
 
 EngineName = Literal["auto", "io_uring", "threads"]
+PAGE_READ_THREADS = 16
 
 
 def open_engine(
@@ -42,3 +45,19 @@ def open_engine(
                 "no io_uring", error=str(error), means="threads read instead, at a little more CPU"
             )
     return ThreadEngine(files.read_block, depth=depth, prefetch_depth=prefetch_depth, clock=clock)
+
+
+def open_page_reads(name: EngineName, files: SegmentFiles, waker: Waker, clock: Clock) -> PageReads:
+    """Returns batches of small reads of `files`, which wake `waker` when one ends.
+
+    Where the kernel refuses io_uring, threads read, and a warning is logged.
+    """
+    if name != "threads":
+        try:
+            # It can be imported on Linux only.
+            from searcher.store.ring_page_reads import RingPageReads
+
+            return RingPageReads(files, waker, clock)
+        except (ImportError, OSError) as error:
+            _log.warning("no io_uring", error=str(error), means="threads read instead")
+    return ThreadPageReads(files, waker, clock, PAGE_READ_THREADS)

@@ -30,6 +30,9 @@ BATCH_READS_MAX = 1 << 16
 class PageBatch:
     """Reads of whole pages of 4 KiB into one buffer, one behind the other.
 
+    A read that reaches the end of its file fails as `cut_short` says; what the file has is in the
+    buffer.
+
     `files`, `offsets_bytes`, `sizes_bytes`: (n,) int64 each. `buffer`: writable, aligned to 4 KiB,
     as large as all reads together. `errors`: of reads that failed, by position. `unended`: reads
     that the kernel has not ended; the buffer is in use until it is 0.
@@ -101,6 +104,16 @@ def cut_short(files: PageFiles, batch: PageBatch, position: int, at_bytes: int) 
     )
 
 
+def is_at_end(files: PageFiles, batch: PageBatch, position: int, done_bytes: int) -> bool:
+    """Returns whether a read that got `done_bytes` has reached the end of the file.
+
+    The end may be within a page; a direct read cannot go on from there. Raises `RetryableError`
+    where the file is closed.
+    """
+    end_bytes = int(batch.offsets_bytes[position]) + done_bytes
+    return os.fstat(files.descriptor(int(batch.files[position]))).st_size <= end_bytes
+
+
 class ThreadPageReads:
     """Implements `PageReads` with threads, for machines without io_uring."""
 
@@ -161,9 +174,11 @@ class ThreadPageReads:
             descriptor = self._files.descriptor(int(batch.files[position]))
             while done_bytes < size_bytes:
                 count = os.preadv(descriptor, [view[done_bytes:]], offset_bytes + done_bytes)
-                if not count:
-                    return cut_short(self._files, batch, position, done_bytes)
                 done_bytes += count
+                if not count or (
+                    done_bytes < size_bytes and is_at_end(self._files, batch, position, done_bytes)
+                ):
+                    return cut_short(self._files, batch, position, done_bytes)
         except OSError as error:
             return failed(self._files, batch, position, error)
         except RetryableError as error:

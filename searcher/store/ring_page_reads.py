@@ -15,12 +15,12 @@ import numpy as np
 
 from carpool.clock import Clock
 from searcher.store.io_uring import Ring
-from searcher.store.page_reads import PageBatch, PageFiles, cut_short, failed
+from searcher.store.page_reads import PageBatch, PageFiles, cut_short, failed, is_at_end
 from searcher.store.waker import Waker
 
 DEPTH = 1024
 """Reads in the kernel at a time. The disk reaches its full rate with fewer."""
-TRY_AGAIN = (errno.EAGAIN, errno.EINTR)
+TRY_AGAIN = (-errno.EAGAIN, -errno.EINTR)
 POSITION_BITS = 16
 KERNEL_BUSY_PAUSE_S = 0.001
 
@@ -90,16 +90,16 @@ class RingPageReads:
         done_bytes = self._done_bytes.pop(token, 0)
         if result > 0:
             done_bytes += result
-        if result in (-errno.EAGAIN, -errno.EINTR) or (
-            result > 0 and (done_bytes < int(batch.sizes_bytes[position]))
-        ):
+        is_early = result > 0 and done_bytes < int(batch.sizes_bytes[position])
+        is_cut = result == 0 or (is_early and is_at_end(self._files, batch, position, done_bytes))
+        if result in TRY_AGAIN or (is_early and not is_cut):
             self._done_bytes[token] = done_bytes
             self._start(number, position, position + 1)
             return
         if result < 0:
             error = OSError(-result, os.strerror(-result))
             batch.errors.setdefault(position, failed(self._files, batch, position, error))
-        elif result == 0:
+        elif is_cut:
             batch.errors.setdefault(position, cut_short(self._files, batch, position, done_bytes))
         batch.ended[position] = True
         batch.unended -= 1

@@ -145,3 +145,20 @@ def test_an_error_of_the_kernel_is_passing(files: Files, reads: tuple[PageReads,
     assert isinstance(batch.errors[1], RetryableError) and "file 2 at byte 4096" in str(
         batch.errors[1]
     )
+
+
+def test_of_a_read_that_reaches_the_end_within_a_page_the_rest_of_the_file_is_read(
+    files: Files, reads: tuple[PageReads, Waker]
+) -> None:
+    end = (PAGES - 1) * PAGE + 100
+    os.truncate(files.paths[0], end)
+    direct = os.open(files.paths[0], os.O_RDONLY | os.O_DIRECT)
+    os.dup2(direct, files.descriptors[0])
+    os.close(direct)
+    batch = batch_of([(0, PAGES - 3, 3), (0, 7, 1)])
+    reads[0].submit(batch)
+    ended(*reads, 1)
+    error = batch.errors.pop(0)
+    assert isinstance(error, CorruptionError) and error.offset_bytes == end and not batch.errors
+    there = files.content[0][(PAGES - 3) * PAGE : end].tobytes()
+    assert bytes(batch.buffer[: len(there)]) == there
