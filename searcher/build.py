@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from carpool.clock import Clock
-from carpool.disk.documents import DocumentStore
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import Manifest
 from carpool.disk.settings import IndexSettings
@@ -23,6 +22,8 @@ from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
 from searcher.memory.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
+from searcher.passages.passage_reader import PassageReader
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
@@ -141,8 +142,8 @@ class OpenSearcher:
     """An index that is ready to be searched."""
 
     manifest: Manifest
-    documents: DocumentStore
     plane: SearchPlane
+    passages: PassageReader
 
     @property
     def executor(self) -> Executor:
@@ -155,9 +156,9 @@ class OpenSearcher:
         return isinstance(self.plane, BothPlanes)
 
     def close(self) -> None:
-        """Closes the plane and the documents. Blocks for up to half a second."""
+        """Closes the plane and the passages. Blocks for up to half a second each."""
         self.plane.close()
-        self.documents.close()
+        self.passages.close()
 
 
 def open_searcher(
@@ -169,18 +170,42 @@ def open_searcher(
     events: EventLog,
     engine: OpenEngine | None = None,
 ) -> OpenSearcher:
-    """Opens the index and its search plane; does not keep the centroids. Blocks.
+    """Opens the index, its search plane and passages; does not keep the centroids. Blocks.
 
     Raises `ConfigError` where there is no index, a cluster exceeds the budget or O_DIRECT is
     refused, `CorruptionError` where the index is damaged.
     """
     opened = open_index(Path(index.dir))
     try:
-        plane = open_search_plane(opened, settings, metrics, clock, events=events, engine=engine)
-    except BaseException:
+        return search_and_passages(opened, settings, metrics, clock, events=events, engine=engine)
+    finally:
         opened.close()
+
+
+def search_and_passages(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    events: EventLog,
+    engine: OpenEngine | None = None,
+) -> OpenSearcher:
+    """Returns the search plane of an open index, and its passages. Blocks.
+
+    The buffers of passages come first; the rest of `budget_bytes` is for the plane. Raises as
+    `open_search_plane`.
+    """
+    passages = open_passages(index.documents.table, settings, metrics, clock)
+    try:
+        left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES
+        settings = msgspec.structs.replace(settings, budget_bytes=left_bytes)
+        plane = open_search_plane(index, settings, metrics, clock, events=events, engine=engine)
+    except BaseException:
+        passages.close()
         raise
-    return OpenSearcher(manifest=opened.manifest, documents=opened.documents, plane=plane)
+    metrics.searcher.budget_bytes.inc(PASSAGE_BUFFERS_BYTES)
+    return OpenSearcher(manifest=index.manifest, plane=plane, passages=passages)
 
 
 def cluster_major_planner(
@@ -363,8 +388,9 @@ def _open_arena(budget_bytes: int, block_bytes: int, fill_bytes: int) -> Arena:
         return arena
     except OSError as error:
         raise ConfigError(
-            f"[searcher] budget_bytes is {budget_bytes}, and this machine does not give as much "
-            f"memory: {error.strerror}. Set it lower; the process needs about 100 MB beside it"
+            f"[searcher] budget_bytes leaves {budget_bytes} for clusters, and this machine does "
+            f"not give as much memory: {error.strerror}. Set it lower; the process needs about 100 "
+            "MB beside it"
         ) from error
 
 
@@ -373,8 +399,9 @@ def _check_budget(slices: Slices, budget_bytes: int, block_bytes: int) -> None:
     needed_bytes = -(-largest.size_bytes // block_bytes) * block_bytes
     if needed_bytes > budget_bytes // block_bytes * block_bytes:
         raise ConfigError(
-            f"[searcher] budget_bytes is {budget_bytes}, and cluster {largest.cluster} alone, or "
-            f"the part of it that is read as one, takes {needed_bytes}: a query that probes it "
-            f"could never be answered. Set budget_bytes to at least {needed_bytes} (several times "
-            "that to be of use), or rebuild the index with more clusters (--nlist)"
+            f"[searcher] budget_bytes leaves {budget_bytes} for clusters, and cluster "
+            f"{largest.cluster} alone, or the part of it that is read as one, takes "
+            f"{needed_bytes}: a query that probes it could never be answered. Set budget_bytes to "
+            f"at least {needed_bytes + PASSAGE_BUFFERS_BYTES} (several times that to be of use), "
+            "or rebuild the index with more clusters (--nlist)"
         )

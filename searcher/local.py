@@ -22,12 +22,12 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import TOP_K_MAX, SearchMode
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
-from searcher.build import SearchPlane, open_search_plane
+from searcher.build import SearchPlane, search_and_passages
 from searcher.events import NoEvents
 from searcher.executor import ReadError, Search, SearchGroup, SearchResult
 from searcher.settings import SearcherSettings
@@ -58,7 +58,7 @@ class LocalSearcher:
         embedding: EmbeddingSettings | None = None,
         settings: SearcherSettings | None = None,
     ) -> None:
-        """Opens the index at `index_dir`; at most `budget_bytes` of its clusters are in memory.
+        """Opens the index at `index_dir`; at most `budget_bytes` of it are in memory.
 
         `nprobe` clusters are searched for each query; None: as many as the index recommends.
         `embedding`: the model for texts; None: the one that the index names. Raises `ConfigError`
@@ -78,13 +78,14 @@ class LocalSearcher:
         self._mode = settings.search_mode
         try:
             _check_range("nprobe", self._nprobe, manifest.nlist)
-            plane = open_search_plane(
+            opened = search_and_passages(
                 self._index, settings, Metrics(), SystemClock(), events=NoEvents()
             )
         except BaseException:
             self._index.close()
             raise
-        self._thread: SearchThread | None = SearchThread(plane)
+        self._passages = opened.passages
+        self._thread: SearchThread | None = SearchThread(opened.plane)
 
     def search(
         self,
@@ -99,7 +100,8 @@ class LocalSearcher:
         `mode`: what is promised (`schemas.query.SearchMode`); None: as the settings say. `queries`:
         (n, dim) float32 vectors of the index's model, or texts; the model is loaded with
         the first texts. Raises `ValueError` for queries that do not fit the index and after
-        `close`, `ConfigError` where the model is not that of the index.
+        `close`, `ConfigError` where the model is not that of the index, and `CorruptionError` or
+        `RetryableError` where a passage cannot be read.
         """
         _check_range("top_k", top_k, TOP_K_MAX)
         count = self._nprobe if nprobe is None else nprobe
@@ -121,7 +123,7 @@ class LocalSearcher:
             )
             self._next_key += len(searches)
             results = self._thread.search(SearchGroup(searches=searches))
-            return [self._result(result) for result in results]
+            return self._with_passages(results)
 
     def close(self) -> None:
         """Ends its threads and frees the memory. Blocks. Closing twice is harmless."""
@@ -129,6 +131,7 @@ class LocalSearcher:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
+            self._passages.close()
             self._index.close()
 
     def __enter__(self) -> Self:
@@ -169,9 +172,15 @@ class LocalSearcher:
             self._embedder = embedder
         return self._embedder
 
-    def _result(self, result: SearchResult) -> LocalResult:
-        hits = result.hits(self._index.documents.get(result.best.rows.tolist()))
-        return LocalResult(hits, result.skipped, result.errors)
+    def _with_passages(self, results: Sequence[SearchResult]) -> list[LocalResult]:
+        passages = dict(self._passages.read([result.best.rows.tolist() for result in results]))
+        found = []
+        for position, result in enumerate(results):
+            read = passages[position]
+            if isinstance(read, CorruptionError | RetryableError):
+                raise read
+            found.append(LocalResult(result.hits(read), result.skipped, result.errors))
+        return found
 
 
 class SearchThread:

@@ -9,9 +9,8 @@ from typing import Literal
 import msgspec
 import structlog
 
-from carpool.clock import Clock
 from carpool.codes.margin import EXPECTED_RECALL
-from carpool.disk.documents import Document, DocumentStore
+from carpool.disk.documents import Document
 from carpool.errors import CorruptionError, RetryableError
 from carpool.kafka.records import Output
 from carpool.loop.answers import answer_output
@@ -25,7 +24,7 @@ from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.retrieval import Retrieval, Searched
 from schemas.topics import RETRIEVALS, in_class_of
-from searcher.executor import SearchResult
+from searcher.executor import ReadError, SearchResult
 
 _log = structlog.get_logger(__name__)
 
@@ -55,15 +54,16 @@ def finish(
     group: Group,
     part: int,
     found: SearchResult,
-    documents: DocumentStore,
+    passages: Sequence[Document] | ReadError,
     *,
     published_us: int,
+    fetch_us: int,
     is_tuned: bool = False,
-    clock: Clock,
+    now_us: int,
 ) -> Outcome:
-    """Returns the retrieval of query `part`, with its passages. Blocks while it reads them.
+    """Returns the retrieval of query `part`, with its passages: one for each row that was found.
 
-    `is_tuned`: whether the index has a table of recall.
+    `fetch_us`: how long it waited for them; `is_tuned`: whether the index has a table of recall.
 
     It is a `failed` answer where no cluster or no passage could be read, or the record would be too
     large.
@@ -81,18 +81,14 @@ def finish(
             f"{found.errors[0]}"
         )
         is_transient = all(isinstance(error, RetryableError) for error in found.errors)
-        return _broken(group, grouped, message, is_transient, timings_us, clock.now_us())
-    started_us = clock.now_us()
-    try:
-        passages = documents.get(found.best.rows.tolist())
-    except (CorruptionError, OSError) as error:
+        return _broken(group, grouped, message, is_transient, timings_us, now_us)
+    if isinstance(passages, CorruptionError | RetryableError):
         where = about(grouped.source, grouped.headers, query_id=grouped.query.query_id)
-        _log.error("passages unreadable", error=str(error), **where)
-        message = f"its passages were found and could not be read: {error}"
-        is_transient = isinstance(error, OSError)
-        return _broken(group, grouped, message, is_transient, timings_us, clock.now_us())
-    now_us = clock.now_us()
-    timings_us["passages"] = now_us - started_us
+        _log.error("passages unreadable", error=str(passages), **where)
+        message = f"its passages were found and could not be read: {passages}"
+        is_transient = isinstance(passages, RetryableError)
+        return _broken(group, grouped, message, is_transient, timings_us, now_us)
+    timings_us["passages"] = fetch_us
     output = _retrieval_output(
         _retrieval(group, grouped, found, passages, is_tuned, timings_us, now_us)
     )

@@ -1,10 +1,10 @@
 """The searcher as a stage: an executor searches groups, and each query gets one output.
 
 It has three threads. The polling thread adds groups to the executor. The search thread opens the
-index and runs the executor. The answer thread fetches passages and encodes records, so that neither
-disk nor scoring waits for that. A query leaves as soon as its own clusters are done. Of a scattered
-group, this lane's clusters are scanned, and what the other lanes found is read from Kafka by a
-fourth thread (`searcher.scatter`).
+index and runs the executor. The answer thread reads the passages of all results that wait, and
+encodes records, so that neither disk nor scoring waits for that. A query leaves as soon as its own
+clusters are done. Of a scattered group, this lane's clusters are scanned; a fourth thread reads
+what the other lanes found (`searcher.scatter`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.topic_table import TableLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from schemas.group import Group, lane_of
+from schemas.group import Group, GroupedQuery, lane_of
 from schemas.record import ClusterId
 from schemas.scan import Scan
 from schemas.topics import GROUPS
@@ -51,6 +51,8 @@ GROUPS_IN_HAND_MAX = 256
 """Groups that are not finished. Queries are limited, too, so this is for groups of one query."""
 INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
 """Bytes of these groups, outside the budget; room for the largest record of the topic."""
+ANSWERED_TOGETHER_MAX = 64
+"""Results whose passages are read together: enough to fill the buffers many times."""
 
 
 def parts(group: Group) -> int:
@@ -88,6 +90,11 @@ class _PendingQuery:
 
     unit: Unit[Group]
     part: int
+
+    @property
+    def grouped(self) -> GroupedQuery:
+        """The query."""
+        return self.unit.record.queries[self.part]
 
 
 class SearcherStage:
@@ -384,20 +391,37 @@ class SearcherStage:
         return None
 
     def _answer(self, sink: Sink) -> None:
-        while (item := self._found.get()) is not None:
-            search, found = item
+        while items := self._wait_for_found():
+            now_us = self._clock.now_us()
             with self._lock:
-                pending, opened = self._parts.get(search.key), self._opened
-            if pending is None or opened is None:
-                continue  # revoked, or closing
-            if search.is_scan:
-                self._end_scan(search, pending, found, sink)
-                continue
-            outcome = self._outcome(pending, found, opened)
-            with self._lock:
-                is_wanted = self._let_go(search.key) is not None
-            if is_wanted:
-                self._hand_over(pending, outcome, sink)
+                opened = self._opened
+                pending = {search.key: self._parts.get(search.key) for search, _ in items}
+            done: list[tuple[_PendingQuery, int, SearchResult]] = []
+            for search, found in items:
+                query = pending[search.key]
+                if query is None or opened is None:
+                    continue  # revoked, or closing
+                if search.is_scan:
+                    self._end_scan(search, query, found, sink)
+                elif found is None or _is_late(query, now_us):
+                    self._hand_over(query, search.key, expire(query.grouped, now_us), sink)
+                else:
+                    done.append((query, search.key, found))
+            if opened is not None:
+                self._answer_together(done, opened, sink)
+
+    def _wait_for_found(self) -> list[tuple[Search, SearchResult | None]]:
+        """Returns the results that wait; none at the end. Blocks until there is one."""
+        items: list[tuple[Search, SearchResult | None]] = []
+        while len(items) < ANSWERED_TOGETHER_MAX:
+            try:
+                item = self._found.get(block=not items)
+            except queue.Empty:
+                break
+            if item is None:
+                return []
+            items.append(item)
+        return items
 
     def _end_scan(
         self, search: Search, pending: _PendingQuery, found: SearchResult | None, sink: Sink
@@ -426,24 +450,34 @@ class SearcherStage:
             found = result_of(scan)
         opened.executor.found_elsewhere(key, asked, found)
 
-    def _outcome(
-        self, pending: _PendingQuery, found: SearchResult | None, opened: OpenSearcher
-    ) -> Outcome:
-        grouped = pending.unit.record.queries[pending.part]
-        now_us = self._clock.now_us()
-        if found is None or (grouped.deadline_us is not None and now_us >= grouped.deadline_us):
-            return expire(grouped, now_us)
-        return finish(
-            pending.unit.record,
-            pending.part,
-            found,
-            opened.documents,
-            published_us=_published_us(pending.unit),
-            is_tuned=opened.manifest.recall is not None,
-            clock=self._clock,
-        )
+    def _answer_together(
+        self,
+        done: Sequence[tuple[_PendingQuery, int, SearchResult]],
+        opened: OpenSearcher,
+        sink: Sink,
+    ) -> None:
+        """Reads the passages of results, and hands each over as soon as it has them."""
+        started_us = self._clock.now_us()
+        rows = [found.best.rows.tolist() for _, _, found in done]
+        for position, passages in opened.passages.read(rows):
+            pending, key, found = done[position]
+            now_us = self._clock.now_us()
+            outcome = finish(
+                pending.unit.record,
+                pending.part,
+                found,
+                passages,
+                published_us=_published_us(pending.unit),
+                fetch_us=now_us - started_us,
+                is_tuned=opened.manifest.recall is not None,
+                now_us=now_us,
+            )
+            self._hand_over(pending, key, outcome, sink)
 
-    def _hand_over(self, pending: _PendingQuery, outcome: Outcome, sink: Sink) -> None:
+    def _hand_over(self, pending: _PendingQuery, key: int, outcome: Outcome, sink: Sink) -> None:
+        with self._lock:
+            if self._let_go(key) is None:
+                return  # revoked
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
@@ -462,6 +496,11 @@ class SearcherStage:
 
     def _count_answer(self, outcome: Outcome) -> None:
         self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
+
+
+def _is_late(pending: _PendingQuery, now_us: int) -> bool:
+    deadline_us = pending.grouped.deadline_us
+    return deadline_us is not None and now_us >= deadline_us
 
 
 def _owed(unit: Unit[Group]) -> tuple[int, ...]:

@@ -213,7 +213,8 @@ class SearcherMetrics:
         self.bytes_read = make.counter(
             "bytes_read_total",
             "Bytes read from the index: demand (clusters and rows that queries need), codes (that "
-            "do not fit memory), prefetch (clusters that later queries need).",
+            "do not fit memory), passages (of results), prefetch (clusters that later queries "
+            "need).",
             "purpose",
         )
         self.prefetches = make.counter(
@@ -223,7 +224,9 @@ class SearcherMetrics:
             "evictions_total", "Clusters evicted. A rise: the budget is too small."
         )
         self.resident_bytes = make.gauge("resident_bytes", "Bytes of the budget in use.", "kind")
-        self.budget_bytes = make.gauge("budget_bytes", "The memory budget for clusters.")
+        self.budget_bytes = make.gauge(
+            "budget_bytes", "The memory budget for codes, clusters and reads."
+        )
         self.audited_ids = make.counter(
             "audited_ids_total",
             "Ids of exact searches that check others: one query in 1,000, while nothing waits.",

@@ -19,6 +19,7 @@ import pytest
 
 from carpool.disk.documents import Document
 from carpool.disk.pages import VectorDtype
+from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from tests.searcher.helpers import Float32, SmallIndex, make_group, normalised, running, write_index
 
 pytestmark = pytest.mark.data
@@ -101,7 +102,7 @@ def test_539_claims_find_what_faiss_finds_but_for_scores_that_tie(
         for at in range(0, len(claims), 20)
     ]
     # A third of the index fits: clusters come and go while the claims are searched.
-    budget_bytes = index.size_bytes // 3
+    budget_bytes = index.size_bytes // 3 + PASSAGE_BUFFERS_BYTES
     with running(index, budget_bytes=budget_bytes) as run:
         found = run.search(*groups)
         assert run.count("cluster_requests_total", tier="ssd") > 0

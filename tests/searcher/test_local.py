@@ -12,7 +12,7 @@ from carpool.errors import ConfigError
 from searcher.local import LocalSearcher
 from tests.searcher.helpers import SmallIndex, random_index
 
-BUDGET_BYTES = 1 << 20
+BUDGET_BYTES = 2 << 20
 
 
 @pytest.mark.parametrize("nprobe", [1, 3, 8])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from schemas.topics import RETRIEVALS
+from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.service import parts
 from tests.clocks import HandClock
 from tests.searcher.helpers import (
@@ -35,7 +36,7 @@ def test_hits_are_the_exact_top_k_over_the_probed_clusters(index: SmallIndex, bu
         make_group(index, vectors[at : at + 5], sequence=at, next_clusters=(at % 8, 3, 99))
         for at in range(0, 40, 5)
     ]
-    with running(index, budget_bytes=budget_bytes) as run:
+    with running(index, budget_bytes=budget_bytes + PASSAGE_BUFFERS_BYTES) as run:
         found = run.search(*groups)
     for at, vector in enumerate(vectors):
         retrieval = found[f"q{at // 5 * 5}-{at % 5}"]
@@ -164,7 +165,7 @@ def test_advice_never_changes_a_result(index: SmallIndex, advice: str) -> None:
         for n in range(4)
     ]
     largest = max(extent.size_bytes for extent in index.extents)
-    with running(index, budget_bytes=4 * largest) as run:
+    with running(index, budget_bytes=4 * largest + PASSAGE_BUFFERS_BYTES) as run:
         found: dict[str, Any] = {}
         for group in advised:  # one at a time: nothing but the advice is known of the next
             found = run.search(group)

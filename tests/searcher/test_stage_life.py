@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError, CorruptionError
+from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.scoring.pool import ScoringPool
 from searcher.service import INTAKE_BYTES_MAX
 from tests.searcher.helpers import Running, SmallIndex, make_group, make_unit, running
@@ -125,12 +126,12 @@ def test_a_missing_index_is_refused_with_what_to_do(index: SmallIndex, tmp_path:
 def test_a_budget_below_the_largest_cluster_or_above_the_memory_is_refused_with_what_to_do(
     index: SmallIndex,
 ) -> None:
-    largest = max(extent.size_bytes for extent in index.extents)
+    largest = max(extent.size_bytes for extent in index.extents) + PASSAGE_BUFFERS_BYTES
     for budget_bytes, words in ((largest - 1, f"at least {largest}"), (1 << 60, "Set it lower")):
         error = failure_at_start(running(index, budget_bytes=budget_bytes))
         assert isinstance(error, ConfigError)
         assert words in str(error)
-    assert f"budget_bytes is {1 << 60}" in str(error)
+    assert f"leaves {(1 << 60) - PASSAGE_BUFFERS_BYTES}" in str(error)
 
 
 def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:

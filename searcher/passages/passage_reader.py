@@ -1,0 +1,122 @@
+"""Reads the passages of results: the entries of their documents, then the documents.
+
+The entries, 24 bytes a document, are read like the documents: in memory they would take more of the
+budget than the buffers do, 24 MB for a million documents, to save one round of reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from carpool.disk.documents import ENTRY_BYTES, Document, DocumentEntry, DocumentTable
+from carpool.errors import CorruptionError
+from searcher.passages.range_reader import RangeReader
+from searcher.plan.range_pieces import share_out
+from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import PageReads, ReadError
+from searcher.store.waker import Waker
+
+OFFSETS_FILE, DOCUMENTS_FILE = 0, 1
+"""Numbers of `documents.idx` and `documents.dat` among the files that are read."""
+READ_TOGETHER_BYTES = 4 << 20
+"""Documents that are in memory at a time, beside those of a query that has more."""
+CLOSE_TIMEOUT_S = 0.5
+
+T = TypeVar("T")
+
+
+class PassageReader:
+    """Reads passages for one thread at a time. It owns what it is given."""
+
+    def __init__(
+        self,
+        table: DocumentTable,
+        ranges: RangeReader,
+        reads: PageReads,
+        files: SegmentFiles,
+        waker: Waker,
+    ) -> None:
+        """`ranges` of `reads` of `files`: `documents.idx` and `documents.dat`."""
+        self._table = table
+        self._ranges = ranges
+        self._reads = reads
+        self._files = files
+        self._waker = waker
+
+    def read(
+        self, results: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, list[Document] | ReadError]]:
+        """Yields the passages of each result, with its position: one for each row, in their order.
+
+        `results`: the rows of each. The first error of a result is yielded instead. Results may
+        come in another order. Blocks while it reads; raises `IndexError` for a row that does not
+        exist. The reads that one result waits for end within the time limit of a read, or are
+        given up.
+        """
+        wanted = [self._table.numbers(rows) for rows in results]
+        entries, errors = self._entries(sorted({number for one in wanted for number in one}))
+        sizes = {number: entry.size_bytes for number, entry in entries.items()}
+        for together in share_out(wanted, sizes, READ_TOGETHER_BYTES):
+            numbers = {number for position in together for number in wanted[position]}
+            documents, damaged = self._documents(
+                [entries[number] for number in sorted(numbers & entries.keys())]
+            )
+            damaged |= errors
+            for position in together:
+                failed = [number for number in wanted[position] if number in damaged]
+                if failed:
+                    yield position, damaged[failed[0]]
+                else:
+                    yield position, [documents[number] for number in wanted[position]]
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where buffers were lost; not during `read`."""
+        self._ranges.check_integrity()
+
+    def close(self) -> None:
+        """Ends the reads, and closes the files. Blocks up to half a second."""
+        if self._reads.close(CLOSE_TIMEOUT_S):
+            self._files.close()
+            self._waker.close()
+
+    def _entries(
+        self, numbers: Sequence[int]
+    ) -> tuple[dict[int, DocumentEntry], dict[int, ReadError]]:
+        """Returns the entries of documents, and the errors of the others."""
+        starts = np.array([self._table.entry_offset_bytes(one) for one in numbers], np.int64)
+        sizes = np.full(len(numbers), ENTRY_BYTES)
+        contents = self._ranges.read(OFFSETS_FILE, starts, sizes)
+        return _parse(numbers, contents, [partial(self._table.entry, one) for one in numbers])
+
+    def _documents(
+        self, entries: Sequence[DocumentEntry]
+    ) -> tuple[dict[int, Document], dict[int, ReadError]]:
+        """Returns documents by number, and the errors of the others."""
+        starts = np.array([entry.offset_bytes for entry in entries], np.int64)
+        sizes = np.array([entry.size_bytes for entry in entries], np.int64)
+        contents = self._ranges.read(DOCUMENTS_FILE, starts, sizes)
+        parsers = [partial(self._table.document, entry) for entry in entries]
+        return _parse([entry.number for entry in entries], contents, parsers)
+
+
+def _parse(
+    numbers: Sequence[int],
+    contents: Sequence[bytearray | ReadError],
+    parsers: Sequence[Callable[[bytearray], T]],
+) -> tuple[dict[int, T], dict[int, ReadError]]:
+    """Returns what was read and is correct, and the errors of the rest, by number."""
+    parsed: dict[int, T] = {}
+    errors: dict[int, ReadError] = {}
+    for number, content, parse in zip(numbers, contents, parsers, strict=True):
+        if not isinstance(content, bytearray):
+            errors[number] = content
+            continue
+        try:
+            parsed[number] = parse(content)
+        except CorruptionError as error:
+            errors[number] = error
+    return parsed, errors

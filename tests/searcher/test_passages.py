@@ -1,0 +1,348 @@
+"""Passages: what the document store would return, whatever the disk does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.clock import SystemClock
+from carpool.disk.documents import (
+    DOCUMENTS_NAME,
+    ENTRY_BYTES,
+    OFFSETS_NAME,
+    Document,
+    DocumentStore,
+    DocumentTable,
+    DocumentWriter,
+)
+from carpool.errors import CorruptionError, RetryableError
+from carpool.telemetry.metrics import Metrics
+from searcher.passages.passage_reader import DOCUMENTS_FILE, OFFSETS_FILE, PassageReader
+from searcher.passages.range_reader import RangeReader
+from searcher.plan.range_pieces import share_out
+from searcher.rows.buffers import ReadBuffers
+from searcher.rows.row_reader import ReadLimits
+from searcher.store.factory import EngineName, open_page_reads
+from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import ReadError
+from searcher.store.waker import Waker
+from tests.searcher.faulty_pages import FaultyPages, PageFault
+
+PAGE = 4096
+BUILD_ID = 7
+ENGINE_NAMES: tuple[EngineName, ...] = ("auto", "threads")
+
+Found = dict[int, list[Document] | ReadError]
+
+
+def write_documents(folder: Path, texts_bytes: Sequence[int], seed: int = 1) -> None:
+    """Writes documents whose texts have these sizes."""
+    letters = np.random.default_rng(seed)
+    writer = DocumentWriter(folder, BUILD_ID)
+    for number, size_bytes in enumerate(texts_bytes):
+        text = letters.integers(97, 123, size_bytes, np.uint8).tobytes().decode()
+        writer.append(Document(doc_id=f"d{number}", title=f"Title {number}", text=text))
+    writer.close()
+
+
+@dataclass
+class Reading:
+    """A reader of passages, its disk, and a store that reads the same documents one by one."""
+
+    passages: PassageReader
+    pages: FaultyPages
+    metrics: Metrics
+    store: DocumentStore
+
+    def read(self, results: Sequence[Sequence[int]]) -> Found:
+        found = list(self.passages.read(results))
+        assert len(found) == len(results) == len(dict(found))
+        self.passages.check_integrity()
+        return dict(found)
+
+    def expected(self, results: Sequence[Sequence[int]]) -> Found:
+        """What the store returns or raises for each result."""
+        expected: Found = {}
+        for position, rows in enumerate(results):
+            try:
+                expected[position] = self.store.get(rows)
+            except CorruptionError as error:
+                expected[position] = error
+        return expected
+
+
+@contextmanager
+def reading(
+    folder: Path,
+    *,
+    engine: EngineName = "auto",
+    slots: int = 3,
+    slot_pages: int = 4,
+    timeout_us: int = 10_000_000,
+    attempts: int = 2,
+    of_places: npt.NDArray[np.uint32] | None = None,
+) -> Iterator[Reading]:
+    """Opens a reader with small buffers; checks at the end that none was lost."""
+    count = (folder / OFFSETS_NAME).stat().st_size // ENTRY_BYTES
+    store = DocumentStore(folder, count, BUILD_ID, of_places)
+    table: DocumentTable = store.table
+    waker, clock, metrics = Waker(), SystemClock(), Metrics()
+    files = SegmentFiles([Path(table.offsets_path), Path(table.documents_path)], "require")
+    pages = FaultyPages(open_page_reads(engine, files, waker, clock), waker)
+    ranges = RangeReader(
+        reads=pages,
+        waker=waker,
+        buffers=ReadBuffers(slots, slot_pages),
+        limits=ReadLimits(attempts=attempts, timeout_us=timeout_us),
+        metrics=metrics,
+        clock=clock,
+    )
+    passages = PassageReader(table, ranges, pages, files, waker)
+    try:
+        yield Reading(passages, pages, metrics, store)
+        passages.check_integrity()
+    finally:
+        passages.close()
+        store.close()
+    assert waker.descriptor < 0, "a read did not end"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """500 documents, some larger than a page, and some than a buffer."""
+    folder = tmp_path_factory.mktemp("documents")
+    sizes = np.random.default_rng(2).integers(0, 1200, 500)
+    sizes[::50] = 9_000
+    sizes[[77, 499]] = 100_000
+    write_documents(folder, sizes.tolist())
+    return folder
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Path:
+    """Documents that a test may damage."""
+    write_documents(tmp_path, np.random.default_rng(3).integers(0, 3000, 400).tolist())
+    return tmp_path
+
+
+def random_results(documents: int, count: int, seed: int = 4) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(0, documents, (count, 5)).tolist()
+
+
+def same(found: Found, expected: Found) -> None:
+    """Errors must be of the same kind; where documents are damaged, the same ones."""
+    assert found.keys() == expected.keys()
+    for position, one in expected.items():
+        if isinstance(one, CorruptionError):
+            assert isinstance(found[position], CorruptionError), position
+        else:
+            assert found[position] == one, position
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_passages_are_those_of_the_store_for_any_rows_with_repeats(
+    folder: Path, engine: EngineName
+) -> None:
+    of_places = np.random.default_rng(8).permutation(500).astype(np.uint32)
+
+    @settings(max_examples=80, deadline=None)
+    @given(results=st.lists(st.lists(st.integers(0, 499), max_size=12), max_size=12))
+    def check(results: list[list[int]]) -> None:
+        assert here.read(results) == here.expected(results)
+
+    with reading(folder, engine=engine, of_places=of_places) as here:
+        check()
+
+
+def test_a_page_is_read_once_for_all_results_and_neighbours_in_one_read(folder: Path) -> None:
+    results = [list(range(100, 140)), list(range(120, 160)), [150] * 3]
+    with reading(folder, slot_pages=64) as here:
+        assert here.read(results) == here.expected(results)
+        (idx_offset, idx_size), (dat_offset, dat_size) = (
+            (offset, size) for _, offset, size in here.pages.seen
+        )
+        first, last = here.store.table.entry_offset_bytes(100), 160 * ENTRY_BYTES - 1
+        assert idx_offset == first // PAGE * PAGE
+        assert idx_offset + idx_size == (last // PAGE + 1) * PAGE
+        counted = here.metrics.registry.get_sample_value(
+            "carpool_bytes_read_total", {"purpose": "passages"}
+        )
+        assert counted == idx_size + dat_size
+        assert [file for file, _, _ in here.pages.seen] == [OFFSETS_FILE, DOCUMENTS_FILE]
+        assert dat_offset % PAGE == dat_size % PAGE == 0
+
+
+def test_a_row_that_does_not_exist_is_an_error_of_the_caller(folder: Path) -> None:
+    with reading(folder) as here, pytest.raises(IndexError, match="no row 500"):
+        here.read([[1], [500]])
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_the_largest_document_is_read_in_pieces(tmp_path: Path, engine: EngineName) -> None:
+    write_documents(tmp_path, [10, (16 << 20) - 100, 20])
+    results = [[0, 2], [1], [2, 1, 0]]
+    with reading(tmp_path, engine=engine, slot_pages=16) as here:
+        assert here.read(results) == here.expected(results)
+
+
+# ---- damage
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("name", [OFFSETS_NAME, DOCUMENTS_NAME])
+def test_flipped_bits_fail_only_the_results_that_want_these_documents(
+    own_folder: Path, engine: EngineName, name: str
+) -> None:
+    results = random_results(400, 120)
+    content = bytearray((own_folder / name).read_bytes())
+    places = np.random.default_rng(6).integers(0, len(content), 12).tolist()
+    for place in places:
+        content[place] ^= 1 << place % 8
+    (own_folder / name).write_bytes(content)
+    with reading(own_folder, engine=engine) as here:
+        found, expected = here.read(results), here.expected(results)
+    same(found, expected)
+    failed = [one for one in found.values() if isinstance(one, CorruptionError)]
+    assert 0 < len(failed) < 60
+    texts = {str(one) for one in expected.values() if isinstance(one, CorruptionError)}
+    assert {str(one) for one in failed} == texts, "what the store says, too"
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+@pytest.mark.parametrize("name", [OFFSETS_NAME, DOCUMENTS_NAME])
+@pytest.mark.parametrize("cut_bytes", [1, 1_000, PAGE])
+def test_a_file_that_was_cut_short_fails_only_the_results_that_want_its_end(
+    own_folder: Path, engine: EngineName, name: str, cut_bytes: int
+) -> None:
+    results = [*random_results(400, 60), [395, 399], [390], list(range(200, 400))]
+    with reading(own_folder, engine=engine, slot_pages=64) as here:
+        size_bytes = (own_folder / name).stat().st_size
+        os.truncate(own_folder / name, size_bytes - cut_bytes)
+        found, expected = here.read(results), here.expected(results)
+    same(found, expected)
+    failed = [one for one in found.values() if isinstance(one, CorruptionError)]
+    assert 0 < len(failed) < len(results) and all("ends at byte" in str(one) for one in failed)
+
+
+# ---- a bad disk
+
+
+def test_a_passing_error_is_tried_again_page_by_page(folder: Path) -> None:
+    results = [[number] for number in range(101, 140)]
+    with reading(folder, slot_pages=64) as here:
+        bad_page = _first_byte(here.store.table, 120) // PAGE * PAGE
+        fails_for_ever = False
+
+        def fault(file: int, offset: int) -> PageFault | None:
+            is_first_try = len(here.pages.seen) == 2  # of the entries, and of the documents
+            is_bad = is_first_try or (fails_for_ever and offset == bad_page)
+            return "fail" if file == DOCUMENTS_FILE and is_bad else None
+
+        here.pages.fault = fault
+        expected = here.expected(results)
+        assert here.read(results) == expected
+        assert len(here.pages.seen) > 3
+        fails_for_ever = True
+        here.pages.seen.clear()
+        found = here.read(results)
+        failed = [position for position, one in found.items() if isinstance(one, RetryableError)]
+        assert failed == [
+            number - 101
+            for number in range(101, 140)
+            if _first_byte(here.store.table, number) < bad_page + PAGE
+            and _first_byte(here.store.table, number + 1) > bad_page
+        ]
+        assert "the disk said no" in str(found[failed[0]])
+        assert {p: one for p, one in found.items() if p not in failed} == {
+            p: one for p, one in expected.items() if p not in failed
+        }
+
+
+def test_without_a_second_try_a_passing_error_fails_the_results(folder: Path) -> None:
+    with reading(folder, attempts=1) as here:
+        here.pages.fault = lambda file, offset: "fail"
+        found = here.read([[1], [2, 3], []])
+        assert isinstance(found[0], RetryableError) and isinstance(found[1], RetryableError)
+        assert found[2] == []
+
+
+def _first_byte(table: DocumentTable, number: int) -> int:
+    at = table.entry_offset_bytes(number)
+    content = Path(table.offsets_path).read_bytes()[at : at + ENTRY_BYTES]
+    return table.entry(number, content).offset_bytes
+
+
+def test_reads_that_hang_are_given_up_and_their_buffers_come_back(folder: Path) -> None:
+    results = random_results(500, 20)
+    clock = SystemClock()
+    with reading(folder, slots=2, slot_pages=8, timeout_us=200_000) as here:
+        expected = here.expected(results)
+        for number in (1, 2):  # both buffers, then none is left
+            here.pages.fault = lambda file, offset: "hang"
+            began_us = clock.now_us()
+            found = here.read([results[number]])
+            assert clock.now_us() - began_us < 5_000_000
+            assert isinstance(found[0], RetryableError)
+            assert "read_timeout_ms" in str(found[0])
+            here.pages.fault = lambda file, offset: None
+            if number == 1:
+                assert here.read(results) == expected, "one buffer is enough"
+        found = here.read(results)
+        assert all("no memory to read into" in str(one) for one in found.values())
+        here.pages.release()
+        assert here.read(results) == expected
+
+
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(
+    folder: Path, engine: EngineName
+) -> None:
+    random = np.random.default_rng(5)
+    faults: list[PageFault | None] = [None] * 40 + ["fail", "short", "flip", "slow", "hang"]
+    results = random_results(500, 6 * 100)
+    kinds: set[type] = set()
+    with reading(folder, engine=engine, slot_pages=16, timeout_us=50_000) as here:
+        expected = here.expected(results)
+        here.pages.fault = lambda file, offset: faults[int(random.integers(len(faults)))]
+        for start in range(0, len(results), 6):
+            found = here.read(results[start : start + 6])
+            for position, one in found.items():
+                assert not isinstance(one, list) or one == expected[start + position]
+                kinds.add(type(one))
+            if start % 5:
+                here.pages.release()
+        here.pages.fault = lambda file, offset: None
+        here.pages.release()
+        assert here.read(results) == expected
+    assert kinds == {list, CorruptionError, RetryableError}
+
+
+# ---- the plan
+
+
+@given(
+    wanted=st.lists(st.lists(st.integers(0, 20), max_size=6), max_size=20),
+    bytes_max=st.integers(1, 60),
+)
+def test_queries_share_a_read_while_their_documents_fit(
+    wanted: list[list[int]], bytes_max: int
+) -> None:
+    size_bytes = {number: number for number in range(20)}  # of 20 nothing is stored
+    shares = list(share_out(wanted, size_bytes, bytes_max))
+    assert [position for share in shares for position in share] == list(range(len(wanted)))
+
+    def total(positions: range) -> int:
+        return sum({n: size_bytes.get(n, 0) for p in positions for n in wanted[p]}.values())
+
+    assert all(len(share) == 1 or total(share) <= bytes_max for share in shares)
+    for share in shares[:-1]:
+        assert total(range(share.start, share.stop + 1)) > bytes_max, "one more would fit"
