@@ -38,11 +38,11 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         int,
         msgspec.Meta(
             ge=4096,
-            description="Bytes of codes, rows and clusters in memory, resident and being read. The "
-            "searcher never exceeds it. An index of 1,000,000 x 384 has 223 MB of codes of 4 "
-            "bits, and 126 MB of 2 bits. Too low: every query reads from disk; below the size of "
-            "the largest cluster, the searcher refuses to start. Too high: the machine runs out of "
-            "memory. The process needs about 100 MB more.",
+            description="Bytes of codes and clusters in memory, and of reads of rows, clusters and "
+            "passages. The searcher never exceeds it. An index of 1,000,000 x 384 has 223 MB of "
+            "codes of 4 bits, and 126 MB of 2 bits. Too low: every query reads from disk; below 1 "
+            "MiB and the largest cluster, the searcher refuses to start. Too high: the machine "
+            "runs out of memory. The process needs about 100 MB more.",
         ),
     ] = 256 * MIB
     search_mode: Annotated[

@@ -36,6 +36,7 @@ from carpool.errors import ConfigError
 from carpool.settings import environment_name
 from producers.send_load import LoadSummary
 from schemas.topics import ANSWERS, RETRIEVALS
+from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 
 SERVICES = ("grouper", "searcher")
 SETTLE_S = 2.0
@@ -96,7 +97,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: TrafficOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     run = open_run("traffic", options)
-    budget_bytes = int(run.index.segment_bytes * options.budget_share)
+    budget_bytes = PASSAGE_BUFFERS_BYTES + int(run.index.segment_bytes * options.budget_share)
     budget_name = environment_name("searcher", "budget_bytes")
     if budget_name in run.settings:
         raise ConfigError("set the searcher's budget with --budget-share, not with --set")
