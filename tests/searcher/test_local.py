@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carpool.disk.documents import DOCUMENTS_NAME
 from carpool.embedding import EmbeddingSettings, load_embedder
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, CorruptionError
 from searcher.local import LocalSearcher
 from tests.searcher.helpers import SmallIndex, random_index
 
@@ -39,6 +40,15 @@ def test_a_damaged_cluster_is_skipped_and_named(own_index: SmallIndex) -> None:
         (result,) = searcher.search(own_index.vectors[:1])
     assert result.skipped_clusters == (0,) and "cluster 0" in str(result.errors[0])
     assert result.hits
+
+
+def test_a_damaged_passage_is_raised(own_index: SmallIndex) -> None:
+    with LocalSearcher(own_index.dir, budget_bytes=BUDGET_BYTES, nprobe=8) as searcher:
+        path = own_index.dir / DOCUMENTS_NAME
+        path.write_bytes(bytes(path.stat().st_size))
+        with pytest.raises(CorruptionError, match=DOCUMENTS_NAME):
+            searcher.search(own_index.vectors[:3])
+        assert searcher.search(own_index.vectors[:0]) == []
 
 
 def test_texts_are_embedded_by_the_model_of_the_index(tmp_path: Path) -> None:

@@ -16,9 +16,13 @@ from carpool.loop.retry import index_wanted, origin_of, read_query
 from schemas.record import header
 from schemas.topics import ANSWERS, RETRIES
 from searcher.scoring.pool import ScoringPool
+from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.none import NoEngine
+from searcher.store.page_reads import PageReads
+from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.records import a_message
+from tests.searcher.faulty_pages import FaultyPages
 from tests.searcher.helpers import (
     SmallIndex,
     exact_top_k,
@@ -264,6 +268,54 @@ def test_a_damaged_passage_fails_its_query(own_index: SmallIndex) -> None:
         False,
     )
     assert "passages" in answer.error.message
+
+
+def test_a_damaged_passage_fails_only_the_queries_that_found_it(own_index: SmallIndex) -> None:
+    vectors = questions(60)
+    best = {row for vector in vectors for row in exact_top_k(own_index, vector, range(8), 3)}
+    damaged = max(best)
+    with running(own_index) as run:
+        run.wait_ready()
+        path = own_index.dir / DOCUMENTS_NAME
+        content = bytearray(path.read_bytes())
+        content[content.index(f"The text of row {damaged}.".encode())] ^= 1
+        path.write_bytes(content)
+        found = run.search(make_group(own_index, vectors, nprobe=8, top_k=3))
+        assert run.count("bytes_read_total", purpose="passages") > 0
+    failed = {
+        f"q0-{number}"
+        for number, vector in enumerate(vectors)
+        if damaged in exact_top_k(own_index, vector, range(8), 3)
+    }
+    assert run.sink.answers().keys() == failed and len(found) == 60 - len(failed) > 0
+    for answer in run.sink.answers().values():
+        assert answer.error is not None and f"row {damaged} is damaged" in answer.error.message
+
+
+def test_passages_on_a_disk_that_hangs_fail_for_now_and_the_next_ones_are_read(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk: list[FaultyPages] = []
+
+    def open_faulty(name: EngineName, files: Any, waker: Waker, clock: Any) -> PageReads:
+        disk.append(FaultyPages(open_page_reads(name, files, waker, clock), waker))
+        return disk[0]
+
+    monkeypatch.setattr("searcher.passages.open.open_page_reads", open_faulty)
+    with running(index, read_timeout_ms=100) as run:
+        run.wait_ready()
+        disk[0].fault = lambda file, offset: "hang"
+        run.search(make_group(index, questions(5)))
+        assert len(run.sink.answers()) == 5
+        disk[0].fault = lambda file, offset: None
+        found = run.search(make_group(index, questions(5), sequence=1))
+        assert len(found) == 5, "other buffers are left"
+        disk[0].release()
+    for answer in run.sink.answers().values():
+        assert answer.error is not None
+        assert (answer.error.type, answer.error.retryable) == ("index_damaged", True)
+        assert "a read did not come within 0.1 s" in answer.error.message
+    assert all(done.failure.is_transient for done in run.sink.dones if done.failure)
 
 
 def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path: Path) -> None:

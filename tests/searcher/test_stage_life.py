@@ -12,7 +12,14 @@ from carpool.errors import CarpoolError, ConfigError, CorruptionError
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.scoring.pool import ScoringPool
 from searcher.service import INTAKE_BYTES_MAX
-from tests.searcher.helpers import Running, SmallIndex, make_group, make_unit, running
+from tests.searcher.helpers import (
+    Running,
+    SmallIndex,
+    make_group,
+    make_unit,
+    random_index,
+    running,
+)
 from tests.searcher.stage import Gate, questions
 
 
@@ -132,6 +139,17 @@ def test_a_budget_below_the_largest_cluster_or_above_the_memory_is_refused_with_
         assert isinstance(error, ConfigError)
         assert words in str(error)
     assert f"leaves {(1 << 60) - PASSAGE_BUFFERS_BYTES}" in str(error)
+
+
+@pytest.mark.parametrize("codecs", [(), ("rabitq4",)])
+def test_codes_clusters_and_buffers_of_reads_are_the_budget(
+    tmp_path: Path, codecs: tuple[str, ...]
+) -> None:
+    index = random_index(tmp_path / "index", rows=2000, dimension=32, codecs=codecs)
+    budget_bytes = 16 << 20
+    with running(index, budget_bytes=budget_bytes) as run:
+        run.wait_ready()
+        assert budget_bytes - (1 << 20) < run.count("budget_bytes") <= budget_bytes
 
 
 def test_a_damaged_manifest_is_refused(own_index: SmallIndex) -> None:
