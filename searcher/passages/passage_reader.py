@@ -53,9 +53,8 @@ class PassageReader:
         """Yields the passages of each result, with its position: one for each row, in their order.
 
         `results`: the rows of each. The first error of a result is yielded instead. Results may
-        come in another order. Blocks while it reads; raises `IndexError` for a row that does not
-        exist. The reads that one result waits for end within the time limit of a read, or are
-        given up.
+        come in another order. Raises `IndexError` for a row that does not exist. Blocks while it
+        reads. Where reads hang, that is for at most as many time limits as there are buffers.
         """
         wanted = [self._table.numbers(rows) for rows in results]
         entries, errors = self._entries(sorted({number for one in wanted for number in one}))
