@@ -34,9 +34,7 @@ def open_passages(
         reads=reads,
         waker=waker,
         buffers=ReadBuffers(SLOTS, SLOT_PAGES),
-        limits=ReadLimits(
-            attempts=settings.read_attempts, timeout_us=settings.read_timeout_ms * 1_000
-        ),
+        limits=ReadLimits(timeout_us=settings.read_timeout_ms * 1_000),
         metrics=metrics,
         clock=clock,
     )
