@@ -97,31 +97,43 @@ def paged_codes(
         str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
     ] = "20,100",
     queries: Annotated[int, typer.Option("--queries", min=1, help="Questions.")] = 1000,
+    searchers: Annotated[
+        str,
+        typer.Option(
+            "--searchers",
+            metavar="N,N",
+            help="Searchers that share the clusters out, each with a share of the codes.",
+        ),
+    ] = "1",
     json_file: JsonOption = None,
 ) -> None:
     """What do codes cost that do not fit memory?
 
-    Searches with a share of the codes in memory, each question after the one before, and with all
-    of them. Bytes of codes are compared with those of the simulated planner, and of the static
-    oracle: the best fixed set of clusters, chosen with all questions known, others read once a
-    window.
+    Searches with a share of the codes in memory, window after window, and with all of them. Bytes
+    of codes are compared with those of the simulated planner, and of the static oracle: the best
+    fixed set of clusters, chosen with all questions known, others read once a window.
 
-    Ends with 1 when more is read than simulated, more than 1.15 times the oracle's, or more than
-    twice the CPU time of codes in memory is used.
+    Ends with 1 when more is read than simulated, more than 1.15 times the oracle's, when other ids
+    are found than with all codes in memory, or more than twice their CPU time is used.
 
     Example:  carpool bench paged-codes --index my-index --questions questions.npy --json paged.json
     """
     from bench.simulator import paged_codes as bench
 
-    sizes = [int(size) for size in windows.split(",") if size.strip().isdigit()]
-    if not sizes or 0 in sizes:
-        raise typer.BadParameter(f"--windows {windows}: name numbers of queries, such as 20,100")
     options = bench.PagedCodesOptions(
         nprobe=nprobe,
         codec=codec,
         shares=shares_of("--shares", shares),
-        windows=tuple(sizes),
+        windows=_counts("--windows", windows),
         queries=queries,
+        searchers=_counts("--searchers", searchers),
     )
     if not bench.run(index, questions, options, json_file):
         raise typer.Exit(1)
+
+
+def _counts(option: str, given: str) -> tuple[int, ...]:
+    counts = tuple(int(count) for count in given.split(",") if count.strip().isdigit())
+    if not counts or 0 in counts:
+        raise typer.BadParameter(f"{option} {given}: name numbers, such as 20,100")
+    return counts

@@ -1,13 +1,13 @@
 """Paged codes at shares of their bytes: what is read, against simulation and oracle, and the CPU.
 
-A closed loop in this process, without a memory limit; the next four windows are known. All codes in
-memory are the baseline of the CPU time.
+A closed loop in this process, without a memory limit; the next four windows are known. One searcher
+with all codes in memory is the baseline of the CPU time and of the ids.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,9 +26,10 @@ from carpool.disk.centroids import probe
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
+from schemas.group import lane_of
 from schemas.record import ClusterId
 from searcher.codes.open import ChosenCodes, open_codes_plane
-from searcher.executor import Search, SearchGroup
+from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.local import SearchThread
 from searcher.plan.paged_codes import PagedCodesPlanner, ReadCodes
 from searcher.settings import SearcherSettings
@@ -39,31 +40,49 @@ BYTES_TO_SIMULATED_MAX = 1.01
 
 
 class PagedCodesOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is searched. `shares`: of the bytes of all codes that fit the memory."""
+    """What is searched. `shares`: of the bytes of all codes that fit the memory of a searcher."""
 
     nprobe: int
     codec: str
     shares: tuple[float, ...]
     windows: tuple[int, ...]
     queries: int
+    searchers: tuple[int, ...] = (1,)
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Queries in the order of arrival: `vectors` (n, dim) float32, `probes` (n, nprobe) int32."""
+
+    vectors: Float32
+    probes: Int32
+    window: int
 
 
 class PagedCodesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One share and window. Bytes are those of codes, but for `rows_bytes`; all for one query."""
+    """One share and window. Bytes are those of codes, but for `rows_bytes`; all for one query.
 
+    `share`: what each of `searchers` has. `other_ids`: in all results together, against one
+    searcher with all codes in memory.
+    """
+
+    searchers: int
     share: float
     window: int
     read_bytes: float
     simulated_bytes: float
     static_oracle_bytes: float
     rows_bytes: float
+    other_ids: int
     queries_per_s: float
     cpu_ms: float
     resident_queries_per_s: float
     resident_cpu_ms: float
 
 
-class _Measured(msgspec.Struct, frozen=True, kw_only=True):
+class PagedCodesRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run took. `ids`: the row numbers of each query, best first."""
+
+    ids: list[tuple[int, ...]]
     codes_bytes: int
     rows_bytes: int
     wall_s: float
@@ -86,9 +105,13 @@ def run(
     codes = index.open_codes(options.codec)
     rows = []
     for window in options.windows:
-        resident = _search(index, ChosenCodes(codes=codes), vectors, probes, window)
-        for share in options.shares:
-            rows.append(_row(index, codes, vectors, probes, window, share, resident))
+        asked = Asked(vectors=vectors, probes=probes, window=window)
+        resident = search_together([ChosenCodes(codes=codes)], index, asked)
+        rows += [
+            _row(index, codes, asked, searchers, share, resident)
+            for searchers in options.searchers
+            for share in options.shares
+        ]
     promises = {
         "bytes as simulated": all(
             row.read_bytes <= BYTES_TO_SIMULATED_MAX * row.simulated_bytes for row in rows
@@ -96,6 +119,7 @@ def run(
         "bytes within 1.15 of the static oracle": all(
             row.read_bytes <= 1.15 * row.static_oracle_bytes for row in rows
         ),
+        "ids as of one searcher with all codes in memory": not any(row.other_ids for row in rows),
         "CPU within twice that of codes in memory": all(
             row.cpu_ms <= 2 * row.resident_cpu_ms for row in rows
         ),
@@ -111,17 +135,21 @@ def run(
 
 
 def simulated_bytes(
-    codes: OpenCodes, probes: Int32, window: int, budget_bytes: int
+    codes: OpenCodes, asked: Asked, lane: int, lanes: int, budget_bytes: int
 ) -> Iterator[int]:
-    """Yields the bytes of each read that the planner wants, in a closed loop of windows.
-
-    `probes`: (queries, nprobe) int32, in the order of arrival.
-    """
+    """Yields the bytes of each read that the planner of a lane wants, in a closed loop."""
     planner = PagedCodesPlanner([extent.size_bytes for extent in codes.extents], budget_bytes)
-    for start in range(0, len(probes), window):
-        planner.expect(_horizon(probes, start, window))
-        for key in range(start, min(len(probes), start + window)):
-            planner.join(key, map(ClusterId, probes[key].tolist()))
+    for start in range(0, len(asked.probes), asked.window):
+        planner.expect(
+            {
+                cluster: windows
+                for cluster, windows in _horizon(asked, start).items()
+                if lane_of(cluster, lanes) == lane
+            }
+        )
+        for key in range(start, min(len(asked.probes), start + asked.window)):
+            clusters = map(ClusterId, asked.probes[key].tolist())
+            planner.join(key, [each for each in clusters if lane_of(each, lanes) == lane])
         while steps := planner.plan():
             for step in steps:
                 if isinstance(step, ReadCodes):
@@ -131,25 +159,37 @@ def simulated_bytes(
 def _row(
     index: OpenIndex,
     codes: OpenCodes,
-    vectors: Float32,
-    probes: Int32,
-    window: int,
+    asked: Asked,
+    searchers: int,
     share: float,
-    resident: _Measured,
+    resident: PagedCodesRun,
 ) -> PagedCodesRow:
     sizes: Int64 = np.array([extent.read_bytes for extent in codes.extents], np.int64)
     budget_bytes = int(share * sum(extent.size_bytes for extent in codes.extents))
     chosen = ChosenCodes(codes=codes, paged_bytes=budget_bytes)
-    found = _search(index, chosen, vectors, probes, window)
-    counts = window_counts(probes, window, len(sizes))
-    count = len(vectors)
+    found = search_together([chosen] * searchers, index, asked)
+    count, window = len(asked.vectors), asked.window
+    counts = window_counts(asked.probes, window, len(sizes))
+    lanes = [np.arange(len(sizes)) % searchers == lane for lane in range(searchers)]
+    static_bytes = sum(
+        oracle_static(np.where(lane, counts, 0), sizes, budget_bytes).bytes_read for lane in lanes
+    )
     return PagedCodesRow(
+        searchers=searchers,
         share=share,
         window=window,
         read_bytes=found.codes_bytes / count,
-        simulated_bytes=sum(simulated_bytes(codes, probes, window, budget_bytes)) / count,
-        static_oracle_bytes=oracle_static(counts, sizes, budget_bytes).bytes_read / count,
+        simulated_bytes=sum(
+            sum(simulated_bytes(codes, asked, lane, searchers, budget_bytes))
+            for lane in range(searchers)
+        )
+        / count,
+        static_oracle_bytes=static_bytes / count,
         rows_bytes=found.rows_bytes / count,
+        other_ids=sum(
+            len(set(ids) ^ set(expected)) // 2
+            for ids, expected in zip(found.ids, resident.ids, strict=True)
+        ),
         queries_per_s=count / found.wall_s,
         cpu_ms=found.cpu_s / count * 1_000,
         resident_queries_per_s=count / resident.wall_s,
@@ -157,30 +197,22 @@ def _row(
     )
 
 
-def _search(
-    index: OpenIndex, chosen: ChosenCodes, vectors: Float32, probes: Int32, window: int
-) -> _Measured:
+def search_together(planes: Sequence[ChosenCodes], index: OpenIndex, asked: Asked) -> PagedCodesRun:
+    """Searches windows with one searcher for each of `planes`, all in this process. Blocks.
+
+    Several searchers share the clusters out, as services do with `grouper.scatter`.
+    """
     metrics = Metrics()
     settings = SearcherSettings(direct_io="auto", read_timeout_ms=60_000)
-    thread = SearchThread(open_codes_plane(index, chosen, settings, metrics, SystemClock()))
+    threads = [
+        SearchThread(open_codes_plane(index, plane, settings, metrics, SystemClock()))
+        for plane in planes
+    ]
+    ids: list[tuple[int, ...]] = []
     try:
         began_s, cpu_began_s = time.perf_counter(), time.process_time()
-        for start in range(0, len(vectors), window):
-            searches = tuple(
-                Search(
-                    key=key,
-                    vector=vectors[key],
-                    clusters=tuple(map(ClusterId, probes[key].tolist())),
-                    top_k=TOP_K,
-                )
-                for key in range(start, min(len(vectors), start + window))
-            )
-            horizon = _horizon(probes, start, window)
-            for result in thread.search(
-                SearchGroup(searches=searches, window=start, horizon=horizon)
-            ):
-                if result.errors:
-                    raise result.errors[0]
+        for start in range(0, len(asked.vectors), asked.window):
+            ids += _search_window(threads, asked, start)
         codes_bytes, rows_bytes = (
             int(
                 metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose})
@@ -188,27 +220,98 @@ def _search(
             )
             for purpose in ("codes", "demand")
         )
-        return _Measured(
+        return PagedCodesRun(
+            ids=ids,
             codes_bytes=codes_bytes,
             rows_bytes=rows_bytes,
             wall_s=time.perf_counter() - began_s,
             cpu_s=time.process_time() - cpu_began_s,
         )
     finally:
-        thread.close()
+        for thread in threads:
+            thread.close()
 
 
-def _horizon(probes: Int32, start: int, window: int) -> dict[ClusterId, int]:
+def _search_window(
+    threads: Sequence[SearchThread], asked: Asked, start: int
+) -> list[tuple[int, ...]]:
+    """Returns the row numbers of each query of a window."""
+    lanes = len(threads)
+    window = {
+        key: tuple(map(ClusterId, asked.probes[key].tolist()))
+        for key in range(start, min(len(asked.vectors), start + asked.window))
+    }
+    homes = {key: lane_of(clusters[0], lanes) for key, clusters in window.items()}
+    scans = []
+    for lane, thread in enumerate(threads):
+        searches = [
+            search
+            for key, clusters in window.items()
+            if (search := _of_lane(asked, key, clusters, lane, lanes)) is not None
+        ]
+        scans.append(sum(search.is_scan for search in searches))
+        horizon = {
+            cluster: windows
+            for cluster, windows in _horizon(asked, start).items()
+            if lane_of(cluster, lanes) == lane
+        }
+        thread.join(SearchGroup(searches=tuple(searches), window=start, horizon=horizon))
+    found: dict[int, tuple[int, ...]] = {}
+    for thread, count in zip(threads, scans, strict=True):
+        while count:
+            key, result = _take(thread)
+            if result.scan is None:
+                found[key] = tuple(result.best.rows.tolist())
+                continue
+            count -= 1
+            scanned = [probe.cluster for probe in result.scan.probes]
+            threads[homes[key]].plane.executor.found_elsewhere(key, scanned, result.scan)
+    for lane, thread in enumerate(threads):
+        for _ in [key for key in window if homes[key] == lane and key not in found]:
+            key, result = _take(thread)
+            found[key] = tuple(result.best.rows.tolist())
+    return [found[key] for key in window]
+
+
+def _of_lane(
+    asked: Asked, key: int, clusters: tuple[ClusterId, ...], lane: int, lanes: int
+) -> Search | None:
+    """What a lane searches for a query; None: it has none of its clusters."""
+    here = tuple(cluster for cluster in clusters if lane_of(cluster, lanes) == lane)
+    if not here:
+        return None
+    is_home = lane_of(clusters[0], lanes) == lane
+    return Search(
+        key=key,
+        vector=asked.vectors[key],
+        clusters=clusters if is_home else here,
+        top_k=TOP_K,
+        elsewhere=tuple(each for each in clusters if each not in here) if is_home else (),
+        is_scan=not is_home,
+    )
+
+
+def _take(thread: SearchThread) -> tuple[int, SearchResult]:
+    search, result = thread.take()
+    assert result is not None, "a search without a deadline expired"
+    if result.errors:
+        raise result.errors[0]
+    return search.key, result
+
+
+def _horizon(asked: Asked, start: int) -> dict[ClusterId, int]:
     """In how many windows each cluster is needed next."""
     horizon: dict[ClusterId, int] = {}
     for ahead in range(WINDOWS_AHEAD, 0, -1):
-        later = probes[start + ahead * window : start + (ahead + 1) * window]
+        first = start + ahead * asked.window
+        later = asked.probes[first : first + asked.window]
         horizon |= dict.fromkeys(map(ClusterId, np.unique(later).tolist()), ahead)
     return horizon
 
 
 def _print(console: Console, rows: list[PagedCodesRow]) -> None:
     table = Table(
+        "searchers",
         "share of codes",
         "window",
         "MB of codes a query",
@@ -221,6 +324,7 @@ def _print(console: Console, rows: list[PagedCodesRow]) -> None:
     )
     for row in rows:
         table.add_row(
+            str(row.searchers),
             f"{row.share:.0%}",
             str(row.window),
             f"{row.read_bytes / 1e6:.2f}",

@@ -30,6 +30,21 @@ def test_what_is_read_is_what_the_simulation_reads(
     assert whole["read_bytes"] == whole["simulated_bytes"]  # nothing leaves, so all is read once
 
 
+def test_searchers_that_share_clusters_read_what_is_simulated_and_find_the_same_ids(
+    tiny_index: Path, questions: Path, tmp_path: Path
+) -> None:
+    options = PagedCodesOptions(
+        nprobe=3, codec="rabitq4", shares=(0.5,), windows=(20,), queries=60, searchers=(1, 3)
+    )
+    run(tiny_index, questions, options, tmp_path / "report.json")
+    report = msgspec.json.decode((tmp_path / "report.json").read_bytes())
+    one, three = report["results"]
+    assert (one["searchers"], three["searchers"]) == (1, 3)
+    assert (one["other_ids"], three["other_ids"]) == (0, 0)
+    assert three["simulated_bytes"] < one["simulated_bytes"]
+    assert three["simulated_bytes"] <= three["read_bytes"]
+
+
 def test_an_index_without_these_codes_is_refused(tiny_index: Path, questions: Path) -> None:
     options = PagedCodesOptions(nprobe=3, codec="rabitq9", shares=(0.5,), windows=(5,), queries=5)
     with pytest.raises(ConfigError, match="no codes rabitq9"):
