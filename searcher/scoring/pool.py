@@ -13,8 +13,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -75,19 +73,6 @@ class ScoringPool:
         for helper in self._helpers:
             helper.join()
         self._helpers = []
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes."""
-        self.close()
 
     def _help(self) -> None:
         while (run := self._runs.get()) is not None:

@@ -31,15 +31,12 @@ _PARAMS = struct.Struct("=IIIIIII3I8IQ8IQ")
 # sq_entries, cq_entries, flags, 2 of a thread, features, wq_fd, 3 reserved, offsets of the
 # submission queue (head, tail, mask, entries, flags, dropped, array, reserved, address), offsets of
 # the completion queue (head, tail, mask, entries, overflow, cqes, flags, reserved, address)
-_ENTRY = struct.Struct(
-    "=BBHiQQIIQ24x"
-)  # opcode, flags, ioprio, fd, offset, address, length, rw_flags, user_data
 _ENTRIES = np.dtype(
     {
         "names": ["opcode", "file", "offset", "address", "length", "token"],
         "formats": ["u1", "<i4", "<u8", "<u8", "<u4", "<u8"],
         "offsets": [0, 4, 8, 16, 24, 32],
-        "itemsize": _ENTRY.size,
+        "itemsize": 64,
     }
 )
 _COMPLETIONS = np.dtype([("token", "<u8"), ("result", "<i4"), ("flags", "<u4")])
@@ -121,19 +118,9 @@ class Ring:
             vector.extend((ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer.nbytes))
         address, length = vector if len(buffers) == 1 else (vector.buffer_info()[0], len(buffers))
         tail = self._sq_tail.value
-        _ENTRY.pack_into(
-            self._entries,
-            (tail & self._sq_mask) * 64,
-            _READ if len(buffers) == 1 else _READV,
-            0,
-            0,
-            file,
-            offset_bytes,
-            address,
-            length,
-            0,
-            token,
-        )
+        opcode = _READ if len(buffers) == 1 else _READV
+        entry = (opcode, file, offset_bytes, address, length, token)
+        self._all_entries[tail & self._sq_mask] = entry
         self._sq_tail.value = (tail + 1) & _UINT32
         self._unsubmitted += 1
         return vector

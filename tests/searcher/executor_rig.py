@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,7 +174,7 @@ def running(
         overtake_us=5_000,
     )
     planner = ClusterMajorPlanner(limits, sizes, FarthestNextUse())
-    with ScoringPool(threads) as pool:
+    with closing(ScoringPool(threads)) as pool:
         executor = ClusterMajorExecutor(
             memory=memory,
             slices=slices,

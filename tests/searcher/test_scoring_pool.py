@@ -8,6 +8,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
     clusters = [
         cluster_of(c, vectors[assigned == c], np.flatnonzero(assigned == c)) for c in range(8)
     ]
-    with ScoringPool(threads) as pool:
+    with closing(ScoringPool(threads)) as pool:
         for _ in range(10):
             table = TopTable()
             top_ks = generator.integers(1, 101, 12)
@@ -119,7 +120,7 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
         began.append(len(parts))
         raise RuntimeError("a part broke")
 
-    with ScoringPool(3) as pool:
+    with closing(ScoringPool(3)) as pool:
         with monkeypatch.context() as patch:
             patch.setattr(scan, "write_scores", fail)
             with pytest.raises(RuntimeError, match="a part broke"):
@@ -146,7 +147,7 @@ def test_no_page_is_held_after_a_run(
     pages = weakref.ref(
         cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0]
     )
-    with ScoringPool(4) as pool:
+    with closing(ScoringPool(4)) as pool:
         scored = pool.run([Scoring(cluster, np.arange(asked))] * 8, queries, table)
         assert (len(scored) == 1) == (small_bytes > 0)
         del cluster
