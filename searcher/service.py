@@ -27,7 +27,6 @@ from carpool.kafka.topic_table import TableLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery, lane_of
-from schemas.record import ClusterId
 from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenEngine, OpenSearcher, open_searcher
@@ -36,13 +35,8 @@ from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.scan_inbox import ScanInbox
-from searcher.scatter.scan_records import (
-    clusters_of,
-    home_of,
-    name_in_group,
-    result_of,
-    scan_output,
-)
+from searcher.scatter.scan_records import name_in_group, result_of, scan_output
+from searcher.scatter.share import Share, clusters_of, home_of, share_of
 from searcher.settings import SearcherSettings
 
 _log = structlog.get_logger(__name__)
@@ -186,7 +180,7 @@ class SearcherStage:
         if not wanted:
             return
         with self._lock:
-            searches = tuple(self._take(unit, part, self._opened) for part in wanted)
+            searches = tuple(self._take(unit, part, share) for part, share in wanted.items())
             self._keys[unit.id] = {search.key for search in searches}
             self._in_hand_bytes += unit.message.size_bytes
         lanes = {at.partition for at in self._partitions} | {group.lane}
@@ -209,29 +203,31 @@ class SearcherStage:
                     query = name_in_group(group, group.queries[part])
                     self._inbox.expect(query, search.key, other)
 
-    def _end_unwanted(self, unit: Unit[Group], opened: OpenSearcher, sink: Sink) -> tuple[int, ...]:
-        """Returns the parts of a group to search here; ends those that other lanes search."""
-        group, owed = unit.record, _owed(unit)
-        if not group.is_scattered:
-            return owed
-        wanted, unwanted, outputs = [], [], []
-        for part in owed:
-            grouped = group.queries[part]
-            mode = grouped.query.search_mode or self._settings.search_mode
-            has_clusters = bool(clusters_of(grouped, group.lane, group.lane_count))
-            if home_of(group, grouped) == group.lane:
-                wanted.append(part)
-            elif mode == "exact" or not has_clusters:
-                unwanted.append(part)
-            elif opened.scans_codes:
-                wanted.append(part)
-            else:
-                unwanted.append(part)
-                outputs.append(scan_output(group, grouped, None, self._clock.now_us()))
+    def _end_unwanted(
+        self, unit: Unit[Group], opened: OpenSearcher, sink: Sink
+    ) -> dict[int, Share]:
+        """Returns the parts of a group to search here; ends those that only others search."""
+        group = unit.record
+        shares = {part: self._share(group.queries[part], group, opened) for part in _owed(unit)}
+        unwanted = [part for part, share in shares.items() if not share.clusters]
         if unwanted:
+            refusals = tuple(
+                scan_output(group, group.queries[part], None, self._clock.now_us())
+                for part in unwanted
+                if shares[part].kind == "refuse"
+            )
             parts = tuple((unit.id, part) for part in unwanted)
-            sink.done(Done(parts=parts, outputs=tuple(outputs)))
-        return tuple(wanted)
+            sink.done(Done(parts=parts, outputs=refusals))
+        return {part: share for part, share in shares.items() if share.clusters}
+
+    def _share(self, grouped: GroupedQuery, group: Group, opened: OpenSearcher) -> Share:
+        return share_of(
+            group,
+            grouped,
+            grouped.query.search_mode or self._settings.search_mode,
+            scans_codes=opened.scans_codes,
+            hears_others=self._inbox is not None,
+        )
 
     def _return(self, unit: Unit[Group], manifest: Manifest, sink: Sink) -> None:
         """Sends the queries of a group back, to be planned with this index or a newer one."""
@@ -247,7 +243,7 @@ class SearcherStage:
             )
         for part in _owed(unit):
             grouped = group.queries[part]
-            if group.is_scattered and home_of(group, grouped) != group.lane:
+            if home_of(group, grouped) != group.lane:
                 refusal = scan_output(group, grouped, None, self._clock.now_us())
                 sink.done(Done(parts=((unit.id, part),), outputs=(refusal,)))
                 continue
@@ -310,30 +306,19 @@ class SearcherStage:
 
     # ---- unfinished queries; called with the lock
 
-    def _take(self, unit: Unit[Group], part: int, opened: OpenSearcher) -> Search:
-        group, grouped = unit.record, unit.record.queries[part]
+    def _take(self, unit: Unit[Group], part: int, share: Share) -> Search:
+        grouped = unit.record.queries[part]
         key, self._next_key = self._next_key, self._next_key + 1
         self._parts[key] = _PendingQuery(unit, part)
-        mode = grouped.query.search_mode or self._settings.search_mode
-        clusters = tuple(dict.fromkeys(grouped.clusters))
-        elsewhere: tuple[ClusterId, ...] = ()
-        is_scan = False
-        if group.is_scattered:
-            here = clusters_of(grouped, group.lane, group.lane_count)
-            is_scan = home_of(group, grouped) != group.lane
-            if is_scan:
-                clusters = here
-            elif self._inbox is not None and opened.scans_codes and mode != "exact":
-                elsewhere = tuple(cluster for cluster in clusters if cluster not in here)
         return Search(
             key=key,
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
-            clusters=clusters,
+            clusters=share.clusters,
             top_k=grouped.query.top_k or self._settings.top_k_default,
             deadline_us=grouped.deadline_us,
-            mode=mode,
-            elsewhere=elsewhere,
-            is_scan=is_scan,
+            mode=grouped.query.search_mode or self._settings.search_mode,
+            elsewhere=share.elsewhere,
+            is_scan=share.kind == "scan",
         )
 
     def _let_go(self, key: int) -> _PendingQuery | None:
@@ -444,7 +429,7 @@ class SearcherStage:
         if pending is None or opened is None:
             return
         group = pending.unit.record
-        asked = clusters_of(group.queries[pending.part], scan.lane, group.lane_count)
+        asked = clusters_of(group, group.queries[pending.part], scan.lane)
         found = None
         if scan.index_version == group.index_version:
             found = result_of(scan)

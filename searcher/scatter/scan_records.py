@@ -6,27 +6,16 @@ import numpy as np
 
 from carpool.kafka.records import Output
 from schemas.codec import encode
-from schemas.group import Group, GroupedQuery, lane_of
-from schemas.record import ClusterId
+from schemas.group import Group, GroupedQuery
 from schemas.scan import Scan
 from schemas.topics import SCANS
 from searcher.executor import ScanResult
+from searcher.scatter.share import home_of
 
 SOURCE = "carpool/searcher"
 
 QueryName = tuple[str, str, int]
 """A query in a group: where it was published, the grouper, and its window."""
-
-
-def home_of(group: Group, grouped: GroupedQuery) -> int:
-    """Returns the lane that answers a query of a scattered group."""
-    return lane_of(grouped.clusters[0], group.lane_count)
-
-
-def clusters_of(grouped: GroupedQuery, lane: int, lane_count: int) -> tuple[ClusterId, ...]:
-    """Returns the clusters of a query that belong to `lane`, nearest first."""
-    clusters = dict.fromkeys(grouped.clusters)
-    return tuple(cluster for cluster in clusters if lane_of(cluster, lane_count) == lane)
 
 
 def name_in_group(group: Group, grouped: GroupedQuery) -> QueryName:
