@@ -99,6 +99,15 @@ _VectorDtype = Annotated[
         "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
     ),
 ]
+_Codes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Codes of the index, separated by commas: flat, sq8, rabitq4, rabitq3, rabitq2, "
+        "rabitq1. An index of any size then has them. Default: indexer.codes (rabitq4,rabitq2), "
+        "from indexer.code_rows_min (50,000) passages on.",
+    ),
+]
 _Strict = Annotated[
     bool,
     typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it."),
@@ -125,6 +134,7 @@ def build(
     vectors: _Vectors = None,
     fingerprint: _Fingerprint = "",
     vector_dtype: _VectorDtype = None,
+    codes: _Codes = None,
     strict: _Strict = False,
     seed: _Seed = 0,
     force: _Force = False,
@@ -157,7 +167,10 @@ def build(
     settings = load(
         IndexerConfig,
         given(
-            config, assignments, embedding={"model": model}, indexer={"vector_dtype": vector_dtype}
+            config,
+            assignments,
+            embedding={"model": model},
+            indexer={"vector_dtype": vector_dtype, **_with_codes(codes)},
         ),
     )
     request = BuildRequest(
@@ -256,6 +269,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 def convert(
     index_dir: IndexDir,
     out: _Out,
+    codes: _Codes = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     as_json: JsonOption = False,
@@ -263,9 +277,10 @@ def convert(
     """Write an index of an earlier format anew, in the format of today.
 
     Clusters and passages stay the same; nothing is embedded. An index of 50,000 passages or more
-    gets codes (indexer.code_rows_min): a searcher then answers many more questions a second. Every
-    byte that is read is verified. After a kill the same command continues. The new index has a new
-    version, so restart groupers and searchers with it; then the old folder may be removed.
+    gets codes (indexer.code_rows_min, --codes): a searcher then answers many more questions a
+    second. Every byte that is read is verified. After a kill the same command continues. The new
+    index has a new version, so restart groupers and searchers with it; then the old folder may be
+    removed.
 
     Example: carpool index convert my-index --out my-index-v2
     """
@@ -273,7 +288,7 @@ def convert(
     from indexer.settings import IndexerConfig
     from indexer.stats import index_stats
 
-    settings = load(IndexerConfig, given(config, assignments))
+    settings = load(IndexerConfig, given(config, assignments, indexer=_with_codes(codes)))
     with _progress(people()) as progress:
         convert_index(index_dir, out, settings.indexer, SystemClock(), progress)
     found = index_stats(out)
@@ -304,8 +319,8 @@ def tune(
     Questions are those that Kafka still has in rag.queries.v1, or those of a file: vectors (.npy),
     or a question a line. Never take passages as questions: a passage finds itself.
 
-    Reads every cluster once, and takes the memory of the codes. Services read the table at their
-    next start.
+    Reads every cluster once, and takes the memory of the most accurate codes. Services read the
+    table at their next start.
 
     Example: carpool index tune my-index
 
@@ -369,6 +384,11 @@ def promote(index_dir: IndexDir) -> None:
     from indexer.promote import promote
 
     output().print(f"{index_dir} is now index {promote(index_dir, SystemClock())}", markup=False)
+
+
+def _with_codes(codes: str | None) -> dict[str, str | int | None]:
+    """Returns the settings of an option: an index whose codes were asked for has them."""
+    return {"codes": codes, "code_rows_min": None if codes is None else 0}
 
 
 @contextmanager

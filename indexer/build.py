@@ -151,6 +151,7 @@ def identify(
             vector_dtype=indexer.vector_dtype,
             segment_bytes_max=indexer.segment_bytes_max,
             code_rows_min=indexer.code_rows_min,
+            codecs=indexer.codecs,
         ),
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
-from carpool.codes.faiss_codes import Encoder, code_layout
+from carpool.codes.faiss_codes import Encoder
 from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME
 from carpool.disk.extents import plan_extents
 from carpool.disk.files import damage, file_crc32, fsync_folder
@@ -21,11 +21,10 @@ from carpool.disk.manifest import FORMAT, MANIFEST_NAME, Manifest, write_manifes
 from carpool.disk.pages import ClusterRows, choose_layout, dense
 from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
 from carpool.errors import ConfigError
-from indexer.plan.defaults import codecs_of
 from indexer.progress import ProgressReport
 from indexer.sequential import drop_cached
 from indexer.settings import IndexerSettings
-from indexer.write import Plan, index_version, rotation_of, write_tables
+from indexer.write import Plan, code_layouts, index_version, rotation_of, write_tables
 
 
 def convert_index(
@@ -73,7 +72,7 @@ def _convert(
         layout=plan.layout,
         build_id=plan.build_id,
         extents=plan.extents,
-        encoders=[Encoder(code.codec, index.centroids, rotation) for code in plan.codes],
+        encoders=[Encoder(code, index.centroids, rotation) for code in plan.codes],
     )
     done = writer.next_cluster
     order: list[npt.NDArray[np.int64]] = []
@@ -112,10 +111,8 @@ def _plan(index: OpenIndex, settings: IndexerSettings) -> Plan:
     manifest = index.manifest
     counts = [extent.row_count for extent in index.extents]
     layout = choose_layout(manifest.dimension, manifest.vector_dtype, counts)
-    codes = tuple(
-        code_layout(codec, manifest.dimension)
-        for codec in codecs_of(manifest.row_count, settings.code_rows_min)
-    )
+    has_codes = manifest.row_count >= settings.code_rows_min
+    codes = code_layouts(settings.codecs if has_codes else (), layout)
     build_id = build_id_of(
         manifest.build_id.to_bytes(8, "little"), msgspec.json.encode((layout, codes))
     )

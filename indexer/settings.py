@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from carpool.codes.codec import parse_codecs
 from carpool.disk.pages import VectorDtype
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import Settings
@@ -127,6 +128,15 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "clusters.",
         ),
     ] = 50_000
+    codes: Annotated[
+        str,
+        msgspec.Meta(
+            description="Codes of an index, separated by commas; the searcher takes the most "
+            "accurate ones that fit its memory. flat: the vectors as they are stored; sq8: 8 bits "
+            "a number; rabitq4, rabitq3, rabitq2, rabitq1: as many bits. Too few leave no choice "
+            "when memory is short; too many take their bytes on disk."
+        ),
+    ] = "rabitq4,rabitq2"
     threads: Annotated[
         int,
         msgspec.Meta(
@@ -146,6 +156,19 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "Too low is noisy, too high takes time.",
         ),
     ] = 3
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """The codecs that `codes` lists, the most accurate first."""
+        return parse_codecs(self.codes)
+
+    def check(self) -> list[str]:
+        """See `Settings.check`."""
+        try:
+            parse_codecs(self.codes)
+        except ValueError as error:
+            return [f"codes: {error}"]
+        return []
 
 
 class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,9 +49,9 @@ def tune_index(index_dir: Path, questions: Float32, progress: ProgressReport) ->
     """Measures an index with `questions` and replaces the table in its manifest. Blocks.
 
     `questions`: (n, dim) float32, normalised, real questions: passages find themselves, and would
-    promise too much. Memory: one cluster, the codes, and 20 KB a question. Raises `ConfigError` for
-    too few questions, or where the index was replaced meanwhile; `CorruptionError` where it is
-    damaged.
+    promise too much. Memory: one cluster, the most accurate codes, and 20 KB a question. Raises
+    `ConfigError` for too few questions, or where the index was replaced meanwhile;
+    `CorruptionError` where it is damaged.
     """
     index = open_index(index_dir)
     try:

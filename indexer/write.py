@@ -27,7 +27,7 @@ from carpool.disk.rotation import random_rotation, write_rotation
 from carpool.disk.segments import SegmentWriter, build_id_of
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment
-from indexer.plan.defaults import codecs_of, default_nprobe
+from indexer.plan.defaults import default_nprobe
 from indexer.plan.passes import memory_min_bytes, plan_passes
 from indexer.plan.state import BuildIdentity, CorpusIdentity
 from indexer.profile import measure_reads
@@ -63,10 +63,9 @@ def plan_segments(
     """
     counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
     layout = choose_layout(dimension, identity.layout.vector_dtype, counts)
-    codes = tuple(
-        code_layout(codec, dimension)
-        for codec in codecs_of(len(assignment.clusters), identity.layout.code_rows_min)
-    )
+    wanted = identity.layout
+    has_codes = len(assignment.clusters) >= wanted.code_rows_min
+    codes = code_layouts(wanted.codecs if has_codes else (), layout)
     build_id = build_id_of(
         msgspec.json.encode(identity),
         msgspec.json.encode((layout, codes)),
@@ -76,6 +75,11 @@ def plan_segments(
     )
     extents = plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max)
     return Plan(layout=layout, build_id=build_id, extents=extents, codes=codes)
+
+
+def code_layouts(codecs: Sequence[str], layout: PageLayout) -> tuple[CodeLayout, ...]:
+    """Returns how the codes of each codec are arranged; `layout`: of the rows."""
+    return tuple(code_layout(codec, layout.dimension, layout.vector_dtype) for codec in codecs)
 
 
 def rotation_of(dimension: int) -> Float32:
@@ -105,7 +109,7 @@ def write_clusters(
         layout=plan.layout,
         build_id=plan.build_id,
         extents=plan.extents,
-        encoders=[Encoder(code.codec, centroids, rotation) for code in plan.codes],
+        encoders=[Encoder(code, centroids, rotation) for code in plan.codes],
     )
     if writer.next_cluster:
         progress.note(

@@ -1,11 +1,7 @@
-"""Codes of RaBitQ, encoded and scanned by FAISS.
+"""Codes of vectors, encoded and scanned by FAISS: one interface for all codecs.
 
-FAISS keeps the codes of a cluster in blocks of 32, each number of 32 vectors together, so that one
-instruction looks up all of them (FastScan). The first bit of each number gives a bound; only
-vectors that may be among the best are scored with all bits.
-
-Vectors, centroids and queries are rotated by one random rotation before they are encoded: RaBitQ's
-error bound holds for rotated vectors. The stored rows are not rotated.
+RaBitQ and `sq8` encode rotated vectors, by one random rotation: their errors hold for the numbers
+of rotated vectors. Queries are rotated, too; the stored rows are not.
 """
 
 from __future__ import annotations
@@ -18,7 +14,10 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.codec import BITS_OF, CodeLayout
+from carpool.codes.codec import RABITQ_BITS, CodeLayout
+from carpool.codes.rabitq import encode_rabitq, rabitq_index
+from carpool.codes.row_codes import encode_rows, row_index
+from carpool.errors import ConfigError
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -27,8 +26,6 @@ UInt8 = npt.NDArray[np.uint8]
 _M_MMAP_THRESHOLD = -3
 _OWN_MAPPING_BYTES = 32 << 10
 """Allocations from this size on have pages of their own."""
-NEAREST_FIRST = 10
-"""FAISS's scan of one query at a time, its clusters in the order given."""
 
 
 def return_freed_memory() -> None:
@@ -43,50 +40,48 @@ def return_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
 
 
-def code_layout(codec: str, dimension: int) -> CodeLayout:
-    """Returns how FAISS arranges the codes of `codec`."""
-    lists = _Lists(np.zeros((1, dimension), np.float32), codec)
-    return CodeLayout(
-        codec=codec, block_rows=lists.lists.n_per_block, block_bytes=lists.lists.block_size
-    )
+def code_layout(codec: str, dimension: int, vector_dtype: str) -> CodeLayout:
+    """Returns how the codes of `codec` are arranged. `vector_dtype`: of the stored rows."""
+    one_cluster = np.zeros((1, dimension), np.float32)
+    return _layout_of(codec, _empty_index(codec, one_cluster, np.dtype(vector_dtype).itemsize))
 
 
-class _Lists:
-    """An index of FAISS over `centroids`, (nlist, dim) float32, rotated; its lists are empty."""
+def _empty_index(codec: str, centroids: Float32, number_bytes: int) -> Any:
+    """`centroids`: (nlist, dim) float32, rotated; `number_bytes`: of `flat`, 2 or 4."""
+    if codec in RABITQ_BITS:
+        return rabitq_index(codec, centroids)
+    nlist, dimension = centroids.shape
+    return row_index(codec, nlist, dimension, number_bytes)
 
-    def __init__(self, centroids: Float32, codec: str) -> None:
-        nlist, dimension = centroids.shape
-        self.quantizer = faiss.IndexFlatIP(dimension)
-        self.quantizer.add(np.ascontiguousarray(centroids))
-        index: Any = faiss.IndexIVFRaBitQFastScan(
-            self.quantizer, dimension, nlist, faiss.METRIC_INNER_PRODUCT, 32, True, BITS_OF[codec]
-        )
-        index.is_trained = True  # there is nothing to train
-        index.implem = NEAREST_FIRST
-        self.index = index
-        self.lists: Any = faiss.downcast_InvertedLists(index.invlists)
+
+def _layout_of(codec: str, index: Any) -> CodeLayout:
+    lists: Any = faiss.downcast_InvertedLists(index.invlists)
+    return CodeLayout(codec=codec, block_rows=lists.n_per_block, block_bytes=lists.block_size)
+
+
+def _rotated(codec: str, vectors: Float32, rotation: Float32) -> Float32:
+    """Returns `vectors` as `codec` takes them, contiguous."""
+    return np.ascontiguousarray(vectors if codec == "flat" else vectors @ rotation)
 
 
 class Encoder:
     """Encodes the vectors of one cluster after the other."""
 
-    def __init__(self, codec: str, centroids: Float32, rotation: Float32) -> None:
+    def __init__(self, layout: CodeLayout, centroids: Float32, rotation: Float32) -> None:
         """`centroids`: (nlist, dim) float32; `rotation`: (dim, dim) float32."""
-        self._codec = codec
+        self.layout = layout
         self._rotation = rotation
-        self._centroids = centroids @ rotation
-        self.layout = code_layout(codec, centroids.shape[1])
+        self._centroids = _rotated(layout.codec, centroids, rotation)
 
     def encode(self, cluster: int, vectors: Float32) -> bytes:
-        """Returns the codes of `vectors`, all of `cluster`: (n, dim) float32. About 40,000 a s."""
+        """Returns the codes of `vectors`, all of `cluster`: (n, dim) float32."""
         if not len(vectors):
             return b""
-        # One list with one centroid: FAISS then cannot put a vector into another cluster.
-        one = _Lists(self._centroids[cluster : cluster + 1], self._codec)
-        one.index.add(np.ascontiguousarray(vectors @ self._rotation))
-        codes = np.empty(self.layout.size_bytes(len(vectors)), np.uint8)
-        faiss.memcpy(faiss.swig_ptr(codes), one.lists.get_codes(0), len(codes))
-        return codes.tobytes()
+        codec = self.layout.codec
+        rotated = _rotated(codec, vectors, self._rotation)
+        if codec in RABITQ_BITS:
+            return encode_rabitq(codec, self._centroids[cluster], rotated)
+        return encode_rows(codec, rotated, self.layout.block_bytes // vectors.shape[1])
 
 
 class CodeScanner:
@@ -104,12 +99,25 @@ class CodeScanner:
         first_rows: Int64,
         row_counts: Int64,
     ) -> None:
-        """`first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster."""
+        """`first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster.
+
+        Raises `ConfigError` where this FAISS arranges such codes in another way.
+        """
         self._layout = layout
         self._rotation = rotation
         self._first_rows = first_rows
         self._row_counts = row_counts
-        self._all = _Lists(centroids @ rotation, layout.codec)
+        self._index = _empty_index(
+            layout.codec,
+            _rotated(layout.codec, centroids, rotation),
+            layout.block_bytes // centroids.shape[1],
+        )
+        self._lists: Any = faiss.downcast_InvertedLists(self._index.invlists)
+        if (ours := _layout_of(layout.codec, self._index)) != layout:
+            raise ConfigError(
+                f"the codes of the index are arranged as {layout}, and this version of FAISS "
+                f"arranges them as {ours}; build the index again"
+            )
 
     def load(self, cluster: int, codes: UInt8) -> None:
         """Takes over a copy of the codes of a cluster, (n,) uint8, verified."""
@@ -122,21 +130,20 @@ class CodeScanner:
         first, count = int(self._first_rows[cluster]), int(self._row_counts[cluster])
         if not count:
             return
-        lists = self._all.lists
-        lists.resize(cluster, count)
+        self._lists.resize(cluster, count)
         rows = np.arange(first, first + count, dtype=np.int64)
-        faiss.memcpy(lists.get_ids(cluster), faiss.swig_ptr(rows), rows.nbytes)
+        faiss.memcpy(self._lists.get_ids(cluster), faiss.swig_ptr(rows), rows.nbytes)
 
     def write(self, cluster: int, start: int, codes: UInt8) -> None:
         """Copies codes of a cluster, verified, to byte `start` of its memory."""
         if len(codes):
             assert start + len(codes) <= self._layout.size_bytes(int(self._row_counts[cluster]))
-            place = int(self._all.lists.get_codes(cluster)) + start
+            place = int(self._lists.get_codes(cluster)) + start
             ctypes.memmove(place, codes.ctypes.data, len(codes))
 
     def drop(self, cluster: int) -> None:
         """Frees the codes of a cluster; no scan may use them. FAISS keeps the memory of its ids."""
-        self._all.lists.resize(cluster, 0)
+        self._lists.resize(cluster, 0)
 
     def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.
@@ -149,15 +156,20 @@ class CodeScanner:
         assigned = np.full((len(queries), width), -1, np.int64)
         for at, one in enumerate(probes):
             assigned[at, : len(one)] = one
-        rotated = np.ascontiguousarray(queries @ self._rotation)
-        # FAISS computes with residuals and does not read these scores of centroids.
+        codec = self._layout.codec
+        rotated = _rotated(codec, queries, self._rotation)
+        # FAISS reads these scores of centroids for none of the codecs.
         coarse = np.zeros(assigned.shape, np.float32)
         estimates = np.empty((len(queries), count), np.float32)
         rows = np.empty((len(queries), count), np.int64)
-        parameters = faiss.IVFRaBitQSearchParameters()
+        parameters: Any = (
+            faiss.IVFRaBitQSearchParameters()
+            if codec in RABITQ_BITS
+            else faiss.SearchParametersIVF()
+        )
         parameters.nprobe = width
         pointer = faiss.swig_ptr
-        self._all.index.search_preassigned_c(
+        self._index.search_preassigned_c(
             len(queries),
             pointer(rotated),
             count,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from carpool.codes.codec import BITS_OF, CodeLayout
+from carpool.codes.codec import CODECS, CodeLayout
 from carpool.disk.files import damage, open_regular, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
@@ -121,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if max(self.build_id, self.documents_build_id) >= 1 << 64:
             found.append("a build_id has more than 64 bits")
-        if unknown := [one.codec for one in self.codes if one.codec not in BITS_OF]:
+        if unknown := [one.codec for one in self.codes if one.codec not in CODECS]:
             found.append(f"it has codes of {', '.join(unknown)}, which this build does not know")
         if unknown := [name for name in self.requires if name not in FEATURES]:
             found.append(f"it requires {', '.join(unknown)}, which this build does not know")

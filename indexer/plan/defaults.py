@@ -8,13 +8,6 @@ FLAT_ROWS_MAX = 50_000
 """Rows that are searched whole: their vectors fit in memory, and probing would lose results."""
 NLIST_FACTOR = 4
 NPROBE_FACTOR = 2.3
-CODECS = ("rabitq4", "rabitq2")
-"""The codes of an index. The searcher takes the first whose codes fit its memory."""
-
-
-def codecs_of(row_count: int, code_rows_min: int) -> tuple[str, ...]:
-    """Returns the codecs of an index of `row_count` rows: none below `code_rows_min` rows."""
-    return CODECS if row_count >= code_rows_min else ()
 
 
 def default_nlist(row_count: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.faiss_codes import Encoder
+from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, write_centroids
 from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.document_rows import (
@@ -30,6 +30,8 @@ from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
 
 Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
+CODECS = ("flat", "sq8", "rabitq4")
+"""One of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +91,11 @@ def write_index(
     vector_dtype: VectorDtype = "float32",
     page_bytes: int = 4096,
     segment_bytes_max: int = 24 << 10,
+    codecs: Sequence[str] = CODECS,
 ) -> Manifest:
     """Writes an index, by default with three segments, partial pages and an empty cluster.
 
-    It has codes of 4 bits.
+    It has the codes of `codecs`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dimension = content.vectors.shape[1]
@@ -100,7 +103,10 @@ def write_index(
         dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes, has_only_rows=True
     )
     rotation = random_rotation(dimension, 0)
-    encoder = Encoder("rabitq4", content.centroids, rotation)
+    encoders = [
+        Encoder(code_layout(codec, dimension, vector_dtype), content.centroids, rotation)
+        for codec in codecs
+    ]
     extents = plan_extents(
         layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max
     )
@@ -111,7 +117,7 @@ def write_index(
         *(c.tobytes() for c in content.clusters),
     )
     writer = SegmentWriter(
-        folder, layout=layout, build_id=build_id, extents=extents, encoders=[encoder]
+        folder, layout=layout, build_id=build_id, extents=extents, encoders=encoders
     )
     for extent in writer.remaining:
         rows = content.clusters[extent.cluster]
@@ -142,7 +148,7 @@ def write_index(
         dimension=dimension,
         metric="inner_product",
         nlist=len(content.clusters),
-        codes=(encoder.layout,),
+        codes=tuple(encoder.layout for encoder in encoders),
         vector_dtype=vector_dtype,
         page_bytes=page_bytes,
         build_id=build_id,

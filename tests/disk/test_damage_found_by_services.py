@@ -15,7 +15,7 @@ from indexer.progress import SilentProgress
 from indexer.verify import verify_index
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
-from tests.disk.helpers import Content, make_content, normalised, write_index
+from tests.disk.helpers import CODECS, Content, make_content, normalised, write_index
 from tests.searcher.helpers import SmallIndex, group_of, running
 
 ROW_COUNTS = (3, 0, 40, 16, 16)
@@ -105,9 +105,12 @@ def search_everything(index: SmallIndex) -> str:
         )
 
 
-def test_a_search_over_damage_is_refused_failed_or_says_what_it_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_search_over_damage_is_refused_failed_or_says_what_it_skipped(
+    tmp_path: Path, codec: str
+) -> None:
     whole = tmp_path / "whole"
-    manifest = write_index(whole, CONTENT)
+    manifest = write_index(whole, CONTENT, codecs=[codec])
     assert search_everything(small_index(whole, manifest, CONTENT)) == "whole"
     said = []
     for number, (name, place, change) in enumerate(seeded_flips(whole, manifest, SEARCHES, seed=1)):

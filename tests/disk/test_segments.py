@@ -254,7 +254,7 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
         ({"page_bytes": 8192}, "does not fit"),
         ({"page_bytes": 100}, "too small"),
         ({"segment_count": 3}, "rows in 4 segments"),
-        ({"segment_count": 5}, "lists no codes-rabitq4-000004.bin"),
+        ({"segment_count": 5}, "lists no codes-flat-000004.bin"),
         ({"row_count": 175}, "have 176 rows"),
         ({"vector_dtype": "float16"}, "does not fit"),
         ({"build_id": 5}, "mixed"),

@@ -89,6 +89,27 @@ def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
     assert "vector_dtype" in str(result.exception)
 
 
+def test_the_codes_that_are_asked_for_are_written_the_most_accurate_first(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 30)
+    build = ["build", str(corpus), "--model", "hashing:8", "--json", "--out", str(tmp_path / "a")]
+    result = runner.invoke(app, [*build, "--codes", "rabitq2,sq8,flat"])
+    assert json.loads(result.stdout)["index"]["codes"] == ["flat", "sq8", "rabitq2"]
+    assert "flat, sq8, rabitq2" in runner.invoke(app, ["stats", str(tmp_path / "a")]).stdout
+    result = runner.invoke(app, [*build, "--force"])
+    assert json.loads(result.stdout)["index"]["codes"] == []  # 30 passages are few
+    result = runner.invoke(app, [*build, "--force", "--set", "indexer.code_rows_min=30"])
+    assert json.loads(result.stdout)["index"]["codes"] == ["rabitq4", "rabitq2"]
+    result = runner.invoke(app, [*build, "--force", "--codes", "sq9"])
+    assert isinstance(result.exception, ConfigError)
+    assert "there are no codes 'sq9': write one or more of flat, sq8, rabitq4" in str(
+        result.exception
+    )
+    sample = Path(__file__).parents[1] / "compat" / "v1-float32"
+    convert = ["convert", str(sample), "--json", "--out", str(tmp_path / "b")]
+    result = runner.invoke(app, [*convert, "--codes", "sq8"])
+    assert json.loads(result.stdout)["codes"] == ["sq8"]
+
+
 def test_a_profile_is_measured_again_with_progress_or_refused(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,9 @@ CLUSTERING = ClusteringIdentity(
     cluster_rows_max_factor=2.5,
     cluster_rows_min_factor=0.25,
 )
-LAYOUT = LayoutIdentity(vector_dtype="float32", segment_bytes_max=1 << 28, code_rows_min=50_000)
+LAYOUT = LayoutIdentity(
+    vector_dtype="float32", segment_bytes_max=1 << 28, code_rows_min=50_000, codecs=("rabitq4",)
+)
 WANTED = BuildIdentity(corpus=CORPUS, vectors=VECTORS, clustering=CLUSTERING, layout=LAYOUT)
 DOCUMENTS = DocumentsDone(row_count=40, problem_count=0, problems=())
 FOUND = BuildState(

@@ -32,11 +32,14 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=[0, 1 << 30], ids=["codes", "no codes"])
+@pytest.fixture(scope="module", params=["rabitq4,rabitq2", "sq8", "flat", ""])
 def index_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune")
     np.save(folder / "v.npy", unit(np.random.default_rng(1).standard_normal((ROWS, DIMENSION))))
-    settings = IndexerSettings(threads=1, profile_reads=0, code_rows_min=request.param)
+    codes = {"codes": request.param} if request.param else {}
+    settings = IndexerSettings(
+        threads=1, profile_reads=0, code_rows_min=0 if codes else 1 << 30, **codes
+    )
     build_index(
         BuildRequest(
             corpus=write_corpus(folder / "c.jsonl", ROWS),

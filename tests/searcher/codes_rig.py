@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from carpool.clock import SystemClock
+from carpool.codes.codec import CODECS
 from carpool.codes.faiss_codes import CodeScanner
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
@@ -36,10 +38,16 @@ from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised,
 DIMENSION = 32
 NLIST = 12
 TOP_K = 7
+EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
 
 
-def make_index(folder: Path, rows: int = 6000) -> SmallIndex:
-    """Writes an index with codes, in several segments; its rows are around its centroids."""
+def make_index(
+    folder: Path, rows: int = 6000, codecs: Sequence[str] = ("rabitq4", "rabitq2")
+) -> SmallIndex:
+    """Writes an index of several segments, with codes.
+
+    Its rows are around its centroids.
+    """
     centroids = around(np.zeros((NLIST, DIMENSION), np.float32), seed=3)
     near = centroids[np.random.default_rng(4).integers(0, NLIST, rows)]
     return write_index(
@@ -47,7 +55,7 @@ def make_index(folder: Path, rows: int = 6000) -> SmallIndex:
         around(near, seed=5),
         centroids,
         segment_bytes_max=1 << 18,
-        codecs=("rabitq4", "rabitq2"),
+        codecs=codecs,
     )
 
 

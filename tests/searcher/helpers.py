@@ -135,9 +135,11 @@ def write_index(
     rotation = random_rotation(dimension, 0)
     encoders: list[ClusterEncoder] = []
     if codecs:
-        from carpool.codes.faiss_codes import Encoder  # FAISS takes memory, which one test counts
+        # FAISS takes memory, which one test counts.
+        from carpool.codes.faiss_codes import Encoder, code_layout
 
-        encoders += [Encoder(codec, centroids, rotation) for codec in codecs]
+        layouts = [code_layout(codec, dimension, vector_dtype) for codec in codecs]
+        encoders += [Encoder(one, centroids, rotation) for one in layouts]
     build_id = build_id_of(vectors.tobytes(), centroids.tobytes())
     extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
     segment = SegmentWriter(

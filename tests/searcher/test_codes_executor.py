@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from carpool.clock import SystemClock
+from carpool.codes.codec import CODECS
 from carpool.errors import CorruptionError, RetryableError
 from schemas.query import SearchMode
 from searcher.executor import SearchGroup, SearchResult
 from tests.searcher.codes_rig import (
+    EVERY_CODEC,
     exact,
     make_index,
     missed,
@@ -29,10 +31,10 @@ IN_MEMORY_OR_PAGED = pytest.mark.parametrize("paged_share", [None, 0.3])
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    return make_index(tmp_path_factory.mktemp("codes"))
+    return make_index(tmp_path_factory.mktemp("codes"), codecs=CODECS)
 
 
-@pytest.mark.parametrize("codec", ["rabitq4", "rabitq2"])
+@EVERY_CODEC
 @pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
 def test_a_promise_is_kept_and_scores_are_exact(
     index: SmallIndex, codec: str, mode: SearchMode, missed_max: int
@@ -191,18 +193,21 @@ def test_a_hundred_windows_of_bad_reads_return_all_buffers(index: SmallIndex) ->
     assert all(result is not None and not result.errors for result in found.values())
 
 
-def test_damaged_codes_of_a_cluster_are_named_and_the_others_are_searched(tmp_path: Path) -> None:
-    index = make_index(tmp_path / "damaged")
-    path = index.dir / "codes-rabitq4-000000.bin"
+@EVERY_CODEC
+def test_damaged_codes_of_a_cluster_are_named_and_the_others_are_searched(
+    tmp_path: Path, codec: str
+) -> None:
+    index = make_index(tmp_path / "damaged", codecs=[codec])
+    path = index.dir / f"codes-{codec}-000000.bin"
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
     path.write_bytes(content)
     searches = questions(index, 40, 12)
-    with running(index) as here:
+    with running(index, codec=codec) as here:
         found = here.search(searches)
     for search in searches:
         result = found[search.key]
         assert result is not None and len(result.skipped) == 1
-        assert "codes-rabitq4" in str(result.errors[0])
+        assert f"codes-{codec}" in str(result.errors[0])
         rest = exact(index, search, frozenset(result.skipped))
         assert len(set(rest) & set(result.best.rows.tolist())) >= len(rest) - 1

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from carpool.clock import SystemClock
+from carpool.codes.codec import CODECS
 from carpool.disk.index import open_index
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
-from searcher.codes.open import ChosenCodes, open_codes_plane
+from searcher.codes.open import BUFFERS_BYTES, ChosenCodes, choose_codes, open_codes_plane
 from searcher.executor import SearchGroup, SearchResult
 from searcher.local import SearchThread
 from searcher.settings import SearcherSettings
 from tests.searcher.codes_rig import (
+    EVERY_CODEC,
     Running,
     exact,
     make_index,
@@ -33,14 +35,14 @@ SHARE = 0.3
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    return make_index(tmp_path_factory.mktemp("paged"))
+    return make_index(tmp_path_factory.mktemp("paged"), codecs=CODECS)
 
 
 def codes_read(here: Running) -> int:
     return sum(size for _, _, size in here.code_pages.seen)
 
 
-@pytest.mark.parametrize("codec", ["rabitq4", "rabitq2"])
+@EVERY_CODEC
 @pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
 @pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
 def test_a_promise_is_kept(
@@ -75,15 +77,16 @@ def test_a_window_reads_each_cluster_once_and_a_hot_cluster_stays(index: SmallIn
     assert [probe.tier for probe in again.probes] == ["ram"]
 
 
+@EVERY_CODEC
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("fail", RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
 )
 def test_codes_that_cannot_be_read_are_named_by_their_cluster(
-    index: SmallIndex, fault: PageFault, kind: type[Exception]
+    index: SmallIndex, codec: str, fault: PageFault, kind: type[Exception]
 ) -> None:
     searches = questions(index, 60, 5)
-    with running(index, paged_share=SHARE) as here:
+    with running(index, codec=codec, paged_share=SHARE) as here:
         here.code_pages.fault = lambda file, offset: fault if (file, offset) == (0, 0) else None
         found = here.search(searches)
         here.code_pages.fault = lambda file, offset: None
@@ -150,9 +153,20 @@ def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(index: Small
     assert len(ended) == 600 and all(result is not None for result in ended)
 
 
-def test_a_plane_opens_with_paged_codes(index: SmallIndex) -> None:
+def test_the_most_accurate_codes_that_fit_are_taken(index: SmallIndex) -> None:
     opened = open_index(index.dir)
-    codes = opened.open_codes("rabitq2")
+    for codec in ("flat", "sq8", "rabitq2", "rabitq1"):  # the others are not smaller in 32 numbers
+        size_bytes = opened.open_codes(codec).size_bytes + BUFFERS_BYTES
+        chosen = choose_codes(opened, size_bytes)
+        assert chosen is not None and chosen.paged_bytes is None
+        assert (chosen.codes.layout.codec, chosen.memory_bytes) == (codec, size_bytes)
+    opened.close()
+
+
+@EVERY_CODEC
+def test_a_plane_opens_with_paged_codes(index: SmallIndex, codec: str) -> None:
+    opened = open_index(index.dir)
+    codes = opened.open_codes(codec)
     chosen = ChosenCodes(codes=codes, paged_bytes=sum(one.size_bytes for one in codes.extents) // 2)
     settings = SearcherSettings(direct_io="auto", scoring_threads=2)
     plane = open_codes_plane(opened, chosen, settings, Metrics(), SystemClock())

@@ -1,0 +1,1 @@
+"""The codecs: one suite for all of them."""
