@@ -64,9 +64,11 @@ def corpus_index(
     seed: int,
     embedding: EmbeddingSettings,
     note: Callable[[str], None],
+    may_be_other: bool = False,
 ) -> BenchIndex:
     """Returns the index of the corpus in `index_dir`, built from precomputed vectors if missing.
 
+    `may_be_other`: an index of other passages that is there is taken, if it is of the same model.
     Raises `ConfigError` where the index that is there has another model, number of clusters or
     number of passages.
     """
@@ -75,6 +77,8 @@ def corpus_index(
         found = BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
         rows = len(read_passages(data.corpus_path))
         wanted = {"embedding_model": fingerprint, "nlist": nlist, "row_count": rows}
+        if may_be_other:
+            wanted = {"embedding_model": fingerprint}
         wrong = [
             f"{name} is {getattr(found.manifest, name)}, not {value}"
             for name, value in wanted.items()

@@ -58,8 +58,11 @@ class CorpusRun(ServicesRun, frozen=True, kw_only=True):
         return {"data": tuple(data_file(path) for path in read), "index": self.index.facts}
 
 
-def open_run(benchmark: str, options: CorpusOptions) -> CorpusRun:
-    """Returns the run; builds the index if absent, which blocks. Raises `CarpoolError`."""
+def open_run(benchmark: str, options: CorpusOptions, may_be_other: bool = False) -> CorpusRun:
+    """Returns the run; builds the index if absent, which blocks. Raises `CarpoolError`.
+
+    `may_be_other`: the index may be of other passages than those of the data.
+    """
     data = find_data(options.data)
     run = begin_run(benchmark, options, options.bootstrap or "embedded")
     embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
@@ -72,6 +75,7 @@ def open_run(benchmark: str, options: CorpusOptions) -> CorpusRun:
         seed=options.seed,
         embedding=embedding,
         note=run.note,
+        may_be_other=may_be_other,
     )
     run.settings.setdefault(environment_name("embedding", "model"), embedding.model)
     begun = {name: getattr(run, name) for name in run.__struct_fields__}

@@ -96,7 +96,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: TrafficOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    run = open_run("traffic", options)
+    run = open_run("traffic", options, may_be_other=True)
     budget_bytes = PASSAGE_BUFFERS_BYTES + int(run.index.segment_bytes * options.budget_share)
     budget_name = environment_name("searcher", "budget_bytes")
     if budget_name in run.settings:

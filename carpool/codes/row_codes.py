@@ -1,6 +1,6 @@
 """Codes of one row after the other, which depend on no centroid: `sq8` and `flat`.
 
-`sq8` has 8 bits for each number: which of 256 equal parts of one fixed range it is in. `flat` has
+`sq8` has 8 bits for each number: which of 255 equal parts of one fixed range it is in. `flat` has
 the vectors themselves, float32 or float16.
 """
 
