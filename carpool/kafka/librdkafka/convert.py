@@ -68,7 +68,7 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
         )
     if code in LEFT_BEHIND or code == KafkaError._FATAL or error.fatal():
         return FencedError(f"the broker has fenced or removed this client{where}: {error.str()}")
-    return RetryableError(f"the broker did not take it{where}: {error.str()}")
+    return RetryableError(f"the broker did not take it{where}: {error.str()} ({error.name()})")
 
 
 def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
