@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,7 @@ from searcher.events import EventLog
 from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
 from searcher.memory.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
-from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
 from searcher.passages.passage_reader import PassageReader
 from searcher.plan.cluster_major import ClusterMajorPlanner
@@ -32,23 +33,26 @@ from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
-from searcher.store.engine import BlockEngine
-from searcher.store.factory import open_engine
+from searcher.store.factory import OpenReads, open_page_reads
 from searcher.store.files import SegmentFiles
+from searcher.store.reads_in_flight import ReadLimits
+from searcher.store.waker import Waker
 
 READ_AHEAD_SHARE = 8
 PREFETCH_SHARE = 32
 READ_AHEAD_BYTES_MAX = 96 << 20
-"""Three times the bytes with the kernel: as much is scored, and as much waits to be read."""
+"""Twice the bytes with the kernel: as much is scored, or waits for that."""
 SLICE_BYTES_MAX = 8 << 20
 """Smaller: more bookkeeping for each byte. Larger: the disk idles at the ends of windows."""
-READS_IN_FLIGHT_MAX = 32
-"""Fewer: a virtual disk, which completes reads in batches, idles. More: urgent reads wait."""
-PREFETCH_READS_MAX = 2
-"""Of these for later queries; more of them would delay the reads of a new query."""
+IN_FLIGHT_BYTES = 48 << 20
+"""Less: a virtual disk, which completes reads in batches, idles, or it does during a sub-stage: new
+reads begin after it. More: urgent reads wait.
+"""
+AHEAD_MAX = 2
+"""Slices with the kernel for later queries; more would delay the reads of a new query."""
+READ_THREADS = 32
+"""Where there is no io_uring: so many reads of up to 1 MiB at a time."""
 CLOSE_TIMEOUT_S = 0.5
-
-OpenEngine = Callable[[SegmentFiles], BlockEngine]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +60,15 @@ class ExactOptions:
     """How exact searches use their memory and the disk; benchmarks vary it.
 
     `read_ahead_bytes` and `prefetch_bytes`: see `ClusterMajorLimits`; None: a share of the budget.
-    `slice_bytes_max`: 0 cuts no cluster. `fills_memory`: False takes memory from the system only
-    when it is used.
+    `slice_bytes_max`: 0 cuts no cluster. `in_flight_bytes` and `ahead_max`: see `FlightLimits`.
+    `fills_memory`: False takes memory from the system only when it is used.
     """
 
     read_ahead_bytes: int | None = None
     prefetch_bytes: int | None = None
     slice_bytes_max: int = SLICE_BYTES_MAX
-    reads_in_flight_max: int = READS_IN_FLIGHT_MAX
-    prefetch_reads_max: int = PREFETCH_READS_MAX
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+    ahead_max: int = AHEAD_MAX
     fills_memory: bool = True
 
 
@@ -74,12 +78,13 @@ BESIDE_CODES = ExactOptions(prefetch_bytes=0, slice_bytes_max=2 << 20, fills_mem
 
 @dataclass(frozen=True, kw_only=True)
 class PlaneParts:
-    """The parts of an executor. `memory` is empty and not started."""
+    """The parts of an executor. `memory` is empty; `waker` wakes the thread that uses it."""
 
     index: OpenIndex
     options: ExactOptions
     slices: Slices
     memory: ClusterMemory
+    waker: Waker
     pool: ScoringPool
     metrics: Metrics
     clock: Clock
@@ -115,12 +120,14 @@ class ExactPlane:
     executor: Executor
     pool: ScoringPool
     files: SegmentFiles
+    waker: Waker
 
     def close(self) -> None:
         """Ends reads and threads."""
         self.pool.close()
         if self.memory.close(CLOSE_TIMEOUT_S):
             self.files.close()
+            self.waker.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +175,7 @@ def open_searcher(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenEngine | None = None,
+    engine: OpenReads | None = None,
 ) -> OpenSearcher:
     """Opens the index, its search plane and passages; does not keep the centroids. Blocks.
 
@@ -189,7 +196,7 @@ def search_and_passages(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenEngine | None = None,
+    engine: OpenReads | None = None,
 ) -> OpenSearcher:
     """Returns the search plane of an open index, and its passages. Blocks.
 
@@ -235,6 +242,7 @@ def cluster_major(parts: PlaneParts, planner: ClusterMajorPlanner | None = None)
         slices=parts.slices,
         planner=planner if planner is not None else cluster_major_planner(parts),
         pool=parts.pool,
+        waker=parts.waker,
         metrics=parts.metrics,
         clock=parts.clock,
         events=parts.events,
@@ -248,7 +256,7 @@ def open_search_plane(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenEngine | None = None,
+    engine: OpenReads | None = None,
 ) -> SearchPlane:
     """Returns the executor that the index and the settings allow, and its parts. Blocks.
 
@@ -301,7 +309,7 @@ def open_exact_plane(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenEngine | None = None,
+    engine: OpenReads | None = None,
     executor: OpenExecutor = cluster_major,
     options: ExactOptions = ExactOptions(),
 ) -> ExactPlane:
@@ -310,81 +318,57 @@ def open_exact_plane(
     Raises `ConfigError`.
     """
     slices = Slices(index.extents, index.layout, options.slice_bytes_max)
-    files = SegmentFiles(index.segment_paths, settings.direct_io)
-    try:
-        memory = _open_memory(
-            index,
-            slices,
-            settings,
-            metrics,
-            clock,
-            files,
-            events=events,
-            engine=engine,
-            options=options,
-        )
-    except BaseException:
-        files.close()
-        raise
-    parts = PlaneParts(
-        index=index,
-        options=options,
-        slices=slices,
-        memory=memory,
-        pool=ScoringPool(settings.scoring_threads or len(os.sched_getaffinity(0))),
-        metrics=metrics,
-        clock=clock,
-        events=events,
-    )
-    return ExactPlane(memory=memory, executor=executor(parts), pool=parts.pool, files=files)
-
-
-def _open_memory(
-    index: OpenIndex,
-    slices: Slices,
-    settings: SearcherSettings,
-    metrics: Metrics,
-    clock: Clock,
-    files: SegmentFiles,
-    *,
-    events: EventLog,
-    engine: OpenEngine | None,
-    options: ExactOptions,
-) -> ClusterMemory:
-    mean_bytes = sum(extent.size_bytes for extent in slices.extents) // len(slices.extents)
-    block_bytes = choose_block_bytes(index.layout.page_bytes, mean_bytes)
-    _check_budget(slices, settings.budget_bytes, block_bytes)
-    fill_bytes = sum(extent.size_bytes for extent in slices.extents) if options.fills_memory else 0
-    arena = _open_arena(settings.budget_bytes, block_bytes, fill_bytes)
-    if engine is not None:
-        reads = engine(files)
-    else:
-        reads = open_engine(
-            settings.engine,
-            files,
-            depth=options.reads_in_flight_max,
-            prefetch_depth=options.prefetch_reads_max,
-            clock=clock,
-        )
-    return ClusterMemory(
+    with ExitStack() as opened:
+        files = SegmentFiles(index.segment_paths, settings.direct_io)
+        opened.callback(files.close)
+        waker = Waker()
+        opened.callback(waker.close)
+        arena = _open_arena(index, slices, settings.budget_bytes, options)
+        if engine is not None:
+            reads = engine(files, waker)
+        else:
+            reads = open_page_reads(settings.engine, files, waker, clock, READ_THREADS)
+        opened.pop_all()
+    memory = ClusterMemory(
         layout=index.layout,
         extents=slices.extents,
         build_id=index.manifest.build_id,
         paths=[str(path) for path in index.segment_paths],
         sums=index.row_sums,
         arena=arena,
-        engine=reads,
-        rules=ReadRules(timeout_us=settings.read_timeout_ms * 1_000),
+        reads=reads,
+        waker=waker,
+        limits=ReadLimits(timeout_us=settings.read_timeout_ms * 1_000),
+        flight=FlightLimits(in_flight_bytes=options.in_flight_bytes, ahead_max=options.ahead_max),
         metrics=metrics,
         clock=clock,
         events=events,
     )
+    parts = PlaneParts(
+        index=index,
+        options=options,
+        slices=slices,
+        memory=memory,
+        waker=waker,
+        pool=ScoringPool(settings.scoring_threads or len(os.sched_getaffinity(0))),
+        metrics=metrics,
+        clock=clock,
+        events=events,
+    )
+    return ExactPlane(
+        memory=memory, executor=executor(parts), pool=parts.pool, files=files, waker=waker
+    )
 
 
-def _open_arena(budget_bytes: int, block_bytes: int, fill_bytes: int) -> Arena:
+def _open_arena(
+    index: OpenIndex, slices: Slices, budget_bytes: int, options: ExactOptions
+) -> Arena:
+    sizes = [extent.size_bytes for extent in slices.extents]
+    block_bytes = choose_block_bytes(index.layout.page_bytes, sum(sizes) // len(sizes))
+    _check_budget(slices, budget_bytes, block_bytes)
     try:
         arena = Arena(budget_bytes, block_bytes)
-        arena.fill(fill_bytes)
+        arena.fill(sum(sizes) if options.fills_memory else 0)
         return arena
     except OSError as error:
         raise ConfigError(

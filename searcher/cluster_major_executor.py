@@ -1,9 +1,9 @@
 """The executor: carries out `ClusterMajorPlanner`'s decisions on the search thread.
 
-Other threads leave messages in a mailbox: groups that join, queries that are dropped, reads that
-ended. Between two sub-stages the search thread takes the messages, carries out the actions of the
-planner, and scores the next sub-stage on the scoring threads. Reads continue meanwhile. The planner
-works on slices of clusters; queries and results name clusters.
+Other threads leave messages in a mailbox: groups that join, queries that are dropped. Between two
+sub-stages the search thread takes the messages and the reads that ended, carries out the actions of
+the planner, and scores the next sub-stage on the scoring threads. The kernel reads meanwhile. The
+planner works on slices of clusters; queries and results name clusters.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.events import EventLog
 from searcher.executor import Finish, ReadError, ScanResult, Search, SearchGroup, SearchResult
-from searcher.memory.cluster_memory import (
-    ClusterMemory,
+from searcher.memory.cluster_memory import ClusterMemory
+from searcher.memory.slice_reads import (
     MemoryEvent,
     ReadBroke,
+    ReadCancelled,
     ReadDone,
     SpaceFreed,
 )
@@ -55,17 +56,13 @@ from searcher.plan.substage import SubstageBudget
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import Float32, Slots, TopTable
-from searcher.store.engine import CancelledRead
+from searcher.store.reads_in_flight import NO_MEMORY
+from searcher.store.waker import Waker
 
 WAIT_S_MAX = 60.0
 """Longest wait for a message. A longer timeout may overflow."""
-NO_MEMORY = (
-    "there was no memory to read it into: reads that never returned take up the budget. Check the "
-    "disk; the queries that came meanwhile can be asked again"
-)
 
-
-_Message = SearchGroup | DropSearches | StopSearching | MemoryEvent
+_Message = SearchGroup | DropSearches | StopSearching
 
 
 @dataclass(slots=True)
@@ -80,7 +77,9 @@ class _SearchState:
 
 
 class ClusterMajorExecutor:
-    """Implements `Executor`. Memory and pool belong to the caller, who closes them after `run`."""
+    """Implements `Executor`. Memory, pool and waker belong to the caller, who closes them after
+    `run`.
+    """
 
     def __init__(
         self,
@@ -89,14 +88,17 @@ class ClusterMajorExecutor:
         slices: Slices,
         planner: ClusterMajorPlanner,
         pool: ScoringPool,
+        waker: Waker,
         metrics: Metrics,
         clock: Clock,
         events: EventLog,
     ) -> None:
+        """`waker`: that of `memory`."""
         self._memory = memory
         self._slices = slices
         self._planner = planner
         self._pool = pool
+        self._waker = waker
         self._metrics = metrics.searcher
         self._clock = clock
         self._events = events
@@ -114,11 +116,11 @@ class ClusterMajorExecutor:
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""
-        self._mailbox.put(group)
+        self._put(group)
 
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; see `Executor.drop`."""
-        self._mailbox.put(DropSearches(tuple(keys)))
+        self._put(DropSearches(tuple(keys)))
 
     def found_elsewhere(
         self, key: int, asked: Collection[ClusterId], found: ScanResult | None
@@ -127,26 +129,32 @@ class ClusterMajorExecutor:
 
     def stop(self) -> None:
         """Ends `run` after the current sub-stage; see `Executor.stop`."""
-        self._mailbox.put(StopSearching())
+        self._put(StopSearching())
+
+    def _put(self, message: _Message) -> None:
+        self._mailbox.put(message)
+        self._waker.wake()
 
     # ---- the search thread
 
     def run(self, finish: Finish) -> None:
         """Runs searches until `stop`; see `Executor.run`."""
-        self._memory.start(self._mailbox.put)
-        while not self._is_stopped:
+        while True:
             began_us = self._clock.now_us()
-            self._expire(began_us, finish)
+            self._take_messages(finish)
+            if self._is_stopped:
+                return
+            self._expire(finish)
+            self._advance_reads(finish)
             budget_us = self._budget.budget_us_for(len(self._planner))
-            tasks = self._planner.next_substage(budget_us, self._cost_us, began_us)
-            if not tasks:
-                self._take_messages(finish, self._wait_s(began_us))
-                continue
-            scored = self._score(tasks)
-            self._tell(SubstageEnded(), finish)
-            took_us = self._record_times(tasks, *scored)
-            self._take_messages(finish, 0.0)
-            self._budget.scheduled(self._clock.now_us() - began_us - took_us)
+            tasks = self._planner.next_substage(budget_us, self._cost_us, self._clock.now_us())
+            if tasks:
+                scored = self._score(tasks)
+                self._tell(SubstageEnded(), finish)
+                took_us = self._record_times(tasks, *scored)
+                self._budget.scheduled(self._clock.now_us() - began_us - took_us)
+            elif self._mailbox.empty():
+                self._waker.wait(self._wait_s())
 
     def check_integrity(self) -> None:
         """Checks planner, memory and searches against each other; see `Executor`."""
@@ -157,10 +165,10 @@ class ClusterMajorExecutor:
 
     # ---- messages
 
-    def _take_messages(self, finish: Finish, wait_s: float | None) -> None:
-        """Handles all messages; waits up to `wait_s` for the first one, without limit if None."""
+    def _take_messages(self, finish: Finish) -> None:
         groups: list[SearchGroup] = []
-        for message in self._messages(wait_s):
+        while not self._mailbox.empty():
+            message = self._mailbox.get()
             if isinstance(message, SearchGroup):
                 groups.append(message)  # groups that arrive together join together
                 continue
@@ -169,50 +177,45 @@ class ClusterMajorExecutor:
             self._handle(message, finish)
         self._join(groups, finish)
 
-    def _messages(self, wait_s: float | None) -> list[_Message]:
-        messages: list[_Message] = []
-        try:
-            if wait_s is None or wait_s > 0:
-                messages.append(self._mailbox.get(timeout=wait_s))
-            while True:
-                messages.append(self._mailbox.get_nowait())
-        except queue.Empty:
-            return messages
-
-    def _handle(self, message: DropSearches | StopSearching | MemoryEvent, finish: Finish) -> None:
+    def _handle(self, message: DropSearches | StopSearching, finish: Finish) -> None:
         match message:
-            case ReadDone():
-                self._tell(ReadEnded(slice_id=message.slice_id), finish)
-            case ReadBroke():
-                self._fail_read(message, finish)
-            case SpaceFreed():
-                self._tell(RoomFreed(slice_id=message.slice_id), finish)
             case DropSearches():
                 for key in message.keys:
                     self._drop(key, finish)
             case StopSearching():
                 self._is_stopped = True
 
-    def _fail_read(self, message: ReadBroke, finish: Finish) -> None:
-        is_cancelled = isinstance(message.error, CancelledRead)
-        self._count_wasted(message.slice_id)
-        if not isinstance(message.error, CancelledRead):
-            self._failures[message.slice_id] = message.error
-        self._tell(
-            ReadFailed(
-                slice_id=message.slice_id, is_stuck=message.is_stuck, is_cancelled=is_cancelled
-            ),
-            finish,
-        )
-        self._failures.clear()
+    # ---- reads
 
-    def _wait_s(self, now_us: int) -> float | None:
-        moments = [*self._deadlines.values()]
-        if (wake_us := self._planner.wake_us()) is not None:
-            moments.append(wake_us)
+    def _advance_reads(self, finish: Finish) -> None:
+        """Starts reads, and tells the planner of those that have ended, until nothing is new."""
+        while events := self._memory.advance():
+            for event in events:
+                self._end_read(event, finish)
+
+    def _end_read(self, event: MemoryEvent, finish: Finish) -> None:
+        number = event.slice_id
+        match event:
+            case ReadDone():
+                self._tell(ReadEnded(slice_id=number), finish)
+            case ReadBroke():
+                self._count_wasted(number)
+                self._failures[number] = event.error
+                self._tell(ReadFailed(slice_id=number, is_stuck=event.is_stuck), finish)
+                self._failures.clear()
+            case ReadCancelled():
+                self._count_wasted(number)
+                self._tell(ReadFailed(slice_id=number, is_cancelled=True), finish)
+            case SpaceFreed():
+                self._tell(RoomFreed(slice_id=number), finish)
+
+    def _wait_s(self) -> float:
+        wanted = [*self._deadlines.values(), self._planner.wake_us(), self._memory.times_out_at_us]
+        moments = [moment for moment in wanted if moment is not None]
         if not moments:
-            return None
-        return min(max(0.0001, (min(moments) - now_us) / 1_000_000), WAIT_S_MAX)
+            return WAIT_S_MAX
+        left_s = (min(moments) - self._clock.now_us()) / 1_000_000
+        return min(max(0.0001, left_s), WAIT_S_MAX)
 
     # ---- searches
 
@@ -269,7 +272,8 @@ class ClusterMajorExecutor:
             self._table.remove(state.slot)
             self._tell(Dropped(query=key), finish)
 
-    def _expire(self, now_us: int, finish: Finish) -> None:
+    def _expire(self, finish: Finish) -> None:
+        now_us = self._clock.now_us()
         for key in [key for key, deadline_us in self._deadlines.items() if now_us >= deadline_us]:
             search = self._searches[key].search
             self._drop(key, finish)

@@ -29,7 +29,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery, lane_of
 from schemas.scan import Scan
 from schemas.topics import GROUPS
-from searcher.build import OpenEngine, OpenSearcher, open_searcher
+from searcher.build import OpenSearcher, open_searcher
 from searcher.events import EventLog, NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
@@ -38,6 +38,7 @@ from searcher.scatter.scan_inbox import ScanInbox
 from searcher.scatter.scan_records import name_in_group, result_of, scan_output
 from searcher.scatter.share import Share, clusters_of, home_of, share_of
 from searcher.settings import SearcherSettings
+from searcher.store.factory import OpenReads
 
 _log = structlog.get_logger(__name__)
 
@@ -61,7 +62,7 @@ def build_stage(
     clock: Clock,
     *,
     events: EventLog | None = None,
-    engine: OpenEngine | None = None,
+    engine: OpenReads | None = None,
     scans: TableLog | None = None,
 ) -> SearcherStage:
     """Returns the searcher's stage. `events` and `engine` are for tests and benchmarks.

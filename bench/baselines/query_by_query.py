@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
@@ -21,6 +20,9 @@ from searcher.plan.slices import SliceId
 from searcher.scoring.scan import QueryBatch, Scoring, scan
 from searcher.scoring.top_k import TopTable
 
+DEMAND_READS_MAX = 32
+"""Clusters that are read for a query at a time."""
+
 
 class QueryByQuery:
     """Implements `Executor`: each cluster is scored as it arrives, for one query."""
@@ -30,15 +32,13 @@ class QueryByQuery:
         self._table = TopTable()
         self._clock = clock
         self._events = events
-        self._changed = threading.Condition()
         self._waiting: deque[SearchGroup] = deque()
         self._is_stopped = False
 
     def join(self, group: SearchGroup) -> None:
         """Adds a group; see `Executor.join`."""
-        with self._changed:
-            self._waiting.append(group)
-            self._changed.notify_all()
+        self._waiting.append(group)
+        self._cache.wake()
 
     def found_elsewhere(
         self, key: int, asked: Collection[ClusterId], found: ScanResult | None
@@ -63,9 +63,7 @@ class QueryByQuery:
 
     def stop(self) -> None:
         """Ends the query in progress too; see `Executor.stop`."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.notify_all()
+        self._is_stopped = True
         self._cache.stop()
 
     def check_integrity(self) -> None:
@@ -73,10 +71,9 @@ class QueryByQuery:
         self._cache.check_integrity()
 
     def _take(self) -> SearchGroup | None:
-        with self._changed:
-            while not self._waiting and not self._is_stopped:
-                self._changed.wait()
-            return None if self._is_stopped else self._waiting.popleft()
+        while not self._waiting and not self._is_stopped:
+            self._cache.wait()
+        return None if self._is_stopped else self._waiting.popleft()
 
     def _find(self, search: Search) -> SearchResult:
         started_us = now_us = self._clock.now_us()
@@ -123,14 +120,16 @@ def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
     def make(parts: PlaneParts) -> Executor:
         limits = ReadLimits(
             budget_bytes=parts.memory.arena_bytes_total,
-            demand_reads_max=parts.options.reads_in_flight_max,
-            prefetch_reads_max=parts.options.prefetch_reads_max,
+            demand_reads_max=DEMAND_READS_MAX,
+            prefetch_reads_max=parts.options.ahead_max,
             prefetch=prefetch,
         )
         latencies = parts.index.manifest.read_latency_us
         policy = EdgeRag({SliceId(cluster): us for cluster, us in enumerate(latencies)})
         planner = ReadPlanner(limits, parts.size_bytes(), policy)
-        cache = ClusterCache(memory=parts.memory, planner=planner, metrics=parts.metrics)
+        cache = ClusterCache(
+            memory=parts.memory, planner=planner, waker=parts.waker, metrics=parts.metrics
+        )
         return QueryByQuery(cache, parts.clock, parts.events)
 
     return make

@@ -17,7 +17,7 @@ from bench.simulator.plane import ComparedPlane
 from bench.simulator.reads import SimulatedReads
 from bench.simulator.real import RealRun
 from bench.simulator.simulation import ClusterMajorSimulation, SimulationOutcome
-from searcher.store.engine import READ_BYTES_MAX
+from searcher.store.reads_in_flight import READ_BYTES_MAX
 
 DEPTHS = (1, 2, 4, 8)
 DISK_S = 0.2
@@ -79,8 +79,8 @@ def simulate(
         reads=SimulatedReads(
             sliced.size_bytes,
             SimulatedDisk(disk),
-            in_flight_bytes=options.reads_in_flight_max * READ_BYTES_MAX,
-            prefetch_bytes=options.prefetch_reads_max * READ_BYTES_MAX,
+            in_flight_bytes=options.in_flight_bytes,
+            ahead_max=options.ahead_max,
         ),
         costs=costs,
     ).run()

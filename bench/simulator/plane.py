@@ -33,7 +33,6 @@ from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
 from searcher.plan.slices import SliceId
 from searcher.settings import SearcherSettings
-from searcher.store.none import NoEngine
 
 OVERTAKE_US = 60_000_000
 """Not the searcher's limit: overtaking a slow read changes what is read, so none is overtaken."""
@@ -76,7 +75,7 @@ class ComparedPlane:
         )
 
     def planner(self) -> ClusterMajorPlanner:
-        """Returns the planner of a plane that cannot read."""
+        """Returns the planner of a plane that reads nothing."""
         planners: list[ClusterMajorPlanner] = []
 
         def executor(parts: PlaneParts) -> Executor:
@@ -89,7 +88,6 @@ class ComparedPlane:
             Metrics(),
             SystemClock(),
             events=NoEvents(),
-            engine=lambda _: NoEngine(clock=SystemClock()),
             executor=executor,
             options=self.options,
         ).close()

@@ -17,16 +17,13 @@ class SimulatedReads:
         disk: SimulatedDisk,
         *,
         in_flight_bytes: int,
-        prefetch_bytes: int,
+        ahead_max: int,
     ) -> None:
-        """`in_flight_bytes`: with the disk at once; `prefetch_bytes`: of these read ahead.
-
-        One read of each kind is always allowed.
-        """
+        """`in_flight_bytes`, `ahead_max`: see `searcher.memory.cluster_memory.FlightLimits`."""
         self._size_bytes = size_bytes
         self._disk = disk
         self._in_flight_bytes_max = in_flight_bytes
-        self._prefetch_bytes_max = prefetch_bytes
+        self._ahead_max = ahead_max
         self._demands: dict[SliceId, None] = {}
         self._prefetches: dict[SliceId, None] = {}
         self._in_flight: dict[SliceId, bool] = {}  # whether it is a prefetch
@@ -40,11 +37,13 @@ class SimulatedReads:
         self._submit()
 
     def promote(self, cluster: SliceId) -> None:
-        """Makes a queued prefetch a demand."""
+        """Makes a prefetch a demand."""
         if cluster in self._prefetches:
             del self._prefetches[cluster]
             self._demands[cluster] = None
-            self._submit()
+        elif cluster in self._in_flight:
+            self._in_flight[cluster] = False
+        self._submit()
 
     def next_us(self) -> float | None:
         """Returns when something happens next, or None when nothing will."""
@@ -66,23 +65,18 @@ class SimulatedReads:
         return ended
 
     def _submit(self) -> None:
-        while self._demands and self._has_room(self._demands, self._in_flight_bytes_max):
+        while self._has_room() and self._demands:
             self._give(self._demands, is_prefetch=False)
         while (
-            not self._demands
+            self._has_room()
             and self._prefetches
-            and self._has_room(self._prefetches, self._prefetch_bytes_max)
+            and sum(self._in_flight.values()) < self._ahead_max
         ):
             self._give(self._prefetches, is_prefetch=True)
 
-    def _has_room(self, queued: Mapping[SliceId, None], bytes_max: int) -> bool:
-        is_prefetch = queued is self._prefetches
-        same = [
-            self._size_bytes[cluster]
-            for cluster, ahead in self._in_flight.items()
-            if ahead or not is_prefetch
-        ]
-        return not same or sum(same) + self._size_bytes[next(iter(queued))] <= bytes_max
+    def _has_room(self) -> bool:
+        begun_bytes = sum(self._size_bytes[cluster] for cluster in self._in_flight)
+        return begun_bytes < self._in_flight_bytes_max
 
     def _give(self, queued: dict[SliceId, None], *, is_prefetch: bool) -> None:
         cluster = next(iter(queued))

@@ -25,11 +25,12 @@ from searcher.codes.source import CodeSource
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
 from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
-from searcher.rows.row_reader import ReadLimits, RowReader
+from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
 from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads
+from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)

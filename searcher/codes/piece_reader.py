@@ -21,8 +21,8 @@ from carpool.errors import RetryableError
 from schemas.record import ClusterId
 from searcher.codes.source import ReadError
 from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
-from searcher.rows.row_reader import NO_MEMORY, ReadLimits, timed_out
 from searcher.store.page_reads import PageBatch, PageReads
+from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, timed_out
 
 UInt8 = npt.NDArray[np.uint8]
 Load = Callable[[int, UInt8], None]

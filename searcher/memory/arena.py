@@ -43,7 +43,7 @@ def choose_block_bytes(page_bytes: int, cluster_bytes_mean: int) -> int:
 
 
 class Arena:
-    """Memory of `size_bytes`, rounded down to whole blocks. Not thread-safe."""
+    """Memory of `size_bytes`, rounded down to whole blocks. Not thread-safe. `view`: all of it."""
 
     def __init__(self, size_bytes: int, block_bytes: int) -> None:
         """Maps the memory; the system allocates each page at its first use, or in `fill`.
@@ -63,7 +63,7 @@ class Arena:
         # have none.
         with suppress(OSError):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._view = memoryview(self._memory)
+        self.view = memoryview(self._memory)
         # Free runs, in blocks: length by first block, first block by the block behind, and (length,
         # first) by size.
         self._length_at: dict[int, int] = {0: self._block_count}
@@ -140,12 +140,12 @@ class Arena:
     def views(self, spans: Sequence[Span]) -> tuple[memoryview, ...]:
         """Returns the memory of `spans`, writable."""
         return tuple(
-            self._view[span.offset_bytes : span.offset_bytes + span.size_bytes] for span in spans
+            self.view[span.offset_bytes : span.offset_bytes + span.size_bytes] for span in spans
         )
 
     def close(self) -> None:
         """Releases the memory: the system gets it back with the last view of it."""
-        self._view = memoryview(b"")
+        self.view = memoryview(b"")
         del self._memory
 
     def check_integrity(self) -> None:

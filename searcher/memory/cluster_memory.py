@@ -1,15 +1,15 @@
 """The slices in memory: the arena that contains them, and the reads that fill it.
 
-The caller decides what to read and what to free, and makes sure that there is room. One lock guards
-the bookkeeping; pages are verified on the threads of the engine.
+The caller decides what to read and what to free, and makes sure that there is room. One thread
+reads. Another one verifies pages, and the first scores other slices meanwhile.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import structlog
 
@@ -17,36 +17,49 @@ from carpool.clock import Clock
 from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
-from carpool.errors import CorruptionError, RetryableError
+from carpool.errors import CorruptionError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.events import EventLog, Purpose
+from searcher.events import EventLog
 from searcher.memory.arena import Arena, Spans
-from searcher.memory.cluster_reads import (
-    Block,
-    Load,
+from searcher.memory.slice_reads import (
     MemoryEvent,
     ReadBroke,
+    ReadCancelled,
     ReadDone,
-    ReadRules,
+    SliceRead,
     SpaceFreed,
+    again,
+    first_batch,
     of_cluster,
     spans_bytes,
-    split,
 )
 from searcher.memory.verify import PageVerifier
 from searcher.plan.slices import SliceId
-from searcher.store.engine import BlockEngine, BlockError, BlockRead, CancelledRead
-
-__all__ = ["ClusterMemory", "MemoryEvent", "ReadBroke", "ReadDone", "ReadRules", "SpaceFreed"]
+from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadLimits, ReadsInFlight, timed_out
+from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
 
 
-class ClusterMemory:
-    """Slices of clusters in an arena. Any thread may call; only `close` blocks.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlightLimits:
+    """How much of what is to be read is with the kernel.
 
-    It owns arena and engine. The caller closes the engine's files after `close` returned True.
+    `in_flight_bytes`: no further slice is begun with so many; `ahead_max`: slices that are read
+    ahead. `read_bytes_max`: of one read; a page of the index at least.
+    """
+
+    in_flight_bytes: int
+    ahead_max: int
+    read_bytes_max: int = READ_BYTES_MAX
+
+
+class ClusterMemory:
+    """Slices of clusters in an arena. For one thread; only `close` blocks.
+
+    It owns arena and reads. The caller closes their files after `close` returned True.
     """
 
     def __init__(
@@ -58,47 +71,41 @@ class ClusterMemory:
         paths: Sequence[str],
         sums: Sequence[CheckedFile] = (),
         arena: Arena,
-        engine: BlockEngine,
-        rules: ReadRules,
+        reads: PageReads,
+        waker: Waker,
+        limits: ReadLimits,
+        flight: FlightLimits,
         metrics: Metrics,
         clock: Clock,
         events: EventLog,
     ) -> None:
-        """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment."""
+        """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment.
+
+        `waker` wakes when a batch of `reads` has ended, and when pages were verified.
+        """
         assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
-        assert rules.block_bytes_max >= layout.page_bytes, "a read would not contain a page"
         self._extents = extents
         self._arena = arena
-        self._engine = engine
-        self._rules = rules
+        self._limits = limits
+        self._flight = flight
         self._verifier = PageVerifier(layout, build_id, paths, sums)
         self._metrics = metrics.searcher
         self._metrics.budget_bytes.set(arena.size_bytes)
         for purpose in ("demand", "prefetch"):
             self._metrics.bytes_read.labels(purpose=purpose)  # shown before the first read
         self._clock = clock
+        self._waker = waker
         self._events = events
-        self._changed = threading.Condition()
-        self._loading: dict[SliceId, Load] = {}
-        self._stuck: list[Load] = []
+        self._loading: dict[SliceId, SliceRead] = {}
+        self._loading_bytes = 0
+        self._waiting: dict[SliceId, SliceRead] = {}  # of these, the kernel has not begun
+        self._in_flight = ReadsInFlight(reads, limits, clock, self._free)
+        self._unchecked: list[SliceRead] = []
+        self._checks: deque[tuple[list[SliceRead], Future[list[ReadError | None]]]] = deque()
+        self._checker = ThreadPoolExecutor(1, "verify")
         self._resident: dict[SliceId, tuple[Spans, ClusterPages]] = {}
-        self._blocks: dict[int, Block] = {}  # by token, until their end is handled
-        self._next_token = 1
         self._last_end_us = clock.now_us()
-        self._outbox: deque[MemoryEvent] = deque()
-        self._is_reporting = False
-        self._is_closed = False
-        self._watchdog = threading.Thread(target=self._watch, name="read-watchdog", daemon=True)
-
-    def start(self, on_event: Callable[[MemoryEvent], None]) -> None:
-        """Starts reading. `on_event` is called once for the end of each read, in order.
-
-        A thread of the engine or the watchdog calls it, one at a time. It may call every method
-        except `close`.
-        """
-        self._on_event = on_event
-        self._engine.start(self._end_block)
-        self._watchdog.start()
+        self._outbox: list[MemoryEvent] = []
 
     # ---- what the executor calls
 
@@ -110,14 +117,17 @@ class ClusterMemory:
     @property
     def stuck_bytes(self) -> int:
         """Bytes of reads that were given up and that the kernel has not ended."""
-        with self._changed:
-            return sum(load.arena_bytes for load in self._stuck)
+        return sum(read.arena_bytes for read in self._in_flight.stuck())
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the arena that are not free."""
-        with self._changed:
-            return self._arena.size_bytes - self._arena.free_bytes
+        return self._arena.size_bytes - self._arena.free_bytes
+
+    @property
+    def times_out_at_us(self) -> int | None:
+        """When the oldest read in progress is given up; None while there is none."""
+        return self._in_flight.times_out_at_us
 
     def read_bytes(self, number: SliceId) -> int:
         """Returns the bytes that are read from the disk for a slice: its pages."""
@@ -128,272 +138,210 @@ class ClusterMemory:
         return self._arena.blocks_bytes(self._extents[number].size_bytes)
 
     def begin_read(self, number: SliceId, *, is_prefetch: bool) -> None:
-        """Starts to read a slice that is not in memory, for which there is room.
-
-        Ignored after `close`.
-        """
+        """Wants a slice that is not in memory, for which there is room; `advance` reads it."""
         extent = self._extents[number]
-        with self._changed:
-            if self._is_closed:
-                return
-            assert number not in self._loading, f"slice {number} is being read already"
-            assert number not in self._resident, f"slice {number} is in memory already"
-            spans = self._arena.allocate(extent.size_bytes)
-            assert spans is not None, (
-                f"no room for slice {number} in {self._arena.free_bytes} bytes: the plan is "
-                "overdrawn"
-            )
-            purpose: Purpose = "prefetch" if is_prefetch else "demand"
-            load = Load(
-                number=number,
-                extent=extent,
-                purpose=purpose,
-                spans=spans,
-                started_us=self._clock.now_us(),
-            )
-            self._loading[number] = load
-            reads = [
-                self._block_read(
-                    Block(load=load, start_bytes=start_bytes, buffers=buffers), is_prefetch
-                )
-                for start_bytes, buffers in split(
-                    self._arena.views(spans),
-                    extent.size_bytes,
-                    self._rules.read_bytes(self._verifier.layout.page_bytes),
-                )
-            ]
-            self._show()
-        self._engine.submit(reads)
+        assert number not in self._loading, f"slice {number} is being read already"
+        assert number not in self._resident, f"slice {number} is in memory already"
+        spans = self._arena.allocate(extent.size_bytes)
+        assert spans is not None, (
+            f"no room for slice {number} in {self._arena.free_bytes} bytes: the plan is overdrawn"
+        )
+        read = SliceRead(
+            number=number,
+            extent=extent,
+            purpose="prefetch" if is_prefetch else "demand",
+            spans=spans,
+            started_us=self._clock.now_us(),
+            is_ahead=is_prefetch,
+        )
+        self._loading[number] = self._waiting[number] = read
+        self._loading_bytes += read.arena_bytes
 
     def promote(self, number: SliceId) -> None:
-        """Puts the reads of a slice that is read ahead before other reads ahead.
+        """Puts the read of a slice that is read ahead behind those that queries wait for.
 
         A slice that is not being read is ignored.
         """
-        with self._changed:
-            load = self._loading.get(number)
-            tokens = tuple(load.tokens) if load is not None else ()
-        self._engine.promote(tokens)
+        if (read := self._loading.get(number)) is not None:
+            read.is_ahead = False
+            if number in self._waiting:
+                self._waiting[number] = self._waiting.pop(number)
 
     def cancel(self, number: SliceId) -> None:
-        """Cancels a read. It ends with `CancelledRead`, or succeeds if the kernel had all of it.
+        """Cancels a read. It ends with `ReadCancelled`, or as others do if it has begun.
 
         A slice that is not being read is ignored.
         """
-        with self._changed:
-            load = self._loading.get(number)
-            if load is not None:
-                load.is_cancelled = True
-            tokens = tuple(load.tokens) if load is not None else ()
-        self._engine.cancel(tokens)
+        if (read := self._waiting.pop(number, None)) is not None:
+            self._leave(read)
+            self._arena.free(read.spans)
+            self._outbox.append(ReadCancelled(slice_id=number))
 
     def evict(self, number: SliceId) -> None:
         """Frees a slice that is in memory; its pages must not be used any more."""
-        with self._changed:
-            spans, _ = self._resident.pop(number)
-            self._arena.free(spans)
-            self._show()
+        spans, _ = self._resident.pop(number)
+        self._arena.free(spans)
+        self._show()
 
     def pages(self, number: SliceId) -> ClusterPages:
         """Returns the pages of a slice in memory, read-only, valid until it is evicted."""
-        return self._resident[number][1]  # atomic under the GIL: needs no lock
+        return self._resident[number][1]
 
     def residents(self) -> frozenset[SliceId]:
         """Returns the slices that are in memory, whole."""
-        with self._changed:
-            return frozenset(self._resident)
+        return frozenset(self._resident)
+
+    def advance(self) -> list[MemoryEvent]:
+        """Starts reads, and returns how reads ended since the last call. Does not block.
+
+        Call it until it returns nothing, and whenever the waker wakes or `times_out_at_us` is over.
+        """
+        for batch, read in self._in_flight.ended():
+            self._end(batch, read)
+        self._give_up_waiting()
+        self._start()
+        self._check()
+        self._show()
+        events, self._outbox = self._outbox, []
+        return events
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where slices, reads and arena disagree."""
-        with self._changed:
-            self._arena.check_integrity()
-            spans = [spans for spans, _ in self._resident.values()]
-            spans += [load.spans for load in (*self._loading.values(), *self._stuck)]
-            assert self._arena.free_bytes + sum(map(spans_bytes, spans)) == self._arena.size_bytes
-            loads = (*self._loading.values(), *self._stuck)
-            assert sorted(self._blocks) == sorted(token for load in loads for token in load.tokens)
-            assert all(load.tokens for load in loads), "a read has nothing left to wait for"
+        self._arena.check_integrity()
+        stuck = self._in_flight.stuck()
+        spans = [spans for spans, _ in self._resident.values()]
+        spans += [read.spans for read in (*self._loading.values(), *stuck)]
+        assert self._arena.free_bytes + sum(map(spans_bytes, spans)) == self._arena.size_bytes
+        assert self._loading_bytes == sum(read.arena_bytes for read in self._loading.values())
+        working = [*self._waiting.values(), *self._in_flight.owners(), *self._unchecked]
+        working += [read for reads, _ in self._checks for read in reads]
+        assert len(working) == len(self._loading), "a read is lost, or done twice"
+        assert all(self._loading[read.number] is read for read in working)
 
     def close(self, timeout_s: float) -> bool:
-        """Ends all reads and frees the memory; blocks for up to twice `timeout_s`.
+        """Ends all reads and frees the memory; blocks for up to `timeout_s`.
 
-        No event is reported from now on. Returns whether `on_event` has returned and the kernel has
-        ended all reads: the files must not be closed before.
+        Call nothing but `close` from now on. Returns whether the kernel has ended all reads: the
+        files must not be closed before.
         """
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-            has_reported = self._changed.wait_for(lambda: not self._is_reporting, timeout=timeout_s)
-        has_ended = self._engine.close(timeout_s if has_reported else 0.0) and has_reported
+        self._checker.shutdown(cancel_futures=True)
+        has_ended = self._in_flight.close(timeout_s)
         if has_ended:
-            with self._changed:
-                self._resident.clear()
-                self._arena.close()
+            self._resident.clear()
+            self._checks.clear()
+            self._arena.close()
         return has_ended
 
     # ---- reads
 
-    def _block_read(self, block: Block, is_prefetch: bool) -> BlockRead:
-        token, self._next_token = self._next_token, self._next_token + 1
-        self._blocks[token] = block
-        block.load.tokens.add(token)
-        return BlockRead(
-            token=token,
-            file=block.load.extent.segment,
-            offset_bytes=block.load.extent.offset_bytes + block.start_bytes,
-            buffers=block.buffers,
-            is_prefetch=is_prefetch,
-        )
+    def _start(self) -> None:
+        """Gives reads to the kernel: those that queries wait for, then those ahead."""
+        if not self._waiting:
+            return
+        begun = self._in_flight.owners()
+        begun_bytes = sum(read.extent.size_bytes for read in begun)
+        ahead = sum(read.is_ahead for read in begun)
+        for read in sorted(self._waiting.values(), key=lambda read: read.is_ahead):
+            if begun_bytes >= self._flight.in_flight_bytes:
+                return
+            if read.is_ahead and ahead >= self._flight.ahead_max:
+                return
+            del self._waiting[read.number]
+            begun_bytes += read.extent.size_bytes
+            ahead += read.is_ahead
+            page_bytes = self._verifier.layout.page_bytes
+            read_bytes = max(1, self._flight.read_bytes_max // page_bytes) * page_bytes
+            self._submit(first_batch(read, self._arena.view, read_bytes), read)
 
-    def _end_block(self, token: int, error: BlockError | None, latency_us: int) -> None:
-        """Handles the end of a block read, on a thread of the engine."""
-        with self._changed:
-            block = self._blocks[token]
-        load = block.load
-        if error is None:
-            size_bytes = sum(buffer.nbytes for buffer in block.buffers)
-            self._metrics.bytes_read.labels(purpose=load.purpose).inc(size_bytes)
-            error = self._verifier.check(block)
-        again: list[BlockRead] = []
-        dropped: tuple[int, ...] = ()
-        with self._changed:
-            del self._blocks[token]
-            load.tokens.remove(token)
+    def _submit(self, batch: PageBatch, read: SliceRead) -> None:
+        read.attempt += 1
+        self._in_flight.submit(batch, read)
+
+    def _end(self, batch: PageBatch, read: SliceRead) -> None:
+        """A batch has ended, or is given up."""
+        read_bytes = int(batch.sizes_bytes[batch.ended].sum())
+        failed_bytes = sum(int(batch.sizes_bytes[at]) for at in batch.errors if batch.ended[at])
+        self._metrics.bytes_read.labels(purpose=read.purpose).inc(read_bytes - failed_bytes)
+        if not batch.is_given_up:
             self._last_end_us = self._clock.now_us()
-            if error is not None and load.error is None:
-                if self._may_retry(block, error):
-                    again.append(self._try_again(block, error))
+        if not batch.errors:
+            self._unchecked.append(read)
+            return
+        for error in batch.errors.values():
+            if not self._in_flight.may_retry(batch, error, read.attempt):
+                self._fail(read, error, is_stuck=batch.is_given_up)
+                return
+        cluster, (error, *_) = read.extent.cluster, batch.errors.values()
+        _log.warning("read failed", cluster=cluster, attempt=read.attempt, error=str(error))
+        self._submit(again(batch, sorted(batch.errors)), read)
+
+    def _give_up_waiting(self) -> None:
+        """Where the disk has ended nothing for so long, what waits for it will not come either."""
+        before_us = self._clock.now_us() - self._limits.timeout_us
+        if self._waiting and self._last_end_us < before_us:
+            for read in [one for one in self._waiting.values() if one.started_us < before_us]:
+                del self._waiting[read.number]
+                self._fail(read, timed_out(self._limits.timeout_us), is_stuck=False)
+
+    def _check(self) -> None:
+        """Has what was read verified, and takes what was found."""
+        if self._unchecked:
+            reads, self._unchecked = self._unchecked, []
+            check = self._checker.submit(self._errors_of, reads)
+            check.add_done_callback(lambda _: self._waker.wake())
+            self._checks.append((reads, check))
+        while self._checks and self._checks[0][1].done():
+            reads, check = self._checks.popleft()
+            for read, error in zip(reads, check.result(), strict=True):
+                if error is None:
+                    self._keep(read)
                 else:
-                    load.error = of_cluster(error, load.extent.cluster)
-                    dropped = tuple(load.tokens)
-            if not load.tokens:
-                self._end_load(load)
-        if again:
-            self._engine.submit(again)
-        if dropped:
-            self._engine.cancel(dropped)
-        self._report()
+                    self._fail(read, error, is_stuck=False)
 
-    def _may_retry(self, block: Block, error: BlockError) -> bool:
-        is_over = block.load.is_cancelled or block.load.is_stuck or self._is_closed
-        return (
-            isinstance(error, RetryableError)
-            and block.attempt < self._rules.attempts
-            and not is_over
-        )
+    def _errors_of(self, reads: Sequence[SliceRead]) -> list[ReadError | None]:
+        """Called on the thread that verifies."""
+        return [self._verifier.check(read.extent, self._views(read)) for read in reads]
 
-    def _try_again(self, block: Block, error: BlockError) -> BlockRead:
-        load = block.load
-        _log.warning(
-            "read failed", cluster=load.extent.cluster, attempt=block.attempt, error=str(error)
-        )
-        following = replace(block, attempt=block.attempt + 1)
-        return self._block_read(following, False)  # not a prefetch: it waited once
+    def _views(self, read: SliceRead) -> tuple[memoryview, ...]:
+        return self._arena.views(read.used)
 
-    def _end_load(self, load: Load) -> None:
-        cluster = load.number
-        now_us = self._clock.now_us()
-        if load.is_stuck:
-            self._stuck.remove(load)
-            self._arena.free(load.spans)
-            self._outbox.append(SpaceFreed(slice_id=cluster))
-        else:
-            del self._loading[cluster]
-            self._events.read(ClusterId(load.extent.cluster), load.purpose, load.started_us, now_us)
-            if load.error is None:
-                self._resident[cluster] = (
-                    load.spans,
-                    self._verifier.pages(load.extent, self._arena.views(load.spans)),
-                )
-                self._outbox.append(ReadDone(slice_id=cluster))
-            else:
-                self._arena.free(load.spans)
-                self._break(load, load.error, is_stuck=False)
-        self._show()
+    # ---- ends
 
-    def _break(self, load: Load, error: BlockError, *, is_stuck: bool) -> None:
-        cluster = load.extent.cluster
+    def _keep(self, read: SliceRead) -> None:
+        self._leave(read)
+        pages = self._verifier.pages(read.extent, self._views(read))
+        self._resident[read.number] = read.spans, pages
+        self._outbox.append(ReadDone(slice_id=read.number))
+
+    def _fail(self, read: SliceRead, error: ReadError, *, is_stuck: bool) -> None:
+        self._leave(read)
+        read.is_stuck = is_stuck
+        if not is_stuck:
+            self._arena.free(read.spans)
+        error = of_cluster(error, read.extent, self._verifier.paths[read.extent.segment])
         if isinstance(error, CorruptionError):
             self._metrics.clusters_damaged.inc()
-            _log.error("cluster damaged", cluster=cluster, error=str(error))
-        elif not isinstance(error, CancelledRead):
-            _log.error("cluster not read", cluster=cluster, error=str(error))
-        self._outbox.append(ReadBroke(slice_id=load.number, error=error, is_stuck=is_stuck))
+            _log.error("cluster damaged", cluster=read.extent.cluster, error=str(error))
+        else:
+            _log.error("cluster not read", cluster=read.extent.cluster, error=str(error))
+        self._outbox.append(ReadBroke(slice_id=read.number, error=error, is_stuck=is_stuck))
 
-    def _report(self) -> None:
-        """Reports events, one at a time, in order, unless another thread is doing so."""
-        while True:
-            with self._changed:
-                if self._is_reporting or not self._outbox:
-                    return
-                event = self._outbox.popleft()
-                if self._is_closed:
-                    continue
-                self._is_reporting = True
-            try:
-                self._on_event(event)
-            except Exception:  # reading continues
-                _log.exception("the end of a read could not be reported", slice=event.slice_id)
-            finally:
-                self._end_reporting()
+    def _leave(self, read: SliceRead) -> None:
+        """A read is over, for the caller."""
+        del self._loading[read.number]
+        self._loading_bytes -= read.arena_bytes
+        cluster, now_us = ClusterId(read.extent.cluster), self._clock.now_us()
+        self._events.read(cluster, read.purpose, read.started_us, now_us)
 
-    def _end_reporting(self) -> None:
-        with self._changed:
-            self._is_reporting = False
-            if self._is_closed:  # `close` waits for this
-                self._changed.notify_all()
+    def _free(self, read: SliceRead) -> None:
+        """The kernel does not use the memory of `read` any more."""
+        if read.is_stuck:
+            self._arena.free(read.spans)
+            self._outbox.append(SpaceFreed(slice_id=read.number))
 
     def _show(self) -> None:
-        reading_bytes = sum(load.arena_bytes for load in self._loading.values())
-        stuck_bytes = sum(load.arena_bytes for load in self._stuck)
-        used_bytes = self._arena.size_bytes - self._arena.free_bytes
+        stuck_bytes = self.stuck_bytes
         shown = self._metrics.resident_bytes
-        shown.labels(kind="resident").set(used_bytes - reading_bytes - stuck_bytes)
-        shown.labels(kind="in_flight").set(reading_bytes)
+        shown.labels(kind="resident").set(self.used_bytes - self._loading_bytes - stuck_bytes)
+        shown.labels(kind="in_flight").set(self._loading_bytes)
         shown.labels(kind="stuck").set(stuck_bytes)
-
-    # ---- reads that never return
-
-    def _watch(self) -> None:
-        period_s = self._rules.watch_us / 1_000_000
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed, timeout=period_s)
-                if self._is_closed:
-                    return
-            self._give_up(self._clock.now_us() - self._rules.timeout_us)
-            self._report()
-
-    def _give_up(self, before_us: int) -> None:
-        """Gives up reads that the kernel got before `before_us`.
-
-        If no read at all has ended since then, reads that wait for the kernel are given up too.
-        """
-        overdue = self._engine.with_kernel_since(before_us)
-        dropped: list[int] = []
-        with self._changed:
-            loads = {
-                id(self._blocks[token].load): self._blocks[token].load
-                for token in overdue
-                if token in self._blocks
-            }
-            if self._last_end_us < before_us:
-                loads |= {
-                    id(load): load for load in self._loading.values() if load.started_us < before_us
-                }
-            for load in loads.values():
-                if load.is_stuck:
-                    continue
-                load.is_stuck = True
-                del self._loading[load.number]
-                self._stuck.append(load)
-                dropped.extend(load.tokens)
-                now_us = self._clock.now_us()
-                self._events.read(
-                    ClusterId(load.extent.cluster), load.purpose, load.started_us, now_us
-                )
-                error = self._verifier.timed_out(load.extent, self._rules.timeout_us)
-                self._break(load, error, is_stuck=True)
-            self._show()
-        self._engine.give_up(overdue)
-        self._engine.cancel(dropped)

@@ -12,8 +12,7 @@ from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout, UInt8
 from carpool.disk.segments import verify_pages
 from carpool.errors import CorruptionError, RetryableError
-from searcher.memory.cluster_reads import Block
-from searcher.store.engine import BlockError
+from searcher.store.page_reads import ReadError
 
 _log = structlog.get_logger(__name__)
 
@@ -32,15 +31,18 @@ class PageVerifier:
         sums: Sequence[CheckedFile] = (),
     ) -> None:
         self.layout = layout
+        self.paths = paths
         self._build_id = build_id
-        self._paths = paths
         self._sums = sums
 
-    def check(self, block: Block) -> BlockError | None:
-        """Returns the error of a block with damaged pages; None if its pages are undamaged."""
-        path = self._paths[block.load.extent.segment]
+    def check(self, extent: ClusterExtent, views: Sequence[memoryview]) -> ReadError | None:
+        """Returns the error of a slice with damaged pages; None if its pages are undamaged.
+
+        `views`: its pages, in order, each view of whole pages.
+        """
+        path = self.paths[extent.segment]
         try:
-            self._check(block, path)
+            self._check(extent, views, path)
         except CorruptionError as error:
             # A new error: the traceback of the old one would keep the pages.
             return CorruptionError(
@@ -54,38 +56,25 @@ class PageVerifier:
             return RetryableError(f"pages of {path} could not be checked: {error!r}")
         return None
 
-    def _check(self, block: Block, path: str) -> None:
-        start_bytes = block.start_bytes
-        for buffer in block.buffers:
+    def _check(self, extent: ClusterExtent, views: Sequence[memoryview], path: str) -> None:
+        first_page = 0
+        for view in views:
+            pages = _as_pages(view, self.layout)
             verify_pages(
-                _as_pages(buffer, self.layout),
-                block.load.extent,
+                pages,
+                extent,
                 build_id=self._build_id,
                 path=path,
-                first_page=start_bytes // self.layout.page_bytes,
-                sums=self._sums[block.load.extent.segment] if self._sums else None,
+                first_page=first_page,
+                sums=self._sums[extent.segment] if self._sums else None,
             )
-            start_bytes += buffer.nbytes
+            first_page += len(pages)
 
     def pages(self, extent: ClusterExtent, views: Sequence[memoryview]) -> ClusterPages:
         """Returns the pages of a slice that is stored in `views`, read-only."""
-        pieces = []
-        left_bytes = extent.size_bytes
-        for view in views:
-            used = view[:left_bytes].toreadonly()
-            left_bytes -= used.nbytes
-            pieces.append(_as_pages(used, self.layout))
+        pieces = tuple(_as_pages(view.toreadonly(), self.layout) for view in views)
         return ClusterPages(
-            extent.cluster, self.layout, extent.row_count, tuple(pieces), extent.first_page
-        )
-
-    def timed_out(self, extent: ClusterExtent, timeout_us: int) -> RetryableError:
-        """Returns the error of a read that did not end within `timeout_us`."""
-        return RetryableError(
-            f"cluster {extent.cluster} at byte {extent.offset_bytes} of "
-            f"{self._paths[extent.segment]} did not come within {timeout_us / 1_000_000:g} s: the "
-            "disk hangs, or is too slow. The memory of this read stays out of use until the kernel "
-            "returns it. Check the disk; if it is only slow, raise [searcher] read_timeout_ms"
+            extent.cluster, self.layout, extent.row_count, pieces, extent.first_page
         )
 
 

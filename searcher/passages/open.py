@@ -10,10 +10,10 @@ from carpool.telemetry.metrics import Metrics
 from searcher.passages.passage_reader import PassageReader
 from searcher.passages.range_reader import RangeReader
 from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
-from searcher.rows.row_reader import ReadLimits
 from searcher.settings import SearcherSettings
 from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
+from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
 SLOTS = 4

@@ -17,8 +17,8 @@ from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.plan.range_pieces import PAGE_BYTES, RangePieces, cut_ranges, first_of_reads
 from searcher.rows.buffers import ReadBuffers
-from searcher.rows.row_reader import NO_MEMORY, ReadLimits, timed_out
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, timed_out
 from searcher.store.waker import Waker
 
 Int64 = npt.NDArray[np.int64]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,34 +20,12 @@ from carpool.errors import RetryableError
 from searcher.plan.row_pages import plan_reads, row_places, split_rows
 from searcher.rows.buffers import ReadBuffers
 from searcher.rows.row_batch import RowBatch, check_rows, vectors_of
-from searcher.store.engine import READ_ATTEMPTS
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
+from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, timed_out
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
-
-NO_MEMORY = (
-    "there was no memory to read into: reads that never returned take up the buffers. Check "
-    "the disk; the queries that came meanwhile can be asked again"
-)
-
-
-def timed_out(timeout_us: int) -> RetryableError:
-    """Returns the error of a read that is given up."""
-    return RetryableError(
-        f"a read did not come within {timeout_us / 1_000_000:g} s: the disk hangs, or is too slow. "
-        "Its memory stays out of use until the kernel returns it. Check the disk; if it is only "
-        "slow, raise [searcher] read_timeout_ms"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadLimits:
-    """How small reads are done: tries after an I/O error, and after how long a read is given up."""
-
-    attempts: int = READ_ATTEMPTS
-    timeout_us: int
 
 
 class FailedRow(NamedTuple):

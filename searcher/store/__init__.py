@@ -1,6 +1,6 @@
-"""How do bytes come from the disk? Block engines: io_uring, threads, from memory, and without data.
+"""How do bytes come from the disk? Batches of reads: by io_uring, by threads, and a bad disk.
 
-*Invariant:* a read ends once, with full buffers or with a `BlockError`. *Invariant:* an engine
-keeps no buffer of a read that has ended. Absent on purpose: checksums (`searcher.memory` verifies
-every block).
+*Invariant:* a batch ends once, when the kernel has ended all of its reads; each read has filled its
+memory, or has an error. *Invariant:* nothing here keeps the memory of a batch that has ended.
+Absent on purpose: checksums (who wants the bytes verifies them).
 """

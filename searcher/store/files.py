@@ -14,8 +14,8 @@ from typing import Literal
 import structlog
 
 from carpool.disk.direct import NoDirectReadError, open_direct
-from carpool.errors import ConfigError, CorruptionError, RetryableError
-from searcher.store.engine import BlockRead
+from carpool.errors import ConfigError, RetryableError
+from searcher.store.page_reads import PageBatch
 
 _log = structlog.get_logger(__name__)
 
@@ -47,48 +47,19 @@ class SegmentFiles:
         """Returns the name of a segment, for errors."""
         return self._paths[file]
 
-    def read_block(self, read: BlockRead) -> None:
-        """Fills the buffers of `read`. Blocks. Raises what `failure` and `cut_short` return."""
-        descriptor = self.descriptor(read.file)
-        done_bytes = 0
-        while done_bytes < read.size_bytes:
-            try:
-                count = os.preadv(
-                    descriptor, remaining(read, done_bytes), read.offset_bytes + done_bytes
-                )
-            except OSError as error:
-                raise self.failure(read, done_bytes, error) from error
-            if count == 0:
-                raise self.cut_short(read, done_bytes)
-            done_bytes += count
-        self.forget(read)
-
-    def forget(self, read: BlockRead) -> None:
-        """Drops a read from the page cache, unless it was direct."""
-        if not self.is_direct:
+    def forget(self, batch: PageBatch) -> None:
+        """Drops what a batch read from the page cache, unless it was read directly."""
+        if self.is_direct:
+            return
+        for file, offset_bytes, size_bytes in zip(
+            batch.files.tolist(),
+            batch.offsets_bytes.tolist(),
+            batch.sizes_bytes.tolist(),
+            strict=True,
+        ):
             os.posix_fadvise(
-                self.descriptor(read.file),
-                read.offset_bytes,
-                read.size_bytes,
-                os.POSIX_FADV_DONTNEED,
+                self.descriptor(file), offset_bytes, size_bytes, os.POSIX_FADV_DONTNEED
             )
-
-    def failure(self, read: BlockRead, done_bytes: int, error: OSError) -> RetryableError:
-        """Returns the error of a read that the kernel failed."""
-        return RetryableError(
-            f"reading {self._paths[read.file]} at byte {read.offset_bytes + done_bytes} failed: "
-            f"{error.strerror}; if this continues, check the disk"
-        )
-
-    def cut_short(self, read: BlockRead, done_bytes: int) -> CorruptionError:
-        """Returns the error of a read that reached the end of the file."""
-        path, offset_bytes = self._paths[read.file], read.offset_bytes + done_bytes
-        return CorruptionError(
-            f"{path} ends at byte {offset_bytes}, within a cluster: the segment was cut short. Run "
-            "`carpool index verify`, then restore or rebuild the index",
-            path=path,
-            offset_bytes=offset_bytes,
-        )
 
     def close(self) -> None:
         """Closes the files. Closing twice is harmless."""
@@ -124,16 +95,6 @@ class SegmentFiles:
             means="the page cache is dropped after each read",
         )
         self.is_direct = False
-
-
-def remaining(read: BlockRead, done_bytes: int) -> list[memoryview]:
-    """Returns the parts of the buffers of `read` that come after its first `done_bytes`."""
-    buffers = []
-    for buffer in read.buffers:
-        if done_bytes < buffer.nbytes:
-            buffers.append(buffer[done_bytes:])
-        done_bytes = max(0, done_bytes - buffer.nbytes)
-    return buffers
 
 
 def forget_pages(descriptor: int) -> None:

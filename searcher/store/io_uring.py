@@ -13,8 +13,6 @@ import mmap
 import os
 import platform
 import struct
-from array import array
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +23,7 @@ _SETUP, _ENTER, _REGISTER = 425, 426, 427  # system calls; the same on every arc
 _REGISTER_EVENTFD = 4
 _SINGLE_MMAP = 1
 _SQES_OFFSET = 0x10000000
-_READV, _READ = 1, 22
+_READ = 22
 
 _PARAMS = struct.Struct("=IIIIIII3I8IQ8IQ")
 # sq_entries, cq_entries, flags, 2 of a thread, features, wq_fd, 3 reserved, offsets of the
@@ -105,25 +103,6 @@ class Ring:
         self._unsubmitted = 0
         for place in range(sq_entries):
             ctypes.c_uint32.from_buffer(queues, sq_array + place * 4).value = place
-
-    def prepare_read(
-        self, token: int, file: int, offset_bytes: int, buffers: Sequence[memoryview]
-    ) -> object:
-        """Adds a read of the descriptor `file` to the queue; there must be room.
-
-        The result and the buffers must be kept until the read has ended.
-        """
-        vector = array("Q")
-        for buffer in buffers:
-            vector.extend((ctypes.addressof(ctypes.c_char.from_buffer(buffer)), buffer.nbytes))
-        address, length = vector if len(buffers) == 1 else (vector.buffer_info()[0], len(buffers))
-        tail = self._sq_tail.value
-        opcode = _READ if len(buffers) == 1 else _READV
-        entry = (opcode, file, offset_bytes, address, length, token)
-        self._all_entries[tail & self._sq_mask] = entry
-        self._sq_tail.value = (tail + 1) & _UINT32
-        self._unsubmitted += 1
-        return vector
 
     def prepare_reads(
         self,

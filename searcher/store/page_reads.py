@@ -1,4 +1,4 @@
-"""Many small reads at once: the interface, and threads that read.
+"""Many reads at once: the interface, and threads that read.
 
 A batch is submitted as a whole and reported as a whole. Its reads go to the kernel together, by one
 system call where there is io_uring (`ring_page_reads.py`).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,20 +29,22 @@ BATCH_READS_MAX = 1 << 16
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class PageBatch:
-    """Reads of whole pages of 4 KiB into one buffer, one behind the other.
+    """Reads of whole pages of 4 KiB into a buffer.
 
     A read that reaches the end of its file fails as `cut_short` says; what the file has is in the
     buffer.
 
-    `files`, `offsets_bytes`, `sizes_bytes`: (n,) int64 each. `buffer`: writable, aligned to 4 KiB,
-    as large as all reads together. `errors`: of reads that failed, by position. `unended`: reads
-    that the kernel has not ended; the buffer is in use until it is 0.
+    `files`, `offsets_bytes`, `sizes_bytes`: (n,) int64 each. `buffer`: writable, aligned to 4 KiB.
+    `starts`: (n,) int64, where in the buffer each read goes; by default one behind the other.
+    `errors`: of reads that failed, by position. `unended`: reads that the kernel has not ended; the
+    buffer is in use until it is 0.
     """
 
     files: Int64
     offsets_bytes: Int64
     sizes_bytes: Int64
     buffer: memoryview
+    starts: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     submitted_us: int = 0
     unended: int = 0
     is_given_up: bool = False
@@ -52,7 +55,9 @@ class PageBatch:
         """Marks no read as ended."""
         self.unended = len(self.files)
         self.ended = np.zeros(len(self.files), bool)
-        assert len(self.files) <= BATCH_READS_MAX, "too many reads for a batch"
+        if not len(self.starts):
+            self.starts = np.cumsum(self.sizes_bytes) - self.sizes_bytes
+        assert 0 < len(self.files) <= BATCH_READS_MAX, f"{len(self.files)} reads in a batch"
 
 
 class PageFiles(Protocol):
@@ -64,6 +69,10 @@ class PageFiles(Protocol):
 
     def path(self, file: int) -> str:
         """Returns the name of a file, for errors."""
+        ...
+
+    def forget(self, batch: PageBatch) -> None:
+        """Drops what a batch read from the page cache, unless it was read directly."""
         ...
 
 
@@ -79,7 +88,11 @@ class PageReads(Protocol):
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Waits for reads in progress; returns whether all have ended. Submit nothing after it."""
+        """Waits for reads in progress, and drops those that have not started.
+
+        Returns whether all have ended: before, files and buffers must not be freed. Submit nothing
+        after it. Closing twice is harmless.
+        """
         ...
 
 
@@ -92,9 +105,8 @@ def failed(files: PageFiles, batch: PageBatch, position: int, error: OSError) ->
     )
 
 
-def cut_short(files: PageFiles, batch: PageBatch, position: int, at_bytes: int) -> CorruptionError:
-    """Returns the error of a read that reached the end of the file."""
-    path = files.path(int(batch.files[position]))
+def cut_short(path: str, batch: PageBatch, position: int, at_bytes: int) -> CorruptionError:
+    """Returns the error of a read that reached the end of the file `path` after `at_bytes`."""
     offset_bytes = int(batch.offsets_bytes[position]) + at_bytes
     return CorruptionError(
         f"{path} ends at byte {offset_bytes}, within a read: the file was cut short. Run `carpool "
@@ -115,72 +127,97 @@ def is_at_end(files: PageFiles, batch: PageBatch, position: int, done_bytes: int
 
 
 class ThreadPageReads:
-    """Implements `PageReads` with threads, for machines without io_uring."""
+    """Implements `PageReads` with threads, for machines without io_uring.
+
+    A thread whose read was given up gets a substitute, which stays: at most `threads` of them.
+    """
 
     def __init__(self, files: PageFiles, waker: Waker, clock: Clock, threads: int) -> None:
         self._files = files
         self._waker = waker
         self._clock = clock
-        self._work: queue.SimpleQueue[tuple[PageBatch, int, int] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[PageBatch, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._busy: dict[int, PageBatch] = {}  # by thread
         self._ended: deque[PageBatch] = deque()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"page-reads-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._is_closing = False
+        self._count = threads
+        self._threads: list[threading.Thread] = []
+        self._add_threads(threads)
 
     def submit(self, batch: PageBatch) -> None:
         """Queues the reads."""
         batch.submitted_us = self._clock.now_us()
-        starts = np.cumsum(batch.sizes_bytes) - batch.sizes_bytes
-        for position, start in enumerate(starts.tolist()):
-            self._work.put((batch, position, start))
+        for position in range(len(batch.files)):
+            self._work.put((batch, position))
 
     def poll(self) -> list[PageBatch]:
         """Returns the batches that have ended."""
         with self._lock:
             ended = [*self._ended]
             self._ended.clear()
+            stuck = sum(batch.is_given_up for batch in self._busy.values())
+        self._add_threads(self._count + min(stuck, self._count))
         return ended
 
     def close(self, timeout_s: float) -> bool:
         """Ends the threads."""
+        self._is_closing = True
         for _ in self._threads:
             self._work.put(None)
+        until_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _add_threads(self, count: int) -> None:
+        """Starts threads until there are `count`."""
+        for number in range(len(self._threads), count):
+            thread = threading.Thread(target=self._run, name=f"page-reads-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
     def _run(self) -> None:
+        me = threading.get_ident()
         while (work := self._work.get()) is not None:
-            batch, position, start = work
-            error = self._read(batch, position, start)
+            batch, position = work
+            if self._is_closing:
+                continue
             with self._lock:
+                self._busy[me] = batch
+            error = self._read(batch, position)
+            with self._lock:
+                del self._busy[me]
                 if error is not None:
                     batch.errors.setdefault(position, error)
                 batch.ended[position] = True
                 batch.unended -= 1
-                if not batch.unended:
+                has_ended = not batch.unended
+            if has_ended:
+                self._files.forget(batch)
+                with self._lock:
                     self._ended.append(batch)
-                    self._waker.wake()
+                self._waker.wake()
+            del work, batch  # a thread that waits must keep no buffer
 
-    def _read(self, batch: PageBatch, position: int, start: int) -> ReadError | None:
-        size_bytes = int(batch.sizes_bytes[position])
+    def _read(self, batch: PageBatch, position: int) -> ReadError | None:
+        size_bytes, start = int(batch.sizes_bytes[position]), int(batch.starts[position])
         view = batch.buffer[start : start + size_bytes]
-        offset_bytes, done_bytes = int(batch.offsets_bytes[position]), 0
+        file, offset_bytes = int(batch.files[position]), int(batch.offsets_bytes[position])
+        done_bytes = 0
         try:
-            descriptor = self._files.descriptor(int(batch.files[position]))
+            if batch.is_given_up:
+                raise RetryableError("given up before it began")
+            descriptor = self._files.descriptor(file)
             while done_bytes < size_bytes:
                 count = os.preadv(descriptor, [view[done_bytes:]], offset_bytes + done_bytes)
                 done_bytes += count
                 if not count or (
                     done_bytes < size_bytes and is_at_end(self._files, batch, position, done_bytes)
                 ):
-                    return cut_short(self._files, batch, position, done_bytes)
+                    return cut_short(self._files.path(file), batch, position, done_bytes)
         except OSError as error:
             return failed(self._files, batch, position, error)
         except RetryableError as error:
-            return error
+            return error.with_traceback(None)  # a traceback would keep the buffer
         return None

@@ -1,4 +1,4 @@
-"""Batches of small reads by io_uring, on the thread that wants them.
+"""Batches of reads by io_uring, on the thread that wants them.
 
 The kernel reads while the thread does other work. A batch costs one system call, and 4 us of CPU a
 read: the entries of the submission queue are filled as one array.
@@ -39,6 +39,7 @@ class RingPageReads:
         self._done_bytes: dict[int, int] = {}  # of reads that the kernel ended early, by token
         self._next_number = 1
         self._in_kernel = 0
+        self._is_closed = False
 
     def submit(self, batch: PageBatch) -> None:
         """Starts all reads of a batch, or as many as fit the ring."""
@@ -69,20 +70,26 @@ class RingPageReads:
                 self._judge(number, batch, position, result)
             if not batch.unended:
                 del self._batches[number]
+                self._files.forget(batch)
                 ended.append(batch)
         self._fill()
         return ended
 
     def close(self, timeout_s: float) -> bool:
         """Waits for the reads in the kernel."""
+        if self._is_closed:
+            return True
         self._waiting.clear()
         until_s = time.monotonic() + timeout_s
         while self._in_kernel and time.monotonic() < until_s:
             self._in_kernel -= len(self._ring.completed()[0])
             time.sleep(0.001)
-        if not self._in_kernel:
-            self._ring.close()
-        return not self._in_kernel
+        if self._in_kernel:
+            return False
+        self._ring.close()
+        self._is_closed = True
+        self._batches.clear()
+        return True
 
     def _judge(self, number: int, batch: PageBatch, position: int, result: int) -> None:
         """A read that the kernel ended with an error, or early: continues it, or ends it."""
@@ -100,7 +107,8 @@ class RingPageReads:
             error = OSError(-result, os.strerror(-result))
             batch.errors.setdefault(position, failed(self._files, batch, position, error))
         elif is_cut:
-            batch.errors.setdefault(position, cut_short(self._files, batch, position, done_bytes))
+            path = self._files.path(int(batch.files[position]))
+            batch.errors.setdefault(position, cut_short(path, batch, position, done_bytes))
         batch.ended[position] = True
         batch.unended -= 1
 
@@ -118,7 +126,6 @@ class RingPageReads:
         taken = slice(first, end)
         positions = np.arange(first, end, dtype=np.uint64)
         tokens = np.uint64(number << POSITION_BITS) | positions
-        starts = np.cumsum(batch.sizes_bytes) - batch.sizes_bytes
         address = np.frombuffer(batch.buffer, np.uint8).__array_interface__["data"][0]
         done = self._done_bytes.get(int(tokens[0]), 0) if end == first + 1 else 0
         numbers = np.unique(batch.files[taken])
@@ -129,7 +136,7 @@ class RingPageReads:
             tokens,
             descriptors[batch.files[taken]],
             batch.offsets_bytes[taken] + done,
-            address + starts[taken] + done,
+            address + batch.starts[taken] + done,
             batch.sizes_bytes[taken] - done,
         )
         self._in_kernel += end - first

@@ -28,11 +28,12 @@ from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
 from searcher.rows.buffers import ReadBuffers
-from searcher.rows.row_reader import ReadLimits, RowReader
+from searcher.rows.row_reader import RowReader
+from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ThreadPageReads
+from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
-from tests.searcher.faulty_pages import FaultyPages
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, write_index
 
 DIMENSION = 32
@@ -84,8 +85,8 @@ class Running:
     """An executor at work."""
 
     executor: CodesExecutor
-    pages: FaultyPages  # of rows
-    code_pages: FaultyPages
+    pages: FaultyDisk  # of rows
+    code_pages: FaultyDisk
     metrics: Metrics
     found: queue.SimpleQueue[tuple[Search, SearchResult | None]]
     broken: dict[int, Exception] = field(default_factory=dict)
@@ -118,7 +119,7 @@ def running(
     """
     opened, clock, metrics, waker = open_index(index.dir), SystemClock(), Metrics(), Waker()
     files = SegmentFiles(index.paths, "auto")
-    pages = FaultyPages(ThreadPageReads(files, waker, clock, 4), waker)
+    pages = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker)
     limits = ReadLimits(attempts=attempts, timeout_us=timeout_us)
     rows = RowReader(
         layout=opened.layout,
@@ -131,7 +132,7 @@ def running(
     )
     stored = opened.open_codes(codec)
     code_files = SegmentFiles([file.path for file in stored.files], "auto")
-    code_pages = FaultyPages(ThreadPageReads(code_files, waker, clock, 4), waker)
+    code_pages = FaultyDisk(ThreadPageReads(code_files, waker, clock, 4), waker)
     codes: CodeSource
     if paged_share is None:
         codes = load_codes(stored, opened.centroids, direct_io="auto")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,22 +13,24 @@ import numpy as np
 
 from carpool.clock import SystemClock
 from carpool.disk.checked_file import CheckedFile
-from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.cluster_major_executor import ClusterMajorExecutor
 from searcher.events import NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.memory.arena import Arena, choose_block_bytes
-from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.scoring.pool import ScoringPool
-from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.factory import EngineName, open_page_reads
+from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
-from searcher.store.threads import ThreadEngine
+from searcher.store.reads_in_flight import ReadLimits
+from searcher.store.waker import Waker
+from tests.searcher.faults import FAIL
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, random_index
 
 DIMENSION = 32
@@ -49,8 +50,8 @@ class Trouble:
     disk.
     """
 
-    def __init__(self, index: SmallIndex, files: SegmentFiles) -> None:
-        self._files, layout = files, index.manifest.layout()
+    def __init__(self, index: SmallIndex, disk: FaultyDisk) -> None:
+        layout = index.manifest.layout()
         self._clusters = {
             (extent.segment, extent.offset_bytes + page * layout.page_bytes): (
                 extent.cluster,
@@ -59,27 +60,31 @@ class Trouble:
             for extent in index.extents
             for page in range(extent.page_count)
         }
+        self._disk = disk
         self.failing: set[int] = set()
         self.damaged: set[int] = set()
         self.damaged_pages: set[tuple[int, int]] = set()
         self.short: set[int] = set()
         self.slow: set[int] = set()
         self.hanging: set[int] = set()
-        self.released = threading.Event()
+        disk.fault = self._fault
 
-    def read_block(self, read: BlockRead) -> None:
+    def release(self) -> None:
+        """No read hangs any more."""
+        self.hanging = set()
+        self._disk.release()
+
+    def _fault(self, read: PageRead) -> Fault:
         cluster, page = self._clusters[read.file, read.offset_bytes]
         if cluster in self.hanging and page == 0:
-            self.released.wait(20)
+            return "hang"
         if cluster in self.failing:
-            raise RetryableError("the disk said no")
+            return FAIL
         if cluster in self.short:
-            raise self._files.cut_short(read, 0)
-        if cluster in self.slow:
-            time.sleep(0.005)
-        self._files.read_block(read)
+            return "short"
         if cluster in self.damaged or (cluster, page) in self.damaged_pages:
-            read.buffers[0][100] ^= 1
+            return "flip"
+        return 0.005 if cluster in self.slow else None
 
 
 @dataclass
@@ -139,14 +144,16 @@ def running(
     prefetch: float = 0.0,
     timeout_us: int = 10_000_000,
     slice_bytes_max: int = 0,
+    engine: EngineName = "auto",
 ) -> Iterator[Running]:
     clock, metrics, layout = SystemClock(), Metrics(), index.manifest.layout()
     slices = Slices(index.extents, layout, slice_bytes_max)
     block_bytes = choose_block_bytes(layout.page_bytes, index.size_bytes // NLIST)
     arena = Arena(int(share * index.size_bytes), block_bytes)
     files = SegmentFiles(index.paths, "auto")
-    trouble = Trouble(index, files)
-    engine: BlockEngine = ThreadEngine(trouble.read_block, depth=4, prefetch_depth=1, clock=clock)
+    waker = Waker()
+    disk = FaultyDisk(open_page_reads(engine, files, waker, clock, 4), waker)
+    trouble = Trouble(index, disk)
     memory = ClusterMemory(
         layout=layout,
         extents=slices.extents,
@@ -156,10 +163,10 @@ def running(
             CheckedFile.open(p, index.manifest.build_id, index.manifest.files) for p in index.paths
         ],
         arena=arena,
-        engine=engine,
-        rules=ReadRules(
-            attempts=2, timeout_us=timeout_us, block_bytes_max=1 << 15, watch_us=20_000
-        ),
+        reads=disk,
+        waker=waker,
+        limits=ReadLimits(timeout_us=timeout_us),
+        flight=FlightLimits(in_flight_bytes=1 << 17, ahead_max=1, read_bytes_max=1 << 15),
         metrics=metrics,
         clock=clock,
         events=NoEvents(),
@@ -180,6 +187,7 @@ def running(
             slices=slices,
             planner=planner,
             pool=pool,
+            waker=waker,
             metrics=metrics,
             clock=clock,
             events=NoEvents(),
@@ -192,13 +200,14 @@ def running(
         try:
             yield Running(executor, memory, metrics, trouble, found, thread)
         finally:
-            trouble.released.set()
+            trouble.release()
             executor.stop()
             thread.join(10)
             assert not thread.is_alive()
             executor.check_integrity()
             assert memory.close(5)
             files.close()
+            waker.close()
 
 
 def questions(

@@ -7,9 +7,11 @@ import threading
 import numpy as np
 
 from carpool.clock import SystemClock
-from searcher.store.engine import BlockEngine, BlockRead
+from searcher.store.factory import open_page_reads
+from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
-from searcher.store.threads import ThreadEngine
+from searcher.store.page_reads import PageReads
+from searcher.store.waker import Waker
 from tests.searcher.helpers import Float32, SmallIndex, normalised
 
 CLUSTERS = tuple(range(8))
@@ -20,23 +22,27 @@ def questions(count: int, seed: int = 9) -> list[Float32]:
 
 
 class Gate:
-    """An engine that holds every read of some clusters until the gate is opened."""
+    """A disk that holds every read of some clusters until the gate is opened."""
 
     def __init__(self, index: SmallIndex, held: frozenset[int] = frozenset(CLUSTERS)) -> None:
         self.clusters = {extent.offset_bytes: extent.cluster for extent in index.extents}
         self.held = held
         self.arrived = threading.Semaphore(0)
-        self.opened = threading.Event()
-        self.reads: list[int] = []
+        self.is_open = False
 
-    def __call__(self, files: SegmentFiles) -> BlockEngine:
-        self.files = files
-        return ThreadEngine(self.read_block, depth=4, prefetch_depth=2, clock=SystemClock())
+    def __call__(self, files: SegmentFiles, waker: Waker) -> PageReads:
+        self.disk = FaultyDisk(
+            open_page_reads("auto", files, waker, SystemClock()), waker, self.fault
+        )
+        return self.disk
 
-    def read_block(self, read: BlockRead) -> None:
-        cluster = self.clusters[read.offset_bytes]  # small clusters: one block each
-        self.reads.append(cluster)
-        if cluster in self.held:
+    def fault(self, read: PageRead) -> Fault:
+        cluster = self.clusters[read.offset_bytes]  # small clusters: one read each
+        if cluster in self.held and not self.is_open:
             self.arrived.release()
-            assert self.opened.wait(30)
-        self.files.read_block(read)
+            return "hang"
+        return None
+
+    def open(self) -> None:
+        self.is_open = True
+        self.disk.release()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,16 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
-from searcher.memory.cluster_memory import ClusterMemory, MemoryEvent, ReadBroke, ReadRules
-from searcher.store.engine import BlockEngine, BlockError, BlockRead
-from searcher.store.faulty import Fault, FaultyDisk
-from tests.searcher.memory_engine import MemoryEngine
+from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
+from searcher.memory.slice_reads import MemoryEvent, ReadBroke
+from searcher.store.factory import EngineName, open_page_reads
+from searcher.store.faulty import Fault, FaultyDisk, PageRead
+from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import ReadError
+from searcher.store.reads_in_flight import ReadLimits
+from searcher.store.waker import Waker
 
-Error = TypeVar("Error", bound=BlockError)
+Error = TypeVar("Error", bound=ReadError)
 
 BUILD_ID = 0xC0FFEE
 DIMENSION = 24
@@ -47,8 +52,9 @@ class Stored:
     def paths(self) -> tuple[Path, ...]:
         return tuple(self.folder / segment_name(n) for n in range(self.extents[-1].segment + 1))
 
-    def contents(self) -> list[bytes]:
-        return [path.read_bytes() for path in self.paths]
+    def copied(self, folder: Path) -> list[Path]:
+        """Copies of the segments, to be damaged."""
+        return [Path(shutil.copy(path, folder)) for path in self.paths]
 
 
 def store(
@@ -67,43 +73,34 @@ def store(
     return Stored(folder=folder, layout=layout, extents=extents, vectors=vectors)
 
 
-class Heard:
-    """The reported events, in order; can wait for them."""
-
-    def __init__(self) -> None:
-        self.events: list[MemoryEvent] = []
-        self.changed = threading.Condition()
-
-    def __call__(self, event: MemoryEvent) -> None:
-        with self.changed:
-            self.events.append(event)
-            self.changed.notify_all()
-
-    def wait(self, count: int) -> list[MemoryEvent]:
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.events) >= count, timeout=30), self.events
-            return self.events[:]
-
-    def take(self, count: int) -> list[MemoryEvent]:
-        """The next `count` events, forgotten here."""
-        events = self.wait(count)[:count]
-        with self.changed:
-            del self.events[:count]
-        return events
-
-
 @dataclass(frozen=True, kw_only=True)
 class Running:
     memory: ClusterMemory
-    engine: FaultyDisk
-    heard: Heard
+    disk: FaultyDisk
+    waker: Waker
     metrics: Metrics
     arena: Arena
+
+    def take(self, count: int) -> list[MemoryEvent]:
+        """The next `count` events, and no more have come."""
+        events: list[MemoryEvent] = []
+        until_s = time.monotonic() + 30
+        while len(events) < count:
+            assert time.monotonic() < until_s, events
+            found = self.memory.advance()
+            events += found
+            if not found:
+                self.waker.wait(0.01)
+        assert len(events) == count, events
+        return events
 
     def read(self, *clusters: ClusterId, is_prefetch: bool = False) -> dict[ClusterId, MemoryEvent]:
         for cluster in clusters:
             self.memory.begin_read(cluster, is_prefetch=is_prefetch)
-        return {event.slice_id: event for event in self.heard.take(len(clusters))}
+        return {event.slice_id: event for event in self.take(len(clusters))}
+
+    def seen_bytes(self) -> int:
+        return sum(read.size_bytes for read in self.disk.seen)
 
     def sample(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"carpool_{name}", labels or None) or 0.0
@@ -112,50 +109,48 @@ class Running:
 @contextmanager
 def running(
     stored: Stored,
-    inner: BlockEngine,
+    kind: EngineName = "auto",
     *,
+    paths: Sequence[Path] = (),
     arena_bytes: int = 2 << 20,
     block_pages: int = 2,
     read_pages: int = 5,
     attempts: int = 2,
     timeout_us: int = 60_000_000,
-    fault: Callable[[BlockRead], Fault] = lambda _: None,
-    listen: Callable[[MemoryEvent], None] | None = None,
+    in_flight_bytes: int = 1 << 20,
+    fault: Callable[[PageRead], Fault] = lambda _: None,
 ) -> Iterator[Running]:
-    """Small blocks and reads, so that clusters come in many pieces. `listen` hears the events, in
-    the place of `heard`.
-    """
+    """Small blocks and reads, so that clusters come in many pieces. `paths`: damaged copies."""
     arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
-    metrics, heard = Metrics(), Heard()
-    engine = FaultyDisk(inner, fault)
+    metrics, clock, waker = Metrics(), SystemClock(), Waker()
+    files = SegmentFiles(paths or stored.paths, "auto")
+    disk = FaultyDisk(open_page_reads(kind, files, waker, clock, 4), waker, fault)
     memory = ClusterMemory(
         layout=stored.layout,
         extents=stored.extents,
         build_id=BUILD_ID,
         paths=[path.name for path in stored.paths],
         arena=arena,
-        engine=engine,
-        rules=ReadRules(
-            attempts=attempts,
-            timeout_us=timeout_us,
-            block_bytes_max=read_pages * stored.layout.page_bytes,
-            watch_us=5_000,
+        reads=disk,
+        waker=waker,
+        limits=ReadLimits(attempts=attempts, timeout_us=timeout_us),
+        flight=FlightLimits(
+            in_flight_bytes=in_flight_bytes,
+            ahead_max=1,
+            read_bytes_max=read_pages * stored.layout.page_bytes,
         ),
         metrics=metrics,
-        clock=SystemClock(),
+        clock=clock,
         events=NoEvents(),
     )
-    memory.start(listen or heard)
     try:
-        yield Running(memory=memory, engine=engine, heard=heard, metrics=metrics, arena=arena)
+        yield Running(memory=memory, disk=disk, waker=waker, metrics=metrics, arena=arena)
         memory.check_integrity()
     finally:
-        engine.release()
+        disk.release()
         assert memory.close(30)
-
-
-def in_memory(stored: Stored) -> MemoryEngine:
-    return MemoryEngine(stored.contents(), clock=SystemClock())
+        files.close()
+        waker.close()
 
 
 def error_of(event: MemoryEvent, kind: type[Error], *, is_stuck: bool = False) -> Error:

@@ -5,7 +5,6 @@ whole books.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 
@@ -13,6 +12,8 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
+from searcher.store.factory import EngineName
+from tests.searcher.disks import ENGINE_NAMES
 from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
 from tests.searcher.helpers import SmallIndex
 
@@ -112,13 +113,14 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
 KINDS = ("failing", "damaged", "short", "slow", "hanging")
 
 
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
-    index: SmallIndex,
+    index: SmallIndex, engine: EngineName
 ) -> None:
     dice = random.Random(8)
     queries, clusters = questions(index, 8, 3)
     skips: Counter[str] = Counter()
-    with running(index, timeout_us=1_000_000) as here:
+    with running(index, timeout_us=1_000_000, engine=engine) as here:
         for number in range(100):
             bad = set(dice.sample(range(NLIST), 2))
             kind = KINDS[number % 5]
@@ -141,8 +143,7 @@ def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
                 assert found.best.rows.tolist() == exact(index, queries[key % 8], good)
                 skips[kind] += len(found.skipped)
             setattr(here.trouble, kind, set())
-            here.trouble.released.set()
-            here.trouble.released = threading.Event()
+            here.trouble.release()
         here.join(queries, clusters)
         here.take(8)
         until_s = time.monotonic() + 20
@@ -170,6 +171,6 @@ def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_non
         )
         assert here.take(1) == {expired: None}
         here.executor.drop([dropped])
-        here.trouble.released.set()
+        here.trouble.release()
         (last,) = here.join(queries[2:], clusters[2:])
         assert list(here.take(1)) == [last]

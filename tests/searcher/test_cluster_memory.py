@@ -1,10 +1,9 @@
-"""Clusters in memory: what arrives, and what breaks and why."""
+"""Clusters in memory: what arrives, what breaks and why, and what hangs."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from carpool.clock import SystemClock
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
-from searcher.memory.cluster_memory import ReadDone
-from searcher.store.engine import BlockRead
-from searcher.store.faulty import Fault
-from searcher.store.files import SegmentFiles
-from searcher.store.none import NoEngine
-from searcher.store.threads import ThreadEngine
-from tests.searcher.memory_engine import MemoryEngine
+from searcher.memory.slice_reads import ReadBroke, ReadCancelled, ReadDone, SpaceFreed
+from searcher.store.faulty import Fault, PageRead
+from tests.searcher.faults import no_fault
 from tests.searcher.stored_clusters import (
     ALL,
     A,
@@ -32,62 +26,65 @@ from tests.searcher.stored_clusters import (
     Stored,
     check_rows,
     error_of,
-    in_memory,
     running,
 )
 
 
+def first_read(stored: Stored, cluster: ClusterId) -> tuple[int, int]:
+    return stored.extents[cluster].segment, stored.extents[cluster].offset_bytes
+
+
+def flip(path: Path, at_bytes: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at_bytes)
+        byte = file.read(1)[0]
+        file.seek(at_bytes)
+        file.write(bytes([byte ^ 4]))
+
+
 def test_every_cluster_arrives_whole_whatever_blocks_and_reads_are_cut_to(stored: Stored) -> None:
-    for block_pages, read_pages in itertools.product((1, 3, 16), (1, 2, 7, 100)):
-        with running(
-            stored, in_memory(stored), block_pages=block_pages, read_pages=read_pages
-        ) as it:
+    for block_pages, read_pages in itertools.product((1, 3, 16), (1, 2, 100)):
+        with running(stored, block_pages=block_pages, read_pages=read_pages) as it:
             events = it.read(*ALL)
             assert all(isinstance(event, ReadDone) for event in events.values())
             assert it.memory.residents() == set(ALL)
             for cluster in ALL:
                 check_rows(it.memory, stored, cluster)
-            assert (
-                max(read.size_bytes for read in it.engine.seen)
-                <= read_pages * stored.layout.page_bytes
-            )
+            largest_bytes = max(read.size_bytes for read in it.disk.seen)
+            assert largest_bytes <= read_pages * stored.layout.page_bytes
             total_bytes = sum(extent.size_bytes for extent in stored.extents)
-            assert sum(read.size_bytes for read in it.engine.seen) == total_bytes
+            assert it.seen_bytes() == total_bytes
             assert it.sample("bytes_read_total", purpose="demand") == total_bytes
 
 
 def test_a_scattered_cluster_is_read_into_its_pieces_and_each_of_its_pages_is_checked(
-    stored: Stored,
+    stored: Stored, tmp_path: Path
 ) -> None:
     """Every second small cluster is evicted, and a large one takes the holes."""
     small = (ClusterId(2), ClusterId(4), ClusterId(7), B)
     # Exactly what holds the large one once the second and the last of the small ones are gone.
     arena_bytes = sum(stored.extents[cluster].size_bytes for cluster in (small[0], small[2], D))
-    contents = [bytearray(content) for content in stored.contents()]
-    extent = stored.extents[D]
-    engine = MemoryEngine(contents, clock=SystemClock())  # type: ignore[arg-type]
-    with running(stored, engine, block_pages=1, arena_bytes=arena_bytes) as it:
+    extent, paths = stored.extents[D], stored.copied(tmp_path)
+    with running(stored, paths=paths, block_pages=1, arena_bytes=arena_bytes) as it:
         for cluster in small:
             assert isinstance(it.read(cluster)[cluster], ReadDone)
         it.memory.evict(small[1])
         it.memory.evict(small[3])
-        before = len(it.engine.seen)
         assert isinstance(it.read(D)[D], ReadDone)
         assert it.arena.free_bytes == 0
         assert len(it.memory.pages(D).pieces) == 2
-        assert any(len(read.buffers) > 1 for read in it.engine.seen[before:])
         for cluster in (D, small[0], small[2]):
             check_rows(it.memory, stored, cluster)
         it.memory.evict(D)
         for page in range(extent.page_count):
             at_bytes = extent.offset_bytes + page * stored.layout.page_bytes
-            contents[extent.segment][at_bytes + 17] ^= 4
+            flip(paths[extent.segment], at_bytes + 17)
             assert error_of(it.read(D)[D], CorruptionError).offset_bytes == at_bytes
-            contents[extent.segment][at_bytes + 17] ^= 4
+            flip(paths[extent.segment], at_bytes + 17)
 
 
 def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
-    with running(stored, in_memory(stored)) as it:
+    with running(stored) as it:
         free_bytes = it.arena.free_bytes
         it.read(A, B)
         used_bytes = it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
@@ -100,86 +97,82 @@ def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
 
 
 def test_without_room_a_read_is_a_fault_of_the_planner(stored: Stored) -> None:
-    with running(stored, in_memory(stored), arena_bytes=100_000) as it:
+    with running(stored, arena_bytes=100_000) as it:
         it.read(A)
         with pytest.raises(AssertionError, match="no room"):
             it.memory.begin_read(D, is_prefetch=False)
 
 
+# ---- what breaks
+
+
 def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
-    stored: Stored,
+    stored: Stored, tmp_path: Path
 ) -> None:
-    contents = [bytearray(content) for content in stored.contents()]
-    extent = stored.extents[B]
-    page = 2
-    contents[extent.segment][extent.offset_bytes + page * stored.layout.page_bytes + 17] ^= 4
-    with running(stored, MemoryEngine([bytes(c) for c in contents], clock=SystemClock())) as it:
+    extent, paths = stored.extents[B], stored.copied(tmp_path)
+    at_bytes = extent.offset_bytes + 2 * stored.layout.page_bytes
+    flip(paths[extent.segment], at_bytes + 17)
+    with running(stored, paths=paths) as it:
         events = it.read(A, B, C)
         error = error_of(events[B], CorruptionError)
-        assert error.path == segment_name(extent.segment)
-        assert error.offset_bytes == extent.offset_bytes + page * stored.layout.page_bytes
+        assert (error.path, error.offset_bytes) == (segment_name(extent.segment), at_bytes)
         assert isinstance(events[A], ReadDone)
         assert isinstance(events[C], ReadDone)
         assert it.memory.residents() == {A, C}
         assert it.sample("clusters_damaged_total") == 1
-        assert len({read.offset_bytes for read in it.engine.seen}) == len(it.engine.seen)
+        assert len(set(it.disk.seen)) == len(it.disk.seen)
 
 
 def test_a_cluster_of_another_place_never_passes_for_this_one(stored: Stored) -> None:
     swapped = list(stored.extents)
     one, two = stored.extents[C], stored.extents[C + 1]
     swapped[C] = msgspec.structs.replace(one, segment=two.segment, offset_bytes=two.offset_bytes)
-    with running(replace(stored, extents=tuple(swapped)), in_memory(stored)) as it:
+    with running(replace(stored, extents=tuple(swapped))) as it:
         error_of(it.read(C)[C], CorruptionError)
 
 
 def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
     stored: Stored, tmp_path: Path
 ) -> None:
-    paths = [Path(shutil.copy(path, tmp_path)) for path in stored.paths]
-    extent = stored.extents[D]
+    extent, paths = stored.extents[D], stored.copied(tmp_path)
     end_bytes = extent.offset_bytes + extent.size_bytes - 4096
     os.truncate(paths[extent.segment], end_bytes)
-    files = SegmentFiles(paths, "require")
-    with running(
-        stored, ThreadEngine(files.read_block, depth=3, prefetch_depth=1, clock=SystemClock())
-    ) as it:
+    with running(stored, paths=paths) as it:
         events = it.read(A, D)
         assert error_of(events[D], CorruptionError).offset_bytes == end_bytes
         assert isinstance(events[A], ReadDone)
-    files.close()
 
 
-def test_a_block_that_fails_and_then_goes_through_is_not_noticed(stored: Stored) -> None:
-    failed: set[int] = set()
+def test_reads_that_fail_and_then_go_through_are_not_noticed(stored: Stored) -> None:
+    failed: set[PageRead] = set()
 
-    def fail_once(read: BlockRead) -> Fault:
-        if read.offset_bytes in failed:
+    def fail_once(read: PageRead) -> Fault:
+        if read in failed or read.offset_bytes % 3:
             return None
-        failed.add(read.offset_bytes)
+        failed.add(read)
         return RetryableError("passing")
 
-    with running(stored, in_memory(stored), attempts=2, fault=fail_once) as it:
+    with running(stored, attempts=2, fault=fail_once) as it:
         events = it.read(A, B)
         assert all(isinstance(event, ReadDone) for event in events.values())
         check_rows(it.memory, stored, A)
+        sizes = [stored.extents[cluster].size_bytes for cluster in (A, B)]
+        again_bytes = sum(read.size_bytes for read in failed)
+        assert failed and it.seen_bytes() == sum(sizes) + again_bytes, "only these, again"
+        assert it.sample("bytes_read_total", purpose="demand") == sum(sizes)
 
 
-def test_a_block_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
+def test_a_read_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
     stored: Stored,
 ) -> None:
-    offset_bytes = stored.extents[B].offset_bytes
+    def fail(read: PageRead) -> Fault:
+        return RetryableError("the cable is out") if read[:2] == first_read(stored, B) else None
 
-    def fail(read: BlockRead) -> Fault:
-        is_bad = read.offset_bytes == offset_bytes and read.file == stored.extents[B].segment
-        return RetryableError("the cable is out") if is_bad else None
-
-    with running(stored, in_memory(stored), attempts=3, fault=fail) as it:
+    with running(stored, attempts=3, fault=fail) as it:
         free_bytes = it.arena.free_bytes
         events = it.read(A, B)
         assert "the cable is out" in str(error_of(events[B], RetryableError))
-        place = (stored.extents[B].segment, offset_bytes)
-        assert [(read.file, read.offset_bytes) for read in it.engine.seen].count(place) == 3
+        assert [read[:2] for read in it.disk.seen].count(first_read(stored, B)) == 3
         assert isinstance(events[A], ReadDone)
         assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A)
         assert isinstance(it.read(C)[C], ReadDone)  # and the next one goes on
@@ -193,7 +186,7 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
             raise MemoryError("not now")
 
     monkeypatch.setattr("searcher.memory.verify.verify_pages", check)
-    with running(stored, in_memory(stored)) as it:
+    with running(stored) as it:
         events = it.read(A, B)
         assert isinstance(events[B], ReadDone)
         assert "not now" in str(error_of(events[A], RetryableError))
@@ -201,9 +194,122 @@ def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waitin
         assert it.arena.free_bytes == it.arena.size_bytes
 
 
-def test_an_engine_without_anything_breaks_every_cluster_and_keeps_no_byte(stored: Stored) -> None:
-    with running(stored, NoEngine(clock=SystemClock())) as it:
-        events = it.read(A, B, C)
-        for event in events.values():
-            error_of(event, RetryableError)
+# ---- which read begins
+
+
+def test_reads_that_queries_wait_for_go_first_and_the_kernel_has_no_more_than_it_may(
+    stored: Stored,
+) -> None:
+    with running(stored, in_flight_bytes=1, fault=lambda _: "hang") as it:  # one at a time
+        order = []
+        for cluster, is_prefetch in ((A, False), (B, True), (C, True), (D, False)):
+            it.memory.begin_read(cluster, is_prefetch=is_prefetch)
+        it.memory.promote(C)
+        it.memory.promote(ClusterId(2))  # is not being read: passed over
+        begun = 0
+        for _ in range(4):
+            it.memory.advance()
+            order.append(it.disk.seen[begun][:2])
+            begun = len(it.disk.seen)
+            while not it.disk.hanging:
+                assert it.memory.advance() == []
+            assert len(it.disk.seen) == begun, "no other has begun"
+            it.disk.release()
+            assert isinstance(it.take(1)[0], ReadDone)
+        assert order == [first_read(stored, cluster) for cluster in (A, D, C, B)]
+
+
+def test_of_reads_ahead_only_so_many_begin(stored: Stored) -> None:
+    with running(stored, fault=lambda _: "hang") as it:
+        for cluster in (A, B):
+            it.memory.begin_read(cluster, is_prefetch=True)
+        it.memory.advance()
+        assert it.seen_bytes() == stored.extents[A].size_bytes
+        it.memory.promote(A)  # it does not count any more
+        it.memory.advance()
+        assert it.seen_bytes() == sum(stored.extents[one].size_bytes for one in (A, B))
+        it.disk.fault = no_fault
+        it.disk.release()
+        it.take(2)
+
+
+def test_a_cancelled_read_gives_its_room_back_and_may_be_asked_for_again(stored: Stored) -> None:
+    with running(stored, in_flight_bytes=1) as it:
+        it.memory.begin_read(A, is_prefetch=False)
+        it.memory.begin_read(D, is_prefetch=True)
+        assert it.memory.advance() == []
+        for cluster in (A, D, B):  # one has begun, one waits, one is not being read
+            it.memory.cancel(cluster)
+        assert {type(event): event.slice_id for event in it.take(2)} == {
+            ReadCancelled: D,
+            ReadDone: A,
+        }
+        assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(A)
+        assert isinstance(it.read(D)[D], ReadDone)
+
+
+# ---- what hangs
+
+
+def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_comes_back(
+    stored: Stored,
+) -> None:
+    def hang(read: PageRead) -> Fault:
+        return "hang" if read[:2] == first_read(stored, B) else None
+
+    with running(stored, timeout_us=300_000, fault=hang) as it:
+        events = it.read(A, B)
+        assert isinstance(events[A], ReadDone)
+        error = error_of(events[B], RetryableError, is_stuck=True)
+        assert "read_timeout_ms" in str(error)
+        stuck_bytes = it.sample("resident_bytes", kind="stuck")
+        assert it.memory.stuck_bytes == it.memory.arena_bytes(B) == stuck_bytes
+        it.memory.check_integrity()
+        it.disk.fault = no_fault
+        assert isinstance(it.read(B)[B], ReadDone)  # also while the other read of it hangs
+        check_rows(it.memory, stored, B)
+        it.disk.release()
+        assert it.take(1) == [SpaceFreed(slice_id=B)]
+        assert it.memory.stuck_bytes == 0
+        used_bytes = it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
+        assert it.arena.free_bytes == it.arena.size_bytes - used_bytes
+
+
+def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: Stored) -> None:
+    with running(stored, timeout_us=40_000, in_flight_bytes=1, fault=lambda _: "hang") as it:
+        events = it.read(A, B, C, D)
+        stuck = [isinstance(event, ReadBroke) and event.is_stuck for event in events.values()]
+        assert stuck == [True, False, False, False]
+        assert it.memory.used_bytes == it.memory.stuck_bytes == it.memory.arena_bytes(A)
+        it.disk.release()
+        assert it.take(1) == [SpaceFreed(slice_id=A)]
         assert it.arena.free_bytes == it.arena.size_bytes
+
+
+def test_clusters_that_hang_do_not_delay_others(stored: Stored) -> None:
+    """Those that hang are all that the kernel may have."""
+    hanging = {first_read(stored, cluster) for cluster in (A, B)}
+    both_bytes = sum(stored.extents[cluster].size_bytes for cluster in (A, B))
+    with running(
+        stored,
+        timeout_us=200_000,
+        in_flight_bytes=both_bytes,
+        fault=lambda read: "hang" if read[:2] in hanging else None,
+    ) as it:
+        broken = it.read(A, B)
+        assert all(isinstance(event, ReadBroke) and event.is_stuck for event in broken.values())
+        for cluster in (C, D):
+            assert isinstance(it.read(cluster)[cluster], ReadDone)
+            check_rows(it.memory, stored, cluster)
+        it.disk.release()
+        assert {event.slice_id for event in it.take(2)} == {A, B}
+
+
+def test_memory_is_kept_while_a_read_hangs(stored: Stored) -> None:
+    with running(stored, fault=lambda _: "hang") as it:
+        it.memory.begin_read(A, is_prefetch=False)
+        while not it.disk.hanging:
+            it.memory.advance()
+        assert not it.memory.close(0.05)
+        assert it.arena.view.nbytes == it.arena.size_bytes
+    assert it.arena.view.nbytes == 0, "it has ended"

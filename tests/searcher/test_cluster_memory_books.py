@@ -9,31 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
-from searcher.memory.cluster_memory import ReadDone
-from searcher.store.engine import BlockEngine, BlockRead
-from searcher.store.factory import EngineName, open_engine
-from searcher.store.faulty import Fault
-from searcher.store.files import SegmentFiles
-from tests.searcher.block_reads import HAS_IO_URING
+from searcher.memory.slice_reads import ReadDone
+from searcher.store.factory import EngineName
+from searcher.store.faulty import Fault, PageRead
+from tests.searcher.disks import ENGINE_NAMES
 from tests.searcher.stored_clusters import (
     ALL,
     DIMENSION,
     Stored,
     check_rows,
     error_of,
-    in_memory,
     running,
     store,
 )
-
-
-def engine_over(kind: EngineName, files: SegmentFiles) -> BlockEngine:
-    if kind == "io_uring" and not HAS_IO_URING:
-        pytest.skip("the kernel refuses io_uring here")
-    return open_engine(kind, files, depth=4, prefetch_depth=1, clock=SystemClock())
 
 
 def kernel_read_bytes() -> int:
@@ -46,7 +36,7 @@ def resident_set_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+@pytest.mark.parametrize("kind", ENGINE_NAMES)
 def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(
     stored: Stored, kind: EngineName
 ) -> None:
@@ -55,19 +45,20 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
     """
     generator = random.Random(7)
     bad: dict[tuple[int, int], Fault] = {}
-    files = SegmentFiles(stored.paths, "require")
-    inner = engine_over(kind, files)
-    faults: tuple[Fault, ...] = (RetryableError("no"), "flip", "hang", 0.002)
+    faults: tuple[Fault, ...] = (RetryableError("no"), "flip", 0.002, "hang")
 
-    def fault(read: BlockRead) -> Fault:
-        return bad.get((read.file, read.offset_bytes))
+    def fault(read: PageRead) -> Fault:
+        return bad.get(read[:2])
 
-    with running(stored, inner, fault=fault) as it:
+    with running(stored, kind, timeout_us=300_000, fault=fault) as it:
         sizes = []
-        for _ in range(100):
+        for number in range(100):
             bad.clear()
+            count = len(faults) - (number % 10 > 0)  # what hangs takes until the time-out
             hit = {
-                cluster: generator.choice(faults) for cluster in ALL if generator.random() < 0.15
+                cluster: generator.choice(faults[:count])
+                for cluster in ALL
+                if generator.random() < 0.15
             }
             for cluster, what in hit.items():
                 extent = stored.extents[cluster]
@@ -85,17 +76,16 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
                     error_of(event, kind_of_error, is_stuck=what == "hang")
             stuck = [cluster for cluster, what in hit.items() if what == "hang"]
             assert it.memory.stuck_bytes == sum(it.memory.arena_bytes(cluster) for cluster in stuck)
-            it.engine.release()
-            assert {event.slice_id for event in it.heard.take(len(stuck))} == set(stuck)
+            it.disk.release()
+            assert {event.slice_id for event in it.take(len(stuck))} == set(stuck)
             assert it.arena.free_bytes == it.arena.size_bytes
             it.memory.check_integrity()
             sizes.append(resident_set_bytes())
-        assert it.heard.events == []
+        assert it.memory.advance() == []
         assert sizes[-1] - sizes[10] < 2 << 20, "the process has grown"
-    files.close()
 
 
-@pytest.mark.parametrize("kind", ["io_uring", "threads"])
+@pytest.mark.parametrize("kind", ENGINE_NAMES)
 def test_the_bytes_it_counts_are_those_that_the_kernel_counts(
     tmp_path: Path, kind: EngineName
 ) -> None:
@@ -106,23 +96,19 @@ def test_the_bytes_it_counts_are_those_that_the_kernel_counts(
     for path in large.paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    files = SegmentFiles(large.paths, "require")
-    with running(
-        large, engine_over(kind, files), arena_bytes=16 << 20, block_pages=16, read_pages=256
-    ) as it:
+    with running(large, kind, arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
         before = kernel_read_bytes()
         events = it.read(*(ClusterId(cluster) for cluster in range(4)))
         assert all(isinstance(event, ReadDone) for event in events.values())
         counted = it.sample("bytes_read_total", purpose="demand")
         assert counted == sum(extent.size_bytes for extent in large.extents)
         assert counted == pytest.approx(kernel_read_bytes() - before, rel=0.02)
-    files.close()
 
 
 def test_the_memory_of_the_arena_goes_back_to_the_system_when_it_is_closed(stored: Stored) -> None:
     gc.collect()  # or what the tests before left goes back meanwhile
     before_bytes = resident_set_bytes()
-    with running(stored, in_memory(stored), arena_bytes=64 << 20) as it:
+    with running(stored, arena_bytes=64 << 20) as it:
         spans = it.arena.allocate(60 << 20)
         assert spans is not None
         for view in it.arena.views(spans):
@@ -130,6 +116,5 @@ def test_the_memory_of_the_arena_goes_back_to_the_system_when_it_is_closed(store
         del view
         it.arena.free(spans)
         it.read(*ALL)
-        it.engine.seen.clear()  # it keeps the buffers of every read
         assert resident_set_bytes() - before_bytes > 55 << 20
     assert resident_set_bytes() - before_bytes < 8 << 20

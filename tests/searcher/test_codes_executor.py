@@ -13,6 +13,7 @@ from carpool.codes.codec import CODECS
 from carpool.errors import CorruptionError, RetryableError
 from schemas.query import SearchMode
 from searcher.executor import SearchGroup, SearchResult
+from searcher.store.faulty import Fault, PageRead
 from tests.searcher.codes_rig import (
     EVERY_CODEC,
     exact,
@@ -23,7 +24,7 @@ from tests.searcher.codes_rig import (
     scores_of,
     with_mode,
 )
-from tests.searcher.faulty_pages import PageFault
+from tests.searcher.faults import EVERY_FAULT, FAIL, SLOW, no_fault
 from tests.searcher.helpers import SmallIndex
 
 IN_MEMORY_OR_PAGED = pytest.mark.parametrize("paged_share", [None, 0.3])
@@ -103,7 +104,7 @@ def test_a_dropped_query_is_not_finished_and_others_are(
 ) -> None:
     searches = questions(index, 60, 5)
     with running(index, paged_share=paged_share) as here:
-        here.pages.fault = here.code_pages.fault = lambda file, offset: "slow"
+        here.pages.fault = here.code_pages.fault = lambda read: SLOW
         here.executor.join(SearchGroup(searches=tuple(searches)))
         here.executor.drop([search.key for search in searches[30:]])
         found = here.take(30)
@@ -112,20 +113,22 @@ def test_a_dropped_query_is_not_finished_and_others_are(
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("fail", RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
+    [(FAIL, RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
 )
 def test_rows_that_cannot_be_read_are_named_by_their_cluster(
-    index: SmallIndex, fault: PageFault, kind: type[Exception]
+    index: SmallIndex, fault: Fault, kind: type[Exception]
 ) -> None:
     searches = questions(index, 60, 5)
     bad = index.extents[3]
     end = bad.offset_bytes + bad.size_bytes
     with running(index) as here:
-        here.pages.fault = lambda file, offset: (
-            fault if file == bad.segment and bad.offset_bytes <= offset < end else None
+        here.pages.fault = lambda read: (
+            fault
+            if read.file == bad.segment and bad.offset_bytes <= read.offset_bytes < end
+            else None
         )
         found = here.search(searches)
-        here.pages.fault = lambda file, offset: None
+        here.pages.fault = no_fault
         again = here.search([replace(search, key=search.key + 100) for search in searches])
     named = 0
     for search in searches:
@@ -147,9 +150,9 @@ def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
     searches = questions(index, 40, 5)
     left = [3]  # fewer than the reads of the first batch
 
-    def once(file: int, offset: int) -> PageFault | None:
+    def once(read: PageRead) -> Fault:
         left[0] -= 1
-        return "fail" if left[0] >= 0 else None
+        return FAIL if left[0] >= 0 else None
 
     with running(index) as here:
         here.pages.fault = once
@@ -162,14 +165,14 @@ def test_a_read_that_hangs_is_given_up_and_its_buffer_comes_back(index: SmallInd
     searches = questions(index, 30, 5)
     clock = SystemClock()
     with running(index, timeout_us=300_000, slots=2, slot_pages=512) as here:
-        here.pages.fault = lambda file, offset: "hang"
+        here.pages.fault = lambda read: "hang"
         began_us = clock.now_us()
         found = here.search(searches)
         assert clock.now_us() - began_us < 5_000_000
         for result in found.values():
             assert result is not None and result.errors
             assert all(isinstance(error, RetryableError) for error in result.errors)
-        here.pages.fault = lambda file, offset: None
+        here.pages.fault = no_fault
         here.pages.release()
         again = [replace(search, key=search.key + 100) for search in searches]
         found = here.search(again)
@@ -178,15 +181,15 @@ def test_a_read_that_hangs_is_given_up_and_its_buffer_comes_back(index: SmallInd
 
 def test_a_hundred_windows_of_bad_reads_return_all_buffers(index: SmallIndex) -> None:
     random = np.random.default_rng(5)
-    faults: list[PageFault | None] = [None] * 12 + ["fail", "short", "flip", "slow", "hang"]
+    faults = [None] * 12 + [*EVERY_FAULT]
     searches = questions(index, 100 * 6, 5)
     ended: list[SearchResult | None] = []
     with running(index, timeout_us=100_000) as here:
-        here.pages.fault = lambda file, offset: faults[int(random.integers(len(faults)))]
+        here.pages.fault = lambda read: faults[int(random.integers(len(faults)))]
         for start in range(0, len(searches), 6):
             ended += here.search(searches[start : start + 6]).values()
             here.pages.release()
-        here.pages.fault = lambda file, offset: None
+        here.pages.fault = no_fault
         here.pages.release()
         found = here.search([replace(search, key=search.key + 1000) for search in searches[:50]])
     assert len(ended) == 600 and all(result is not None for result in ended)

@@ -2,94 +2,113 @@
 
 from __future__ import annotations
 
-import random
+import mmap
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from searcher.store.engine import BlockRead
-from searcher.store.faulty import FaultyDisk
-from tests.searcher.block_reads import PAGE, Ends, block, content
-from tests.searcher.memory_engine import MemoryEngine
+from searcher.store.factory import open_page_reads
+from searcher.store.faulty import Fault, FaultyDisk, PageRead
+from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import PageBatch
+from searcher.store.waker import Waker
 
-CONTENT = random.Random(1).randbytes(8 * PAGE)
+PAGE = 4096
+CONTENT = np.random.default_rng(1).integers(0, 256, 8 * PAGE, np.uint8).tobytes()
 
 
 @pytest.fixture
-def disk() -> Iterator[FaultyDisk]:
-    disk: FaultyDisk = FaultyDisk(MemoryEngine([CONTENT], clock=SystemClock()))
+def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
+    path, waker = tmp_path / "a.seg", Waker()
+    path.write_bytes(CONTENT)
+    files = SegmentFiles([path], "auto")
+    disk = FaultyDisk(open_page_reads("auto", files, waker, SystemClock()), waker)
     yield disk
     disk.release()
     assert disk.close(30)
+    files.close()
+    waker.close()
 
 
-def begin(disk: FaultyDisk, *pages: int) -> tuple[Ends, dict[int, BlockRead]]:
-    """Starts the disk and reads pages of its segment, a page a read; its token is its page."""
-    ends = Ends()
-    disk.start(ends)
-    reads = {page: block(page, 0, page, 1) for page in pages}
-    for read in reads.values():
-        disk.submit([read])
-    return ends, reads
+def begin(disk: FaultyDisk, *pages: int) -> PageBatch:
+    """Reads some pages as one batch."""
+    batch = PageBatch(
+        files=np.zeros(len(pages), np.int64),
+        offsets_bytes=np.array(pages) * PAGE,
+        sizes_bytes=np.full(len(pages), PAGE),
+        buffer=memoryview(mmap.mmap(-1, len(pages) * PAGE)),
+    )
+    disk.submit(batch)
+    return batch
 
 
-def is_whole(read: BlockRead) -> bool:
-    return content(read) == CONTENT[read.offset_bytes :][:PAGE]
+def next_ended(disk: FaultyDisk) -> PageBatch:
+    until_s = time.monotonic() + 30
+    while not (ended := disk.poll()):
+        assert time.monotonic() < until_s
+        disk.waker.wait(10)
+    (batch,) = ended
+    return batch
 
 
-def only(page: int, fault: Any) -> Callable[[BlockRead], Any]:
-    return lambda read: fault if read.token == page else None
+def only(page: int, fault: Fault) -> Callable[[PageRead], Fault]:
+    return lambda read: fault if read.offset_bytes == page * PAGE else None
 
 
-def test_a_late_read_delays_no_other_read_and_is_with_the_kernel_until_it_ends(
-    disk: FaultyDisk,
-) -> None:
+def page_at(batch: PageBatch, position: int) -> bytes:
+    return bytes(batch.buffer[position * PAGE :][:PAGE])
+
+
+def test_a_late_read_delays_its_batch_and_no_other(disk: FaultyDisk) -> None:
     disk.fault = only(0, 0.3)
     before_s = time.monotonic()
-    ends, reads = begin(disk, 0, 1)
-    assert ends.wait(1) == {1: None} and is_whole(reads[1])
-    assert disk.with_kernel_since(SystemClock().now_us() + 1) == (0,)
-    assert ends.wait(2) == {0: None, 1: None} and is_whole(reads[0])
+    late, other = begin(disk, 0, 2), begin(disk, 1)
+    assert next_ended(disk) is other and page_at(other, 0) == CONTENT[PAGE : 2 * PAGE]
+    assert late.ended.tolist() == [False, True] or not late.ended.any()
+    assert next_ended(disk) is late and page_at(late, 0) == CONTENT[:PAGE]
     assert time.monotonic() - before_s >= 0.3
-    assert ends.latencies_us[-1] >= 300_000
-    assert disk.with_kernel_since(SystemClock().now_us() + 1) == ()
+    assert late.ended.all() and not late.errors
 
 
-def test_a_read_hangs_until_it_is_released_and_the_disk_does_not_close_before(
+def test_a_batch_hangs_until_it_is_released_and_the_disk_does_not_close_before(
     disk: FaultyDisk,
 ) -> None:
     disk.fault = only(0, "hang")
-    ends, reads = begin(disk, 0, 1)
+    hanging, other = begin(disk, 0, 2), begin(disk, 1)
+    assert next_ended(disk) is other
+    while not disk.hanging:
+        assert disk.poll() == []
     disk.wait_until_hanging()
-    assert ends.wait(1) == {1: None}
-    assert disk.hanging == 1
-    assert disk.with_kernel_since(1) == (0,), "for longer than any time-out"
+    assert hanging.ended.tolist() == [False, True]
     assert not disk.close(0.0)
     disk.release()
-    assert ends.wait(2) == {0: None, 1: None} and is_whole(reads[0])
-    with pytest.raises(TimeoutError, match="0 reads hang"):
+    assert next_ended(disk) is hanging
+    assert hanging.ended.all() and page_at(hanging, 0) == CONTENT[:PAGE]
+    with pytest.raises(TimeoutError, match="0 batches hang"):
         disk.wait_until_hanging(timeout_s=0.01)
 
 
 def test_a_short_read_names_the_byte_where_the_file_ended_and_a_failed_one_its_error(
     disk: FaultyDisk,
 ) -> None:
-    disk.fault = lambda read: "short" if read.token == 2 else RetryableError("the cable is out")
-    ends, _ = begin(disk, 2, 3)
-    errors = ends.wait(2)
-    short, failed = errors[2], errors[3]
+    no_cable = RetryableError("the cable is out")
+    disk.fault = lambda read: "short" if read.offset_bytes == 2 * PAGE else no_cable
+    begin(disk, 2, 3)
+    batch = next_ended(disk)
+    short = batch.errors[0]
     assert isinstance(short, CorruptionError) and short.offset_bytes == 2 * PAGE + PAGE // 2
-    assert isinstance(failed, RetryableError) and "cable" in str(failed)
+    assert batch.errors[1] is no_cable
+    assert disk.seen == [PageRead(0, 2 * PAGE, PAGE), PageRead(0, 3 * PAGE, PAGE)]
 
 
 def test_a_flipped_bit_is_the_only_one_that_is_wrong(disk: FaultyDisk) -> None:
     disk.fault = lambda read: "flip"
-    ends, reads = begin(disk, 4)
-    assert ends.wait(1) == {4: None}
-    found, stored = content(reads[4]), CONTENT[4 * PAGE : 5 * PAGE]
+    begin(disk, 4)
+    found, stored = page_at(next_ended(disk), 0), CONTENT[4 * PAGE : 5 * PAGE]
     assert [at for at in range(PAGE) if found[at] != stored[at]] == [PAGE // 2]
     assert found[PAGE // 2] ^ stored[PAGE // 2] == 1

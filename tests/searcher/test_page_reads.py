@@ -1,19 +1,27 @@
-"""Batches of small reads: every engine fills the buffers, and says what failed."""
+"""Batches of reads: io_uring and threads fill the buffers, and say what failed."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
+from searcher.store import io_uring
+from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
+from searcher.store.reads_in_flight import ReadLimits, ReadsInFlight
 from searcher.store.waker import Waker
+from tests.clocks import HandClock
+from tests.searcher.disks import ENGINE_NAMES
 
 PAGE = 4096
 PAGES = 300
@@ -30,12 +38,16 @@ class Files:
             path.write_bytes(content.tobytes())
             self.content.append(content)
         self.descriptors = [os.open(path, os.O_RDONLY) for path in self.paths]
+        self.forgotten: list[PageBatch] = []
 
     def descriptor(self, file: int) -> int:
         return self.descriptors[file] if file < 2 else 1 << 20
 
     def path(self, file: int) -> str:
         return f"file {file}"
+
+    def forget(self, batch: PageBatch) -> None:
+        self.forgotten.append(batch)
 
     def close(self) -> None:
         for descriptor in self.descriptors:
@@ -49,20 +61,13 @@ def files(tmp_path: Path) -> Iterator[Files]:
     opened.close()
 
 
-@pytest.fixture(params=["ring", "threads"])
-def reads(request: pytest.FixtureRequest, files: Files) -> Iterator[tuple[PageReads, Waker]]:
-    waker = Waker()
-    made: PageReads
-    if request.param == "threads":
-        made = ThreadPageReads(files, waker, SystemClock(), 4)
-    else:
-        ring = pytest.importorskip("searcher.store.ring_page_reads")
-        try:
-            made = ring.RingPageReads(files, waker, SystemClock())
-        except OSError as error:
-            pytest.skip(f"no io_uring: {error}")
+@pytest.fixture(params=ENGINE_NAMES)
+def reads(request: pytest.FixtureRequest, files: Any) -> Iterator[tuple[PageReads, Waker]]:
+    waker, kind = Waker(), request.param
+    made = open_page_reads(kind, files, waker, SystemClock(), 4)
     yield made, waker
     assert made.close(5)
+    assert made.close(5), "closing twice"
     waker.close()
 
 
@@ -80,8 +85,10 @@ def batch_of(pages: list[tuple[int, int, int]]) -> PageBatch:
 
 def ended(reads: PageReads, waker: Waker, count: int) -> list[PageBatch]:
     found: list[PageBatch] = []
+    until_s = time.monotonic() + 30
     while len(found) < count:
-        waker.wait(10)
+        assert time.monotonic() < until_s, f"{len(found)} batches have ended, not {count}"
+        waker.wait(0.1)
         found += reads.poll()
     return found
 
@@ -117,10 +124,23 @@ def test_many_batches_of_more_reads_than_fit_the_kernel_are_filled(
     ]
     for batch in batches:
         reads[0].submit(batch)
-    assert set(ended(*reads, 4)) == set(batches)
+    assert set(ended(*reads, 4)) == set(batches) == set(files.forgotten)
     for batch in batches:
         assert not batch.errors and not batch.unended and batch.ended.all()
         assert bytes(batch.buffer) == expected(files, batch)
+
+
+def test_reads_fill_places_anywhere_in_a_buffer_and_nothing_beside_them(
+    files: Files, reads: tuple[PageReads, Waker]
+) -> None:
+    batch = batch_of([(0, 3, 200), (1, 20, 5)])
+    batch.buffer = memoryview(mmap.mmap(-1, 210 * PAGE))
+    batch.starts = np.array([6, 1]) * PAGE
+    reads[0].submit(batch)
+    ended(*reads, 1)
+    large, small = expected(files, batch)[: 200 * PAGE], expected(files, batch)[200 * PAGE :]
+    empty = bytes(PAGE)
+    assert bytes(batch.buffer) == empty + small + large + 4 * empty
 
 
 def test_a_read_beyond_the_end_of_the_file_is_damage_and_the_others_are_filled(
@@ -162,3 +182,137 @@ def test_of_a_read_that_reaches_the_end_within_a_page_the_rest_of_the_file_is_re
     assert isinstance(error, CorruptionError) and error.offset_bytes == end and not batch.errors
     there = files.content[0][(PAGES - 3) * PAGE : end].tobytes()
     assert bytes(batch.buffer[: len(there)]) == there
+
+
+def test_a_read_that_comes_in_pieces_is_put_together(
+    files: Files, reads: tuple[PageReads, Waker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_preadv, real_prepare, pieces = os.preadv, io_uring.Ring.prepare_reads, [0]
+
+    def preadv(file: int, buffers: Sequence[memoryview], at: int) -> int:
+        pieces[0] += 1
+        return real_preadv(file, [buffers[0][:PAGE]], at)
+
+    def prepare(ring: io_uring.Ring, *columns: Any) -> None:
+        pieces[0] += len(columns[0])
+        real_prepare(ring, *columns[:-1], np.minimum(columns[-1], PAGE))
+
+    monkeypatch.setattr("searcher.store.page_reads.os.preadv", preadv)
+    monkeypatch.setattr(io_uring.Ring, "prepare_reads", prepare)
+    batch = batch_of([(0, 5, 3), (1, 9, 2)])
+    reads[0].submit(batch)
+    ended(*reads, 1)
+    assert bytes(batch.buffer) == expected(files, batch) and not batch.errors
+    assert pieces == [5]
+
+
+def test_no_buffer_is_kept_once_its_batch_has_ended(
+    files: Files, reads: tuple[PageReads, Waker]
+) -> None:
+    for page in range(30):
+        pages = mmap.mmap(-1, PAGE)
+        batch = batch_of([(0, page, 1)])
+        batch.buffer = memoryview(pages)
+        reads[0].submit(batch)
+        ended(*reads, 1)
+        files.forgotten.clear()
+        del batch
+    reads[0].close(5)
+    pages.close()  # raises BufferError if a view exists
+
+
+# ---- reads that hang
+
+
+class Pipes:
+    """Files that give what is written into them, when it is written."""
+
+    def __init__(self, count: int) -> None:
+        self.ends = [os.pipe() for _ in range(count)]
+
+    def descriptor(self, file: int) -> int:
+        return self.ends[file][0]
+
+    def path(self, file: int) -> str:
+        return f"pipe {file}"
+
+    def forget(self, batch: PageBatch) -> None:
+        pass
+
+    def write(self, file: int) -> None:
+        assert os.write(self.ends[file][1], b"x" * PAGE) == PAGE
+
+    def close(self) -> None:
+        for end in (end for ends in self.ends for end in ends):
+            os.close(end)
+
+
+@pytest.mark.parametrize("kind", ENGINE_NAMES)
+def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_they_end(
+    kind: EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many hang as there are threads."""
+    begun = threading.Semaphore(0)
+
+    def preadv(file: int, buffers: Sequence[memoryview], at: int) -> int:
+        begun.release()
+        return os.readv(file, buffers)
+
+    monkeypatch.setattr("os.preadv", preadv)
+    monkeypatch.setattr("searcher.store.page_reads.is_at_end", lambda *_: False)
+    files: Any = Pipes(5)
+    clock, waker, freed = HandClock(0), Waker(), list[str]()
+    reads = open_page_reads(kind, files, waker, clock, 2)
+    here: ReadsInFlight[str] = ReadsInFlight(reads, ReadLimits(timeout_us=100), clock, freed.append)
+
+    def take(count: int) -> dict[str, PageBatch]:
+        found: dict[str, PageBatch] = {}
+        until_s = time.monotonic() + 30
+        while len(found) < count:
+            assert time.monotonic() < until_s, found
+            found |= {owner: batch for batch, owner in here.ended()}
+            waker.wait(0.01)
+        return found
+
+    for file, owner in enumerate(("one", "two")):
+        here.submit(batch_of([(file, 0, 1)]), owner)
+    assert list(here.ended()) == [] and here.times_out_at_us == 100 and len(here) == 2
+    if kind == "threads":
+        assert begun.acquire(timeout=30) and begun.acquire(timeout=30)
+    clock.time_us = 101
+    given_up = take(2)
+    for batch in given_up.values():
+        assert batch.is_given_up and isinstance(batch.errors[0], RetryableError)
+        assert not here.may_retry(batch, batch.errors[0], 1)
+    assert here.stuck() == ["one", "two"] and len(here) == 0 and here.times_out_at_us is None
+    here.submit(batch_of([(2, 0, 1)]), "three")
+    files.write(2)
+    assert not take(1)["three"].errors and freed == ["three"]
+    assert not here.close(0.0)
+    for file in (0, 1):
+        files.write(file)
+    assert here.close(30)
+    assert freed == ["three"] and not here.stuck()
+    files.close()
+    waker.close()
+
+
+def test_threads_that_close_drop_what_has_not_begun(files: Any) -> None:
+    go_on, waker = threading.Event(), Waker()
+
+    def wait(file: int) -> int:
+        assert go_on.wait(30)
+        return int(files.descriptors[file])
+
+    files.descriptor = wait
+    reads = ThreadPageReads(files, waker, SystemClock(), 1)
+    batches = [batch_of([(0, page, 1)]) for page in range(3)]
+    for batch in batches:
+        reads.submit(batch)
+    while not reads._busy:
+        time.sleep(0.001)
+    assert reads.close(0.0) is False
+    go_on.set()
+    assert reads.close(5)
+    assert [batch.unended for batch in batches] == [0, 1, 1]
+    waker.close()

@@ -17,6 +17,7 @@ from searcher.codes.open import BUFFERS_BYTES, ChosenCodes, choose_codes, open_c
 from searcher.executor import SearchGroup, SearchResult
 from searcher.local import SearchThread
 from searcher.settings import SearcherSettings
+from searcher.store.faulty import Fault, PageRead
 from tests.searcher.codes_rig import (
     EVERY_CODEC,
     Running,
@@ -27,7 +28,7 @@ from tests.searcher.codes_rig import (
     running,
     with_mode,
 )
-from tests.searcher.faulty_pages import PageFault
+from tests.searcher.faults import EVERY_FAULT, FAIL, no_fault
 from tests.searcher.helpers import SmallIndex
 
 SHARE = 0.3
@@ -80,16 +81,16 @@ def test_a_window_reads_each_cluster_once_and_a_hot_cluster_stays(index: SmallIn
 @EVERY_CODEC
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("fail", RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
+    [(FAIL, RetryableError), ("short", CorruptionError), ("flip", CorruptionError)],
 )
 def test_codes_that_cannot_be_read_are_named_by_their_cluster(
-    index: SmallIndex, codec: str, fault: PageFault, kind: type[Exception]
+    index: SmallIndex, codec: str, fault: Fault, kind: type[Exception]
 ) -> None:
     searches = questions(index, 60, 5)
     with running(index, codec=codec, paged_share=SHARE) as here:
-        here.code_pages.fault = lambda file, offset: fault if (file, offset) == (0, 0) else None
+        here.code_pages.fault = lambda read: fault if read[:2] == (0, 0) else None
         found = here.search(searches)
-        here.code_pages.fault = lambda file, offset: None
+        here.code_pages.fault = no_fault
         again = here.search([replace(search, key=search.key + 100) for search in searches])
     for search in searches:
         result = found[search.key]
@@ -104,12 +105,12 @@ def test_codes_that_cannot_be_read_are_named_by_their_cluster(
 
 def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
     searches = questions(index, 40, 5)
-    failed: set[tuple[int, int]] = set()
+    failed: set[PageRead] = set()
 
-    def once(file: int, offset: int) -> PageFault | None:
-        is_first = (file, offset) not in failed
-        failed.add((file, offset))
-        return "fail" if is_first else None
+    def once(read: PageRead) -> Fault:
+        is_first = read not in failed
+        failed.add(read)
+        return FAIL if is_first else None
 
     with running(index, paged_share=SHARE) as here:
         here.code_pages.fault = once
@@ -121,11 +122,11 @@ def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
 def test_reads_that_hang_are_given_up_and_their_buffers_come_back(index: SmallIndex) -> None:
     searches = questions(index, 30, 5)
     with running(index, paged_share=SHARE, timeout_us=200_000) as here:
-        here.code_pages.fault = lambda file, offset: "hang"
+        here.code_pages.fault = lambda read: "hang"
         for result in here.search(searches).values():
             assert result is not None and result.errors
             assert all(isinstance(error, RetryableError) for error in result.errors)
-        here.code_pages.fault = lambda file, offset: None
+        here.code_pages.fault = no_fault
         here.code_pages.release()
         found = here.search([replace(search, key=search.key + 100) for search in searches])
         assert all(result is not None and not result.errors for result in found.values())
@@ -133,15 +134,15 @@ def test_reads_that_hang_are_given_up_and_their_buffers_come_back(index: SmallIn
 
 def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(index: SmallIndex) -> None:
     random = np.random.default_rng(5)
-    faults: list[PageFault | None] = [None] * 12 + ["fail", "short", "flip", "slow", "hang"]
+    faults = [None] * 12 + [*EVERY_FAULT]
     searches = questions(index, 100 * 6, 5)
     ended: list[SearchResult | None] = []
     with running(index, timeout_us=40_000, paged_share=SHARE) as here:
-        here.code_pages.fault = lambda file, offset: faults[int(random.integers(len(faults)))]
+        here.code_pages.fault = lambda read: faults[int(random.integers(len(faults)))]
         for start in range(0, len(searches), 6):
             ended += here.search(searches[start : start + 6]).values()
             here.code_pages.release()
-        here.code_pages.fault = lambda file, offset: None
+        here.code_pages.fault = no_fault
         here.code_pages.release()
         for again in range(1, 20):  # a busy machine may take longer than the time-out
             keyed = [replace(search, key=search.key + 1000 * again) for search in searches[:50]]

@@ -30,12 +30,13 @@ from searcher.passages.passage_reader import DOCUMENTS_FILE, OFFSETS_FILE, Passa
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.range_pieces import share_out
 from searcher.rows.buffers import ReadBuffers
-from searcher.rows.row_reader import ReadLimits
 from searcher.store.factory import EngineName, open_page_reads
+from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ReadError
+from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
-from tests.searcher.faulty_pages import FaultyPages, PageFault
+from tests.searcher.faults import EVERY_FAULT, FAIL, no_fault
 
 PAGE = 4096
 BUILD_ID = 7
@@ -59,7 +60,7 @@ class Reading:
     """A reader of passages, its disk, and a store that reads the same documents one by one."""
 
     passages: PassageReader
-    pages: FaultyPages
+    pages: FaultyDisk
     metrics: Metrics
     store: DocumentStore
 
@@ -97,7 +98,7 @@ def reading(
     table: DocumentTable = store.table
     waker, clock, metrics = Waker(), SystemClock(), Metrics()
     files = SegmentFiles([Path(table.offsets_path), Path(table.documents_path)], "require")
-    pages = FaultyPages(open_page_reads(engine, files, waker, clock), waker)
+    pages = FaultyDisk(open_page_reads(engine, files, waker, clock), waker)
     ranges = RangeReader(
         reads=pages,
         waker=waker,
@@ -242,10 +243,10 @@ def test_a_passing_error_is_tried_again_page_by_page(folder: Path) -> None:
         bad_page = _first_byte(here.store.table, 120) // PAGE * PAGE
         fails_for_ever = False
 
-        def fault(file: int, offset: int) -> PageFault | None:
+        def fault(read: PageRead) -> Fault:
             is_first_try = len(here.pages.seen) == 2  # of the entries, and of the documents
-            is_bad = is_first_try or (fails_for_ever and offset == bad_page)
-            return "fail" if file == DOCUMENTS_FILE and is_bad else None
+            is_bad = is_first_try or (fails_for_ever and read.offset_bytes == bad_page)
+            return FAIL if read.file == DOCUMENTS_FILE and is_bad else None
 
         here.pages.fault = fault
         expected = here.expected(results)
@@ -269,7 +270,7 @@ def test_a_passing_error_is_tried_again_page_by_page(folder: Path) -> None:
 
 def test_without_a_second_try_a_passing_error_fails_the_results(folder: Path) -> None:
     with reading(folder, attempts=1) as here:
-        here.pages.fault = lambda file, offset: "fail"
+        here.pages.fault = lambda read: FAIL
         found = here.read([[1], [2, 3], []])
         assert isinstance(found[0], RetryableError) and isinstance(found[1], RetryableError)
         assert found[2] == []
@@ -287,13 +288,13 @@ def test_reads_that_hang_are_given_up_and_their_buffers_come_back(folder: Path) 
     with reading(folder, slots=2, slot_pages=8, timeout_us=200_000) as here:
         expected = here.expected(results)
         for number in (1, 2):  # both buffers, then none is left
-            here.pages.fault = lambda file, offset: "hang"
+            here.pages.fault = lambda read: "hang"
             began_us = clock.now_us()
             found = here.read([results[number]])
             assert clock.now_us() - began_us < 5_000_000
             assert isinstance(found[0], RetryableError)
             assert "read_timeout_ms" in str(found[0])
-            here.pages.fault = lambda file, offset: None
+            here.pages.fault = no_fault
             if number == 1:
                 assert here.read(results) == expected, "one buffer is enough"
         found = here.read(results)
@@ -307,12 +308,12 @@ def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(
     folder: Path, engine: EngineName
 ) -> None:
     random = np.random.default_rng(5)
-    faults: list[PageFault | None] = [None] * 40 + ["fail", "short", "flip", "slow", "hang"]
+    faults = [None] * 40 + [*EVERY_FAULT]
     results = random_results(500, 6 * 100)
     kinds: set[type] = set()
     with reading(folder, engine=engine, slot_pages=16, timeout_us=50_000) as here:
         expected = here.expected(results)
-        here.pages.fault = lambda file, offset: faults[int(random.integers(len(faults)))]
+        here.pages.fault = lambda read: faults[int(random.integers(len(faults)))]
         for start in range(0, len(results), 6):
             found = here.read(results[start : start + 6])
             for position, one in found.items():
@@ -320,7 +321,7 @@ def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(
                 kinds.add(type(one))
             if start % 5:
                 here.pages.release()
-        here.pages.fault = lambda file, offset: None
+        here.pages.fault = no_fault
         here.pages.release()
         assert here.read(results) == expected
     assert kinds == {list, CorruptionError, RetryableError}

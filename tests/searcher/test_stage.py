@@ -216,5 +216,5 @@ def test_a_query_leaves_as_soon_as_it_is_done(index: SmallIndex) -> None:
         run.sink.wait_done(1)  # while the second still waits for its cluster
         gate.arrived.acquire()
         assert run.sink.parts() == [(0, 0)]
-        gate.opened.set()
+        gate.open()
         run.sink.wait_done(2)

@@ -17,12 +17,13 @@ from schemas.record import header
 from schemas.topics import ANSWERS, RETRIES
 from searcher.scoring.pool import ScoringPool
 from searcher.store.factory import EngineName, open_page_reads
-from searcher.store.none import NoEngine
+from searcher.store.faulty import FaultyDisk
+from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads
 from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.records import a_message
-from tests.searcher.faulty_pages import FaultyPages
+from tests.searcher.faults import FAIL, no_fault
 from tests.searcher.helpers import (
     SmallIndex,
     exact_top_k,
@@ -154,7 +155,7 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2**62 * 1_000)), 0)
         gate.arrived.acquire()
-        gate.opened.set()
+        gate.open()
         run.sink.wait_done(1)
         found = run.search(make_group(index, questions(1), sequence=1))
     assert set(found) == {"q0-0", "q1-0"}
@@ -229,7 +230,12 @@ def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_it
 
 
 def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
-    with running(index, engine=lambda _: NoEngine(clock=SystemClock())) as run:
+    def broken(files: SegmentFiles, waker: Waker) -> PageReads:
+        return FaultyDisk(
+            open_page_reads("auto", files, waker, SystemClock()), waker, lambda _: FAIL
+        )
+
+    with running(index, engine=broken) as run:
         run.search(make_group(index, questions(1)))
     error = run.sink.answers()["q0-0"].error
     assert error is not None
@@ -295,19 +301,19 @@ def test_a_damaged_passage_fails_only_the_queries_that_found_it(own_index: Small
 def test_passages_on_a_disk_that_hangs_fail_for_now_and_the_next_ones_are_read(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk: list[FaultyPages] = []
+    disk: list[FaultyDisk] = []
 
     def open_faulty(name: EngineName, files: Any, waker: Waker, clock: Any) -> PageReads:
-        disk.append(FaultyPages(open_page_reads(name, files, waker, clock), waker))
+        disk.append(FaultyDisk(open_page_reads(name, files, waker, clock), waker))
         return disk[0]
 
     monkeypatch.setattr("searcher.passages.open.open_page_reads", open_faulty)
     with running(index, read_timeout_ms=100) as run:
         run.wait_ready()
-        disk[0].fault = lambda file, offset: "hang"
+        disk[0].fault = lambda read: "hang"
         run.search(make_group(index, questions(5)))
         assert len(run.sink.answers()) == 5
-        disk[0].fault = lambda file, offset: None
+        disk[0].fault = no_fault
         found = run.search(make_group(index, questions(5), sequence=1))
         assert len(found) == 5, "other buffers are left"
         disk[0].release()

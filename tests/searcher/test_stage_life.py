@@ -50,7 +50,7 @@ def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> 
         )
         assert run.stage.credit().size_bytes == 0
         assert run.stage.tick(0, 5) is None
-        gate.opened.set()
+        gate.open()
         run.sink.wait_done(3)
 
 
@@ -62,7 +62,7 @@ def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(index: Sm
         assert run.stage.credit().records > 0
         run.stage.offer(make_unit(1, make_group(index, questions(3), sequence=1)), 0)
         assert run.stage.credit().records == 0
-        gate.opened.set()
+        gate.open()
         run.sink.wait_done(6)
         assert run.stage.credit().records > 0
 
@@ -76,7 +76,7 @@ def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallInde
         gate.arrived.acquire()
         run.stage.revoke(frozenset({0, 1}), frozenset())
         assert run.stage.credit().records == 255  # one left
-        gate.opened.set()
+        gate.open()
         run.sink.wait_done(2)
     assert run.sink.parts() == [(2, 0), (2, 1)]
 
@@ -100,7 +100,7 @@ def test_closing_while_a_read_hangs_returns_and_hands_over_nothing_half_done(
     run.stage.offer(make_unit(0, make_group(index, questions(2), clusters=[(0, 1), (0, 1)])), 0)
     gate.arrived.acquire()
     run.stage.close()
-    gate.opened.set()
+    gate.open()
     assert run.sink.dones == []
     assert run.sink.failures == []
 

@@ -27,7 +27,6 @@ from searcher.settings import SearcherSettings
 
 DEPTH = 16
 READ_TIMEOUT_MS = 30_000
-POLL_S = 0.0002
 
 
 class PrefetchBetweenGroups(ClusterCache):
@@ -45,7 +44,7 @@ class PrefetchBetweenGroups(ClusterCache):
         began = time.perf_counter_ns()
         super().end_group()
         while self.is_reading():
-            time.sleep(POLL_S)
+            self.wait()
         self.prefetch_us += (time.perf_counter_ns() - began) // 1_000
 
 
@@ -117,14 +116,18 @@ def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
         policy = EdgeRag({SliceId(c): latency_us for c, latency_us in enumerate(latencies)})
         entry_sizes = {SliceId(extent.cluster): 1 for extent in index.extents}
         planner = ReadPlanner(limits, entry_sizes, policy)
-        caches.append(PrefetchBetweenGroups(memory=parts.memory, planner=planner, metrics=metrics))
+        caches.append(
+            PrefetchBetweenGroups(
+                memory=parts.memory, planner=planner, waker=parts.waker, metrics=metrics
+            )
+        )
         return QueryByQuery(caches[0], clock, parts.events)
 
     settings = SearcherSettings(
         budget_bytes=sum(-(-size // block_bytes) * block_bytes for size in sizes[: spec.entries]),
         read_timeout_ms=READ_TIMEOUT_MS,
     )
-    options = ExactOptions(slice_bytes_max=0, reads_in_flight_max=DEPTH, prefetch_reads_max=DEPTH)
+    options = ExactOptions(slice_bytes_max=0, ahead_max=DEPTH)
     plane = open_exact_plane(
         index, settings, metrics, clock, events=NoEvents(), executor=executor, options=options
     )

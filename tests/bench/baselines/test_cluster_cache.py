@@ -23,12 +23,14 @@ from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.events import NoEvents
 from searcher.memory.arena import Arena
-from searcher.memory.cluster_memory import ClusterMemory, ReadRules
+from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
 from searcher.plan.slices import SliceId
-from searcher.store.engine import BlockRead
-from searcher.store.threads import ThreadEngine
+from searcher.store.factory import open_page_reads
+from searcher.store.faulty import Fault, FaultyDisk, PageRead
+from searcher.store.files import SegmentFiles
+from searcher.store.reads_in_flight import ReadLimits as BatchLimits
+from searcher.store.waker import Waker
 from tests.searcher.helpers import SmallIndex, random_index
-from tests.searcher.memory_engine import MemoryEngine
 
 A, B, C = (SliceId(c) for c in range(3))
 
@@ -38,28 +40,25 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
     return random_index(tmp_path_factory.mktemp("index"), rows=3_000)
 
 
-class Watched(ThreadEngine):
-    """Threads over a segment in memory: counts reads of clusters, calls `before` in each."""
+class Watched:
+    """A disk that counts reads of clusters and asks `fault` about each."""
 
-    def __init__(self, index: SmallIndex, before: Callable[[int], None] = lambda _: None) -> None:
-        super().__init__(self._watch, depth=4, prefetch_depth=1, clock=SystemClock())
-        self.segment = bytearray(index.segment_path.read_bytes())
+    def __init__(self, index: SmallIndex, fault: Callable[[int], Fault] = lambda _: None) -> None:
+        self.path = index.segment_path
         self.cluster_at = {extent.offset_bytes: extent.cluster for extent in index.extents}
-        self.before = before
+        self.fault = fault
         self.reads: Counter[int] = Counter()
-        self.seen = threading.Condition()
+        self.waker = Waker()
+        self.files = SegmentFiles([self.path], "auto")
+        reads = open_page_reads("auto", self.files, self.waker, SystemClock())
+        self.disk = FaultyDisk(reads, self.waker, self._look)
 
-    def _watch(self, read: BlockRead) -> None:
-        cluster = self.cluster_at[read.offset_bytes]
-        with self.seen:
-            self.reads[cluster] += 1
-            self.seen.notify_all()
-        self.before(cluster)
-        MemoryEngine([bytes(self.segment)], clock=SystemClock())._copy(read)
-
-    def wait_for(self, cluster: int) -> None:
-        with self.seen:
-            assert self.seen.wait_for(lambda: self.reads[cluster] > 0, timeout=30)
+    def _look(self, read: PageRead) -> Fault:
+        cluster = self.cluster_at.get(read.offset_bytes)
+        if cluster is None:  # the rest of one that is in two pieces of memory
+            return None
+        self.reads[cluster] += 1
+        return self.fault(cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +81,9 @@ class Running:
 
 @contextmanager
 def caching(
-    index: SmallIndex, engine: Watched, *, budget_bytes: int = 8 << 20, prefetch: int = 1
+    index: SmallIndex, watched: Watched, *, budget_bytes: int = 8 << 20, prefetch: int = 1
 ) -> Iterator[Running]:
-    """Every cluster is one block read."""
+    """Every cluster is one read, unless memory is scattered."""
     metrics = Metrics()
     layout = read_manifest(index.dir).layout()
     memory = ClusterMemory(
@@ -94,8 +93,10 @@ def caching(
         paths=["the.seg"],
         sums=open_clusters(index.dir).row_sums,
         arena=Arena(budget_bytes, layout.page_bytes),
-        engine=engine,
-        rules=ReadRules(attempts=2, timeout_us=60_000_000, watch_us=5_000),
+        reads=watched.disk,
+        waker=watched.waker,
+        limits=BatchLimits(timeout_us=60_000_000),
+        flight=FlightLimits(in_flight_bytes=1 << 20, ahead_max=1),
         metrics=metrics,
         clock=SystemClock(),
         events=NoEvents(),
@@ -108,12 +109,16 @@ def caching(
         prefetch_reads_max=prefetch,
         prefetch="overlapped",
     )
-    cache = ClusterCache(memory=memory, planner=ReadPlanner(limits, sizes, Lru()), metrics=metrics)
+    planner = ReadPlanner(limits, sizes, Lru())
+    cache = ClusterCache(memory=memory, planner=planner, waker=watched.waker, metrics=metrics)
     try:
         yield Running(cache=cache, memory=memory, metrics=metrics)
     finally:
         cache.stop()
+        watched.disk.release()
         assert memory.close(30)
+        watched.files.close()
+        watched.waker.close()
 
 
 def test_a_query_gets_every_cluster_with_the_rows_on_disk(index: SmallIndex) -> None:
@@ -132,23 +137,19 @@ def test_a_query_gets_every_cluster_with_the_rows_on_disk(index: SmallIndex) -> 
 
 
 def test_a_prefetch_in_flight_is_joined_and_one_that_waits_is_promoted(index: SmallIndex) -> None:
-    go_on = threading.Event()
-
-    def pause_at_b(cluster: int) -> None:
-        assert cluster != B or go_on.wait(30)
-
-    engine = Watched(index, pause_at_b)
-    with caching(index, engine, prefetch=2) as it:
+    watched = Watched(index, lambda cluster: "hang" if cluster == B else None)
+    with caching(index, watched, prefetch=2) as it:
         it.ask(A, then=(B, C))
-        engine.wait_for(B)
-        assert engine.reads[C] == 0  # the engine begins one prefetch at a time
+        while not watched.disk.hanging:
+            it.cache.wait()
+        assert watched.reads[C] == 0  # one read ahead begins at a time
         it.cache.begin_group(((B, C, A),), ())
         arriving = it.cache.query((B, C, A))
         assert [next(arriving).cluster, next(arriving).cluster] == [A, C]  # B does not delay them
-        go_on.set()
+        watched.disk.release()
         assert list(arriving) == [(B, "ssd")]
         assert it.cache.query_read_bytes() == 0
-        assert engine.reads == {A: 1, B: 1, C: 1}
+        assert watched.reads == {A: 1, B: 1, C: 1}
         assert it.sample("bytes_read_total", purpose="demand") == index.extents[A].size_bytes
         assert it.sample("cluster_requests_total", tier="ram") == 1
         assert it.sample("cluster_requests_total", tier="ssd") == 3
@@ -177,43 +178,38 @@ def test_within_a_budget_of_two_clusters_any_sequence_of_queries_is_served(
 def test_a_read_that_fails_is_retried_and_then_ends_the_search_with_its_error(
     index: SmallIndex, failures: int
 ) -> None:
-    def fail(cluster: int) -> None:
-        if cluster == B and engine.reads[B] <= failures:
-            raise RetryableError("the cable is out")
+    def fail(cluster: int) -> Fault:
+        is_bad = cluster == B and watched.reads[B] <= failures
+        return RetryableError("the cable is out") if is_bad else None
 
-    engine = Watched(index, fail)
-    with caching(index, engine) as it:
+    watched = Watched(index, fail)
+    with caching(index, watched) as it:
         if failures == 1:
             assert it.ask(A, B, C).keys() == {A, B, C}
         else:
             with pytest.raises(RetryableError, match="cable"):
                 it.ask(A, B, C)
-    assert engine.reads[B] == 2
+    assert watched.reads[B] == 2
 
 
 def test_damage_ends_the_search_without_a_retry(index: SmallIndex) -> None:
-    engine = Watched(index)
-    extent = index.extents[B]
-    engine.segment[extent.offset_bytes + 50] ^= 1
-    with caching(index, engine) as it, pytest.raises(CorruptionError) as raised:
+    watched = Watched(index, lambda cluster: "flip" if cluster == B else None)
+    with caching(index, watched) as it, pytest.raises(CorruptionError) as raised:
         it.ask(A, B)
-    assert (raised.value.path, raised.value.offset_bytes) == ("the.seg", extent.offset_bytes)
-    assert engine.reads[B] == 1
+    offset_bytes = raised.value.offset_bytes
+    extent = index.extents[B]
+    assert raised.value.path == "the.seg" and offset_bytes is not None
+    assert extent.offset_bytes <= offset_bytes < extent.offset_bytes + extent.size_bytes
+    assert watched.reads[B] == 1
 
 
 def test_stopping_ends_a_query_that_waits(index: SmallIndex) -> None:
-    go_on = threading.Event()
-
-    def pause(_: int) -> None:
-        assert go_on.wait(30)
-
-    engine = Watched(index, pause)
-    with caching(index, engine) as it:
+    watched = Watched(index, lambda _: "hang")
+    with caching(index, watched) as it:
         thread = threading.Thread(target=it.ask, args=(A, B))
         thread.start()
-        engine.wait_for(A)
+        watched.disk.wait_until_hanging()
         it.cache.stop()
-        assert it.memory.close(0.0) is False  # reads are in flight
         thread.join(30)
         assert not thread.is_alive()
-        go_on.set()
+        assert it.memory.close(0.0) is False  # reads are in flight

@@ -1,31 +1,56 @@
-"""Opening engines: O_DIRECT, io_uring, descriptors, and the bytes that the kernel counts."""
+"""Opening files and reads: O_DIRECT, io_uring, and descriptors."""
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from searcher.store import io_uring as ring
-from searcher.store.factory import EngineName, open_engine
+from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.files import SegmentFiles
-from searcher.store.threads import ThreadEngine
-from tests.searcher.block_reads import (
-    ENGINE_NAMES,
-    PAGE,
-    Ends,
-    block,
-    content,
-    engine_at_work,
-    expected,
-    refuse_direct,
-)
+from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
+from searcher.store.waker import Waker
+from tests.searcher.disks import ENGINE_NAMES, refuse_direct
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    folder = tmp_path_factory.mktemp("segments")
+    paths = (folder / "0.seg", folder / "1.seg")
+    for path, pages in zip(paths, (96, 40), strict=True):
+        path.write_bytes(random.Random(3).randbytes(pages * PAGE))
+    return paths
+
+
+def read(reads: PageReads, waker: Waker) -> bytes:
+    """Reads two pages of the first file, and one of the second."""
+    batch = PageBatch(
+        files=np.array([0, 1]),
+        offsets_bytes=np.array([3, 0]) * PAGE,
+        sizes_bytes=np.array([2, 1]) * PAGE,
+        buffer=memoryview(mmap.mmap(-1, 3 * PAGE)),
+    )
+    reads.submit(batch)
+    while not reads.poll():
+        waker.wait(10)
+    assert not batch.errors
+    return bytes(batch.buffer)
+
+
+def expected(paths: tuple[Path, ...]) -> bytes:
+    return paths[0].read_bytes()[3 * PAGE : 5 * PAGE] + paths[1].read_bytes()[:PAGE]
 
 
 @pytest.mark.parametrize("at", ["open", "read"])
@@ -47,17 +72,15 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
     monkeypatch.setattr(
         "searcher.store.files.os.posix_fadvise", lambda _, *given: dropped.append(given)
     )
+    waker = Waker()
     with capture_logs() as logs:
         files = SegmentFiles(paths, "auto")
-        engine = open_engine(kind, files, depth=2, prefetch_depth=1, clock=SystemClock())
-        engine.start(ends := Ends())
-        reads = [block(1, 0, 3, 2), block(2, 1, 0, 1)]
-        engine.submit(reads)
-        assert ends.wait(2) == {1: None, 2: None}
-        assert engine.close(30)
+        reads = open_page_reads(kind, files, waker, SystemClock())
+        assert read(reads, waker) == expected(paths)
+        assert reads.close(30)
         files.close()
+        waker.close()
     assert not files.is_direct
-    assert [content(read) for read in reads] == [expected(paths, read) for read in reads]
     assert [line["event"] for line in logs] == ["buffered reads"]
     assert sorted(dropped) == [
         (0, PAGE, os.POSIX_FADV_DONTNEED),
@@ -100,7 +123,7 @@ def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# ---- which engine
+# ---- what reads
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.ENOMEM])
@@ -111,21 +134,25 @@ def test_where_the_kernel_refuses_io_uring_auto_takes_threads_and_says_so(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(ring, "_call", refuse)
-    files = SegmentFiles(paths, "require")
+    files, waker = SegmentFiles(paths, "require"), Waker()
     with capture_logs() as logs:
-        engine = open_engine("auto", files, depth=2, prefetch_depth=1, clock=SystemClock())
-    assert isinstance(engine, ThreadEngine)
+        reads = open_page_reads("auto", files, waker, SystemClock())
+    assert isinstance(reads, ThreadPageReads)
     assert [line["event"] for line in logs] == ["no io_uring"]
-    assert engine.close(0.0)
+    assert reads.close(30)
     with pytest.raises(ConfigError, match='engine = "auto"'):
-        open_engine("io_uring", files, depth=2, prefetch_depth=1, clock=SystemClock())
+        open_page_reads("io_uring", files, waker, SystemClock())
     files.close()
+    waker.close()
 
 
-def test_the_engines_leave_no_descriptor_open(paths: tuple[Path, ...]) -> None:
+@pytest.mark.parametrize("kind", ["auto", *ENGINE_NAMES])
+def test_no_descriptor_is_left_open(paths: tuple[Path, ...], kind: EngineName) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    for kind in ("auto", *ENGINE_NAMES):
-        with engine_at_work(kind, paths) as (engine, ends):
-            engine.submit([block(1, 0, 0, 1)])
-            ends.wait(1)
+    files, waker = SegmentFiles(paths, "require"), Waker()
+    reads = open_page_reads(kind, files, waker, SystemClock())
+    assert read(reads, waker) == expected(paths)
+    assert reads.close(30)
+    files.close()
+    waker.close()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,53 @@
+"""What reads files in the tests, and file systems without O_DIRECT."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from searcher.store.factory import EngineName
+from searcher.store.io_uring import Ring
+
+
+def has_io_uring() -> bool:
+    """Containers often forbid it."""
+    wake = os.eventfd(0)
+    try:
+        Ring(1, wake).close()
+    except OSError:
+        return False
+    finally:
+        os.close(wake)
+    return True
+
+
+HAS_IO_URING = has_io_uring()
+ENGINE_NAMES: tuple[EngineName, ...] = ("io_uring", "threads") if HAS_IO_URING else ("threads",)
+
+
+def refuse_direct(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Makes the file system refuse O_DIRECT when a file is opened, or when it is read, as some
+    do.
+    """
+    real_open, real_preadv, direct = os.open, os.preadv, set()
+
+    def fake_open(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT and at == "open":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        file = real_open(path, flags, *rest, **named)
+        if flags & os.O_DIRECT:
+            direct.add(file)
+        else:
+            direct.discard(file)
+        return file
+
+    def fake_preadv(file: int, *rest: Any) -> int:
+        if file in direct and at == "read":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_preadv(file, *rest)
+
+    monkeypatch.setattr(os, "open", fake_open)
+    monkeypatch.setattr(os, "preadv", fake_preadv)

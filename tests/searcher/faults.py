@@ -1,0 +1,15 @@
+"""What goes wrong on the faulty disk of the tests."""
+
+from __future__ import annotations
+
+from carpool.errors import RetryableError
+from searcher.store.faulty import Fault, PageRead
+
+FAIL = RetryableError("the disk said no")
+SLOW = 0.002
+EVERY_FAULT: tuple[Fault, ...] = (FAIL, "short", "flip", SLOW, "hang")
+
+
+def no_fault(read: PageRead) -> Fault:
+    """A disk that works again."""
+    return None
