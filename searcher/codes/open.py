@@ -24,9 +24,9 @@ from searcher.codes.piece_reader import PieceReader
 from searcher.codes.source import CodeSource
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
-from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
 from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
+from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads

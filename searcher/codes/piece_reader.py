@@ -20,9 +20,9 @@ from carpool.disk.index import OpenCodes
 from carpool.errors import RetryableError
 from schemas.record import ClusterId
 from searcher.codes.source import ReadError
-from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
+from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads
-from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, timed_out
+from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, ReadsInFlight
 
 UInt8 = npt.NDArray[np.uint8]
 Load = Callable[[int, UInt8], None]
@@ -64,14 +64,13 @@ class PieceReader:
         clock: Clock,
     ) -> None:
         self._codes = codes
-        self._reads = reads
         self._buffers = buffers
-        self._limits = limits
-        self._clock = clock
+        self._in_flight = ReadsInFlight[tuple[_Slot, list[_Piece]]](
+            reads, limits, clock, self._free
+        )
         self._next_ticket = 0
         self._wanted: dict[int, deque[_Piece]] = {}  # not taken yet, by ticket
         self._unstarted: deque[_Piece] = deque()
-        self._reading: dict[PageBatch, tuple[_Slot, list[_Piece]]] = {}
 
     @property
     def unstarted_pages(self) -> int:
@@ -81,8 +80,7 @@ class PieceReader:
     @property
     def times_out_at_us(self) -> int | None:
         """When the oldest read in progress is given up; None while there is none."""
-        moments = [batch.submitted_us for batch in self._reading if not batch.is_given_up]
-        return min(moments) + self._limits.timeout_us if moments else None
+        return self._in_flight.times_out_at_us
 
     def want(self, cluster: ClusterId) -> int:
         """Reads the codes of a cluster, after those that were wanted before; returns a ticket."""
@@ -128,19 +126,15 @@ class PieceReader:
 
     def advance(self) -> None:
         """Starts reads, and looks which have ended. Does not block."""
-        for batch in self._reads.poll():
-            slot, pieces = self._reading.pop(batch)
-            slot.in_kernel -= 1
-            if not batch.is_given_up:
-                for position, piece in enumerate(pieces):
-                    self._judge(piece, batch.errors.get(position))
-            self._release(slot)
-        self._give_up()
+        for batch, (_, pieces) in self._in_flight.ended():
+            for position, piece in enumerate(pieces):
+                self._judge(piece, batch, position)
         self._start()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where buffers were lost."""
-        slots = {id(slot) for slot, _ in self._reading.values()} | {
+        in_kernel = self._in_flight.owners() + self._in_flight.stuck()
+        slots = {id(slot) for slot, _ in in_kernel} | {
             id(piece.slot)
             for pieces in self._wanted.values()
             for piece in pieces
@@ -189,12 +183,11 @@ class PieceReader:
             buffer=buffer,
         )
         slot.in_kernel += 1
-        self._reading[batch] = slot, pieces
-        self._reads.submit(batch)
+        self._in_flight.submit(batch, (slot, pieces))
 
     def _fail_unstarted_if_stuck(self) -> None:
         """Where every buffer is with reads that hang, what waits cannot be read."""
-        stuck = {id(slot) for batch, (slot, _) in self._reading.items() if batch.is_given_up}
+        stuck = {id(slot) for slot, _ in self._in_flight.stuck()}
         if len(stuck) == self._buffers.taken:
             for piece in self._unstarted:
                 piece.error = RetryableError(NO_MEMORY)
@@ -202,12 +195,17 @@ class PieceReader:
 
     # ---- ending
 
-    def _judge(self, piece: _Piece, error: ReadError | None) -> None:
+    def _free(self, owner: tuple[_Slot, list[_Piece]]) -> None:
+        slot, _ = owner
+        slot.in_kernel -= 1
+        self._release(slot)
+
+    def _judge(self, piece: _Piece, batch: PageBatch, position: int) -> None:
         """A read has ended: is the piece correct, does it fail, or is it read again?"""
-        slot = piece.slot
+        slot, error = piece.slot, batch.errors.get(position)
         if slot is None:
             return  # its cluster failed meanwhile
-        if isinstance(error, RetryableError) and piece.attempt < self._limits.attempts:
+        if error is not None and self._in_flight.may_retry(batch, error, piece.attempt):
             piece.attempt += 1
             self._submit(slot, [piece], piece.view)
             return
@@ -220,17 +218,3 @@ class PieceReader:
         pages = np.frombuffer(piece.view, np.uint8).reshape(-1, PAGE_BYTES)
         wrong = file.first_damaged(pages, (extent.offset_bytes + piece.start) // PAGE_BYTES)
         return None if wrong is None else file.damaged(wrong)
-
-    def _give_up(self) -> None:
-        """Stops waiting for reads that take too long."""
-        before_us = self._clock.now_us() - self._limits.timeout_us
-        for batch, (_, pieces) in tuple(self._reading.items()):
-            if batch.is_given_up or batch.submitted_us >= before_us:
-                continue
-            batch.is_given_up = True
-            for position, piece in enumerate(pieces):
-                piece.attempt = self._limits.attempts  # a disk that hangs is not asked again
-                error = batch.errors.get(position)
-                if not batch.ended[position]:
-                    error = timed_out(self._limits.timeout_us)
-                self._judge(piece, error)

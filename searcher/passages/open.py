@@ -9,8 +9,8 @@ from carpool.disk.documents import DocumentTable
 from carpool.telemetry.metrics import Metrics
 from searcher.passages.passage_reader import PassageReader
 from searcher.passages.range_reader import RangeReader
-from searcher.rows.buffers import PAGE_BYTES, ReadBuffers
 from searcher.settings import SearcherSettings
+from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
 from searcher.store.reads_in_flight import ReadLimits
@@ -29,7 +29,12 @@ def open_passages(
     paths = (Path(table.offsets_path), Path(table.documents_path))
     files = SegmentFiles(paths, settings.direct_io)
     waker = Waker()
-    reads = open_page_reads(settings.engine, files, waker, clock)
+    try:
+        reads = open_page_reads(settings.engine, files, waker, clock)
+    except BaseException:
+        files.close()
+        waker.close()
+        raise
     ranges = RangeReader(
         reads=reads,
         waker=waker,

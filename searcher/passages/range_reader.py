@@ -16,9 +16,9 @@ from carpool.clock import Clock
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.plan.range_pieces import PAGE_BYTES, RangePieces, cut_ranges, first_of_reads
-from searcher.rows.buffers import ReadBuffers
+from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
-from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, timed_out
+from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, ReadsInFlight
 from searcher.store.waker import Waker
 
 Int64 = npt.NDArray[np.int64]
@@ -93,15 +93,12 @@ class RangeReader:
         clock: Clock,
     ) -> None:
         """`waker`: wakes when a batch of `reads` has ended."""
-        self._reads = reads
         self._waker = waker
         self._buffers = buffers
-        self._limits = limits
+        self._in_flight = ReadsInFlight[_Pages](reads, limits, clock, self._free)
         self._bytes_read = metrics.searcher.bytes_read.labels(purpose="passages")
         self._clock = clock
         self._wanted: deque[tuple[Int64, int]] = deque()  # pages, attempt
-        self._reading: dict[PageBatch, _Pages] = {}
-        self._stuck: dict[PageBatch, int] = {}  # slots; given up, the kernel has the buffer
 
     def read(self, file: int, starts: Int64, sizes: Int64) -> list[bytearray | ReadError]:
         """Returns the content of each range of a file, or why it could not be read.
@@ -113,9 +110,9 @@ class RangeReader:
         self._end(ranges)  # buffers may have come back
         if len(ranges.pieces.pages):
             self._wanted.append((np.unique(ranges.pieces.pages), 1))
-        while self._wanted or self._reading:
+        while self._wanted or len(self._in_flight):
             self._start(ranges)
-            if not self._reading:  # every buffer is with a read that hangs
+            if not len(self._in_flight):  # every buffer is with a read that hangs
                 for pages, _ in self._wanted:
                     ranges.fail(pages, RetryableError(NO_MEMORY))
                 self._wanted.clear()
@@ -126,13 +123,13 @@ class RangeReader:
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where buffers were lost; not during `read`."""
-        assert not self._wanted and not self._reading
-        assert len(set(self._stuck.values())) == len(self._stuck) == self._buffers.taken
+        assert not self._wanted and not len(self._in_flight)
+        stuck = self._in_flight.stuck()
+        assert len({pages.slot for pages in stuck}) == len(stuck) == self._buffers.taken
 
     def _wait_s(self) -> float:
-        submitted_us = min(batch.submitted_us for batch in self._reading)
-        left_us = submitted_us + self._limits.timeout_us - self._clock.now_us()
-        return max(0.001, left_us / 1_000_000)
+        times_out_at_us, now_us = self._in_flight.times_out_at_us, self._clock.now_us()
+        return max(0.001, ((times_out_at_us or now_us) - now_us) / 1_000_000)
 
     # ---- starting
 
@@ -151,27 +148,16 @@ class RangeReader:
                 sizes_bytes=np.diff(np.append(first_of, len(taken))) * PAGE_BYTES,
                 buffer=buffer,
             )
-            self._reading[batch] = _Pages(taken, first_of, slot, attempt)
-            self._reads.submit(batch)
+            self._in_flight.submit(batch, _Pages(taken, first_of, slot, attempt))
 
     # ---- ending
 
     def _end(self, ranges: _Ranges) -> None:
-        for batch in self._reads.poll():
-            pages = self._reading.pop(batch, None)
-            if pages is None:  # it was given up, and its ranges have failed
-                self._buffers.give_back(self._stuck.pop(batch))
-                continue
+        for batch, pages in self._in_flight.ended():
             self._take(batch, pages, ranges)
-            self._buffers.give_back(pages.slot)
-        before_us = self._clock.now_us() - self._limits.timeout_us
-        for batch in [batch for batch in self._reading if batch.submitted_us <= before_us]:
-            pages = self._reading.pop(batch)
-            self._stuck[batch] = pages.slot
-            batch.is_given_up = True
-            for read in np.flatnonzero(~batch.ended).tolist():
-                batch.errors[read] = timed_out(self._limits.timeout_us)
-            self._take(batch, pages, ranges)
+
+    def _free(self, pages: _Pages) -> None:
+        self._buffers.give_back(pages.slot)
 
     def _take(self, batch: PageBatch, pages: _Pages, ranges: _Ranges) -> None:
         """Copies what was read to its ranges; what failed is read again, or fails its ranges."""
@@ -191,8 +177,7 @@ class RangeReader:
             at[~was_read].tolist(), read_of[in_buffer[~was_read]].tolist(), strict=True
         ):
             error = batch.errors[read]
-            may_pass = isinstance(error, RetryableError) and not batch.is_given_up
-            if may_pass and pages.attempt < self._limits.attempts:
+            if self._in_flight.may_retry(batch, error, pages.attempt):
                 again.add(int(pieces.pages[piece]))
             else:
                 ranges.errors.setdefault(int(pieces.ranges[piece]), error)

@@ -18,10 +18,10 @@ from carpool.disk.checked_file import CheckedFile
 from carpool.disk.pages import PageLayout
 from carpool.errors import RetryableError
 from searcher.plan.row_pages import plan_reads, row_places, split_rows
-from searcher.rows.buffers import ReadBuffers
 from searcher.rows.row_batch import RowBatch, check_rows, vectors_of
+from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
-from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, timed_out
+from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, ReadsInFlight
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -73,13 +73,9 @@ class RowReader:
         self._layout = layout
         self._sums = sums
         self._first_pages = segment_first_pages
-        self._reads = reads
         self._buffers = buffers
-        self._limits = limits
-        self._clock = clock
+        self._in_flight = ReadsInFlight[RowBatch](reads, limits, clock, self._free)
         self._wanted: deque[_Wanted] = deque()
-        self._reading: dict[PageBatch, RowBatch] = {}
-        self._stuck: dict[PageBatch, RowBatch] = {}  # given up; the kernel has the buffer
 
     @property
     def waiting(self) -> int:
@@ -89,8 +85,7 @@ class RowReader:
     @property
     def times_out_at_us(self) -> int | None:
         """When the oldest read in progress is given up; None while there is none."""
-        submitted_us = min((reads.submitted_us for reads in self._reading), default=None)
-        return None if submitted_us is None else submitted_us + self._limits.timeout_us
+        return self._in_flight.times_out_at_us
 
     def add(self, owners: Int64, rows: Int64) -> None:
         """Wants `rows` for the queries `owners`, (n,) int64 each, n >= 1."""
@@ -101,14 +96,13 @@ class RowReader:
 
         `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
         """
-        ended = [self._end(reads) for reads in self._reads.poll()]
-        ended += self._give_up()
-        ended.append(self._start(are_wanted))
-        return [one for one in ended if one is not None]
+        ended = [self._read_of(batch) for _, batch in self._in_flight.ended()]
+        failed = self._start(are_wanted)
+        return ended if failed is None else [*ended, failed]
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where buffers were lost or used twice."""
-        batches = (*self._reading.values(), *self._stuck.values())
+        batches = self._in_flight.owners() + self._in_flight.stuck()
         assert len({batch.slot for batch in batches}) == len(batches) == self._buffers.taken
 
     def pending(self) -> dict[int, int]:
@@ -116,7 +110,7 @@ class RowReader:
         counts: dict[int, int] = {}
         for owners in (
             *(wanted.owners for wanted in self._wanted),
-            *(batch.owners for batch in self._reading.values()),
+            *(batch.owners for batch in self._in_flight.owners()),
         ):
             for owner in owners.tolist():
                 counts[owner] = counts.get(owner, 0) + 1
@@ -128,7 +122,7 @@ class RowReader:
         """Starts reads while there are buffers; returns rows that will never have one."""
         while self._wanted:
             if not self._buffers.free:
-                return self._fail_wanted() if self._stuck and not self._reading else None
+                return None if len(self._in_flight) else self._fail_wanted()
             taken = self._take(are_wanted)
             if len(taken.owners):
                 self._submit(taken)
@@ -161,7 +155,7 @@ class RowReader:
             sizes_bytes=planned.sizes_bytes,
             buffer=buffer,
         )
-        self._reading[reads] = RowBatch(
+        batch = RowBatch(
             owners=wanted.owners,
             rows=wanted.rows,
             places=places,
@@ -170,7 +164,7 @@ class RowReader:
             slot=slot,
             attempt=wanted.attempt,
         )
-        self._reads.submit(reads)
+        self._in_flight.submit(reads, batch)
 
     def _fail_wanted(self) -> RowsRead:
         """Every buffer is with reads that hang: the rows that wait cannot be read."""
@@ -186,34 +180,15 @@ class RowReader:
 
     # ---- ending
 
-    def _end(self, reads: PageBatch) -> RowsRead | None:
-        batch = self._reading.pop(reads, None)
-        if batch is None:  # it was given up, and its rows are accounted for
-            self._buffers.give_back(self._stuck.pop(reads).slot)
-            return None
-        found = self._read_of(batch)
+    def _free(self, batch: RowBatch) -> None:
         self._buffers.give_back(batch.slot)
-        return found
-
-    def _give_up(self) -> list[RowsRead]:
-        """Stops waiting for reads that take too long."""
-        before_us = self._clock.now_us() - self._limits.timeout_us
-        given_up = []
-        for reads in [reads for reads in self._reading if reads.submitted_us < before_us]:
-            batch = self._reading.pop(reads)
-            self._stuck[reads] = batch
-            for position in np.flatnonzero(~reads.ended).tolist():
-                reads.errors.setdefault(position, timed_out(self._limits.timeout_us))
-            batch.attempt = self._limits.attempts  # a disk that hangs is not asked again
-            given_up.append(self._read_of(batch))
-        return given_up
 
     def _read_of(self, batch: RowBatch) -> RowsRead:
         """Returns the rows of a batch; those with a passing error are wanted again."""
         is_good, errors = check_rows(batch, self._sums)
         again, failed = [], []
         for pair, error in errors.items():
-            if isinstance(error, RetryableError) and batch.attempt < self._limits.attempts:
+            if self._in_flight.may_retry(batch.reads, error, batch.attempt):
                 again.append(pair)
             else:
                 failed.append(FailedRow(int(batch.owners[pair]), int(batch.rows[pair]), error))

@@ -27,8 +27,8 @@ from searcher.codes.source import CodeSource
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
-from searcher.rows.buffers import ReadBuffers
 from searcher.rows.row_reader import RowReader
+from searcher.store.buffers import ReadBuffers
 from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ThreadPageReads

@@ -29,7 +29,7 @@ from carpool.telemetry.metrics import Metrics
 from searcher.passages.passage_reader import DOCUMENTS_FILE, OFFSETS_FILE, PassageReader
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.range_pieces import share_out
-from searcher.rows.buffers import ReadBuffers
+from searcher.store.buffers import ReadBuffers
 from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
