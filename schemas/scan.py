@@ -10,8 +10,9 @@ class Scan(Record, frozen=True, kw_only=True):
     """Rows that may be among the best of a query, by the codes of the clusters in `probes`.
 
     `source`, `grouper`, `window_id`: of the query in its group; `lane`: that scanned. `rows`: (n,)
-    little-endian int64; `estimates` of their scores: (n,) little-endian float32, best first.
-    Clusters of the lane that are not in `probes` were not scanned; without a `codec` none were.
+    little-endian int64; `estimates` of their scores: (n,) little-endian float32, best first: all
+    that may be among the best, of the best `count`. Clusters of the lane that are not in `probes`
+    were not scanned; without a `codec` none were.
     """
 
     index_version: Identifier
@@ -23,4 +24,5 @@ class Scan(Record, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
     rows: bytes = b""
     estimates: bytes = b""
+    count: NonNegative = 0
     bytes_read: NonNegative = 0

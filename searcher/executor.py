@@ -57,14 +57,16 @@ class SearchGroup:
 class ScanResult:
     """What the codes of some clusters propose for a query. `codec`: of these codes.
 
-    `rows`: (n,) int64; `estimates`: (n,) float32, best first. `probes`: the clusters that were
-    scanned; `bytes_read`: of codes, for this query.
+    `rows`: (n,) int64; `estimates`: (n,) float32, best first: all that may be among the best, of
+    the best `count`. `probes`: the clusters that were scanned; `bytes_read`: of codes, for this
+    query.
     """
 
     codec: str
     probes: tuple[Probe, ...]
     rows: npt.NDArray[np.int64]
     estimates: npt.NDArray[np.float32]
+    count: int
     bytes_read: int
 
 

@@ -75,10 +75,10 @@ def finish(
         "load": found.load_us,
         "search": found.search_us,
     }
-    if found.errors and len(found.skipped) == len(found.probes) and not len(found.best.rows):
+    if found.errors and not len(found.best.rows):
         message = (
-            f"none of the {len(found.skipped)} clusters that it probes could be read: "
-            f"{found.errors[0]}"
+            f"nothing was found, because {len(found.skipped)} of the {len(found.probes)} clusters "
+            f"that it probes could not be read: {found.errors[0]}"
         )
         is_transient = all(isinstance(error, RetryableError) for error in found.errors)
         return _broken(group, grouped, message, is_transient, timings_us, now_us)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.topic_table import TableLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from schemas.group import Group, GroupedQuery, lane_of
+from schemas.group import Group, GroupedQuery
 from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenSearcher, open_searcher
@@ -34,9 +35,9 @@ from searcher.events import EventLog, NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
-from searcher.scatter.scan_inbox import ScanInbox
-from searcher.scatter.scan_records import name_in_group, result_of, scan_output
-from searcher.scatter.share import Share, clusters_of, home_of, share_of
+from searcher.scatter.lanes import Lanes
+from searcher.scatter.scan_records import result_of, scan_output
+from searcher.scatter.share import Share, clusters_of, home_of
 from searcher.settings import SearcherSettings
 from searcher.store.factory import OpenReads
 
@@ -81,10 +82,11 @@ def build_stage(
 
 @dataclass(frozen=True, slots=True)
 class _PendingQuery:
-    """A query of a group in hand."""
+    """A query of a group in hand. `waits`: for what other lanes find."""
 
     unit: Unit[Group]
     part: int
+    waits: bool = False
 
     @property
     def grouped(self) -> GroupedQuery:
@@ -104,14 +106,13 @@ class SearcherStage:
         scans: TableLog | None = None,
     ) -> None:
         self._settings = settings
-        self._scans = scans
-        self._inbox: ScanInbox | None = None
-        self._partitions: frozenset[TopicPartition] = frozenset()
         self._open_parts = open_parts
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
+        self._lanes = Lanes(scans, self._deliver, self._fail_from_any_thread, clock)
         self._parts: dict[int, _PendingQuery] = {}  # not finished yet, by the key of the search
+        self._waiting: Counter[TopicPartition] = Counter()  # of these, for other lanes
         self._keys: dict[int, set[int]] = {}  # of `_parts`, by unit
         self._in_hand_bytes = 0
         self._next_key = 0
@@ -130,30 +131,31 @@ class SearcherStage:
     def start(self, sink: Sink) -> None:
         """Starts the search thread, which opens the index, and the answer thread."""
         self._sink = sink
-        if self._scans is not None:
-            self._inbox = ScanInbox(
-                self._scans, self._deliver, lambda error: self._fail(error, sink), self._clock
-            )
-            self._inbox.start()
         for name, run in (("search", self._search), ("answers", self._answer)):
             thread = threading.Thread(target=self._guard, args=(run, sink), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Reads the scans for these partitions."""
-        self._partitions |= partitions
-        if self._inbox is not None:
-            self._inbox.assigned(partitions)
+        """Notes which lanes this searcher has."""
+        self._lanes.assigned(partitions)
 
     def credit(self) -> Credit:
-        """Returns how many groups and bytes fit; none until the index is open."""
+        """Returns how many groups and bytes fit; none until the index is open.
+
+        Queries that wait for other lanes do not count: a group that another searcher waits for may
+        come after theirs. Too many of a partition pause that partition.
+        """
+        most = self._settings.queries_in_hand_max
         with self._lock:
-            if self._missing or len(self._parts) >= self._settings.queries_in_hand_max:
+            if self._missing or len(self._parts) - self._waiting.total() >= most:
                 return Credit(records=0, size_bytes=0)
             return Credit(
                 records=max(0, GROUPS_IN_HAND_MAX - len(self._keys)),
                 size_bytes=max(0, INTAKE_BYTES_MAX - self._in_hand_bytes),
+                paused_partitions=frozenset(
+                    at for at, waiting in self._waiting.items() if waiting >= most
+                ),
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
@@ -184,32 +186,29 @@ class SearcherStage:
             searches = tuple(self._take(unit, part, share) for part, share in wanted.items())
             self._keys[unit.id] = {search.key for search in searches}
             self._in_hand_bytes += unit.message.size_bytes
-        lanes = {at.partition for at in self._partitions} | {group.lane}
         self._opened.executor.join(
             SearchGroup(
                 searches=searches,
                 window=(group.grouper, group.window_id),
                 next_query=group.next.clusters if group.next is not None else (),
-                horizon={
-                    entry.cluster: entry.windows
-                    for entry in group.horizon
-                    if not group.is_scattered or lane_of(entry.cluster, group.lane_count) in lanes
-                },
+                horizon=self._lanes.horizon(group),
             )
         )
-        if self._inbox is not None and group.is_scattered:
-            for search, part in zip(searches, wanted, strict=True):
-                other = {lane_of(cluster, group.lane_count) for cluster in search.elsewhere}
-                if other:
-                    query = name_in_group(group, group.queries[part])
-                    self._inbox.expect(query, search.key, other)
+        # After the executor knows the searches; one may have ended since.
+        for search, part in zip(searches, wanted, strict=True):
+            self._lanes.expect(group, part, search)
+            with self._lock:
+                if search.key not in self._parts:
+                    self._lanes.forget(group, part, search.key)
 
     def _end_unwanted(
         self, unit: Unit[Group], opened: OpenSearcher, sink: Sink
     ) -> dict[int, Share]:
         """Returns the parts of a group to search here; ends those that only others search."""
         group = unit.record
-        shares = {part: self._share(group.queries[part], group, opened) for part in _owed(unit)}
+        shares = self._lanes.shares(
+            group, _owed(unit), self._settings.search_mode, scans_codes=opened.scans_codes
+        )
         unwanted = [part for part, share in shares.items() if not share.clusters]
         if unwanted:
             refusals = tuple(
@@ -220,15 +219,6 @@ class SearcherStage:
             parts = tuple((unit.id, part) for part in unwanted)
             sink.done(Done(parts=parts, outputs=refusals))
         return {part: share for part, share in shares.items() if share.clusters}
-
-    def _share(self, grouped: GroupedQuery, group: Group, opened: OpenSearcher) -> Share:
-        return share_of(
-            group,
-            grouped,
-            grouped.query.search_mode or self._settings.search_mode,
-            scans_codes=opened.scans_codes,
-            hears_others=self._inbox is not None,
-        )
 
     def _return(self, unit: Unit[Group], manifest: Manifest, sink: Sink) -> None:
         """Sends the queries of a group back, to be planned with this index or a newer one."""
@@ -261,9 +251,7 @@ class SearcherStage:
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets groups; the loop discards a query that ends at this moment."""
-        self._partitions -= partitions
-        if self._inbox is not None:
-            self._inbox.revoked(partitions)
+        self._lanes.revoked(partitions)
         with self._lock:
             keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
             for key in keys:
@@ -273,12 +261,21 @@ class SearcherStage:
             opened.executor.drop(keys)
 
     def drain(self, until_us: int) -> None:
-        """Does nothing: all groups are searched at once anyway."""
+        """Waits for no other lane: groups that are not taken in here may be what it waits for."""
+        with self._lock:
+            waiting = {key: pending for key, pending in self._parts.items() if pending.waits}
+            opened = self._opened
+        for key, pending in waiting.items():
+            if opened is not None:
+                opened.executor.found_elsewhere(key, pending.grouped.clusters, None)
 
     def not_ready(self) -> Sequence[str]:
         """Returns why the searcher cannot work."""
         with self._lock:
-            return (self._missing,) if self._missing else ()
+            if self._missing:
+                return (self._missing,)
+        trouble = self._lanes.trouble
+        return () if trouble is None else (f"scans of other lanes: {trouble}",)
 
     def close(self) -> None:
         """Ends the threads and the index; drops unfinished queries. Blocks up to a second."""
@@ -289,8 +286,7 @@ class SearcherStage:
         if opened is not None:
             opened.executor.stop()
         self._found.put(None)
-        if self._inbox is not None:
-            self._inbox.close()
+        self._lanes.close()
         for thread in self._threads:
             thread.join(timeout=0.5)
         if opened is not None and not any(thread.is_alive() for thread in self._threads):
@@ -310,7 +306,9 @@ class SearcherStage:
     def _take(self, unit: Unit[Group], part: int, share: Share) -> Search:
         grouped = unit.record.queries[part]
         key, self._next_key = self._next_key, self._next_key + 1
-        self._parts[key] = _PendingQuery(unit, part)
+        self._parts[key] = _PendingQuery(unit, part, waits=bool(share.elsewhere))
+        if share.elsewhere:
+            self._waiting[_partition(unit)] += 1
         return Search(
             key=key,
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
@@ -325,9 +323,9 @@ class SearcherStage:
     def _let_go(self, key: int) -> _PendingQuery | None:
         pending = self._parts.pop(key, None)
         if pending is not None:
-            if self._inbox is not None:
-                group = pending.unit.record
-                self._inbox.forget(name_in_group(group, group.queries[pending.part]), key)
+            if pending.waits:
+                self._waiting[_partition(pending.unit)] -= 1
+                self._lanes.forget(pending.unit.record, pending.part, key)
             keys = self._keys[pending.unit.id]
             keys.remove(key)
             if not keys:
@@ -351,6 +349,10 @@ class SearcherStage:
                 ),
                 sink,
             )
+
+    def _fail_from_any_thread(self, error: CarpoolError) -> None:
+        assert self._sink is not None, "scans are read after the start"
+        self._fail(error, self._sink)
 
     def _fail(self, error: CarpoolError, sink: Sink) -> None:
         with self._lock:
@@ -487,6 +489,10 @@ class SearcherStage:
 def _is_late(pending: _PendingQuery, now_us: int) -> bool:
     deadline_us = pending.grouped.deadline_us
     return deadline_us is not None and now_us >= deadline_us
+
+
+def _partition(unit: Unit[Group]) -> TopicPartition:
+    return TopicPartition(unit.source.topic, unit.source.partition)
 
 
 def _owed(unit: Unit[Group]) -> tuple[int, ...]:

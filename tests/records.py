@@ -87,6 +87,7 @@ def a_scan() -> Scan:
         probes=(Probe(cluster=ClusterId(3), tier="ssd"),),
         rows=np.array([7, 5], "<i8").tobytes(),
         estimates=np.array([0.9, 0.5], "<f4").tobytes(),
+        count=25,
         bytes_read=4096,
     )
 

@@ -212,7 +212,7 @@ def _topic_problems(
         yield (
             f"topic {name} has {found.partitions} partitions, and kafka.lanes is {settings.lanes}: "
             f"set kafka.lanes to {found.partitions} in all services; or stop them while no record "
-            "waits in the topic, delete it, and start them again"
+            "waits in the topics of groups and scans, delete these, and run `carpool topics create`"
         )
     size = _number(config, "max.message.bytes")
     if size is not None and size < topic.max_message_bytes:

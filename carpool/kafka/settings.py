@@ -183,8 +183,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             le=1_000,
             description="Partitions of the topics of groups: so many searchers can work, each with "
             "a budget of its own. Must be the same for all services. Windows go to the lanes in "
-            "turn. Searchers that read clusters or paged codes read more bytes together than one "
-            "searcher does; for paged codes, [grouper] scatter avoids that.",
+            "turn, unless [grouper] scatter sends each to all. Searchers that read clusters or "
+            "paged codes read more bytes together than one searcher does; scatter avoids that for "
+            "paged codes.",
         ),
     ] = 1
     replication_factor: Annotated[

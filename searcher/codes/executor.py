@@ -218,17 +218,20 @@ class CodesExecutor:
         query = self._queries.get(message.key)
         if query is not None and message.key in self._elsewhere:
             found = message.found
-            if found is not None and not self._can_use(found, query.elsewhere):
+            if found is not None and not self._can_use(found, query.elsewhere, query.count):
                 found = None
-            query.take_elsewhere(message.asked, found)
+            lacking = query.take_elsewhere(message.asked, found)
+            self._metrics.clusters_not_scanned_elsewhere.inc(lacking)
             if not query.elsewhere:
                 self._elsewhere.discard(message.key)
             self._go_on([message.key], finish)
 
-    def _can_use(self, found: ScanResult, asked: Collection[ClusterId]) -> bool:
-        """Whether a scan is of the same codes, and of rows of clusters that were asked for."""
+    def _can_use(self, found: ScanResult, asked: Collection[ClusterId], count: int) -> bool:
+        """Whether a scan is as good as one here, of rows of clusters that were asked for."""
         scanned = [probe.cluster for probe in found.probes]
-        if found.codec != self._codes.codec or not set(scanned) <= set(asked):
+        if found.codec != self._codes.codec or found.count < count:
+            return False
+        if not set(scanned) <= set(asked):
             return False
         clusters = np.array(self._clusters_of(found.rows), np.int64)
         within = found.rows - self._codes.first_rows[clusters]
@@ -347,7 +350,7 @@ class CodesExecutor:
             query.unscanned -= 1
             query.candidates.append((rows, estimates))
             scanned_keys.append(part.key)
-        self._go_on(scanned_keys, finish)
+        self._go_on(list(dict.fromkeys(scanned_keys)), finish)
 
     def _go_on(self, keys: Sequence[int], finish: Finish) -> None:
         """Wants the rows that the scans of queries propose, or what is still to be scanned."""
@@ -387,11 +390,14 @@ class CodesExecutor:
     def _finish_scan(self, key: int, rows: Int64, estimates: Float32, finish: Finish) -> None:
         query = self._queries[key]
         scanned = [each for each in query.search.clusters if each not in query.errors]
+        # The margin over the best of some clusters is never narrower than over those of all.
+        within, _ = rows_within(estimates, query.search.top_k, query.margin)
         scan = ScanResult(
             codec=self._codes.codec,
             probes=query.probes(scanned),
-            rows=rows,
-            estimates=estimates,
+            rows=rows[:within],
+            estimates=estimates[:within],
+            count=query.count,
             bytes_read=query.bytes_read,
         )
         self._finish(key, finish, scan)

@@ -116,7 +116,7 @@ def choose_codes(index: OpenIndex, budget_bytes: int) -> ChosenCodes | None:
         codec=smallest.layout.codec,
         all_codes_bytes=_resident_bytes(smallest),
         budget_bytes=budget_bytes,
-        several_searchers="[grouper] scatter lets each of them keep other codes",
+        several_searchers="with [grouper] scatter each keeps the codes of other clusters",
     )
     return ChosenCodes(codes=smallest, paged_bytes=paged_bytes)
 

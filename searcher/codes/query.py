@@ -54,10 +54,10 @@ class CodesQuery:
         """Returns `clusters` with the tiers where they were."""
         return tuple(Probe(cluster=cluster, tier=self.tiers[cluster]) for cluster in clusters)
 
-    def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> None:
+    def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> int:
         """Takes over what another searcher found in some of the clusters `asked`.
 
-        Its other clusters are `lacking`.
+        Its other clusters are `lacking`; returns how many.
         """
         lacking = self.elsewhere.intersection(asked)
         self.elsewhere -= lacking
@@ -67,6 +67,7 @@ class CodesQuery:
             self.bytes_read += found.bytes_read
             lacking -= {probe.cluster for probe in found.probes}
         self.lacking += [cluster for cluster in self.search.clusters if cluster in lacking]
+        return len(lacking)
 
     def take_candidates(self) -> tuple[Int64, Float32]:
         """Returns the best `count` rows of all parts that were scanned, and their estimates.

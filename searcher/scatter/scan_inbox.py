@@ -14,19 +14,22 @@ import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.records import Message
 from carpool.kafka.topic_table import TableLog, TopicTable
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.scan import Scan
+from schemas.topics import SCANS
 from searcher.scatter.scan_records import QueryName, name_in_scan
 
 _log = structlog.get_logger(__name__)
 
-AGE_MS_MAX = 600_000
-"""Older scans are not read: a query waits for a much shorter time."""
-SCANS_MAX = 20_000
-"""Scans that are kept, of some 600 bytes each."""
+READ_MAX = 20_000
+"""Scans of a partition that are read when it is assigned, at least: the newest."""
+KEPT_BYTES_MAX = 16 << 20
+"""Bytes of scans that are kept. One has 1 to 25 KB."""
+SCAN_BYTES = 1_000
+"""What a scan takes besides its rows and estimates."""
 
 Deliver = Callable[[int, Scan], None]
 
@@ -43,23 +46,25 @@ class ScanInbox:
         self._lock = threading.Lock()
         self._waiting: dict[QueryName, int] = {}  # keys of searches
         self._scans: OrderedDict[tuple[QueryName, int], Scan] = OrderedDict()  # and lane
-        self._lanes: frozenset[TopicPartition] = frozenset()
-        self._table = TopicTable(log, self, clock, horizon_ms=AGE_MS_MAX, rows_max=SCANS_MAX)
+        self._kept_bytes = 0
+        self._lanes: frozenset[int] = frozenset()
+        self._table = TopicTable(log, self, clock, horizon_ms=SCANS.retention_ms, rows_max=READ_MAX)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why scans cannot be read at the moment."""
+        return self._table.trouble
 
     def start(self) -> None:
         """Starts the thread that reads."""
         self._table.start()
 
-    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads the scans for these partitions of groups."""
-        self._lanes |= frozenset(partitions)
-        self._table.read(sorted({at.partition for at in partitions}))
-
-    def revoked(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads the scans for these partitions no more, unless another class has the lane."""
-        before = {at.partition for at in self._lanes}
-        self._lanes -= frozenset(partitions)
-        self._table.forget(sorted(before - {at.partition for at in self._lanes}))
+    def read(self, lanes: Iterable[int]) -> None:
+        """Reads the scans for these lanes, and for no others."""
+        lanes, before = frozenset(lanes), self._lanes
+        self._lanes = lanes
+        self._table.forget(sorted(before - lanes))
+        self._table.read(sorted(lanes - before))
 
     def expect(self, query: QueryName, key: int, lanes: Iterable[int]) -> None:
         """Delivers the scans of `lanes` for `query`: those that have come, and those that come."""
@@ -88,7 +93,7 @@ class ScanInbox:
                 scan = decode(Scan, message.value, message.headers)
             except RecordError as error:
                 _log.warning(
-                    "a scan cannot be read; its query is scanned here instead",
+                    "a scan cannot be read; its query is scanned here after 30 s",
                     place=message.source.place,
                     error=str(error),
                 )
@@ -99,9 +104,11 @@ class ScanInbox:
         query = name_in_scan(scan)
         with self._lock:
             key = self._waiting.get(query)
+            before = self._scans.pop((query, scan.lane), None)
             self._scans[query, scan.lane] = scan
-            if len(self._scans) > SCANS_MAX:
-                self._scans.popitem(last=False)
+            self._kept_bytes += _size_bytes(scan) - (_size_bytes(before) if before else 0)
+            while self._kept_bytes > KEPT_BYTES_MAX:
+                self._kept_bytes -= _size_bytes(self._scans.popitem(last=False)[1])
         if key is not None:
             self._deliver(key, scan)
 
@@ -114,3 +121,7 @@ class ScanInbox:
     def table_failed(self, error: CarpoolError) -> None:
         """Stops the service; see `TableListener`."""
         self._fail(error)
+
+
+def _size_bytes(scan: Scan) -> int:
+    return SCAN_BYTES + len(scan.rows) + len(scan.estimates)

@@ -45,6 +45,7 @@ def scan_output(
         probes=found.probes if found is not None else (),
         rows=found.rows.astype("<i8").tobytes() if found is not None else b"",
         estimates=found.estimates.astype("<f4").tobytes() if found is not None else b"",
+        count=found.count if found is not None else 0,
         bytes_read=found.bytes_read if found is not None else 0,
     )
     value, headers = encode(
@@ -69,5 +70,6 @@ def result_of(scan: Scan) -> ScanResult | None:
         probes=scan.probes,
         rows=rows.astype(np.int64),
         estimates=estimates.astype(np.float32),
+        count=scan.count,
         bytes_read=scan.bytes_read,
     )

@@ -13,7 +13,12 @@ from schemas.topics import GROUPS, SCANS
 def scans_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
     """Returns the log of scans of a real broker."""
     return LibrdkafkaTableLog(
-        settings, clock, topic=SCANS.name, same_partitions_as=GROUPS.name, name="scans"
+        settings,
+        clock,
+        topic=SCANS.name,
+        same_partitions_as=GROUPS.name,
+        name="scans",
+        is_urgent=True,
     )
 
 

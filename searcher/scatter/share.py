@@ -5,6 +5,7 @@ Each cluster belongs to one lane. The home of a query is the lane of its nearest
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,21 +40,32 @@ def clusters_of(group: Group, grouped: GroupedQuery, lane: int) -> tuple[Cluster
 
 
 def share_of(
-    group: Group, grouped: GroupedQuery, mode: SearchMode, *, scans_codes: bool, hears_others: bool
+    group: Group,
+    grouped: GroupedQuery,
+    default_mode: SearchMode,
+    *,
+    own_lanes: Collection[int],
+    scans_codes: bool,
+    hears_others: bool,
 ) -> Share:
     """Returns the share of the group's lane in a query.
 
-    `scans_codes`: whether this searcher does; `hears_others`: whether it reads their scans. Exact
-    searches are not shared.
+    `default_mode`: of a query that names none; `own_lanes`: of this searcher, which does not wait
+    for its own scans; `scans_codes`: whether it does; `hears_others`: whether it reads the scans of
+    others. Exact searches are not shared. Another searcher may have another default, so only a mode
+    that the query names tells that its home does not wait.
     """
     every = tuple(dict.fromkeys(grouped.clusters))
     if not group.is_scattered:
         return Share("answer", every)
-    here = clusters_of(group, grouped, group.lane)
+    mode = grouped.query.search_mode or default_mode
     if home_of(group, grouped) == group.lane:
-        waits = scans_codes and hears_others and mode != "exact"
-        elsewhere = tuple(each for each in every if each not in here) if waits else ()
-        return Share("answer", every, elsewhere)
-    if mode == "exact" or not here:
+        if not (scans_codes and hears_others) or mode == "exact":
+            return Share("answer", every)
+        lanes = {group.lane, *own_lanes}
+        others = (each for each in every if lane_of(each, group.lane_count) not in lanes)
+        return Share("answer", every, tuple(others))
+    here = clusters_of(group, grouped, group.lane)
+    if not here or grouped.query.search_mode == "exact":
         return Share("nothing")
-    return Share("scan", here) if scans_codes else Share("refuse")
+    return Share("scan", here) if scans_codes and mode != "exact" else Share("refuse")

@@ -165,7 +165,9 @@ class Member:
             def make_producer() -> Any:
                 producer = MemoryTransactionalProducer(broker, f"{group}-{instance_id}")
                 return watched(
-                    AbortedOnce(producer, pipeline.aborts, service.name),
+                    AbortedOnce(producer, pipeline.aborts, service.name)
+                    if instance_id != "other"
+                    else producer,
                     steps,
                     "producer",
                     PRODUCER,
@@ -233,6 +235,8 @@ class Pipeline:
         self.aborts: list[str] = []
         self.kills = 0
         self.members = {name: self._life(name, steps.get(name, Steps())) for name in SERVICES}
+        # Each has a lane of its own.
+        self.others = [self._life("searcher", Steps(), "other")] if scatter else []
 
     def _life(self, name: str, steps: Steps, instance_id: str = "one") -> Member:
         while True:
@@ -253,6 +257,9 @@ class Pipeline:
             assert time.monotonic() < deadline_s, f"not within {GIVE_UP_S} s: {self.answered()}"
             for name, member in self.members.items():
                 self._step(name, member)
+            for other in self.others:
+                other.loop.step()
+                assert other.loop.failure is None, other.loop.failure
             time.sleep(0.0002)
 
     def _step(self, name: str, member: Member) -> None:
@@ -268,6 +275,9 @@ class Pipeline:
     def rebalance(self) -> None:
         """Moves the first partition of each service to a second member and back."""
         for name in SERVICES:
+            if name == "searcher" and self.others:
+                self._rebalance_searchers()
+                continue
             second = self._life(name, Steps(), instance_id="two")
 
             def both(second: Member = second, name: str = name) -> None:
@@ -282,6 +292,19 @@ class Pipeline:
             second.stop()
             for _ in range(20):
                 self._step(name, self.members[name])
+
+    def _rebalance_searchers(self) -> None:
+        """Exchanges the lanes of the two searchers, and exchanges them again."""
+        other = self.others[0]
+        for number in range(2):
+            first = self.members["searcher"]  # another one after a kill
+            owners = (other, first) if number == 0 else (first, other)
+            self.broker.assign(
+                "carpool-searcher", {lane: owner.consumer for lane, owner in enumerate(owners)}
+            )
+            for _ in range(20):
+                self._step("searcher", self.members["searcher"])
+                other.loop.step()
 
     def restart_with(self, index: Path, *names: str) -> None:
         """Stops these services, or all, and starts them with another index."""
@@ -301,6 +324,8 @@ class Pipeline:
 
     def stop(self) -> None:
         """Stops all services; one that is killed meanwhile starts again and is stopped too."""
+        for other in self.others:
+            other.stop()
         for name in SERVICES:
             while True:
                 try:

@@ -121,6 +121,7 @@ def test_a_lane_scans_only_its_own_clusters(index: SmallIndex) -> None:
         "clusters not asked for",
         "rows of other clusters",
         "rows that do not exist",
+        "fewer rows",
     ],
 )
 def test_what_the_others_cannot_scan_is_scanned_at_home(
@@ -161,6 +162,8 @@ def made_worse(search: Search, scan: ScanResult | None, answer: str) -> ScanResu
         return replace(scan, probes=(), rows=scan.rows[:0], estimates=scan.estimates[:0])
     if answer == "rows of other clusters":
         return replace(scan, probes=scan.probes[1:])
+    if answer == "fewer rows":
+        return replace(scan, count=5)
     if answer == "rows that do not exist":
         return replace(scan, rows=scan.rows + (1 << 40))
     return replace(scan, probes=(*scan.probes, Probe(cluster=search.clusters[0], tier="ram")))
@@ -178,6 +181,7 @@ def test_a_lane_that_says_nothing_is_given_up(
             probes=(),
             rows=np.empty(0, np.int64),
             estimates=np.empty(0, np.float32),
+            count=1000,
             bytes_read=0,
         )
         for search in searches:  # nobody waits for them any more

@@ -207,7 +207,7 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
     assert answer.status == "failed"
     assert answer.error is not None
     assert (answer.error.type, answer.error.retryable) == ("index_damaged", False)
-    assert "none of the 2 clusters" in answer.error.message
+    assert "2 of the 2 clusters" in answer.error.message
     assert "carpool index verify" in answer.error.message
     (failure,) = (done.failure for done in run.sink.dones if done.failure)
     assert (failure.query.query_id, failure.is_transient, failure.message) == (

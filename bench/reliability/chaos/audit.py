@@ -84,7 +84,8 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     `published_twice`: questions that the client wrote again, although it was acknowledged once;
     `replayed_twice`: dead letters. `lost`: input records without a terminal answer. `duplicates`:
     records beyond the first, or beyond the first of each try, by topic. `foreign`: records about an
-    input record that was not published. `retries`: records that a service wrote to try a query
+    input record that was not published. `scans_owed`: by lanes of scattered groups, to the homes of
+    their queries; `scans_missing`: of these. `retries`: records that a service wrote to try a query
     again. `letters` and `replays`: dead letters, and records that replayed one. `violations`: up to
     20 of each kind.
     """
@@ -100,6 +101,8 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     duplicates: dict[str, int]
     foreign: int
+    scans_owed: int
+    scans_missing: int
     answers: AnswerCounts
     violations: tuple[Violation, ...]
 
@@ -126,6 +129,7 @@ class TopicAudit:
         self._replayed_from: Counter[bytes] = Counter()
         self._retries: Counter[tuple[str, bytes]] = Counter()
         self._scans: Counter[tuple[str, str, int, int]] = Counter()
+        self._scans_owed: set[tuple[str, str, int, int]] = set()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
         self.ends: dict[TopicPartition, int] = {}
@@ -148,13 +152,7 @@ class TopicAudit:
         elif topic == QUERIES.name:
             self._query(record, place)
         elif topic == GROUPS.name:
-            group = decode(Group, value, record.headers)
-            for part, grouped in enumerate(group.queries):
-                home = lane_of(grouped.clusters[0], group.lane_count)
-                if group.is_scattered and home != group.lane:
-                    continue  # every lane has the group
-                where = f"{place}, part {part} by {group.grouper}"
-                self._note(topic, grouped.source, where)
+            self._group(decode(Group, value, record.headers), place)
         elif topic == SCANS.name:
             scan = decode(Scan, value, record.headers)
             self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
@@ -166,6 +164,18 @@ class TopicAudit:
             answer = decode(Answer, value, record.headers)
             self._answers.take(answer, at.timestamp_ms)
             self._note(topic, answer.source, f"{place}, {answer.status}")
+
+    def _group(self, group: Group, place: str) -> None:
+        for part, grouped in enumerate(group.queries):
+            home = lane_of(grouped.clusters[0], group.lane_count)
+            lanes = {lane_of(cluster, group.lane_count) for cluster in grouped.clusters}
+            if group.is_scattered and home != group.lane:  # every lane has the group
+                if group.lane in lanes:
+                    name = (grouped.source.place, group.grouper, group.window_id, group.lane)
+                    self._scans_owed.add(name)
+                continue
+            where = f"{place}, part {part} by {group.grouper}"
+            self._note(GROUPS.name, grouped.source, where)
 
     def _query(self, record: Message, place: str) -> None:
         at = record.source
@@ -244,6 +254,8 @@ class TopicAudit:
                 SCANS.name: sum(count - 1 for count in self._scans.values()),
             },
             foreign=len(foreign),
+            scans_owed=len(self._scans_owed),
+            scans_missing=len(self._scans_owed - self._scans.keys()),
             answers=self._answers.result(),
             violations=tuple(
                 self._violation(what, record)

@@ -168,6 +168,7 @@ def promises_of_data(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
         "the client wrote at most one question in 1,000 twice": audit.published_twice
         <= max(1, audit.published // 1_000),
         "no record of a question that was not published": not audit.foreign,
+        "every lane scanned its clusters for every scattered query": not audit.scans_missing,
         "no answer failed but those that the load made fail": not answers.failed_wrongly,
         "every answer has the passages of a run without faults": not answers.other_passages,
         "an id that was asked again got its answer again": not answers.generated_again,
@@ -222,6 +223,7 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
         "lost": audit.lost + audit.unpublished,
         "twice, by topic": _counts(audit.duplicates),
         "questions that the client wrote twice": audit.published_twice,
+        "scans for other lanes": audit.scans_owed,
         "retries; dead letters; replays": f"{audit.retries}; {audit.letters}; {audit.replays}",
         "answers that repeat an earlier one": answers.replayed,
         "failed without a cause": answers.failed_wrongly,

@@ -8,7 +8,7 @@ from carpool.clock import Clock
 from carpool.errors import RetryableError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import TopicReader
+from carpool.kafka.topic_reader import ReadBatch, TopicReader
 from carpool.kafka.topic_table import require_same_partitions
 
 FOLLOWER = {
@@ -38,8 +38,13 @@ class LibrdkafkaTableLog:
         topic: str,
         same_partitions_as: str,
         name: str,
+        is_urgent: bool = False,
     ) -> None:
-        """Connects in `open`. `same_partitions_as`: a topic with as many partitions as `topic`."""
+        """Connects in `open`. `same_partitions_as`: a topic with as many partitions as `topic`.
+
+        `is_urgent`: brokers send a record at once, in more and smaller responses.
+        """
+        self._follower_config = FOLLOWER | ({"fetch.min.bytes": 1} if is_urgent else {})
         self.topic = topic
         self._settings = settings
         self._clock = clock
@@ -65,7 +70,7 @@ class LibrdkafkaTableLog:
         if self._readers is None:
             follower, look_up = (
                 TopicReader(self._settings, self._clock, name=self._name, config=config)
-                for config in (FOLLOWER, LOOK_UP)
+                for config in (self._follower_config, LOOK_UP)
             )
             self._readers = (follower, look_up)
         topics = self._look_up.topics()
@@ -103,7 +108,15 @@ class LibrdkafkaTableLog:
             trouble, self._trouble = self._trouble, None
             topic = self._settings.broker_topic(self.topic)
             raise RetryableError(f"{topic} cannot be read: {trouble}")
-        batch = self._follower.poll(records_max, timeout_s)
+        batch = self._follower.poll(1, timeout_s)
+        if batch.messages and records_max > 1:
+            more = self._follower.poll(records_max - 1, 0)  # what has been fetched
+            batch = ReadBatch(
+                batch.messages + more.messages,
+                batch.ends | more.ends,
+                batch.errors + more.errors,
+                batch.passed_over | more.passed_over,
+            )
         for message in batch.messages:
             self._next[message.source.partition] = message.source.offset + 1
         for at, offset in (batch.passed_over | batch.ends).items():
