@@ -400,8 +400,8 @@ class Running:
 
 
 def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
-    """A stage over `index`; settings by name, and the seams `events`, `engine`."""
-    seams = {name: given.pop(name) for name in ("events", "engine") if name in given}
+    """A stage over `index`; settings by name, and the seams `events`, `engine`, `scans`."""
+    seams = {name: given.pop(name) for name in ("events", "engine", "scans") if name in given}
     metrics = Metrics()
     stage = build_stage(
         SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams
