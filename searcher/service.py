@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,6 +156,7 @@ class SearcherStage:
                 paused_partitions=frozenset(
                     at for at, waiting in self._waiting.items() if waiting >= most
                 ),
+                idle_parts=_by_topic(self._waiting),
             )
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
@@ -297,6 +298,8 @@ class SearcherStage:
         with self._lock:
             assert self._parts.keys() == {key for keys in self._keys.values() for key in keys}
             assert self._in_hand_bytes >= 0 and all(self._keys.values())
+            assert self._waiting.total() == sum(each.waits for each in self._parts.values())
+            self._lanes.check_integrity(self._parts.keys())
             opened = self._opened
         if opened is not None:
             opened.executor.check_integrity()
@@ -489,6 +492,13 @@ class SearcherStage:
 def _is_late(pending: _PendingQuery, now_us: int) -> bool:
     deadline_us = pending.grouped.deadline_us
     return deadline_us is not None and now_us >= deadline_us
+
+
+def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for at, count in counts.items():
+        totals[at.topic] += count
+    return totals
 
 
 def _partition(unit: Unit[Group]) -> TopicPartition:

@@ -128,9 +128,16 @@ class Loop(Generic[R]):
         return PriorityConsumer(
             consumer,
             (own, *intake.extra_classes),
-            unfinished_parts=lambda: self.in_flight.unfinished_parts,
+            unfinished_parts=self._busy_parts,
             clock=self._clock,
         )
+
+    def _busy_parts(self) -> Mapping[str, int]:
+        """The unfinished parts by topic, without those that only wait for another process."""
+        unfinished, idle = self.in_flight.unfinished_parts, self._stage.credit().idle_parts
+        if not idle:
+            return unfinished
+        return {topic: count - idle.get(topic, 0) for topic, count in unfinished.items()}
 
     @property
     def delivery(self) -> Delivery:

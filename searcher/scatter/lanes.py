@@ -99,6 +99,11 @@ class Lanes:
         if self._inbox is not None:
             self._inbox.forget(name_in_group(group, group.queries[part]), key)
 
+    def check_integrity(self, keys: Collection[int]) -> None:
+        """Raises `AssertionError` where a search waits that is not among `keys`."""
+        if self._inbox is not None:
+            self._inbox.check_integrity(keys)
+
     def close(self) -> None:
         """Ends the thread that reads scans. Blocks for up to a second."""
         if self._inbox is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
@@ -79,6 +79,12 @@ class ScanInbox:
         with self._lock:
             if self._waiting.get(query) == key:
                 del self._waiting[query]
+
+    def check_integrity(self, keys: Collection[int]) -> None:
+        """Raises `AssertionError` where a search waits that is not among `keys`."""
+        with self._lock:
+            assert set(self._waiting.values()) <= set(keys), "a query that has ended still waits"
+            assert self._kept_bytes == sum(map(_size_bytes, self._scans.values()))
 
     def close(self) -> None:
         """Ends the thread. Blocks for up to a second."""

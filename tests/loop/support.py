@@ -24,7 +24,7 @@ from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
-from schemas.topics import QUERIES, QUERIES_BATCH, RETRIES, RETRIEVALS
+from schemas.topics import QUERIES, QUERIES_BATCH, RETRIES, RETRIEVALS, SCANS
 from tests.clocks import HandClock
 
 GROUP = "carpool-test"
@@ -118,6 +118,7 @@ class Bench:
                 QUERIES.name: partitions,
                 RETRIES.name: partitions,
                 RETRIEVALS.name: 1,
+                SCANS.name: 1,
                 "rag.answers.v1": 1,
                 "rag.queries.v1.dlq": partitions,
                 **(topics or {}),

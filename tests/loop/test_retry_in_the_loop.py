@@ -31,7 +31,7 @@ from carpool.telemetry.metrics import Metrics
 from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
 from tests.loop.support import Bench, HandStage, result, turn
 from tests.records import a_failure
 
@@ -203,14 +203,15 @@ def test_a_sick_member_comes_back_after_a_pause_with_one_record_at_a_time() -> N
     assert loop.not_ready() == ()
 
 
-def test_a_result_ends_a_row_of_failures_and_an_expired_answer_does_not() -> None:
+@pytest.mark.parametrize("topic", [ANSWERS.name, SCANS.name])
+def test_a_result_ends_a_row_of_failures_and_an_answer_or_a_scan_does_not(topic: str) -> None:
     texts = [f"q{number}" for number in range(40)]
     _, stage, loop = started(*texts, "late", "good")
     stage.fail_units(*texts[:19])
     stage.finish("good")
     stage.fail_units(*texts[19:38])
-    expired = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
-    loop.sink.done(Done(parts=((stage.unit("late").id, 0),), outputs=(expired,)))
+    no_result = Output(topic=topic, key=b"k", value=b"{}")
+    loop.sink.done(Done(parts=((stage.unit("late").id, 0),), outputs=(no_result,)))
     turn(loop)
     assert loop.in_flight.is_assigned
     stage.fail_units(texts[38])

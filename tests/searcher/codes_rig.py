@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,8 @@ def running(
     timeout_us: int = 10_000_000,
     attempts: int = 2,
     paged_share: float | None = None,
+    threads: int = 2,
+    around_codes: Callable[[CodeSource], Any] = lambda codes: codes,
 ) -> Iterator[Running]:
     """Runs an executor on its own thread; checks at the end that no buffer or row was lost.
 
@@ -153,7 +156,12 @@ def running(
             read_ahead_pages=8,
         )
     executor = CodesExecutor(
-        codes=codes, rows=rows, waker=waker, threads=2, metrics=metrics, clock=clock
+        codes=around_codes(codes),
+        rows=rows,
+        waker=waker,
+        threads=threads,
+        metrics=metrics,
+        clock=clock,
     )
     found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
     errors: list[BaseException] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from schemas.record import ClusterId, Source
 from schemas.retrieval import Probe
 from schemas.scan import Scan
 from searcher.codes import executor as codes_executor
+from searcher.codes.source import CodeSource, ScanPart
 from searcher.executor import ScanResult, Search, SearchGroup, SearchResult
 from searcher.scatter.scan_records import result_of
 from tests.searcher.codes_rig import Running, exact, make_index, questions, running, with_mode
@@ -221,3 +223,34 @@ def test_records_whose_numbers_make_no_sense_say_nothing() -> None:
     assert found(rows=b"1234567") is None
     assert found(estimates=estimates[:3].tobytes()) is None
     assert found(estimates=(estimates * np.nan).tobytes()) is None
+
+
+class Halves:
+    """Codes in memory whose queries can be scanned in two parts, both at once."""
+
+    def __init__(self, codes: CodeSource) -> None:
+        self._codes = codes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codes, name)
+
+    def advance(self) -> list[ScanPart]:
+        return [half for part in self._codes.advance() for half in self._halves(part)]
+
+    def _halves(self, part: ScanPart) -> list[ScanPart]:
+        middle = len(part.clusters) // 2
+        first, last = part.clusters[:middle], part.clusters[middle:]
+        return [replace(part, clusters=first, is_last=False), replace(part, clusters=last)]
+
+
+@pytest.mark.parametrize("is_scan", [False, True])
+def test_a_query_whose_parts_end_in_one_scan_ends_once(index: SmallIndex, is_scan: bool) -> None:
+    searches = [replace(each, is_scan=is_scan) for each in questions(index, 40, 8)]
+    with running(index, threads=1, around_codes=Halves) as here:
+        found = here.search(searches)
+        assert here.found.empty()
+    for search in searches:
+        result = found[search.key]
+        assert result is not None and (result.scan is not None) == is_scan
+        rows = result.best.rows if result.scan is None else result.scan.rows
+        assert len(set(exact(index, search)) - set(rows.tolist())) <= 1

@@ -190,3 +190,21 @@ def test_a_group_of_an_older_index_is_refused_for_other_lanes(
     scans = searchers.pass_on(one.sink.outputs())
     assert len(scans) == len(homes(group, 1)) and all(not scan.codec for scan in scans)
     assert not any(each.topic == RETRIEVALS.name for each in one.sink.outputs())
+
+
+def test_late_queries_leave_nothing_behind(index: SmallIndex, searchers: Searchers) -> None:
+    group = scattered(index, 0, count=24, deadline_us=1)
+    one = searchers.offer(0, group)
+    wait_parts(one, 24)
+    one.stage.check_integrity()
+    assert not searchers.pass_on(one.sink.outputs()), "the home of a late query is late, too"
+    assert one.sink.answers().keys() == homes(group, 0)
+
+
+def test_queries_that_wait_do_not_count_against_their_class(
+    index: SmallIndex, searchers: Searchers
+) -> None:
+    group = scattered(index, 0)
+    one = searchers.offer(0, group)
+    wait_parts(one, 8 - len(homes(group, 0)))
+    assert one.stage.credit().idle_parts == {GROUPS.name: len(homes(group, 0))}
