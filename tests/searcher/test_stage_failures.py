@@ -11,11 +11,15 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.disk.documents import DOCUMENTS_NAME, Document
-from carpool.errors import DeploymentError
+from carpool.errors import DeploymentError, RetryableError
 from carpool.loop.retry import index_wanted, origin_of, read_query
-from schemas.record import header
+from schemas.record import ClusterId, header
+from schemas.retrieval import Probe
 from schemas.topics import ANSWERS, RETRIES
+from searcher.executor import SearchResult
+from searcher.results import finish
 from searcher.scoring.pool import ScoringPool
+from searcher.scoring.top_k import TopK
 from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
@@ -340,3 +344,24 @@ def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path:
     assert (error.type, error.retryable) == ("too_large", False)
     assert "smaller top_k" in error.message
     assert len(run.sink.retrievals()["q1-0"].hits) == 4
+
+
+def test_a_query_that_found_nothing_because_of_errors_is_no_empty_result(
+    own_index: SmallIndex,
+) -> None:
+    """Other lanes may have scanned clusters in which they proposed no row."""
+    nothing = np.empty(0, np.int64)
+    found = SearchResult(
+        best=TopK(np.empty(0, np.float32), nothing, nothing),
+        probes=tuple(Probe(cluster=ClusterId(each), tier="ram") for each in (1, 2, 3)),
+        skipped=(ClusterId(1),),
+        errors=(RetryableError("the disk is gone"),),
+        bytes_read=0,
+        started_us=0,
+        load_us=0,
+        search_us=0,
+    )
+    group = make_group(own_index, questions(1))
+    outcome = finish(group, 0, found, (), published_us=0, fetch_us=0, now_us=1)
+    assert outcome.answered == "failed"
+    assert outcome.failure is not None and outcome.failure.is_transient
