@@ -97,6 +97,7 @@ class FaultProxy:
         self._delay_s = 0.0
         self._flows = asyncio.Event()  # not set: bytes are read by nobody
         self._is_down = False
+        self._cuts = 0
         self._holds: list[_Hold] = []
         self._drops: list[tuple[int, DroppedReply]] = []
 
@@ -120,6 +121,7 @@ class FaultProxy:
         """
 
         def change() -> None:
+            self._cuts += 1
             for link in tuple(self._links):
                 link.cut()
 
@@ -211,12 +213,16 @@ class FaultProxy:
         if self._is_down:
             client.transport.abort()
             return
+        cuts = self._cuts
         try:
             replies, broker = await asyncio.open_connection(HOST, self._broker_port)
         except (OSError, asyncio.CancelledError):
             client.transport.abort()  # the broker is down, and so is this address
             return
         link = _Link(client, broker)
+        if cuts != self._cuts:  # cut while it was opened
+            link.cut()
+            return
         self._links.add(link)
         try:
             await asyncio.gather(

@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -114,13 +114,22 @@ def test_a_cut_ends_connections_and_new_ones_work(proxy: FaultProxy, client: Cli
 
 def test_while_it_is_down_new_connections_end_too(proxy: FaultProxy, client: Client) -> None:
     with proxy.down():
-        for end in (client, Client(proxy.port)):
-            with pytest.raises(ConnectionError):
+        late = Client(proxy.port)
+        for end in (client, late):
+            with closing(end), pytest.raises(ConnectionError):
                 end.ask(1)
-            end.close()
     again = Client(proxy.port)
     assert again.ask(2) == 2
     again.close()
+
+
+def test_a_connection_that_has_just_been_made_is_cut_too(proxy: FaultProxy) -> None:
+    for _ in range(20):
+        clients = [Client(proxy.port) for _ in range(20)]
+        with proxy.down():
+            for client in clients:
+                with closing(client), pytest.raises(ConnectionError):
+                    client.ask(1)
 
 
 def test_a_half_open_connection_forwards_nothing_until_it_heals(
