@@ -55,6 +55,7 @@ def grouper(
     """
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
     from grouper.service import build_stage
+    from searcher.build import uses_horizon
 
     _run(
         "grouper",
@@ -66,6 +67,7 @@ def grouper(
             metrics,
             clock,
             lanes=settings.kafka.lanes,
+            needs_horizon=lambda folder: uses_horizon(folder, settings.searcher),
         ),
         settings.grouper.intake_queries_max,
         Intake(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from carpool.clock import Clock
@@ -19,6 +20,9 @@ from grouper.plan.order import group_order
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
 
+NeedsHorizon = Callable[[Path], bool]
+"""Whether the searchers of the index in a folder use a horizon. May block."""
+
 
 def load_work(
     settings: GrouperSettings,
@@ -28,6 +32,7 @@ def load_work(
     clock: Clock,
     *,
     lanes: int,
+    needs_horizon: NeedsHorizon,
 ) -> WindowWork:
     """Returns the planner of windows for the index at `index.dir`. Blocks to load the model.
 
@@ -67,6 +72,7 @@ def load_work(
         metrics=metrics,
         lanes=lanes,
         scatter=settings.scatter,
+        needs_horizon=needs_horizon(index_dir),
     )
 
 

@@ -18,7 +18,7 @@ from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, admit, lags_behind
-from grouper.build import load_work
+from grouper.build import NeedsHorizon, load_work
 from grouper.plan.pending_windows import PendingWindow
 from grouper.plan.scheduler import (
     BATCH,
@@ -246,6 +246,8 @@ class GrouperStage:
         work = self._load()
         with self._lock:
             self._work = work
+            if not work.needs_horizon:
+                self._scheduler.turn_horizon_off()
         facts = work.facts
         self._metrics.index.info.labels(version=facts.index_version).set(1)
         log.info(
@@ -253,6 +255,7 @@ class GrouperStage:
             index_version=facts.index_version,
             nlist=facts.nlist,
             nprobe=facts.nprobe_default,
+            horizon_windows=self._settings.horizon_windows if work.needs_horizon else 0,
         )
         while True:
             with self._lock:
@@ -340,10 +343,12 @@ def build_stage(
     clock: Clock,
     *,
     lanes: int = 1,
+    needs_horizon: NeedsHorizon = lambda _: True,
 ) -> GrouperStage:
     """Returns the grouper's stage, which loads index and model on a thread of its own.
 
-    `lanes`: partitions of the groups' topics, among which groups are shared out.
+    `lanes`: partitions of the groups' topics, among which groups are shared out. `needs_horizon`:
+    see `load_work`.
 
     Raises `ConfigError` for settings that do not fit together.
     """
@@ -354,6 +359,8 @@ def build_stage(
         raise ConfigError("the settings of the grouper do not fit: " + "; ".join(problems))
 
     def load() -> WindowWork:
-        return load_work(settings, index, embedding, metrics, clock, lanes=lanes)
+        return load_work(
+            settings, index, embedding, metrics, clock, lanes=lanes, needs_horizon=needs_horizon
+        )
 
     return GrouperStage(settings=settings, load=load, metrics=metrics, clock=clock)

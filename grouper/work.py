@@ -96,12 +96,14 @@ class WindowWork:
         metrics: Metrics,
         lanes: int = 1,
         scatter: bool = False,
+        needs_horizon: bool = True,
     ) -> None:
         """`centroids`: (nlist, dim) float32, row-normalised. `grouper` names this process in the
         groups it writes. `lanes`: partitions of the groups' topics; `scatter`: each lane gets every
-        group.
+        group. `needs_horizon`: whether searchers use one.
         """
         self.facts = facts
+        self.needs_horizon = needs_horizon
         self._centroids = centroids
         self._embedder = embedder
         self._policy = policy

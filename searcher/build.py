@@ -215,6 +215,24 @@ def search_and_passages(
     return OpenSearcher(manifest=index.manifest, plane=plane, passages=passages)
 
 
+def uses_horizon(index_dir: Path, settings: SearcherSettings) -> bool:
+    """Returns whether knowing the clusters of later windows saves reads: not where codes fit.
+
+    Opens the index and closes it again. Raises as `open_searcher`.
+    """
+    index = open_index(index_dir)
+    try:
+        if not _may_scan_codes(index, settings):
+            return True
+        from searcher.codes.open import choose_codes
+
+        left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES - _exact_bytes_min(index)
+        chosen = choose_codes(index, left_bytes)
+        return chosen is None or chosen.paged_bytes is not None
+    finally:
+        index.close()
+
+
 def cluster_major_planner(
     parts: PlaneParts, *, policy: CachePolicy | None = None, overtake_us: int = OVERTAKE_US
 ) -> ClusterMajorPlanner:
@@ -266,11 +284,13 @@ def open_search_plane(
     `CorruptionError` where checksums of codes are damaged.
     """
     chosen = None
-    if settings.search_mode != "exact" and index.manifest.codes:
+    if _may_scan_codes(index, settings):
         # FAISS takes 30 MB, and an exact search does not need it.
-        from searcher.codes.open import choose_codes, open_codes_plane
+        from searcher.codes.open import choose_codes, log_choice, open_codes_plane
 
-        chosen = choose_codes(index, settings.budget_bytes - _exact_bytes_min(index))
+        codes_bytes = settings.budget_bytes - _exact_bytes_min(index)
+        chosen = choose_codes(index, codes_bytes)
+        log_choice(index, chosen, codes_bytes)
     if chosen is None:
         return open_exact_plane(index, settings, metrics, clock, events=events, engine=engine)
     exact_bytes = settings.budget_bytes - chosen.memory_bytes
@@ -294,6 +314,10 @@ def open_search_plane(
         exact=exact,
         executor=ExecutorByMode(by_codes.executor, exact.executor, metrics),
     )
+
+
+def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:
+    return settings.search_mode != "exact" and bool(index.manifest.codes)
 
 
 def _exact_bytes_min(index: OpenIndex) -> int:

@@ -65,6 +65,7 @@ class WindowScheduler:
     def __init__(self, limits: WindowLimits) -> None:
         """Starts without queries."""
         self._limits = limits
+        self._horizon_windows = limits.horizon_windows
         ids = count()
         self._planners = {
             name: WindowPlanner(
@@ -178,6 +179,10 @@ class WindowScheduler:
         for query_id in query_ids & self._deadlines_us.keys():
             del self._deadlines_us[query_id]
 
+    def turn_horizon_off(self) -> None:
+        """From now on no window closes ahead of the one that leaves."""
+        self._horizon_windows = 0
+
     def check_integrity(self) -> None:
         """Asserts what must hold between two calls."""
         for planner in self._planners.values():
@@ -226,7 +231,7 @@ class WindowScheduler:
         return self._planners[name].wait(
             now_us,
             0 if has_lower else self._pending_records,
-            busy=self.to_prepare is not None or ahead > self._limits.horizon_windows,
+            busy=self.to_prepare is not None or ahead > self._horizon_windows,
             ahead=ahead > 0,
             due_us=self._next_commit_at_us - sum(self._took_us.values()) - LEAD_US,
         )

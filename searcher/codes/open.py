@@ -88,6 +88,10 @@ def _paged_bytes_beside(codes: OpenCodes) -> int:
     return 2 * BUFFERS_BYTES + codes.ids_bytes
 
 
+def _paged_bytes_min(codes: OpenCodes) -> int:
+    return CLUSTERS_MIN * max(extent.size_bytes for extent in codes.extents)
+
+
 def choose_codes(index: OpenIndex, budget_bytes: int) -> ChosenCodes | None:
     """Returns the most accurate codes that fit `budget_bytes`; if none do, the smallest, paged.
 
@@ -102,23 +106,27 @@ def choose_codes(index: OpenIndex, budget_bytes: int) -> ChosenCodes | None:
     if smallest is None:
         return None
     paged_bytes = budget_bytes - _paged_bytes_beside(smallest)
-    needed_bytes = CLUSTERS_MIN * max(extent.size_bytes for extent in smallest.extents)
-    if paged_bytes < needed_bytes:
-        _log.warning(
-            "codes do not fit the budget: every search is exact, and reads whole clusters",
-            all_codes_bytes=_resident_bytes(smallest),
-            least_bytes=needed_bytes + _paged_bytes_beside(smallest),
-            budget_bytes=budget_bytes,
-        )
+    if paged_bytes < _paged_bytes_min(smallest):
         return None
+    return ChosenCodes(codes=smallest, paged_bytes=paged_bytes)
+
+
+def log_choice(index: OpenIndex, chosen: ChosenCodes | None, budget_bytes: int) -> None:
+    """Warns where not all codes of `index` fit `budget_bytes`. `chosen`: what was chosen for it."""
+    if chosen is not None and chosen.paged_bytes is None:
+        return
+    smallest = index.open_codes(index.manifest.codes[-1].codec)
+    event = "not all codes fit the budget: searches read the codes that are not in memory"
+    if chosen is None:
+        event = "codes do not fit the budget: every search is exact, and reads whole clusters"
     _log.warning(
-        "not all codes fit the budget: searches read the codes that are not in memory",
+        event,
         codec=smallest.layout.codec,
         all_codes_bytes=_resident_bytes(smallest),
+        least_bytes=_paged_bytes_beside(smallest) + _paged_bytes_min(smallest),
         budget_bytes=budget_bytes,
         several_searchers="with [grouper] scatter each keeps the codes of other clusters",
     )
-    return ChosenCodes(codes=smallest, paged_bytes=paged_bytes)
 
 
 def open_codes_plane(

@@ -169,6 +169,7 @@ class Rig:
         embedder: HashingEmbedder | None = None,
         policy: GroupingPolicy | None = None,
         clock: HandClock | None = None,
+        needs_horizon: bool = True,
     ) -> None:
         self.clock = clock or HandClock()
         self.sink = ListSink()
@@ -190,6 +191,7 @@ class Rig:
                 group_bytes_max=settings.group_bytes_max,
                 clock=self.clock,
                 metrics=self.metrics,
+                needs_horizon=needs_horizon,
             )
 
         self.stage = GrouperStage(

@@ -194,3 +194,15 @@ def test_the_first_query_of_a_window_is_like_the_end_of_the_one_before(tmp_path:
         rig.tick()
         rig.settled(4)
         assert [query.query.text for query in rig.sink.groups[1].queries] == ["bell", "curie"]
+
+
+def test_where_no_searcher_needs_a_horizon_nothing_is_read_ahead(tmp_path: Path) -> None:
+    policy = GatePolicy()
+    with running(tmp_path, settings=AHEAD, policy=policy, needs_horizon=False) as rig:
+        rig.offer(*["ada"] * 4, *["bell"] * 4, *["curie"] * 4)
+        rig.tick(waiting=50)
+        until(lambda: policy.windows == 1)
+        assert len(rig.stage.pending_windows()) == 1
+        policy.opened.release(9)
+        rig.settled(12)
+        assert [group.horizon for group in rig.sink.groups] == [(), (), ()]

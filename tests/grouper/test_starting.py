@@ -49,6 +49,7 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
             Metrics(),
             clock,
             lanes=1,
+            needs_horizon=lambda _: True,
         )
 
     stage = GrouperStage(settings=SETTINGS, load=load, metrics=Metrics(), clock=clock)

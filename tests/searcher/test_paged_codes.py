@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -10,10 +11,20 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.codes.codec import CODECS
 from carpool.disk.index import open_index
+from carpool.disk.settings import IndexSettings
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
-from searcher.codes.open import BUFFERS_BYTES, ChosenCodes, choose_codes, open_codes_plane
+from searcher.build import BothPlanes, open_searcher, uses_horizon
+from searcher.codes.load import ResidentCodes
+from searcher.codes.open import (
+    BUFFERS_BYTES,
+    ChosenCodes,
+    CodesPlane,
+    choose_codes,
+    open_codes_plane,
+)
+from searcher.events import NoEvents
 from searcher.executor import SearchGroup, SearchResult
 from searcher.local import SearchThread
 from searcher.settings import SearcherSettings
@@ -32,6 +43,7 @@ from tests.searcher.faults import EVERY_FAULT, FAIL, no_fault
 from tests.searcher.helpers import SmallIndex
 
 SHARE = 0.3
+STEP = 64 << 10
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +191,31 @@ def test_a_plane_opens_with_paged_codes(index: SmallIndex, codec: str) -> None:
     thread.close()
     opened.close()
     assert missed(index, searches, found) <= 2
+
+
+def test_a_horizon_is_used_unless_all_codes_are_in_memory(index: SmallIndex) -> None:
+    opened = open_index(index.dir)
+    smallest = opened.open_codes("rabitq1").size_bytes
+    opened.close()
+    least_bytes = next(size for size in count(smallest, STEP) if not horizon_at(index, size))
+    assert horizon_at(index, least_bytes - STEP)
+    for budget_bytes, fit in ((least_bytes, True), (least_bytes - STEP, False)):
+        settings = SearcherSettings(budget_bytes=budget_bytes, direct_io="auto")
+        searcher = open_searcher(
+            settings,
+            IndexSettings(dir=str(index.dir)),
+            Metrics(),
+            SystemClock(),
+            events=NoEvents(),
+        )
+        plane = searcher.plane
+        by_codes = plane.codes if isinstance(plane, BothPlanes) else None
+        assert fit == (
+            isinstance(by_codes, CodesPlane) and isinstance(by_codes.executor._codes, ResidentCodes)
+        )
+        searcher.close()
+    assert uses_horizon(index.dir, SearcherSettings(search_mode="exact"))
+
+
+def horizon_at(index: SmallIndex, budget_bytes: int) -> bool:
+    return uses_horizon(index.dir, SearcherSettings(budget_bytes=budget_bytes))
