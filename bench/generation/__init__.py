@@ -1,0 +1,1 @@
+"""Benchmarks of the generator: whether its answers are right, and what they cost."""

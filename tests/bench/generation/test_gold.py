@@ -1,0 +1,95 @@
+"""The gold questions are sound, and an answer is recognised as right or wrong."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.data.evaluation import EvaluationData, read_passages
+from bench.generation.gold import has_gold, read_gold
+
+GOLD = read_gold()
+
+
+def test_there_are_a_hundred_distinct_questions_on_distinct_passages_in_order() -> None:
+    assert [gold.id for gold in GOLD] == [f"gold-{number:03}" for number in range(1, 101)]
+    assert len({gold.question.casefold() for gold in GOLD}) == 100
+    assert len({gold.passage for gold in GOLD}) == 100
+    assert all(gold.question.endswith("?") for gold in GOLD)
+
+
+def test_topics_are_many_and_none_has_more_than_twelve_questions() -> None:
+    topics = Counter(gold.topic for gold in GOLD)
+    assert len(topics) >= 10
+    assert max(topics.values()) <= 12
+    assert len({gold.topic for gold in GOLD[: len(topics)]}) == len(topics)
+
+
+def test_answers_are_few_short_and_not_given_away_by_the_question() -> None:
+    for gold in GOLD:
+        assert 1 <= len(gold.answers) <= 4, gold
+        assert len(set(gold.answers)) == len(gold.answers), gold
+        assert all(1 <= len(answer.split()) <= 5 for answer in gold.answers), gold
+        assert not has_gold(gold.question, gold.answers), gold
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("It was Ada Lovelace.", "ada lovelace"),
+        ("ADA\n  LOVELACE", "Ada Lovelace"),
+        ("Ada\u00a0Lovelace", "Ada Lovelace"),
+        ("about 1,000 lines", "1000"),
+        ("about 1000 lines", "1,000"),
+        ("a 42-country coalition", "42"),
+        ("born in 1879.", "1879"),
+        ("on March 14, 1879", "March 14, 1879"),
+        ("Pierre Me\u0301chain", "Pierre M\u00e9chain"),
+        ("the \ufb02ax plant", "flax"),
+        ("Die Stra\u00dfe", "STRASSE"),
+        ("N. gonorrhoeae causes it", "N. gonorrhoeae"),
+    ],
+)
+def test_an_answer_is_found_whatever_its_case_spaces_forms_and_commas(
+    text: str, answer: str
+) -> None:
+    assert has_gold(text, [answer])
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Adam Lovelace", "Ada"),
+        ("Ada, Lovelace", "Ada Lovelace"),
+        ("Lovelace Ada", "Ada Lovelace"),
+        ("about 1,000 lines", "1"),
+        ("about 1,000 lines", "000"),
+        ("1.42 metres", "42"),
+        ("42.5 metres", "42"),
+        ("in 18790", "1879"),
+        ("", "Ada"),
+        ("Ada", ""),
+    ],
+)
+def test_part_of_a_word_or_number_is_no_answer(text: str, answer: str) -> None:
+    assert not has_gold(text, [answer])
+
+
+def test_any_of_the_answers_is_right_and_none_is_never_right() -> None:
+    assert has_gold("the Moluccas", ["Maluku Islands", "Moluccas"])
+    assert not has_gold("the Azores", ["Maluku Islands", "Moluccas"])
+    assert not has_gold("the Azores", [])
+
+
+@pytest.mark.data
+def test_each_first_answer_stands_in_its_passage_and_none_in_the_title() -> None:
+    data = EvaluationData(folder=Path(os.environ["CARPOOL_DATA"]))
+    passages = {passage.id: passage for passage in read_passages(data.corpus_path)}
+    for gold in GOLD:
+        passage = passages[gold.passage]
+        assert gold.answers[0].casefold() in passage.text.casefold(), gold
+        assert has_gold(passage.text, gold.answers[:1]), gold
+        assert not has_gold(passage.title, gold.answers), gold
