@@ -31,6 +31,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 
 SOURCE = "carpool/generator"
+SOFTWARE = f"carpool/{carpool.__version__}"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 TITLE_CHARS_MAX = 500
 RECORD_EXTRA_BYTES = 4 * 1024
@@ -76,6 +77,7 @@ def answered(
         ),
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
+        prompt_key=work.prompt_key,
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
         finish_reason=finish_reason,
@@ -92,7 +94,7 @@ def answered(
             index_version=retrieval.index_version,
             embedding_model=retrieval.embedding_model,
             prompt_hash=prepared.prompt_hash,
-            software=f"carpool/{carpool.__version__}",
+            software=SOFTWARE,
         ),
         error=error,
     )
@@ -102,14 +104,56 @@ def answered(
 def replayed(stored: Answer, retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
     """Returns the stored `ok` answer for another record with the same id and question.
 
-    `source` and `timings_ms` are this record's; every other field is the stored answer's.
+    `source` and `timings_ms` are this record's; of `usage` the tokens are `reused_tokens`; every
+    other field is the stored answer's.
     """
     return msgspec.structs.replace(
         stored,
         replayed=True,
         source=retrieval.source,
+        usage=_reused(stored.usage),
         timings_ms=_timings_ms(retrieval, progress, now_us),
     )
+
+
+def given_again(
+    stored: Answer, retrieval: Retrieval, progress: QueryProgress, now_us: int
+) -> Answer:
+    """Returns the stored answer to an equal prompt for another query.
+
+    What the model wrote is the stored answer's: text, citations, generation and its model. Who
+    asked, what was found and how long it took is this query's.
+    """
+    in_prompt = {each.id for each in stored.retrieved if each.in_prompt}
+    scores = {hit.doc_id: hit.score for hit in retrieval.hits}
+    return msgspec.structs.replace(
+        replayed(stored, retrieval, progress, now_us),
+        query_id=retrieval.query.query_id,
+        query_digest=query_digest(retrieval.query),
+        citations=tuple(
+            msgspec.structs.replace(cited, score=scores.get(cited.doc_id, cited.score))
+            for cited in stored.citations
+        ),
+        retrieved=tuple(
+            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=hit.doc_id in in_prompt)
+            for hit in retrieval.hits
+        ),
+        search=retrieval.search,
+        cache=_cache_use(retrieval, 0),
+        provenance=Provenance(
+            index_version=retrieval.index_version,
+            embedding_model=retrieval.embedding_model,
+            prompt_hash=None if stored.provenance is None else stored.provenance.prompt_hash,
+            software=SOFTWARE,
+        ),
+    )
+
+
+def _reused(usage: Usage | None) -> Usage | None:
+    """Returns the usage of an answer that repeats one with this usage: nothing was computed."""
+    if usage is None:
+        return None
+    return Usage(reused_tokens=usage.input_tokens + usage.output_tokens + usage.reused_tokens)
 
 
 def failed(

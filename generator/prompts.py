@@ -11,9 +11,12 @@ from carpool.errors import ConfigError
 from generator.llm.protocol import LlmRequest
 from generator.plan.answer_text import answer_schema
 from generator.plan.prompt import Template, fill, parse_template
+from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
+from schemas.headers import TENANT_HEADER
 from schemas.query import Generation
+from schemas.record import header
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import priority_in_class
 
@@ -113,4 +116,32 @@ def prepare_prompt(
         prompt_hash=prompt.sha256(),
         given=retrieval.hits[: prompt.passages],
         answer_chars_max=answer_chars_max,
+    )
+
+
+def reusable_key(
+    retrieval: Retrieval, prepared: PreparedPrompt, settings: GeneratorSettings, model: str
+) -> str | None:
+    """Returns the key of a prompt whose answer may be given again; None: of no such prompt.
+
+    Not if the query refuses it, not if the model may answer otherwise the next time, and not if
+    clusters were skipped: the answer names them.
+    """
+    query, request = retrieval.query, prepared.request
+    wishes = query.generation or Generation()
+    if not (settings.reuse and wishes.reuse) or retrieval.skipped_clusters:
+        return None
+    return prompt_key(
+        prompt_hash=prepared.prompt_hash,
+        schema=request.schema,
+        model=model,
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        seed=request.seed,
+        passages=tuple(hit.doc_id for hit in prepared.given),
+        index_version=retrieval.index_version,
+        tenant=(
+            (header(retrieval.headers, TENANT_HEADER) or b"").hex(),
+            query.tenant or "",
+        ),
     )

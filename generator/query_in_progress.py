@@ -36,11 +36,15 @@ class Generated:
 
 @dataclass(kw_only=True, slots=True)
 class QueryInProgress:
-    """A query in progress. `outcome`: of its last request; `trouble`: why its last try failed."""
+    """A query in progress. `outcome`: of its last request; `trouble`: why its last try failed.
+
+    `prompt_key`: None if its answer is not given again to equal prompts.
+    """
 
     unit: Unit[Retrieval]
     prepared: PreparedPrompt
     progress: QueryProgress
+    prompt_key: str | None = None
     outcome: Generated | PromptRefused | None = None
     trouble: str = "it was not sent yet"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -42,6 +43,7 @@ from generator.plan.dispatch import (
     ExpireQuery,
     GiveUpQuery,
     PromptArrived,
+    PromptHastened,
     PromptsRevoked,
     RequestAccepted,
     RequestEnded,
@@ -51,7 +53,7 @@ from generator.plan.dispatch import (
 )
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
-from generator.prompts import load_templates, prepare_prompt
+from generator.prompts import load_templates, prepare_prompt, reusable_key
 from generator.query_in_progress import (
     Generated,
     QueryInProgress,
@@ -166,10 +168,30 @@ class GeneratorStage:
         )
         with self._lock:
             self._queries[unit.id] = QueryInProgress(
-                unit=unit, prepared=prepared, progress=progress
+                unit=unit,
+                prepared=prepared,
+                progress=progress,
+                prompt_key=reusable_key(retrieval, prepared, self._settings, self._model),
             )
             self._queries_bytes += unit.message.size_bytes
         self._happened(PromptArrived(prompt=prompt))
+
+    def prompt_key(self, retrieval: Retrieval) -> str | None:
+        """Returns the key of a prompt whose answer may be given again; None: of no such prompt."""
+        if not self._needs_text:
+            return None  # there is no model whose work could be saved
+        try:
+            prepared = prepare_prompt(retrieval, self._settings, self._templates)
+        except RecordError:
+            return None  # `offer` answers it
+        return reusable_key(retrieval, prepared, self._settings, self._model)
+
+    def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
+        """Sends a prompt as soon as if it had this priority and deadline, unless it was sent."""
+        if (work := self._get(unit_id)) is not None:
+            request = replace(work.prepared.request, priority=priority)
+            work.prepared = replace(work.prepared, request=request)
+        self._happened(PromptHastened(id=unit_id, priority=priority, deadline_us=deadline_us))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""

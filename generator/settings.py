@@ -147,11 +147,19 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=100_000_000,
-            description="query ids whose answers are remembered, about 400 bytes each; too low "
-            "forgets the oldest, which are generated again if published again, too "
-            "high takes memory",
+            description="query ids whose answers are remembered, about 400 bytes each, and as "
+            "many prompts, about 320 bytes each; too low forgets the oldest, which are generated "
+            "again if published again, too high takes memory",
         ),
     ] = 1_000_000
+    reuse: Annotated[
+        bool,
+        Meta(
+            description="answer a prompt that has an answer already with that answer; off "
+            "generates each. Only prompts with temperature 0 or a seed, of one tenant, model, "
+            "template and index; a query refuses it by `generation.reuse`"
+        ),
+    ] = True
     partials: Annotated[
         bool,
         Meta(

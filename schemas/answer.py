@@ -46,11 +46,16 @@ class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Tokens, counted by the LLM server; `cached_tokens` are prompt tokens of its prefix cache."""
+    """Tokens, counted by the LLM server; `cached_tokens` are prompt tokens of its prefix cache.
+
+    `reused_tokens`: input and output of the earlier answer that this one repeats; of a replayed
+    answer the others are 0.
+    """
 
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0
     cached_tokens: NonNegative = 0
+    reused_tokens: NonNegative = 0
 
 
 class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -87,8 +92,8 @@ class Answer(Record, frozen=True, kw_only=True):
 
     `source`: the record that the application published: topic, partition and offset are those of
     the producer's delivery report; the topic is named without `kafka.prefix`. `replayed`: it
-    repeats the answer to an earlier record with this id and `query_digest`, a digest of the
-    question.
+    repeats the answer to an earlier record, with this id and `query_digest`, a digest of the
+    question, or with this `prompt_key`, a digest of all that decides the model's answer.
     """
 
     query_id: Identifier
@@ -101,6 +106,7 @@ class Answer(Record, frozen=True, kw_only=True):
     invented_citations: tuple[InventedCitation, ...] = ()
     source: Source | None = None
     query_digest: Identifier | None = None
+    prompt_key: Identifier | None = None
     generation_id: Identifier | None = None
     answer: str | None = None
     finish_reason: str | None = None

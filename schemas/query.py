@@ -25,12 +25,16 @@ missed. exact: none is. Scores are exact in all three.
 
 
 class Generation(Record, frozen=True, kw_only=True):
-    """Options of the generated answer; the generator has the defaults."""
+    """Options of the generated answer; the generator has the defaults.
+
+    `reuse`: whether the answer to an equal prompt may be given again.
+    """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     seed: int | None = None
     template: Identifier | None = None
+    reuse: bool = True
 
 
 class History(Record, frozen=True, kw_only=True):

@@ -260,7 +260,7 @@ class GeneratorMetrics:
         self.tokens = make.counter(
             "tokens_total",
             "Tokens by kind: input, cached, output; broken (written for answers that broke off or "
-            "were cancelled).",
+            "were cancelled); reused (input and output of answers that were given again).",
             "kind",
         )
         self.citations = make.counter(
@@ -272,7 +272,13 @@ class GeneratorMetrics:
         )
         self.dedup_decisions = make.counter(
             "answer_ledger_decisions_total",
-            "Records without a generation: replayed, conflict (the id of another question), "
-            "skipped (answered before a crash); and unreadable answers, ignored.",
+            "Records without a generation: replayed, reused (answered with the answer to an equal "
+            "prompt), conflict (the id of another question), skipped (answered before a crash); "
+            "and unreadable answers, ignored.",
             "result",
+        )
+        self.followers = make.gauge(
+            "prompts_following",
+            "Queries that wait for the answer to an equal prompt. A rise without answers: the LLM "
+            "server or the commits are slow.",
         )

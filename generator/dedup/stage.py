@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
@@ -18,7 +18,7 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
 from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import bounded_answer_output, failed, replayed
+from generator.answers import bounded_answer_output, failed, given_again, replayed
 from generator.plan.answer_dedup import (
     AnswerDedup,
     DedupAction,
@@ -29,13 +29,22 @@ from generator.plan.answer_dedup import (
     SkipAnswered,
 )
 from generator.plan.query_digest import query_digest
+from generator.plan.reuse import (
+    GiveAgain,
+    Hasten,
+    PassOn,
+    PromptReuse,
+    ReuseAction,
+    ReuseQuery,
+    is_reusable,
+)
 from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS
+from schemas.topics import ANSWERS, priority_in_class
 
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
@@ -45,19 +54,37 @@ CONFLICT = (
 )
 WAITING_WAKE_US = 10_000
 """Longest wait between two ticks while units wait: other threads end their wait."""
+OTHERS_READ_US_MAX = 2_000_000
+"""Longest wait of a prompt for the answers of this member's other partitions to be read.
+
+After it, a prompt that has its answer in a partition with many of them is generated again.
+"""
+
+
+class PromptStage(Stage[Retrieval], Protocol):
+    """The stage within: it knows the keys of prompts, and in which order they are sent."""
+
+    def prompt_key(self, retrieval: Retrieval) -> str | None:
+        """Returns the key of a prompt whose answer may be given again; None: of no such prompt."""
+        ...
+
+    def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
+        """Sends a prompt as soon as if it had this priority and deadline, unless it was sent."""
+        ...
 
 
 class DedupStage:
     """Implements `Stage[Retrieval]` around another stage; `carpool.loop.stage` has the contract.
 
-    Units wait here while another unit has their id, while their stored answer is fetched, and until
-    the answers of their partition are read. They count towards the credit of the stage within, so a
-    partition whose answers are not read is paused: its units would take the room of others.
+    Units wait here while another unit has their id or their prompt, while their stored answer is
+    fetched, and until the answers of their partition are read. They count towards the credit of the
+    stage within, so a partition whose answers are not read is paused: its units would take the room
+    of others.
     """
 
     def __init__(
         self,
-        within: Stage[Retrieval],
+        within: PromptStage,
         answers: TableLog,
         settings: GeneratorSettings,
         metrics: Metrics,
@@ -68,10 +95,13 @@ class DedupStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._dedup = AnswerDedup(ids_max=settings.dedup_ids_max)
+        self._reuse = PromptReuse(keys_max=settings.dedup_ids_max)
+        self._reuse_held_until_us = 0
+        self._horizon_us = settings.dedup_horizon_ms * 1_000
         self._assigned: set[TopicPartition] = set()
         self._waiting: dict[int, tuple[Unit[Retrieval], int]] = {}  # with the arrival
         self._waiting_bytes = 0
-        self._decided: deque[DedupAction] = deque()
+        self._decided: deque[DedupAction | ReuseAction] = deque()
         self._sink: Sink | None = None
         self.table = TopicTable(
             answers,
@@ -81,6 +111,7 @@ class DedupStage:
             rows_max=settings.dedup_ids_max,
         )
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
+        metrics.generator.followers.set_function(lambda: self._reuse.followers)
 
     # ---- the polling thread
 
@@ -96,6 +127,8 @@ class DedupStage:
         self._assigned |= partitions
         with self._lock:
             self._dedup.assigned(numbers)
+            self._reuse.hold()
+            self._reuse_held_until_us = self._clock.now_us() + OTHERS_READ_US_MAX
         self.table.read(numbers)
         self._within.assigned(partitions)
 
@@ -121,6 +154,7 @@ class DedupStage:
         with self._lock:
             self._waiting[unit.id] = (unit, now_us)
             self._waiting_bytes += unit.message.size_bytes
+            self._decided.extend(self._reuse.revoked((unit.id,)))  # its result was discarded
             self._decided.extend(self._dedup.arrived(_dedup_query(unit)))
         self._carry_out(now_us)
 
@@ -128,6 +162,9 @@ class DedupStage:
         """Carries out actions, passes on late units, and ticks the stage within."""
         with self._lock:
             self._decided.extend(self._dedup.expired(now_us))
+            if not self._dedup.unread or now_us >= self._reuse_held_until_us:
+                self._decided.extend(self._reuse.release())
+            self._decided.extend(self._reuse.expired(now_us))
         self._carry_out(now_us)
         wake_us = self._within.tick(now_us, waiting, next_commit_at_us)
         with self._lock:
@@ -147,6 +184,7 @@ class DedupStage:
             for unit_id in unit_ids:
                 self._release(unit_id)
             self._decided.extend(self._dedup.revoked(unit_ids))
+            self._decided.extend(self._reuse.revoked(unit_ids))
         self._within.revoke(unit_ids, partitions)
 
     def drain(self, until_us: int) -> None:
@@ -181,25 +219,45 @@ class DedupStage:
                     return
                 action = self._decided.popleft()
                 unit, arrived_us = self._waiting.get(action.unit_id, (None, 0))
-                if unit is None:
-                    continue  # revoked since
-                if not isinstance(action, ReplayAnswer):
+                if unit is not None and isinstance(action, PassOn | SkipAnswered | RefuseConflict):
                     self._release(unit.id)
-            match action:
-                case GenerateAnswer():
-                    self._within.offer(unit, now_us)
-                case SkipAnswered():
-                    self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
-                    self._hand_over(unit, ())
-                case RefuseConflict():
-                    self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
-                    progress = QueryProgress(arrived_us=arrived_us)
-                    answer = failed(unit.record, progress, now_us, "conflict", CONFLICT)
-                    failure = query_failure(unit.record, "conflict", CONFLICT, is_refusal=True)
-                    output = bounded_answer_output(answer, unit.record.headers, now_us)
-                    self._hand_over(unit, (output,), failure)
-                case ReplayAnswer(partition=partition, offset=offset):
-                    self.table.fetch(unit.id, partition, offset)
+            if isinstance(action, Hasten):  # its unit is in the stage within
+                self._within.hasten(action.unit_id, action.priority, action.deadline_us)
+            elif unit is not None:  # else revoked since
+                self._do(action, unit, arrived_us, now_us)
+
+    def _do(
+        self, action: DedupAction | ReuseAction, unit: Unit[Retrieval], arrived_us: int, now_us: int
+    ) -> None:
+        match action:
+            case GenerateAnswer():
+                self._generate(unit, now_us)
+            case PassOn():
+                self._within.offer(unit, now_us)
+            case SkipAnswered():
+                self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
+                self._hand_over(unit, ())
+            case RefuseConflict():
+                self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
+                progress = QueryProgress(arrived_us=arrived_us)
+                answer = failed(unit.record, progress, now_us, "conflict", CONFLICT)
+                failure = query_failure(unit.record, "conflict", CONFLICT, is_refusal=True)
+                output = bounded_answer_output(answer, unit.record.headers, now_us)
+                self._hand_over(unit, (output,), failure)
+            case ReplayAnswer(partition=partition, offset=offset):
+                self.table.fetch(unit.id, partition, offset)
+            case GiveAgain(partition=partition, offset=offset):
+                self.table.fetch(unit.id, partition, offset)
+
+    def _generate(self, unit: Unit[Retrieval], now_us: int) -> None:
+        """Passes a unit on, unless its prompt has an answer or is in progress."""
+        key = self._within.prompt_key(unit.record)
+        with self._lock:
+            if key is not None:
+                self._decided.extend(self._reuse.arrived(_reuse_query(unit, key)))
+                return
+            self._release(unit.id)
+        self._within.offer(unit, now_us)
 
     # ---- any thread
 
@@ -235,11 +293,13 @@ class DedupStage:
         with self._lock:
             for unit_id, _ in done.parts:
                 self._decided.extend(self._dedup.ended(unit_id, has_answer=has_answer))
+                self._decided.extend(self._reuse.ended(unit_id, has_answer=has_answer))
 
     def check_integrity(self) -> None:
         """Asserts what must be true between two calls."""
         with self._lock:
             self._dedup.check_integrity()
+            self._reuse.check_integrity()
             assert self._waiting_bytes == sum(
                 unit.message.size_bytes for unit, _ in self._waiting.values()
             ), "bytes add up"
@@ -253,10 +313,11 @@ class DedupStage:
             for message, answer in decoded:
                 if answer is not None:
                     place = message.source
-                    seen = self._dedup.seen(answer, place.partition, place.offset)
-                    self._decided.extend(seen)
+                    for machine in (self._dedup, self._reuse):
+                        self._decided.extend(machine.seen(answer, place.partition, place.offset))
                 elif message.value is None and message.key is not None:
-                    self._dedup.deleted(message.key.decode("utf-8", "replace"))
+                    for machine in (self._dedup, self._reuse):
+                        machine.deleted(message.key.decode("utf-8", "replace"))
                 else:
                     self._metrics.generator.dedup_decisions.labels(result="unreadable").inc()
 
@@ -266,8 +327,9 @@ class DedupStage:
             self._decided.extend(self._dedup.read(partition))
 
     def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
-        """Answers a unit with the stored answer to its id."""
+        """Answers a unit with the stored answer to its id or its prompt."""
         stored = None if message is None else _decoded(message)
+        written_ms = 0 if message is None else message.source.timestamp_ms
         now_us = self._clock.now_us()
         with self._lock:
             unit, arrived_us = self._waiting.get(request_id, (None, 0))
@@ -276,17 +338,32 @@ class DedupStage:
             deadline_us = deadline_us_of(unit.record)
             if deadline_us is not None and deadline_us <= now_us:
                 return  # the next tick expires it
-            if (
-                stored is None
-                or stored.status != "ok"
-                or stored.query_id != unit.record.query.query_id
-            ):
-                self._decided.extend(self._dedup.gone(request_id, offset))
+            key = self._reuse.fetched_key(unit.id)
+            if stored is None or not self._fits(stored, unit, key, written_ms, now_us):
+                machine = self._dedup if key is None else self._reuse
+                self._decided.extend(machine.gone(request_id, offset))
                 return
             self._release(request_id)
-        self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
         progress = QueryProgress(arrived_us=arrived_us)
-        self._answer(unit, replayed(stored, unit.record, progress, now_us))
+        if key is None:
+            self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
+            answer = replayed(stored, unit.record, progress, now_us)
+        else:
+            self._metrics.generator.dedup_decisions.labels(result="reused").inc()
+            answer = given_again(stored, unit.record, progress, now_us)
+        if answer.usage is not None:
+            reused = answer.usage.reused_tokens
+            self._metrics.generator.tokens.labels(kind="reused").inc(reused)
+        self._answer(unit, answer)
+
+    def _fits(
+        self, stored: Answer, unit: Unit[Retrieval], key: str | None, written_ms: int, now_us: int
+    ) -> bool:
+        """Whether a record is an answer to this id, or a recent one to this prompt key."""
+        if key is None:
+            return stored.status == "ok" and stored.query_id == unit.record.query.query_id
+        is_recent = written_ms * 1_000 >= now_us - self._horizon_us
+        return is_recent and is_reusable(stored) and stored.prompt_key == key
 
     def table_failed(self, error: CarpoolError) -> None:
         """Ends the service: without the log, queries would be answered twice."""
@@ -323,6 +400,18 @@ def _dedup_query(unit: Unit[Retrieval]) -> DedupQuery:
         source=retrieval.source,
         digest=query_digest(retrieval.query),
         partition=unit.source.partition,
+        deadline_us=deadline_us_of(retrieval),
+    )
+
+
+def _reuse_query(unit: Unit[Retrieval], key: str) -> ReuseQuery:
+    retrieval = unit.record
+    return ReuseQuery(
+        unit_id=unit.id,
+        key=key,
+        query_id=retrieval.query.query_id,
+        source=retrieval.source,
+        priority=priority_in_class(retrieval.source.topic, retrieval.query.priority),
         deadline_us=deadline_us_of(retrieval),
     )
 

@@ -155,20 +155,20 @@ class AnswerDedup:
     def seen(self, answer: Answer, partition: int, offset: int) -> tuple[DedupAction, ...]:
         """The log shows an answer at this place, of this member or another."""
         if answer.source is not None:
-            key = _source_key(answer.query_id, answer.source)
+            key = record_digest(answer.query_id, answer.source)
             self._answered.put(key, True)
             same_id = self._by_id.get(answer.query_id)
             entry = self._queries.get(same_id.open.get(key, -1)) if same_id is not None else None
             if entry is not None and entry.state == "handed_over":
                 self._forget(entry)
         if answer.status == "ok" and answer.query_digest is not None:
-            stored = _StoredAnswer(partition, offset, _key(answer.query_digest))
-            self._ok.put(_key(answer.query_id), stored)
+            stored = _StoredAnswer(partition, offset, digest_of(answer.query_digest))
+            self._ok.put(digest_of(answer.query_id), stored)
         return self._advance((answer.query_id,))
 
     def deleted(self, query_id: str) -> None:
         """The log deletes the answers to this id (a record without a value)."""
-        self._ok.discard(_key(query_id))
+        self._ok.discard(digest_of(query_id))
 
     def gone(self, unit_id: int, offset: int) -> tuple[DedupAction, ...]:
         """The answer at `offset`, to be replayed, is no longer in the log: decides anew."""
@@ -176,10 +176,10 @@ class AnswerDedup:
         if entry is None or entry.state != "replaying":
             return ()
         query, same_id = entry.query, self._by_id[entry.query.query_id]
-        key, stored = _key(query.query_id), self._ok.get(_key(query.query_id))
+        key, stored = digest_of(query.query_id), self._ok.get(digest_of(query.query_id))
         if stored is not None and stored.offset == offset:
             self._ok.discard(key)
-        del same_id.open[_source_key(query.query_id, query.source)]
+        del same_id.open[record_digest(query.query_id, query.source)]
         entry.state = "waiting"
         same_id.waiting = {unit_id: query, **same_id.waiting}
         return self._advance((query.query_id,))
@@ -199,7 +199,7 @@ class AnswerDedup:
                 or query.partition in self._unread
             ):
                 continue
-            key = _source_key(query.query_id, query.source)
+            key = record_digest(query.query_id, query.source)
             if entry.state == "replaying" or (entry.state == "waiting" and key not in same_id.open):
                 same_id.waiting.pop(query.unit_id, None)
                 same_id.open[key] = query.unit_id
@@ -220,7 +220,7 @@ class AnswerDedup:
         self._handed_over -= entry.state == "handed_over"
         same_id = self._by_id[query.query_id]
         same_id.waiting.pop(query.unit_id, None)
-        key = _source_key(query.query_id, query.source)
+        key = record_digest(query.query_id, query.source)
         if same_id.open.get(key) == query.unit_id:
             del same_id.open[key]
         if not same_id.open and not same_id.waiting:
@@ -238,14 +238,14 @@ class AnswerDedup:
 
     def _decide(self, query: DedupQuery, same_id: _SameIdQueries) -> DedupAction | None:
         """Returns the action for a waiting query; None: it waits on."""
-        key = _source_key(query.query_id, query.source)
+        key = record_digest(query.query_id, query.source)
         if query.partition in self._unread or key in same_id.open:
             return None
         entry = self._queries[query.unit_id]
         if key in self._answered:
             self._forget(entry)
             return SkipAnswered(unit_id=query.unit_id)
-        stored = self._ok.get(_key(query.query_id))
+        stored = self._ok.get(digest_of(query.query_id))
         if stored is None and same_id.open:
             return None
         del same_id.waiting[query.unit_id]
@@ -253,7 +253,7 @@ class AnswerDedup:
         entry.state = "generating"
         if stored is None:
             return GenerateAnswer(unit_id=query.unit_id)
-        if stored.digest != _key(query.digest):
+        if stored.digest != digest_of(query.digest):
             return RefuseConflict(unit_id=query.unit_id)
         entry.state = "replaying"
         return ReplayAnswer(unit_id=query.unit_id, partition=stored.partition, offset=stored.offset)
@@ -271,9 +271,11 @@ class AnswerDedup:
         assert self._handed_over == states.count("handed_over"), "answers handed over are counted"
 
 
-def _key(text: str) -> bytes:
+def digest_of(text: str) -> bytes:
+    """Returns the digest that is kept of an id or a key, `KEY_BYTES` long."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES).digest()
 
 
-def _source_key(query_id: str, source: Source) -> bytes:
-    return _key(f"{source.place}/{source.timestamp_ms}/{query_id}")
+def record_digest(query_id: str, source: Source) -> bytes:
+    """Returns the digest of a published record."""
+    return digest_of(f"{source.place}/{source.timestamp_ms}/{query_id}")

@@ -10,7 +10,7 @@ given up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from generator.plan.health import CHECK, ServerHealth, ServerState
@@ -81,6 +81,15 @@ class PromptsRevoked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptHastened:
+    """A query with this priority and deadline waits for the answer to this prompt."""
+
+    id: int
+    priority: int
+    deadline_us: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimePassed:
     """The clock has moved; nothing else happened."""
 
@@ -92,6 +101,7 @@ DispatchEvent: TypeAlias = (
     | RequestRefused
     | CheckPassed
     | PromptsRevoked
+    | PromptHastened
     | TimePassed
 )
 
@@ -216,6 +226,8 @@ class Dispatcher:
                 self._health.accepted(CHECK)
             case PromptsRevoked(ids=ids):
                 self._revoke(ids, actions)
+            case PromptHastened():
+                self._hasten(event)
         self._health.advance(now_us)
         self._send(actions)
         return tuple(actions)
@@ -264,6 +276,13 @@ class Dispatcher:
             self._queue.remove(id)
             if id in self._in_flight:
                 self._cancel(id, actions)
+
+    def _hasten(self, event: PromptHastened) -> None:
+        queued = self._in_flight.get(event.id) or self._queue.get(event.id)
+        if queued is not None:
+            queued.prompt = replace(
+                queued.prompt, priority=event.priority, due_us=event.deadline_us
+            )
 
     def _expire(self, actions: list[DispatchAction]) -> None:
         for entries in (tuple(self._in_flight.values()), tuple(self._queue)):

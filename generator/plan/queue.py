@@ -11,12 +11,16 @@ OLDEST_EVERY = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds."""
+    """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds.
+
+    `due_us`: the deadline of another query that waits for its answer; it only orders.
+    """
 
     id: int
     arrival_us: int
     priority: int = 0
     deadline_us: int | None = None
+    due_us: int | None = None
 
     def is_late(self, now_us: int) -> bool:
         """Returns whether the deadline has passed."""
@@ -24,10 +28,11 @@ class Prompt:
 
     def urgency(self) -> tuple[int, bool, int, int, int]:
         """Returns the key of the order: priority, deadline (none is last), arrival, id."""
+        due_us = self.deadline_us if self.due_us is None else self.due_us
         return (
             self.priority,
-            self.deadline_us is None,
-            self.deadline_us or 0,
+            due_us is None,
+            due_us or 0,
             self.arrival_us,
             self.id,
         )
@@ -68,6 +73,10 @@ class PromptQueue:
     def add(self, queued: QueuedPrompt) -> None:
         """Adds a prompt that is new, or that was refused."""
         self._waiting[queued.prompt.id] = queued
+
+    def get(self, id: int) -> QueuedPrompt | None:
+        """Returns a prompt that waits, or None."""
+        return self._waiting.get(id)
 
     def remove(self, id: int) -> QueuedPrompt | None:
         """Removes a prompt without sending it; returns None if it does not wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -25,10 +25,15 @@ from tests.records import an_answer
 
 
 class Within:
-    """The generator's stage as the dedup sees it: a test ends its units by hand."""
+    """The generator's stage as the dedup sees it: a test ends its units by hand.
 
-    def __init__(self) -> None:
+    `key_of`: the keys of its prompts; none by default.
+    """
+
+    def __init__(self, key_of: Callable[[Retrieval], str | None] = lambda _: None) -> None:
         self.units: dict[int, Unit[Retrieval]] = {}
+        self.hastened: list[tuple[int, int, int | None]] = []
+        self.prompt_key = key_of
         self.sink: Sink | None = None
 
     def start(self, sink: Sink) -> None:
@@ -42,6 +47,9 @@ class Within:
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         self.units[unit.id] = unit
+
+    def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
+        self.hastened.append((unit_id, priority, deadline_us))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         return None
@@ -65,14 +73,17 @@ class Within:
         self.sink.done(Done(parts=((unit_id, 0),), outputs=(output,)))
 
 
-def made(retrieval: Retrieval, status: Status = "ok", text: str | None = None) -> Output:
-    """The record of an answer to this retrieval."""
+def made(
+    retrieval: Retrieval, status: Status = "ok", text: str | None = None, **more: Any
+) -> Output:
+    """The record of an answer to this retrieval; `more` are fields of the answer."""
     answer = an_answer(
         retrieval.query.query_id,
         status,
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
         answer=f"made for {retrieval.source.offset}" if text is None else text,
+        **more,
     )
     return bounded_answer_output(answer, retrieval.headers, NOW_US)
 

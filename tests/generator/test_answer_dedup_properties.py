@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from unittest.mock import patch
@@ -30,7 +30,7 @@ from tests.generator.dedup_support import Within, made
 from tests.generator.stage import WaitableSink, unit
 
 PARTITIONS = 2
-Outcome = Literal["ok", "failed", "retried"]
+Outcome = Literal["ok", "partial", "failed", "retried"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,9 +49,13 @@ class Published:
 
 
 class World:
-    """A log of retrievals, a log of answers, and a service between them that may crash."""
+    """A log of retrievals, a log of answers, and a service between them that may crash.
 
-    def __init__(self) -> None:
+    `key_of`: the keys of prompts; none by default.
+    """
+
+    def __init__(self, key_of: Callable[[Retrieval], str | None] = lambda _: None) -> None:
+        self.key_of = key_of
         self.broker = MemoryBroker(
             HandClock(), {ANSWERS.name: PARTITIONS, RETRIEVALS.name: PARTITIONS}
         )
@@ -62,7 +66,7 @@ class World:
 
     def born(self) -> None:
         """A process starts, without the units in progress of the one before."""
-        self.within, self.sink = Within(), WaitableSink()
+        self.within, self.sink = Within(self.key_of), WaitableSink()
         self.in_progress: dict[int, int] = {}  # unit id to index of its record
         self.read_to = dict.fromkeys(range(PARTITIONS), 0)
         self.assigned: set[int] = set()
@@ -118,7 +122,8 @@ class World:
         """Finishes one of the units in the stage within."""
         if self.within.units:
             id = sorted(self.within.units)[choice % len(self.within.units)]
-            self.within.finish(id, _output(self.records[self.in_progress[id]]))
+            record = self.records[self.in_progress[id]]
+            self.within.finish(id, _output(record, self.key_of(record.retrieval)))
 
     def commit(self, choice: int, *, dies_before: bool = False) -> None:
         """Writes one finished result, then completes its record, or crashes before that."""
@@ -168,10 +173,10 @@ class World:
         return found
 
 
-def _output(record: Published) -> Output:
+def _output(record: Published, prompt_key: str | None) -> Output:
     if record.outcome == "retried":
         return Output(topic=QUERIES.name, key=b"k", value=b"again")
-    return made(record.retrieval, record.outcome)
+    return made(record.retrieval, record.outcome, prompt_key=prompt_key)
 
 
 def one_at_a_time(records: Sequence[Published]) -> dict[int, tuple[Status, bool, str | None]]:

@@ -58,21 +58,33 @@ def _tables_are_stepped_by_hand() -> Iterator[None]:
 
 
 class Bench:
-    """A dedup around a stage that a test ends by hand, on a broker in memory."""
+    """A dedup around a stage that a test ends by hand, on a broker in memory.
 
-    def __init__(self) -> None:
+    With `has_keys` the text of a question is the key of its prompt.
+    """
+
+    def __init__(
+        self,
+        *,
+        has_keys: bool = False,
+        partitions: int = 1,
+        reader: type[SlowReader] = SlowReader,
+    ) -> None:
         self.clock = HandClock()
-        self.broker = MemoryBroker(self.clock, {ANSWERS.name: 1, RETRIEVALS.name: 1})
-        self.reader = SlowReader(self.broker)
-        self.within, self.sink = Within(), WaitableSink()
+        topics = dict.fromkeys((ANSWERS.name, RETRIEVALS.name), partitions)
+        self.broker = MemoryBroker(self.clock, topics)
+        self.reader = reader(self.broker)
+        self.within = Within((lambda each: each.query.text) if has_keys else lambda _: None)
+        self.sink = WaitableSink()
         self.metrics = Metrics(CollectorRegistry())
         self.stage = DedupStage(
             self.within, self.reader, GeneratorSettings(), self.metrics, self.clock
         )
         self.stage.start(self.sink)
 
-    def assign(self) -> None:
-        self.stage.assigned(frozenset({TopicPartition(RETRIEVALS.name, 0)}))
+    def assign(self, *partitions: int) -> None:
+        numbers = partitions or (0,)
+        self.stage.assigned(frozenset(TopicPartition(RETRIEVALS.name, n) for n in numbers))
 
     def offer(self, *units: Unit[Retrieval]) -> None:
         for one in units:

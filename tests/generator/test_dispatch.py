@@ -27,6 +27,7 @@ from generator.plan.dispatch import (
     ExpireQuery,
     GiveUpQuery,
     PromptArrived,
+    PromptHastened,
     PromptsRevoked,
     RequestAccepted,
     RequestEnded,
@@ -342,3 +343,22 @@ def test_no_prompt_waits_without_end_for_more_urgent_ones() -> None:
         dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
         sent += sent_by(dispatcher.step(RequestEnded(id=sent[-1]), id + 1))
     assert sent.index(1) < OLDEST_EVERY
+
+
+def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expires_as_before() -> (
+    None
+):
+    dispatcher = open_dispatcher(concurrency=1, prompts_max=100)
+    for id, priority, deadline_us in ((0, 0, None), (1, 0, None), (2, 5, 900), (3, 5, None)):
+        prompt = Prompt(id=id, arrival_us=id, priority=priority, deadline_us=deadline_us)
+        dispatcher.step(PromptArrived(prompt=prompt), id)
+    for id, priority, deadline_us in ((3, 0, 700), (2, 0, None), (9, 0, None)):
+        event = PromptHastened(id=id, priority=priority, deadline_us=deadline_us)
+        assert dispatcher.step(event, 10) == ()
+        dispatcher.check_integrity()
+    assert sent_by(dispatcher.step(RequestEnded(id=0), 20)) == [3], "by a follower's deadline"
+    assert dispatcher.wake_us() == 900, "it does not expire with its follower"
+    assert sent_by(dispatcher.step(RequestEnded(id=3), 800)) == [2], "before one without a deadline"
+    actions = dispatcher.step(TimePassed(), 900)
+    assert ExpireQuery(id=2) in actions
+    assert sent_by(actions) == [1]

@@ -332,3 +332,30 @@ def test_without_a_language_model_a_question_needs_no_text() -> None:
         (answer,) = run.wait_for_answers(1)
     assert answer.status == "ok"
     assert [passage.id for passage in answer.retrieved] == [hit.doc_id for hit in some_hits()]
+
+
+def test_a_hastened_prompt_goes_first_and_tells_the_server_its_priority() -> None:
+    engine = MemoryLlm(script=[Reply(hangs_after=0)])
+    with running(engine, GeneratorSettings(concurrency=1)) as run:
+        first, second, third = (unit(text, query={"priority": 3}) for text in ("a", "b", "c"))
+        run.offer(first)
+        run.wait(lambda: len(engine.requests) == 1)
+        run.offer(second, third)
+        run.stage.hasten(third.id, -1, None)
+        run.stage.revoke(frozenset({first.id}), frozenset())
+        run.wait_for_answers(2)
+    assert [request.priority for request in engine.requests] == [3, -1, 3]
+
+
+def test_a_prompt_has_no_key_without_text_without_a_model_and_with_skipped_clusters() -> None:
+    skipped = unit(skipped_clusters=(ClusterId(4),))
+    with running(MemoryLlm()) as run:
+        assert run.stage.prompt_key(unit().record) == run.stage.prompt_key(unit().record)
+        assert run.stage.prompt_key(unit().record) is not None
+        assert run.stage.prompt_key(skipped.record) is None
+        assert run.stage.prompt_key(unit(None, query={"vector": b"\0" * 4}).record) is None
+        run.offer(unit())
+        (answer,) = run.wait_for_answers(1)
+        assert answer.prompt_key == run.stage.prompt_key(unit().record)
+    with running(MemoryLlm(), llm=LlmSettings(engine="none")) as run:
+        assert run.stage.prompt_key(unit().record) is None

@@ -1,0 +1,200 @@
+"""The planner of reuse: who is generated, who waits, and who gets an answer again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from generator.plan.prompt_key import prompt_key
+from generator.plan.reuse import (
+    GiveAgain,
+    Hasten,
+    PassOn,
+    PromptReuse,
+    ReuseAction,
+    ReuseQuery,
+)
+from tests.records import a_source, an_answer
+
+
+class Checked:
+    """A planner whose books are checked after every call."""
+
+    def __init__(self, keys_max: int = 1_000) -> None:
+        self.plan = PromptReuse(keys_max=keys_max)
+
+    def arrive(self, unit_id: int, key: str = "k", **more: Any) -> tuple[ReuseAction, ...]:
+        query = ReuseQuery(
+            unit_id=unit_id,
+            key=key,
+            query_id=more.pop("query_id", f"q-{unit_id}"),
+            source=a_source(unit_id),
+            **more,
+        )
+        return self._checked(self.plan.arrived(query))
+
+    def end(self, unit_id: int, *, has_answer: bool = True) -> tuple[ReuseAction, ...]:
+        return self._checked(self.plan.ended(unit_id, has_answer=has_answer))
+
+    def log(
+        self, unit_id: int, offset: int = 9, key: str | None = "k", **more: Any
+    ) -> tuple[ReuseAction, ...]:
+        answer = an_answer(f"q-{unit_id}", source=a_source(unit_id), prompt_key=key, **more)
+        return self._checked(self.plan.seen(answer, 3, offset))
+
+    def _checked(self, actions: tuple[ReuseAction, ...]) -> tuple[ReuseAction, ...]:
+        self.plan.check_integrity()
+        return actions
+
+
+def given(unit_id: int, offset: int = 9) -> GiveAgain:
+    return GiveAgain(unit_id=unit_id, partition=3, offset=offset)
+
+
+def test_followers_wait_until_the_log_shows_the_answer_of_their_leader() -> None:
+    reuse = Checked()
+    assert reuse.arrive(1) == (PassOn(unit_id=1),)
+    assert reuse.arrive(2) == ()
+    assert reuse.arrive(3) == ()
+    assert reuse.arrive(4, key="other") == (PassOn(unit_id=4),)
+    assert reuse.plan.followers == 2
+    assert reuse.end(1) == ()
+    assert reuse.log(1) == (given(2), given(3))
+    assert reuse.arrive(5) == (given(5),), "the log has it"
+    assert [reuse.end(unit_id) for unit_id in (2, 3, 5)] == [(), (), ()]
+    assert reuse.plan.followers == 0
+
+
+def test_a_leader_without_an_answer_is_followed_by_the_most_urgent_follower() -> None:
+    for lost in ("failed", "retried", "revoked", "expired"):
+        reuse = Checked()
+        reuse.arrive(1)
+        reuse.arrive(2)
+        reuse.arrive(3, priority=-1)
+        if lost == "retried":
+            actions = reuse.end(1, has_answer=False)
+        elif lost == "revoked":
+            actions = reuse.plan.revoked([1])
+        else:
+            assert reuse.end(1) == ()
+            actions = reuse.log(1, status=lost)
+        assert actions == (PassOn(unit_id=3),), lost
+        assert reuse.end(3) == ()
+        assert reuse.log(3) == (given(2),)
+
+
+def test_a_leader_is_hastened_for_a_follower_that_is_more_urgent() -> None:
+    reuse = Checked()
+    reuse.arrive(1, priority=5)
+    assert reuse.arrive(2, priority=5) == ()
+    assert reuse.arrive(3, priority=5, deadline_us=900) == (
+        Hasten(unit_id=1, priority=5, deadline_us=900),
+    )
+    assert reuse.arrive(4, priority=5, deadline_us=950) == ()
+    assert reuse.arrive(5, priority=2) == (Hasten(unit_id=1, priority=2, deadline_us=None),)
+    assert reuse.arrive(6, priority=2) == ()
+
+
+def test_a_follower_ends_at_its_own_deadline_and_the_leader_goes_on() -> None:
+    reuse = Checked()
+    reuse.arrive(1)
+    reuse.arrive(2, deadline_us=100)
+    assert reuse.plan.expired(99) == ()
+    assert reuse.plan.expired(100) == (PassOn(unit_id=2),)
+    assert reuse.end(2) == (), "it is not the leader"
+    reuse.end(1)
+    assert reuse.log(1) == ()
+    assert reuse.arrive(3, deadline_us=200) == (given(3),)
+    assert reuse.plan.expired(200) == (PassOn(unit_id=3),), "its answer came too late"
+    reuse.plan.check_integrity()
+
+
+def test_text_that_was_cut_off_is_given_again_and_nothing_with_an_error() -> None:
+    reuse = Checked()
+    reuse.log(1, status="partial")
+    assert reuse.arrive(2) == (given(2),)
+    for n, more in enumerate(
+        (
+            {"status": "failed"},
+            {"status": "expired"},
+            {"replayed": True},
+            {"key": None},
+        )
+    ):
+        reuse = Checked()
+        reuse.log(10 + n, **more)
+        assert reuse.arrive(2) == (PassOn(unit_id=2),), more
+
+
+def test_a_stored_answer_that_is_gone_is_generated_once_more() -> None:
+    reuse = Checked()
+    reuse.log(1)
+    assert reuse.arrive(2) == (given(2),)
+    assert reuse.arrive(3) == (given(3),)
+    assert reuse.plan.fetched_key(2) == "k"
+    assert reuse.plan.gone(2, 9) == (PassOn(unit_id=2),)
+    assert reuse.plan.gone(3, 9) == (), "it follows now"
+    assert reuse.plan.fetched_key(3) is None
+    reuse.end(2)
+    assert reuse.log(2, offset=12) == (given(3, 12),)
+
+
+def test_a_deleted_answer_is_given_to_nobody_else() -> None:
+    reuse = Checked()
+    reuse.log(1)
+    reuse.plan.deleted("q-7")
+    assert reuse.arrive(2) == (given(2),)
+    reuse.plan.deleted("q-1")
+    assert reuse.arrive(3) == (PassOn(unit_id=3),)
+
+
+def test_queries_are_held_while_answers_are_read() -> None:
+    reuse = Checked()
+    reuse.plan.hold()
+    assert reuse.arrive(1) == ()
+    assert reuse.arrive(2, key="other") == ()
+    assert reuse.log(9) == ()
+    assert reuse.plan.release() == (given(1), PassOn(unit_id=2))
+    assert reuse.plan.release() == ()
+
+
+def test_the_oldest_keys_are_forgotten_and_the_newest_half_never() -> None:
+    reuse = Checked(keys_max=20)
+    for n in range(100):
+        reuse.log(1_000 + n, offset=n, key=f"k-{n}")
+    for n in range(90, 100):
+        assert reuse.arrive(n, key=f"k-{n}") == (given(n, n),)
+    assert reuse.arrive(1, key="k-1") == (PassOn(unit_id=1),)
+
+
+def test_a_key_depends_on_all_that_decides_an_answer() -> None:
+    def key(**changes: Any) -> str | None:
+        decides: dict[str, Any] = {
+            "prompt_hash": "h",
+            "schema": {"type": "object"},
+            "model": "m",
+            "max_tokens": 9,
+            "temperature": 0,
+            "seed": None,
+            "passages": ("a", "b"),
+            "index_version": "v1",
+            "tenant": ("", ""),
+        }
+        return prompt_key(**decides | changes)
+
+    assert key() == key(temperature=0.0) is not None
+    others: list[dict[str, Any]] = [
+        {"prompt_hash": "i"},
+        {"schema": None},
+        {"model": "n"},
+        {"max_tokens": 8},
+        {"temperature": 0.5, "seed": 1},
+        {"seed": 1},
+        {"passages": ("b", "a")},
+        {"passages": ("ab",)},
+        {"index_version": "v2"},
+        {"tenant": ("61", "")},
+        {"tenant": ("", "61")},
+    ]
+    keys = {key(), *(key(**changes) for changes in others)}
+    assert len(keys) == len(others) + 1 and None not in keys
+    assert key(temperature=0.5) is None, "the model may answer otherwise"
