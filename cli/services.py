@@ -141,6 +141,7 @@ def generator(
     llm = {"base_url": llm_url, "model": model}
     settings = _settings(config, assignments, bootstrap, port, llm=llm)
     from generator.dedup.answers_log import answers_log
+    from generator.dedup.cancels_log import cancels_log
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
 
@@ -153,6 +154,7 @@ def generator(
             settings.generator,
             metrics,
             clock,
+            cancels_log(settings.kafka, clock),
         ),
         settings.generator.intake_records_max,
         Intake(

@@ -33,6 +33,7 @@ from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 SOURCE = "carpool/generator"
 SOFTWARE = f"carpool/{carpool.__version__}"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
+WITHDRAWN = "the asker withdrew this question (rag.cancels.v1); ask again under another id"
 TITLE_CHARS_MAX = 500
 RECORD_EXTRA_BYTES = 4 * 1024
 """What a broker counts for a record besides value and headers: its key and framing."""
@@ -185,6 +186,11 @@ def expired(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answe
     return failed(
         retrieval, progress, now_us, "expired", TOO_LATE, status="expired", retryable=True
     )
+
+
+def cancelled(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
+    """Returns the answer of a query that its asker has withdrawn."""
+    return failed(retrieval, progress, now_us, "cancelled", WITHDRAWN, status="cancelled")
 
 
 def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> dict[str, float]:

@@ -23,6 +23,7 @@ from carpool.telemetry.metrics import Metrics
 from generator.answers import (
     answered,
     bounded_answer_output,
+    cancelled,
     expired,
     failed,
     partial_output,
@@ -32,6 +33,7 @@ from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused, RefusalKind
 from generator.llm_requests import CHECK_ID, RequestsInFlight
 from generator.plan.dispatch import (
+    AnswerCancelled,
     CancelRequest,
     CheckPassed,
     CheckServer,
@@ -43,6 +45,7 @@ from generator.plan.dispatch import (
     ExpireQuery,
     GiveUpQuery,
     PromptArrived,
+    PromptCancelled,
     PromptHastened,
     PromptsRevoked,
     RequestAccepted,
@@ -193,6 +196,10 @@ class GeneratorStage:
             work.prepared = replace(work.prepared, request=request)
         self._happened(PromptHastened(id=unit_id, priority=priority, deadline_us=deadline_us))
 
+    def cancel(self, unit_id: int) -> None:
+        """Ends a query that its asker has withdrawn, unless it was answered."""
+        self._happened(PromptCancelled(id=unit_id))
+
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
         self._happened(TimePassed())
@@ -301,7 +308,12 @@ class GeneratorStage:
             case CancelRequest(id=id):
                 if self._requests.cancel(id):
                     self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
-            case ExpireQuery(id=id) | GiveUpQuery(id=id) | DeliverAnswer(id=id):
+            case (
+                ExpireQuery(id=id)
+                | AnswerCancelled(id=id)
+                | GiveUpQuery(id=id)
+                | DeliverAnswer(id=id)
+            ):
                 if (work := self._remove(id)) is not None:  # else revoked
                     self._end(action, work)
 
@@ -389,6 +401,8 @@ class GeneratorStage:
         deadline_us = deadline_us_of(retrieval)
         if isinstance(action, GiveUpQuery):
             self._give_up(work, now_us)
+        elif isinstance(action, AnswerCancelled):
+            self._hand_over(work.unit, cancelled(retrieval, work.progress, now_us), now_us)
         elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
             self._refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
         elif isinstance(action, ExpireQuery) or (deadline_us is not None and now_us >= deadline_us):

@@ -10,9 +10,11 @@ from schemas.errors import Reason
 from schemas.record import Identifier, NonNegative, Record, Source
 from schemas.retrieval import Searched
 
-Status = Literal["ok", "partial", "expired", "shed", "failed"]
+Status = Literal["ok", "partial", "expired", "cancelled", "shed", "failed"]
 Stage = Literal["client", "grouper", "searcher", "generator"]
-ErrorType = Reason | Literal["conflict", "expired", "shed", "llm_refused", "index_damaged"]
+ErrorType = (
+    Reason | Literal["conflict", "expired", "cancelled", "shed", "llm_refused", "index_damaged"]
+)
 
 
 class Citation(Record, frozen=True, kw_only=True):
@@ -131,7 +133,7 @@ def unanswered(
     source: Source | None = None,
     timings_ms: dict[str, float] | None = None,
 ) -> Answer:
-    """Returns the terminal answer of a query that was refused, failed, was shed or expired."""
+    """Returns the terminal answer of a query that was refused, late or withdrawn, or failed."""
     return Answer(
         query_id=query_id,
         status=status,

@@ -17,6 +17,7 @@ from schemas.headers import (
 )
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     DEAD_LETTER_SUFFIX,
     PARTIAL_ANSWERS,
     QUERIES,
@@ -28,7 +29,7 @@ from schemas.topics import (
     Topic,
 )
 
-OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS)
+OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS, CANCELS)
 
 
 def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
@@ -61,6 +62,11 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
                 "channel": _channel_of(QUERIES_BATCH),
                 "summary": "A question that may wait for those of `receiveQuery`.",
                 "reply": {"channel": _channel_of(ANSWERS)},
+            },
+            "receiveCancel": {
+                "action": "receive",
+                "channel": _channel_of(CANCELS),
+                "summary": "Withdraws a question, which then ends as `cancelled`; best effort.",
             },
             "sendAnswer": {
                 "action": "send",

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from schemas.answer import Answer, PartialAnswer
+from schemas.cancel import Cancel
 from schemas.deadletter import DeadLetterMark
 from schemas.errors import Reason, RecordError
 from schemas.group import Group
@@ -68,6 +69,7 @@ EVENT_TYPES: dict[type[Record], str] = {
     Retrieval: "rag.retrieval.completed",
     Answer: "rag.answer.completed",
     PartialAnswer: "rag.answer.extended",
+    Cancel: "rag.query.cancelled",
     DeadLetterMark: "rag.letter.marked",
 }
 
@@ -78,6 +80,7 @@ SCHEMAS: dict[type[Record], str] = {
     Retrieval: "urn:carpool:retrieval:1",
     Answer: "urn:carpool:answer:1",
     PartialAnswer: "urn:carpool:partial-answer:1",
+    Cancel: "urn:carpool:cancel:1",
     DeadLetterMark: "urn:carpool:dead-letter-mark:1",
 }
 """The version of each record (CloudEvents `dataschema`). A reader refuses unknown versions."""

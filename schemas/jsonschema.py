@@ -13,6 +13,7 @@ import msgspec
 
 from schemas.answer import Answer, PartialAnswer
 from schemas.asyncapi import asyncapi
+from schemas.cancel import Cancel
 from schemas.codec import EVENT_TYPES, SCHEMAS
 from schemas.deadletter import DeadLetterMark
 from schemas.group import Group
@@ -22,6 +23,7 @@ from schemas.retrieval import Retrieval
 from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
     PARTIAL_ANSWERS,
@@ -39,6 +41,7 @@ RECORDS: dict[str, type[Record]] = {
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,
+    CANCELS.name: Cancel,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 

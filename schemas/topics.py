@@ -88,6 +88,14 @@ PARTIAL_ANSWERS = Topic(
     best_effort=True,
     purpose="pieces of answers as they are written, best effort",
 )
+CANCELS = Topic(
+    name="rag.cancels.v1",
+    partition_by="query_id",
+    retention_ms=DAY_MS,
+    max_message_bytes=64 * KIB,
+    best_effort=True,
+    purpose="questions that their askers withdraw, best effort",
+)
 
 
 def dead_letters_of(topic: Topic) -> Topic:
@@ -178,6 +186,7 @@ TOPICS: tuple[Topic, ...] = (
     RETRIEVALS_BATCH,
     ANSWERS,
     PARTIAL_ANSWERS,
+    CANCELS,
     QUERIES_DEAD,
     QUERIES_BATCH_DEAD,
     DEAD_LETTER_MARKS,

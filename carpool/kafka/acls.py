@@ -13,6 +13,7 @@ from typing import Literal
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
     GROUPS_BATCH,
@@ -45,7 +46,7 @@ LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
 READS: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (*QUESTIONS, *AGAIN),
     "searcher": (GROUPS, GROUPS_BATCH, SCANS),
-    "generator": (RETRIEVALS, RETRIEVALS_BATCH, ANSWERS),
+    "generator": (RETRIEVALS, RETRIEVALS_BATCH, ANSWERS, CANCELS),
     "application": (ANSWERS, PARTIAL_ANSWERS),
     "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
 }
@@ -53,7 +54,7 @@ WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (GROUPS, GROUPS_BATCH, *AGAIN, ANSWERS, *LETTERS),
     "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, ANSWERS, *LETTERS),
     "generator": (ANSWERS, PARTIAL_ANSWERS, *AGAIN, *LETTERS),
-    "application": QUESTIONS,
+    "application": (*QUESTIONS, CANCELS),
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),
 }
 DELETES: Mapping[Role, tuple[Topic, ...]] = {

@@ -18,7 +18,8 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
 from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import bounded_answer_output, failed, given_again, replayed
+from generator.answers import bounded_answer_output, cancelled, failed, given_again, replayed
+from generator.dedup.cancels_log import CancelsReader
 from generator.plan.answer_dedup import (
     AnswerDedup,
     DedupAction,
@@ -28,6 +29,7 @@ from generator.plan.answer_dedup import (
     ReplayAnswer,
     SkipAnswered,
 )
+from generator.plan.cancels import Cancels
 from generator.plan.query_digest import query_digest
 from generator.plan.reuse import (
     GiveAgain,
@@ -41,10 +43,11 @@ from generator.plan.reuse import (
 from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
+from schemas.cancel import Cancel
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, priority_in_class
+from schemas.topics import ANSWERS, CANCELS, priority_in_class
 
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
@@ -72,6 +75,10 @@ class PromptStage(Stage[Retrieval], Protocol):
         """Sends a prompt as soon as if it had this priority and deadline, unless it was sent."""
         ...
 
+    def cancel(self, unit_id: int) -> None:
+        """Ends a query that its asker has withdrawn, unless it was answered."""
+        ...
+
 
 class DedupStage:
     """Implements `Stage[Retrieval]` around another stage; `carpool.loop.stage` has the contract.
@@ -89,7 +96,9 @@ class DedupStage:
         settings: GeneratorSettings,
         metrics: Metrics,
         clock: Clock,
+        cancels: TableLog | None = None,
     ) -> None:
+        """`cancels`: the log of withdrawn queries; None: none is withdrawn."""
         self._within = within
         self._metrics = metrics
         self._clock = clock
@@ -102,6 +111,9 @@ class DedupStage:
         self._waiting: dict[int, tuple[Unit[Retrieval], int]] = {}  # with the arrival
         self._waiting_bytes = 0
         self._decided: deque[DedupAction | ReuseAction] = deque()
+        self._cancels = Cancels(cancels_max=settings.dedup_ids_max)
+        self._cancelled: deque[int] = deque()  # units
+        self._tables: list[TopicTable] = []
         self._sink: Sink | None = None
         self.table = TopicTable(
             answers,
@@ -110,16 +122,28 @@ class DedupStage:
             horizon_ms=settings.dedup_horizon_ms,
             rows_max=settings.dedup_ids_max,
         )
+        self._tables.append(self.table)
+        if cancels is not None:
+            self._tables.append(
+                TopicTable(
+                    cancels,
+                    CancelsReader(self._cancel_read),
+                    clock,
+                    horizon_ms=CANCELS.retention_ms,
+                    rows_max=settings.dedup_ids_max,
+                )
+            )
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
         metrics.generator.followers.set_function(lambda: self._reuse.followers)
 
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
-        """Starts the stage within, and the thread that reads the answers."""
+        """Starts the stage within, and the threads that read answers and cancels."""
         self._sink = sink
         self._within.start(_NotingSink(sink, self))
-        self.table.start()
+        for table in self._tables:
+            table.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """Begins to read the answers of these partitions; their units wait for the end of that."""
@@ -129,7 +153,8 @@ class DedupStage:
             self._dedup.assigned(numbers)
             self._reuse.hold()
             self._reuse_held_until_us = self._clock.now_us() + OTHERS_READ_US_MAX
-        self.table.read(numbers)
+        for table in self._tables:
+            table.read(numbers)
         self._within.assigned(partitions)
 
     def credit(self) -> Credit:
@@ -166,6 +191,7 @@ class DedupStage:
                 self._decided.extend(self._reuse.release())
             self._decided.extend(self._reuse.expired(now_us))
         self._carry_out(now_us)
+        self._end_cancelled(now_us)
         wake_us = self._within.tick(now_us, waiting, next_commit_at_us)
         with self._lock:
             if not self._waiting:
@@ -178,7 +204,8 @@ class DedupStage:
         self._assigned -= partitions
         still = {at.partition for at in self._assigned}
         gone = {at.partition for at in partitions} - still
-        self.table.forget(gone)
+        for table in self._tables:
+            table.forget(gone)
         with self._lock:
             self._dedup.given_away(gone)
             for unit_id in unit_ids:
@@ -209,7 +236,8 @@ class DedupStage:
 
     def close(self) -> None:
         """Ends the reading, then the stage within."""
-        self.table.close()
+        for table in self._tables:
+            table.close()
         self._within.close()
 
     def _carry_out(self, now_us: int) -> None:
@@ -226,14 +254,36 @@ class DedupStage:
             elif unit is not None:  # else revoked since
                 self._do(action, unit, arrived_us, now_us)
 
+    def _end_cancelled(self, now_us: int) -> None:
+        """Ends withdrawn queries that wait for an equal prompt, and those in the stage within.
+
+        One that waits for another record with its id is decided when it is to be generated.
+        """
+        while True:
+            with self._lock:
+                if not self._cancelled:
+                    return
+                unit_id = self._cancelled.popleft()
+                unit, arrived_us = self._waiting.get(unit_id, (None, 0))
+                waits = self._reuse.waits(unit_id)
+                if waits:
+                    self._release(unit_id)
+            if unit is None:
+                self._within.cancel(unit_id)
+            elif waits:
+                self._answer_cancelled(unit, arrived_us, now_us)
+
+    def _answer_cancelled(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
+        self._answer(unit, cancelled(unit.record, QueryProgress(arrived_us=arrived_us), now_us))
+
     def _do(
         self, action: DedupAction | ReuseAction, unit: Unit[Retrieval], arrived_us: int, now_us: int
     ) -> None:
         match action:
             case GenerateAnswer():
-                self._generate(unit, now_us)
+                self._generate(unit, arrived_us, now_us)
             case PassOn():
-                self._within.offer(unit, now_us)
+                self._pass_on(unit, arrived_us, now_us)
             case SkipAnswered():
                 self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
                 self._hand_over(unit, ())
@@ -249,15 +299,26 @@ class DedupStage:
             case GiveAgain(partition=partition, offset=offset):
                 self.table.fetch(unit.id, partition, offset)
 
-    def _generate(self, unit: Unit[Retrieval], now_us: int) -> None:
+    def _generate(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         """Passes a unit on, unless its prompt has an answer or is in progress."""
         key = self._within.prompt_key(unit.record)
+        if key is None or self._is_withdrawn(unit):
+            with self._lock:
+                self._release(unit.id)
+            self._pass_on(unit, arrived_us, now_us)
+            return
         with self._lock:
-            if key is not None:
-                self._decided.extend(self._reuse.arrived(_reuse_query(unit, key)))
-                return
-            self._release(unit.id)
-        self._within.offer(unit, now_us)
+            self._decided.extend(self._reuse.arrived(_reuse_query(unit, key)))
+
+    def _pass_on(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
+        if self._is_withdrawn(unit):
+            self._answer_cancelled(unit, arrived_us, now_us)
+        else:
+            self._within.offer(unit, now_us)
+
+    def _is_withdrawn(self, unit: Unit[Retrieval]) -> bool:
+        with self._lock:
+            return self._cancels.is_withdrawn(unit.record.query.query_id, unit.record.source)
 
     # ---- any thread
 
@@ -304,7 +365,16 @@ class DedupStage:
                 unit.message.size_bytes for unit, _ in self._waiting.values()
             ), "bytes add up"
 
-    # ---- the thread of the table
+    # ---- the threads of the tables
+
+    def _cancel_read(self, cancel: Cancel, written_ms: int) -> None:
+        with self._lock:
+            self._cancels.read(cancel, written_ms)
+            self._cancelled.extend(
+                query.unit_id
+                for query in self._dedup.unanswered(cancel.query_id)
+                if self._cancels.is_withdrawn(query.query_id, query.source)
+            )
 
     def rows_read(self, messages: Sequence[Message]) -> None:
         """Notes answers. A record that is no readable answer is counted and ignored."""

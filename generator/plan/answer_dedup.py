@@ -119,6 +119,13 @@ class AnswerDedup:
         """Answers handed over that the log does not show yet."""
         return self._handed_over
 
+    def unanswered(self, query_id: str) -> tuple[DedupQuery, ...]:
+        """Returns the queries of this id whose answer was not handed over, by unit."""
+        same_id = self._by_id.get(query_id)
+        ids = () if same_id is None else (*same_id.waiting, *same_id.open.values())
+        entries = (self._queries[unit_id] for unit_id in sorted(ids))
+        return tuple(entry.query for entry in entries if entry.state != "handed_over")
+
     def assigned(self, partitions: Iterable[int]) -> None:
         """Partitions were assigned; queries answered there wait until `read`."""
         self._unread.update(partitions)

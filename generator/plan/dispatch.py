@@ -90,6 +90,13 @@ class PromptHastened:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptCancelled:
+    """The asker has withdrawn this query."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimePassed:
     """The clock has moved; nothing else happened."""
 
@@ -102,6 +109,7 @@ DispatchEvent: TypeAlias = (
     | CheckPassed
     | PromptsRevoked
     | PromptHastened
+    | PromptCancelled
     | TimePassed
 )
 
@@ -134,6 +142,13 @@ class ExpireQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerCancelled:
+    """Answer this query `cancelled`."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GiveUpQuery:
     """Answer this query `failed`: the server failed on it too often, though not on all."""
 
@@ -148,7 +163,13 @@ class DeliverAnswer:
 
 
 DispatchAction: TypeAlias = (
-    SendPrompt | CheckServer | CancelRequest | ExpireQuery | GiveUpQuery | DeliverAnswer
+    SendPrompt
+    | CheckServer
+    | CancelRequest
+    | ExpireQuery
+    | AnswerCancelled
+    | GiveUpQuery
+    | DeliverAnswer
 )
 
 
@@ -226,6 +247,10 @@ class Dispatcher:
                 self._health.accepted(CHECK)
             case PromptsRevoked(ids=ids):
                 self._revoke(ids, actions)
+            case PromptCancelled(id=id) if id in self._in_flight or id in self._queue:
+                if self._queue.remove(id) is None:
+                    self._cancel(id, actions)
+                actions.append(AnswerCancelled(id=id))
             case PromptHastened():
                 self._hasten(event)
         self._health.advance(now_us)

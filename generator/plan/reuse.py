@@ -135,6 +135,11 @@ class PromptReuse:
         """Queries that wait for the answer to another query."""
         return sum(len(same.others) for same in self._by_key.values() if same.leader is not None)
 
+    def waits(self, unit_id: int) -> bool:
+        """Returns whether a query waits for the answer to its prompt, from a query or the log."""
+        entry = self._queries.get(unit_id)
+        return entry is not None and entry.state in ("waiting", "fetching")
+
     def fetched_key(self, unit_id: int) -> str | None:
         """Returns the key of a query whose stored answer is fetched; None: it is not."""
         entry = self._queries.get(unit_id)

@@ -25,6 +25,7 @@ from carpool.loop.retry import (
     read_query,
 )
 from schemas.answer import PartialAnswer
+from schemas.cancel import Cancel
 from schemas.codec import decode, encode, tenant_of
 from schemas.deadletter import DeadLetterMark
 from schemas.headers import ATTEMPT_HEADER
@@ -32,6 +33,7 @@ from schemas.jsonschema import RECORDS
 from schemas.record import Headers, Record, Source
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
     PARTIAL_ANSWERS,
@@ -60,6 +62,7 @@ STORED = (
     RETRIEVALS.name,
     ANSWERS.name,
     PARTIAL_ANSWERS.name,
+    CANCELS.name,
     DEAD_LETTER_MARKS.name,
 )
 WITHOUT_SCHEMA = (RETRIES.name, QUERIES_DEAD.name)
@@ -87,6 +90,7 @@ def sample_of(topic: str) -> Record:
         PARTIAL_ANSWERS.name: lambda: PartialAnswer(
             query_id="q-1", generation_id="g-1", seq=3, text="In 1889"
         ),
+        CANCELS.name: lambda: Cancel(query_id="q-1", source=ORIGIN),
         DEAD_LETTER_MARKS.name: lambda: DeadLetterMark(
             letter=ORIGIN, action="replayed", marked_us=WRITTEN_US
         ),

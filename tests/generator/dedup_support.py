@@ -33,6 +33,7 @@ class Within:
     def __init__(self, key_of: Callable[[Retrieval], str | None] = lambda _: None) -> None:
         self.units: dict[int, Unit[Retrieval]] = {}
         self.hastened: list[tuple[int, int, int | None]] = []
+        self.cancelled: list[int] = []
         self.prompt_key = key_of
         self.sink: Sink | None = None
 
@@ -50,6 +51,9 @@ class Within:
 
     def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
         self.hastened.append((unit_id, priority, deadline_us))
+
+    def cancel(self, unit_id: int) -> None:
+        self.cancelled.append(unit_id)
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         return None

@@ -56,13 +56,14 @@ class Life:
         log: TableLog,
         clock: Clock,
         settings: GeneratorSettings | None = None,
+        cancels: TableLog | None = None,
     ) -> None:
         self.engine = MemoryLlm()
         settings, metrics = settings or GeneratorSettings(), Metrics(CollectorRegistry())
         within = GeneratorStage(
             settings, LLM, load_templates(settings), self.engine, metrics, clock
         )
-        self.stage = DedupStage(within, log, settings, metrics, clock)
+        self.stage = DedupStage(within, log, settings, metrics, clock, cancels)
         self.loop = Loop[Retrieval](
             name="generator",
             group=group,
@@ -96,6 +97,7 @@ class Service(Life):
         delivery: str,
         log: TableLog | None = None,
         settings: GeneratorSettings | None = None,
+        cancels: TableLog | None = None,
     ) -> None:
         exactly_once = delivery == "exactly_once"
 
@@ -121,7 +123,7 @@ class Service(Life):
             else MemoryConsumer(broker, GROUP)
         )
         log = log or MemoryAnswersLog(broker)
-        super().__init__(GROUP, self.consumer, make_delivery, log, broker.clock, settings)
+        super().__init__(GROUP, self.consumer, make_delivery, log, broker.clock, settings, cancels)
 
     def crash(self) -> None:
         self.consumer.crash()

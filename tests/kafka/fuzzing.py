@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.answer import AnswerError, Citation, PartialAnswer, Retrieved, Usage
+from schemas.cancel import Cancel
 from schemas.codec import encode
 from schemas.deadletter import DeadLetterMark, dead_letter_headers
 from schemas.group import HorizonEntry, NextGroup
@@ -18,6 +19,7 @@ from schemas.record import ClusterId, Headers, Record, Source
 from schemas.retrieval import Probe
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
     PARTIAL_ANSWERS,
@@ -142,6 +144,7 @@ def real_records() -> dict[str, list[Raw]]:
         PARTIAL_ANSWERS.name: [
             raw(PartialAnswer(query_id="q", generation_id="g", seq=0, text="In"))
         ],
+        CANCELS.name: [raw(Cancel(query_id="q", source=HERE))],
         QUERIES_DEAD.name: [Raw(b"{", letter)],
         DEAD_LETTER_MARKS.name: [raw(DeadLetterMark(letter=HERE, action="replayed", marked_us=5))],
     }

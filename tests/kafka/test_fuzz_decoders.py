@@ -15,6 +15,7 @@ from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import attempt_of, begin_us_of, believed, origin_of, read_query
 from cli.dlq.showing import letter_json, letter_text
 from schemas.answer import Answer, PartialAnswer
+from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.deadletter import DeadLetterMark
 from schemas.errors import REASONS, RecordError
@@ -26,6 +27,7 @@ from schemas.retrieval import Retrieval
 from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     DEAD_LETTER_MARKS,
     GROUPS,
     PARTIAL_ANSWERS,
@@ -45,6 +47,7 @@ KINDS: dict[str, type[Record]] = {
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,
+    CANCELS.name: Cancel,
     DEAD_LETTER_MARKS.name: DeadLetterMark,
 }
 REAL = real_records()

@@ -1,0 +1,56 @@
+"""A withdrawn question frees its place at the LLM server: the generator as a process on brokers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from carpool.testing.llm_server import LlmFault, LlmServer
+from schemas.cancel import Cancel
+from schemas.codec import encode
+from schemas.topics import ANSWERS, CANCELS, RETRIEVALS
+from tests.e2e.support import Publisher, read_all
+from tests.generator.test_refusals_e2e import wait_until
+from tests.generator.test_reuse_e2e import answered, broker, generator
+from tests.records import a_query, a_retrieval, a_source, some_hits
+
+__all__ = ["broker"]
+HANGING = 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
+    broker: str, tmp_path: Path
+) -> None:
+    publisher = Publisher(broker)
+
+    def ask(n: int) -> None:
+        source = a_source(n, timestamp_ms=int(time.time() * 1_000))
+        retrieval = a_retrieval(a_query(f"q-{n}", f"What of {n}?"), some_hits(), source=source)
+        value, headers = encode(retrieval, event_id=f"q-{n}", source="test", time_us=0)
+        publisher.queue(RETRIEVALS.name, value, key=f"q-{n}", headers=headers)
+
+    with LlmServer() as llm, generator(broker, tmp_path, llm.url, llm.model):
+        with llm.refusing(LlmFault(mode="hang")):
+            for n in range(HANGING):
+                ask(n)
+            publisher.flush()
+            wait_until("all places are taken", lambda: llm.requests.in_flight == HANGING)
+        ask(HANGING)
+        for n in range(HANGING):
+            cancel = Cancel(query_id=f"q-{n}")
+            value, headers = encode(cancel, event_id=f"c-{n}", source="test", time_us=0)
+            publisher.queue(CANCELS.name, value, key=f"q-{n}", headers=headers)
+        publisher.flush()
+        began_s = time.monotonic()
+        records = read_all(
+            broker, ANSWERS.name, until=lambda found: len(found) > HANGING, timeout_s=30
+        )
+        took_s = time.monotonic() - began_s
+    statuses = {each.query_id: each.status for each in answered(records)}
+    assert statuses == {f"q-{n}": "cancelled" for n in range(HANGING)} | {f"q-{HANGING}": "ok"}
+    assert llm.requests.disconnected == HANGING
+    assert took_s < 10
