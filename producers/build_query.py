@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from producers.errors import RecordTooLarge
+from producers.match_answers import Place
+from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.headers import TENANT_HEADER
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
-from schemas.record import Headers
-from schemas.topics import QUERIES, QUERIES_BATCH
+from schemas.record import Headers, Source
+from schemas.topics import CANCELS, QUERIES, QUERIES_BATCH
 
 SOURCE_NAME = "urn:carpool:client"
 
@@ -99,6 +101,18 @@ def build_record(
     check_query(decode(Query, value, headers))
     topic = QUERIES_BATCH if priority == "batch" else QUERIES
     return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
+
+
+def build_cancel(question: QueryRecord, place: Place | None, now_us: int) -> QueryRecord:
+    """Returns the record that withdraws a question. `place`: partition and offset, if known."""
+    source = None
+    if place is not None:
+        source = Source(topic=question.topic, partition=place[0], offset=place[1])
+    cancel = Cancel(query_id=question.query_id, source=source)
+    value, headers = encode(
+        cancel, event_id=f"{question.query_id}/cancel", source=SOURCE_NAME, time_us=now_us
+    )
+    return QueryRecord(topic=CANCELS.name, query_id=question.query_id, value=value, headers=headers)
 
 
 def pack_vector(values: Iterable[float]) -> bytes:

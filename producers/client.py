@@ -8,6 +8,7 @@ async with Client(bootstrap="127.0.0.1:9092") as client:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -20,7 +21,7 @@ import msgspec
 from carpool.clock import Clock, SystemClock
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
-from producers.build_query import QueryRecord, QuestionArgs, build_record
+from producers.build_query import QueryRecord, QuestionArgs, build_cancel, build_record
 from producers.errors import AnswerTimeout, PublishError
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from producers.publish_queries import Publisher
@@ -180,8 +181,9 @@ class Client:
     ) -> Answer:
         """Publishes a question and returns its terminal answer, of any status.
 
-        `timeout_s` is also the deadline, so services drop the query when it is late. Arguments as
-        for `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`, `RecordTooLarge`;
+        `timeout_s` is also the deadline, so services drop the query when it is late. An ask that
+        ends without an answer withdraws its question (`rag.cancels.v1`). Arguments as for
+        `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`, `RecordTooLarge`;
         `RetryableError` beyond `client.asks_max`. See `raise_for_status`.
         """
         async with aclosing(self._events(text, timeout_s, question, stream=False)) as events:
@@ -221,13 +223,16 @@ class Client:
         publisher = self._opened(self._publisher)
         ask = _PendingAsk(loop=loop, partial=PartialText() if stream else None)
         ticket = self._expect(record.query_id, ask)
+        is_waiting = False
         try:
             publisher.send(record, lambda place, error: self._placed(ticket, place, error))
+            is_waiting = True
             while True:
                 try:
                     event = await asyncio.wait_for(ask.events.get(), until - loop.time())
                 except TimeoutError:
                     raise AnswerTimeout(record.query_id, within_s, ask.place) from None
+                is_waiting = isinstance(event, PartialAnswer)
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -237,6 +242,14 @@ class Client:
             with self._lock:
                 self._expected.forget(ticket)
                 del self._asks[ticket]
+            if is_waiting:
+                self._withdraw(publisher, record, ask.place)
+
+    def _withdraw(self, publisher: Publisher, question: QueryRecord, place: Place | None) -> None:
+        """Withdraws a question whose answer nobody waits for any more; best effort."""
+        cancel = build_cancel(question, place, self._clock.now_us())
+        with contextlib.suppress(PublishError):
+            publisher.send(cancel, lambda _, error: None)
 
     def _record(
         self, text: str | None, deadline_s: float | None, question: QuestionArgs

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,10 +20,12 @@ from carpool.kafka.settings import KafkaSettings
 from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
 from producers.settings import ClientSettings
 from schemas.answer import Answer, PartialAnswer, unanswered
-from schemas.codec import decode_query, encode
+from schemas.cancel import Cancel
+from schemas.codec import decode, decode_query, encode
 from schemas.query import Query
 from schemas.record import Record, Source
-from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
+from schemas.topics import ANSWERS, CANCELS, PARTIAL_ANSWERS, QUERIES
+from tests.e2e.support import read_to_end
 from tests.records import an_answer
 
 Reply = Callable[[Query, Source], list[Record]]
@@ -258,6 +261,47 @@ def test_an_ask_that_is_cancelled_leaves_nothing_behind(
             return len(client._expected) + len(client._asks)
 
     assert asyncio.run(ask()) == 0
+
+
+def test_an_ask_that_ends_without_an_answer_withdraws_its_question(
+    bootstrap: str, responder: Responder
+) -> None:
+    name = uuid.uuid4().hex
+
+    def reply(query: Query, source: Source) -> list[Record]:
+        is_answered = query.query_id == f"{name}-answered"
+        return [answer_to(query, source)] if is_answered else [piece_of(query)]
+
+    responder.reply = reply
+
+    async def ask() -> None:
+        async with Client(bootstrap) as client:
+            await client.ask("?", query_id=f"{name}-answered", timeout_s=30)
+            task = asyncio.create_task(client.ask("?", query_id=f"{name}-left", timeout_s=30))
+            await asyncio.sleep(1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(AnswerTimeout):
+                await client.ask("?", query_id=f"{name}-late", timeout_s=0.5)
+            stream = client.ask_stream("?", query_id=f"{name}-stream", timeout_s=30)
+            async for _ in stream:
+                break
+            await stream.aclose()
+
+    asyncio.run(ask())
+    found = {
+        cancel.query_id: cancel.source
+        for message in read_to_end(bootstrap, CANCELS.name)
+        if (cancel := decode(Cancel, message.value, message.headers)).query_id.startswith(name)
+    }
+    assert set(found) == {f"{name}-{kind}" for kind in ("left", "late", "stream")}
+    for source in found.values():
+        assert source is not None and source.topic == QUERIES.name
+
+
+def piece_of(query: Query) -> PartialAnswer:
+    return PartialAnswer(query_id=query.query_id, generation_id="g", seq=0, text="In")
 
 
 def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(
