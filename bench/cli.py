@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.data.grown.cli import data as grow_data
+from bench.generation.cli import answers
 from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
@@ -19,14 +20,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-claims, traffic and priorities start the services as processes, on an embedded broker or on yours,
-publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance do the
-same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and figure
-run contestants in processes, simulator runs parts of the searcher, policies and grouping replay
-cluster ids. The JSON of each run names its machine, versions, data and settings.
+claims, answers, traffic and priorities start the services as processes, on an embedded broker or
+on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
+do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
+figure run contestants in processes, simulator runs parts of the searcher, policies and grouping
+replay cluster ids. The JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
+Is the answer right?           carpool bench answers --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 What is a cache policy worth?  carpool bench policies --data DATA
@@ -43,7 +45,7 @@ How long is a rebalance?       carpool bench rebalance
 )
 
 for command in (
-    *(claims, traffic, search, policies, simulator, grouping, priorities, figure),
+    *(claims, answers, traffic, search, policies, simulator, grouping, priorities, figure),
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)

@@ -150,10 +150,12 @@ def open_session(
     work_dir: Path,
     services: Sequence[str],
     settings: Mapping[str, str],
+    llm_url: str | None = None,
 ) -> Iterator[Session]:
     """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
 
-    `settings`: environment variables of the services. Logs are written to `work_dir`. The services
+    `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
+    where `services` has the generator. Logs are written to `work_dir`. The services
     read what is published from now on, in consumer groups of this session. Raises `CarpoolError`
     with the end of a service's log when it does not start.
     """
@@ -182,6 +184,7 @@ def open_session(
                 work_dir=work_dir,
                 services=services,
                 settings={**settings, "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix},
+                llm_url=llm_url,
             )
         )
         publisher = Publisher(kafka, ClientSettings())

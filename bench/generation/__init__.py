@@ -1,1 +1,1 @@
-"""Benchmarks of the generator: whether its answers are right, and what they cost."""
+"""Is the generator worth its tokens?"""

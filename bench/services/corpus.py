@@ -41,7 +41,12 @@ class CorpusRun(ServicesRun, frozen=True, kw_only=True):
         return with_vectors(questions, NpyRows(self.data.vectors_path(name)), keep_text=False)
 
     def session(
-        self, services: Sequence[str], index: BenchIndex, folder: Path
+        self,
+        services: Sequence[str],
+        index: BenchIndex,
+        folder: Path,
+        *,
+        llm_url: str | None = None,
     ) -> AbstractContextManager[Session]:
         """Returns a session with `services` on `index`; see `open_session`."""
         return open_session(
@@ -50,6 +55,7 @@ class CorpusRun(ServicesRun, frozen=True, kw_only=True):
             work_dir=folder,
             services=services,
             settings=self.settings,
+            llm_url=llm_url,
         )
 
     def facts(self, *files: Path) -> dict[str, Any]:

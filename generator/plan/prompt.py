@@ -111,8 +111,8 @@ def fill(
         text = _put(
             template.passage,
             n=str(len(shown) + 1),
-            title=_one_line(hit.title, passage_chars_max),
-            text=_one_line(hit.text, passage_chars_max),
+            title=one_line(hit.title, passage_chars_max),
+            text=one_line(hit.text, passage_chars_max),
         )
         left -= len(text) + len(PASSAGE_SEPARATOR)
         if left < 0:
@@ -128,7 +128,7 @@ def _put(template: str, **values: str) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
-def _one_line(text: str, chars_max: int) -> str:
+def one_line(text: str, chars_max: int) -> str:
     """Returns `text` as one line, so no passage looks like two, cut at the last word that fits."""
     line = as_plain_text(" ".join(text[: 4 * chars_max].split()))
     if len(line) <= chars_max:

@@ -1,0 +1,43 @@
+"""Shares with their 95 % confidence intervals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+
+import msgspec
+
+Z_95 = 1.959964
+"""The number of standard deviations around the mean that hold 95 % of a normal distribution."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """`count` of `total`; the true share is between `low` and `high` in 95 of 100 such runs."""
+
+    count: int
+    total: int
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Returns the share and its interval, such as `0.38 (0.29 to 0.48)`."""
+        return f"{self.share:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def share_of(yes: Iterable[bool]) -> Share:
+    """Returns the share of True with Wilson's score interval; 0 to 1 where there are no values.
+
+    Wilson's interval, unlike the normal one, holds for shares near 0 and 1 and for few values.
+    """
+    values = list(yes)
+    count, total = sum(values), len(values)
+    if not total:
+        return Share(count=0, total=0, share=0.0, low=0.0, high=1.0)
+    share, z2 = count / total, Z_95 * Z_95
+    # (p + z^2/2n ± z * sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+    middle = share + z2 / (2 * total)
+    half = Z_95 * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    scale = 1 + z2 / total
+    low, high = (middle - half) / scale, (middle + half) / scale
+    return Share(count=count, total=total, share=share, low=max(0.0, low), high=min(1.0, high))
