@@ -20,6 +20,8 @@ from indexer.sequential import BLOCK_BYTES, SequentialFile
 
 GZIP_MAGIC = b"\x1f\x8b"
 ID_BYTES_MAX = 512
+METADATA_BYTES_MAX = 2_048
+"""Metadata of a passage in the index, as JSON. It is in every hit and citation of the passage."""
 CHUNK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
@@ -109,7 +111,8 @@ class CorpusReader:
             return f"not JSON: {error}"
         except UnicodeDecodeError as error:
             return f"not UTF-8: {error.reason}"
-        document = Document(found.id, found.title or "", found.text)
+        metadata = bounded_metadata(found.metadata)
+        document = Document(found.id, found.title or "", found.text, metadata)
         if why := self._unfit(document):
             return why
         if self._duplicates[self.line_number : self.line_number + 1] == b"\1":
@@ -137,6 +140,26 @@ class CorpusReader:
                 "into passages"
             )
         return None
+
+
+def bounded_metadata(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the fields that fit into `METADATA_BYTES_MAX`: `url` first, then in their order.
+
+    A field that does not fit, or cannot be stored (a number beyond 64 bits), is left out, and those
+    after it are tried; None where none is left.
+    """
+    kept: dict[str, Any] = {}
+    size_bytes = 1  # the first brace; each field ends in a comma or the last brace
+    for name, value in sorted((metadata or {}).items(), key=lambda field: field[0] != "url"):
+        try:
+            msgspec.msgpack.encode(value)
+            field_bytes = len(msgspec.json.encode({name: value})) - 1
+        except (OverflowError, RecursionError, UnicodeEncodeError):  # half a surrogate pair
+            continue
+        if size_bytes + field_bytes <= METADATA_BYTES_MAX:
+            kept[name] = value
+            size_bytes += field_bytes
+    return kept or None
 
 
 def passage_text(document: Document) -> str:

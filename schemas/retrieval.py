@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,13 +14,17 @@ Tier = Literal["gpu", "ram", "ssd"]
 
 
 class Hit(Record, frozen=True, kw_only=True):
-    """One passage. `score`: inner product of normalised vectors; `token_ids`: *later*."""
+    """One passage. `score`: inner product of normalised vectors; `token_ids`: *later*.
+
+    `metadata`: of the line of the corpus, as far as the index stores it.
+    """
 
     doc_id: str
     score: float
     cluster: ClusterId
     title: str = ""
     text: str = ""
+    metadata: dict[str, Any] | None = None
     token_ids: tuple[int, ...] | None = None
     tokenizer: Identifier | None = None
 

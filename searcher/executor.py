@@ -103,6 +103,7 @@ class SearchResult:
                 cluster=ClusterId(cluster),
                 title=passage.title,
                 text=passage.text,
+                metadata=passage.metadata,
             )
             for passage, score, cluster in ranked
         )

@@ -1,4 +1,4 @@
-"""The stored documents: external id, title and text by row number.
+"""The stored documents: external id, title, text and metadata by row number.
 
 `documents.idx` has 24 bytes a row (offset, size, zero, checksum); `documents.dat` the documents as
 MessagePack arrays, without gaps. The checksum is XXH3-64 over the document, seeded with the build
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -35,11 +35,12 @@ _SEED = struct.Struct("<QQQII")  # build_id, row, offset_bytes, size_bytes, zero
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
-    """A passage of the corpus."""
+    """A passage of the corpus. Documents of older indexes end after `text`."""
 
     doc_id: str
     title: str
     text: str
+    metadata: dict[str, Any] | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(Document)
@@ -61,7 +62,8 @@ class DocumentWriter:
 
     def append(self, document: Document) -> int:
         """Adds a document; returns its row. Raises `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
-        content = self._encoder.encode(document)
+        without = (document.doc_id, document.title, document.text)  # as before there was metadata
+        content = self._encoder.encode(document if document.metadata else without)
         if len(content) > DOCUMENT_BYTES_MAX:
             raise ValueError(
                 f"document {document.doc_id!r} has {len(content)} bytes; at most "

@@ -8,7 +8,7 @@ import pytest
 
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
-from indexer.corpus import CorpusReader, passage_text
+from indexer.corpus import METADATA_BYTES_MAX, CorpusReader, bounded_metadata, passage_text
 from indexer.plan.state import LineProblem
 
 GOOD = b'{"id":"a","title":"T","text":"x","metadata":{"k":[1]},"unknown":1}'
@@ -61,7 +61,7 @@ def test_a_bad_line_is_told_with_its_number_and_the_ones_around_it_are_taken(
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(GOOD + b"\n\n" + bad + b"\n" + line(id="z", text="last") + b"\n")
     first, problem, last = read(path)
-    assert first == Document("a", "T", "x")
+    assert first == Document("a", "T", "x", {"k": [1]})
     assert isinstance(problem, LineProblem)
     assert problem.line == 3
     assert says in problem.why
@@ -81,7 +81,7 @@ def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_an
     numbered = [(reader.line_number, found) for found in reader]
     assert [number for number, _ in numbered] == [1, 3, 4, 5]
     first, repeated, nonsense, last = (found for _, found in numbered)
-    assert (first, last) == (Document("a", "T", "x"), Document("b", "", "y"))
+    assert (first, last) == (Document("a", "T", "x", {"k": [1]}), Document("b", "", "y"))
     assert repeated == LineProblem(line=3, why="duplicate id 'a'")
     assert isinstance(nonsense, LineProblem)
     assert "not JSON" in nonsense.why
@@ -95,7 +95,7 @@ def test_a_line_nested_too_deep_is_a_bad_line(tmp_path: Path) -> None:
     problem, good = read(path, line_bytes_max=1_000_000)
     assert isinstance(problem, LineProblem)
     assert "not JSON" in problem.why
-    assert good == Document("a", "T", "x")
+    assert good == Document("a", "T", "x", {"k": [1]})
 
 
 def test_an_id_may_have_512_bytes_and_no_more(tmp_path: Path) -> None:
@@ -111,13 +111,13 @@ def test_an_id_may_have_512_bytes_and_no_more(tmp_path: Path) -> None:
 def test_gzip_is_known_by_its_content_and_not_by_its_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(gzip.compress(GOOD + b"\r\n" + line(id="b", text="y")))
-    assert read(path) == [Document("a", "T", "x"), Document("b", "", "y")]
+    assert read(path) == [Document("a", "T", "x", {"k": [1]}), Document("b", "", "y")]
 
 
 def test_a_byte_order_mark_blank_lines_and_a_missing_last_newline_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\n  \n\n" + line(id="b", title=None, text="y"))
-    assert read(path) == [Document("a", "T", "x"), Document("b", "", "y")]
+    assert read(path) == [Document("a", "T", "x", {"k": [1]}), Document("b", "", "y")]
 
 
 def test_a_line_of_just_the_limit_is_taken_and_a_huge_one_is_passed_over(tmp_path: Path) -> None:
@@ -153,3 +153,24 @@ def test_a_corpus_that_is_missing_or_a_folder_is_an_error(tmp_path: Path) -> Non
 def test_what_is_embedded_is_title_full_stop_text() -> None:
     assert passage_text(Document("a", "The Times", "A newspaper.")) == "The Times. A newspaper."
     assert passage_text(Document("a", "", "A newspaper.")) == "A newspaper."
+
+
+def test_metadata_is_kept_as_far_as_it_fits_and_the_url_first() -> None:
+    long = "y" * (METADATA_BYTES_MAX // 2)
+    given = {"a": long, "b": long, "c": 1, "url": "https://a.example/" + "u" * 100}
+    kept = bounded_metadata(given)
+    assert kept is not None
+    assert list(kept) == ["url", "a", "c"], "b does not fit, and c after it does"
+    assert len(json.dumps(kept, separators=(",", ":"))) <= METADATA_BYTES_MAX
+    assert bounded_metadata({"a": "y" * METADATA_BYTES_MAX}) is None
+    fits = {"a": "y" * (METADATA_BYTES_MAX - len('{"a":""}'))}
+    assert bounded_metadata(fits) == fits
+
+
+def test_metadata_that_cannot_be_stored_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"id":"a","text":"x","metadata":{"n":' + b"9" * 30 + b',"m":2}}\n')
+    (found,) = read(path)
+    assert found == Document("a", "", "x", {"m": 2})
+    assert bounded_metadata({}) is None
+    assert bounded_metadata(None) is None
