@@ -15,6 +15,8 @@ from msgspec import Meta
 from carpool.errors import ConfigError
 from carpool.settings import Settings
 
+SMALL_MODEL_BYTES = 1 << 30
+
 
 class VllmSettings(Settings, frozen=True, kw_only=True):
     """The vLLM server that `carpool up` starts without --llm-url."""
@@ -74,6 +76,17 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
 def model_name(settings: VllmSettings) -> str:
     """Returns the served name of the model: the name of its folder."""
     return Path(settings.model_dir).resolve().name
+
+
+def passages_for(settings: VllmSettings) -> int | None:
+    """Returns how many passages a prompt should have for this model; None: the default.
+
+    A small model mixes passages up: with three, SmolLM2-135M answers from the wrong one more often
+    than from the best one. Small: weights of less than `SMALL_MODEL_BYTES`.
+    """
+    weights = Path(settings.model_dir).glob("*.safetensors")
+    size_bytes = sum(path.stat().st_size for path in weights)
+    return 1 if 0 < size_bytes < SMALL_MODEL_BYTES else None
 
 
 def check_vllm(settings: VllmSettings) -> None:

@@ -151,16 +151,19 @@ def load_client_side(given: Given) -> ClientSide:
     run = RunFile(Path(settings.up.state_dir)).read()
     if run is None or not names_no_brokers(given):
         return settings
-    prefix = run.prefix if _is_default("prefix", given) else settings.kafka.prefix
+    prefix = (
+        run.prefix if is_default("kafka", "prefix", KafkaSettings, given) else settings.kafka.prefix
+    )
     kafka = msgspec.structs.replace(settings.kafka, bootstrap=run.bootstrap, prefix=prefix)
     return msgspec.structs.replace(settings, kafka=kafka)
 
 
 def names_no_brokers(given: Given) -> bool:
     """Returns whether no file, variable or flag names the brokers."""
-    return _is_default("bootstrap", given)
+    return is_default("kafka", "bootstrap", KafkaSettings, given)
 
 
-def _is_default(name: str, given: Given) -> bool:
-    doc = next(doc for doc in describe("kafka", KafkaSettings) if doc.name == name)
-    return given.origin(doc, KafkaSettings) == "default"
+def is_default(section: str, name: str, kind: type[Settings], given: Given) -> bool:
+    """Returns whether no file, variable or flag has a value of the setting."""
+    doc = next(doc for doc in describe(section, kind) if doc.name == name)
+    return given.origin(doc, kind) == "default"

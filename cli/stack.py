@@ -17,7 +17,14 @@ from carpool.errors import ConfigError
 from carpool.kafka.embedded import broker_command, broker_environment, free_port
 from carpool.settings.sections import environment_name
 from carpool.terminal import without_password
-from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vllm_environment
+from carpool.vllm import (
+    VllmSettings,
+    check_vllm,
+    model_name,
+    passages_for,
+    vllm_command,
+    vllm_environment,
+)
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
 from cli.http import get, probe_port, probe_service, probe_vllm
@@ -36,7 +43,10 @@ STOP_ORDER = (*SERVICES, VLLM, BROKER)
 
 @dataclass(frozen=True, kw_only=True)
 class StackPlan:
-    """The addresses of everything. `broker_port`, `vllm_port`: None where it runs already."""
+    """The addresses of everything. `broker_port`, `vllm_port`: None where it runs already.
+
+    `passages_max`: of a prompt for the model of the own vLLM; None: as the settings say.
+    """
 
     bootstrap: str
     broker_port: int | None
@@ -44,6 +54,7 @@ class StackPlan:
     vllm_port: int | None
     llm_url: str
     llm_model: str
+    passages_max: int | None = None
 
     @property
     def http(self) -> dict[str, str]:
@@ -74,8 +85,17 @@ def choose_port(wanted: int, default: int, name: str) -> int:
             ) from error
 
 
-def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | None) -> StackPlan:
-    """Returns the checked addresses of everything. Raises `ConfigError` that says what to do."""
+def make_plan(
+    settings: CarpoolSettings,
+    *,
+    is_embedded: bool,
+    llm_url: str | None,
+    chooses_passages: bool = False,
+) -> StackPlan:
+    """Returns the checked addresses of everything. Raises `ConfigError` that says what to do.
+
+    `chooses_passages`: no setting says how many passages a prompt has, so the model does.
+    """
     _check_index(settings)
     up, defaults = settings.up, UpSettings()
     broker_port = (
@@ -103,6 +123,7 @@ def make_plan(settings: CarpoolSettings, *, is_embedded: bool, llm_url: str | No
         llm_url=llm_url
         or (f"http://{LOOPBACK}:{vllm_port}/v1" if vllm_port else settings.llm.base_url),
         llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
+        passages_max=passages_for(settings.vllm) if vllm_port and chooses_passages else None,
     )
 
 
@@ -149,6 +170,8 @@ def service_specs(
         # It takes a minute to start on this machine: frequent checks find it ready without delay.
         own.append(f"llm.backoff_ms_max={min(settings.llm.backoff_ms_max, LOCAL_BACKOFF_MS_MAX)}")
         own.append(f"llm.backoff_ms_min={min(settings.llm.backoff_ms_min, LOCAL_BACKOFF_MS_MAX)}")
+    if plan.passages_max is not None:
+        own.append(f"generator.passages_max={plan.passages_max}")
     specs = []
     for name in SERVICES:
         address = f"{LOOPBACK}:{plan.ports[name]}"

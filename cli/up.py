@@ -9,7 +9,7 @@ import typer
 
 from cli.console import people
 from cli.options import ConfigOption, SetOption, given, passed_on
-from cli.settings import load, names_no_brokers
+from cli.settings import is_default, load, names_no_brokers
 from cli.supervise import Interrupted
 
 _INDEX = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.")
@@ -78,6 +78,7 @@ def up(
     from cli.all_settings import CarpoolSettings
     from cli.running import run_everything
     from cli.stack import EMBEDDED, make_plan
+    from generator.settings import GeneratorSettings
     from producers.read_questions import read_questions
 
     questions = (
@@ -97,7 +98,12 @@ def up(
         up={"state_dir": state_dir},
     )
     settings = load(CarpoolSettings, chosen)
-    plan = make_plan(settings, is_embedded=is_embedded, llm_url=llm_url)
+    plan = make_plan(
+        settings,
+        is_embedded=is_embedded,
+        llm_url=llm_url,
+        chooses_passages=is_default("generator", "passages_max", GeneratorSettings, chosen),
+    )
     stays = sys.stdout.isatty() if exit_after_demo is None else not exit_after_demo
     passed = passed_on(config, assignments)
     try:

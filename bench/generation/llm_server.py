@@ -15,18 +15,29 @@ import msgspec
 from bench.core.stack import LOOPBACK, ServiceProcess
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.embedded import free_port
-from carpool.vllm import VllmSettings, check_vllm, model_name, vllm_command, vllm_environment
+from carpool.vllm import (
+    VllmSettings,
+    check_vllm,
+    model_name,
+    passages_for,
+    vllm_command,
+    vllm_environment,
+)
 
 START_TIMEOUT_S = 300.0
 TIMEOUT_S = 30.0
 
 
 class LlmAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server is. `is_own`: the run started it, as `carpool up` does."""
+    """Where the server is. `is_own`: the run started it, as `carpool up` does.
+
+    `passages_max`: of a prompt, as `carpool up` chooses for the model; None: the default.
+    """
 
     url: str
     model: str
     is_own: bool
+    passages_max: int | None = None
 
     def count_tokens(self, text: str) -> int | None:
         """Returns the number of tokens of `text`; None where the server has no /tokenize. Blocks.
@@ -65,7 +76,10 @@ def llm_server(
     try:
         process.wait_ready(START_TIMEOUT_S)
         yield LlmAddress(
-            url=f"http://{LOOPBACK}:{port}/v1", model=model_name(settings), is_own=True
+            url=f"http://{LOOPBACK}:{port}/v1",
+            model=model_name(settings),
+            is_own=True,
+            passages_max=passages_for(settings),
         )
     finally:
         process.stop()
