@@ -1,4 +1,4 @@
-"""Prints an answer: text, citations with titles, and the time of each stage."""
+"""Prints an answer: text, quote, citations with titles, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -60,8 +60,19 @@ def answer_text(answer: Answer) -> RenderableType:
         )
     elif answer.answer:
         parts.append(Text(answer.answer.strip()))
-    parts += citation_lines(answer)
+    parts += [*quote_lines(answer), *citation_lines(answer)]
     return Group(*parts)
+
+
+def quote_lines(answer: Answer) -> list[Text]:
+    """Returns a line for each quote that is not the answer itself."""
+    return [
+        Text("  quote ", style="cyan")
+        + Text(f"“{quote.text}”", style="italic")
+        + Text(f"  ({quote.title or quote.doc_id})", style="dim")
+        for quote in answer.quotes
+        if quote.text != answer.answer
+    ]
 
 
 def citation_lines(answer: Answer) -> list[Text]:
@@ -72,11 +83,9 @@ def citation_lines(answer: Answer) -> list[Text]:
         if citation.n not in seen:
             seen.add(citation.n)
             title = citation.title or citation.doc_id
+            source = citation.url or (citation.doc_id if title != citation.doc_id else "")
             line = Text(f"  [{citation.n}] ", style="cyan") + Text(title, style="default")
-            lines.append(
-                line
-                + Text(f"  ({citation.doc_id})" if title != citation.doc_id else "", style="dim")
-            )
+            lines.append(line + Text(f"  ({source})" if source else "", style="dim"))
     for n in sorted({citation.n for citation in answer.invented_citations}):
         lines.append(
             Text(f"  [{n}] ", style="red") + Text("invented: the prompt has no such passage")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from carpool.errors import ConfigError
-from cli.answers import answer_text, citation_lines, timing_line
+from cli.answers import answer_text, citation_lines, quote_lines, timing_line
 from cli.console import output, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
@@ -36,6 +36,9 @@ def ask(
         None, "--max-tokens", min=1, help="Length of the answer."
     ),
     priority: int = PriorityOption,
+    extractive: bool = typer.Option(
+        False, "--extractive", help="A sentence of a passage; no model is asked."
+    ),
     timeout: float | None = typer.Option(
         None,
         "--timeout",
@@ -56,6 +59,7 @@ def ask(
     Examples:
       carpool ask "When was the Eiffel Tower built?"
       carpool ask "Who wrote Moby-Dick?" --top-k 3 --timeout 20 --json
+      carpool ask "Who wrote Moby-Dick?" --extractive
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
     """
     settings = client_side(bootstrap, config, assignments)
@@ -63,7 +67,9 @@ def ask(
         "top_k": top_k,
         "nprobe": nprobe,
         "priority": priority,
-        "generation": Generation(max_tokens=max_tokens) if max_tokens is not None else None,
+        "generation": Generation(max_tokens=max_tokens, extractive=extractive)
+        if max_tokens is not None or extractive
+        else None,
     }
     console = output()
     streams = console.is_terminal and not as_json
@@ -74,7 +80,7 @@ def ask(
         console.print(answer_text(answer), soft_wrap=True)
         console.print(timing_line(answer), soft_wrap=True)
     else:
-        for line in citation_lines(answer):
+        for line in (*quote_lines(answer), *citation_lines(answer)):
             console.print(line, soft_wrap=True)
         console.print(timing_line(answer), soft_wrap=True)
     if answer.status not in ANSWERED:

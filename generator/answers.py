@@ -8,7 +8,9 @@ import carpool
 from carpool.kafka.records import Output
 from carpool.loop.answers import answer_output
 from generator.plan.citations import Citations, Cited, cite
+from generator.plan.prompt import one_line
 from generator.plan.query_digest import query_digest
+from generator.plan.quote import choose_quote
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
 from schemas.answer import (
@@ -20,6 +22,7 @@ from schemas.answer import (
     InventedCitation,
     PartialAnswer,
     Provenance,
+    Quote,
     Retrieved,
     Status,
     Usage,
@@ -27,7 +30,7 @@ from schemas.answer import (
 )
 from schemas.codec import encode
 from schemas.record import Headers
-from schemas.retrieval import Retrieval
+from schemas.retrieval import Hit, Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 
 SOURCE = "carpool/generator"
@@ -35,6 +38,12 @@ SOFTWARE = f"carpool/{carpool.__version__}"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 WITHDRAWN = "the asker withdrew this question (rag.cancels.v1); ask again under another id"
 TITLE_CHARS_MAX = 500
+SNIPPET_CHARS_MAX = 200
+NOTHING_FOUND = "No passage was found."
+EXTRACTIVE = "extractive"
+"""The `finish_reason` of an answer that is a quote."""
+NO_MODEL = "none"
+"""The `model` of an answer that is a quote."""
 RECORD_EXTRA_BYTES = 4 * 1024
 """What a broker counts for a record besides value and headers: its key and framing."""
 
@@ -44,16 +53,18 @@ def answered(
 ) -> tuple[Answer, Citations]:
     """Returns the answer that the model wrote, and its citations.
 
-    `ok`: a complete JSON object, its text within bounds, and all clusters searched. `partial`: the
-    text was cut off (`finish_reason` is `length`), is not the expected object, or damaged clusters
-    were skipped (`error` says so). `failed`: there is no text.
+    `ok`: a complete text or JSON object, the text within bounds, and all clusters searched.
+    `partial`: the text was cut off (`finish_reason` is `length`), is not the expected object, or
+    damaged clusters were skipped (`error` says so). `failed`: there is no text. A text that was
+    ended because it repeated itself (`repetition`) is `ok` if it has a whole sentence.
     """
     retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
     citations = cite(
         written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max
     )
-    is_full = len(written.answer) >= prepared.answer_chars_max
+    quotes = _quotes(retrieval, prepared)
+    is_full = written.content_chars >= prepared.answer_chars_max
     finish_reason = (
         "length" if is_full and finished.finish_reason == "stop" else finished.finish_reason
     )
@@ -72,10 +83,8 @@ def answered(
             InventedCitation(n=cited.n, start=cited.start, end=cited.end)
             for cited in citations.invented
         ),
-        retrieved=tuple(
-            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=place < len(prepared.given))
-            for place, hit in enumerate(retrieval.hits)
-        ),
+        quotes=quotes,
+        retrieved=_retrieved(retrieval, prepared),
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
         prompt_key=work.prompt_key,
@@ -87,19 +96,45 @@ def answered(
             output_tokens=finished.output_tokens,
             cached_tokens=finished.cached_tokens,
         ),
-        model=finished.model,
+        model=finished.model or None,
         timings_ms=_timings_ms(retrieval, work.progress, now_us),
         search=retrieval.search,
         cache=_cache_use(retrieval, finished.cached_tokens),
-        provenance=Provenance(
-            index_version=retrieval.index_version,
-            embedding_model=retrieval.embedding_model,
-            prompt_hash=prepared.prompt_hash,
-            software=SOFTWARE,
-        ),
+        provenance=_provenance(retrieval, prompt_hash=prepared.prompt_hash),
         error=error,
     )
     return answer, citations
+
+
+def extracted(
+    retrieval: Retrieval, prepared: PreparedPrompt, progress: QueryProgress, now_us: int
+) -> Answer:
+    """Returns the answer without a model: the quote, which is its citation too.
+
+    `ok`, or `partial` where damaged clusters were skipped (`error` says so).
+    """
+    quotes, error = _quotes(retrieval, prepared), _skipped(retrieval)
+    return Answer(
+        query_id=retrieval.query.query_id,
+        status="ok" if error is None else "partial",
+        is_final=True,
+        replayed=False,
+        attempts=1,
+        citations=tuple(_citation(Cited(n=quote.n), prepared) for quote in quotes),
+        quotes=quotes,
+        retrieved=_retrieved(retrieval, prepared),
+        source=retrieval.source,
+        query_digest=query_digest(retrieval.query),
+        answer=quotes[0].text if quotes else NOTHING_FOUND,
+        finish_reason=EXTRACTIVE,
+        usage=Usage(),
+        model=NO_MODEL,
+        timings_ms=_timings_ms(retrieval, progress, now_us),
+        search=retrieval.search,
+        cache=_cache_use(retrieval, 0),
+        provenance=_provenance(retrieval),
+        error=error,
+    )
 
 
 def replayed(stored: Answer, retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
@@ -249,9 +284,56 @@ def partial_output(
 
 def _citation(cited: Cited, prepared: PreparedPrompt) -> Citation:
     hit = prepared.given[cited.n - 1]
-    title = hit.title[:TITLE_CHARS_MAX]
     return Citation(
-        n=cited.n, doc_id=hit.doc_id, title=title, start=cited.start, end=cited.end, score=hit.score
+        n=cited.n,
+        doc_id=hit.doc_id,
+        title=hit.title[:TITLE_CHARS_MAX],
+        snippet=one_line(hit.text, min(SNIPPET_CHARS_MAX, prepared.passage_chars_max)),
+        url=_url(hit),
+        metadata=hit.metadata,
+        start=cited.start,
+        end=cited.end,
+        score=hit.score,
+    )
+
+
+def _quotes(retrieval: Retrieval, prepared: PreparedPrompt) -> tuple[Quote, ...]:
+    """Returns the quote from the passages of the prompt; none where they have no text."""
+    passages = [(hit.title, hit.text) for hit in prepared.given]
+    chosen = choose_quote(retrieval.query.text or "", passages)
+    if chosen is None:
+        return ()
+    hit = prepared.given[chosen.n - 1]
+    quote = Quote(
+        n=chosen.n,
+        doc_id=hit.doc_id,
+        start=chosen.start,
+        end=chosen.end,
+        text=hit.text[chosen.start : chosen.end],
+        title=hit.title[:TITLE_CHARS_MAX],
+        url=_url(hit),
+    )
+    return (quote,)
+
+
+def _url(hit: Hit) -> str | None:
+    url = (hit.metadata or {}).get("url")
+    return url if isinstance(url, str) else None
+
+
+def _retrieved(retrieval: Retrieval, prepared: PreparedPrompt) -> tuple[Retrieved, ...]:
+    return tuple(
+        Retrieved(id=hit.doc_id, score=hit.score, in_prompt=place < len(prepared.given))
+        for place, hit in enumerate(retrieval.hits)
+    )
+
+
+def _provenance(retrieval: Retrieval, prompt_hash: str | None = None) -> Provenance:
+    return Provenance(
+        index_version=retrieval.index_version,
+        embedding_model=retrieval.embedding_model,
+        prompt_hash=prompt_hash,
+        software=f"carpool/{carpool.__version__}",
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from carpool.errors import ConfigError
-from generator.llm.protocol import LlmRequest
-from generator.plan.answer_text import answer_schema
+from generator.llm.protocol import AnswerForm, LlmRequest
+from generator.plan.answer_text import answer_schema, text_regex
 from generator.plan.prompt import Template, fill, parse_template
 from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
@@ -22,6 +22,8 @@ from schemas.topics import priority_in_class
 
 BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
+JSON_SUFFIX = "_json"
+"""A template NAME_json takes the place of NAME where the answer is a JSON object."""
 ANSWER_CHARS_PER_TOKEN = 2
 """Bounds the text of an answer to 2 characters for each token of `max_tokens`.
 
@@ -32,12 +34,17 @@ before the tokens are used up.
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompt:
-    """A request, the passages `given` in its prompt, and the bound of the answer's text."""
+    """A request, the passages `given` in its prompt, and the bound of the answer's text.
+
+    `passage_chars_max`: where the text of a passage was cut. `is_extractive`: no model is asked.
+    """
 
     request: LlmRequest
     prompt_hash: str
     given: tuple[Hit, ...]
     answer_chars_max: int
+    passage_chars_max: int
+    is_extractive: bool = False
 
 
 def load_templates(settings: GeneratorSettings) -> Mapping[str, Template]:
@@ -65,25 +72,30 @@ def prepare_prompt(
     settings: GeneratorSettings,
     templates: Mapping[str, Template],
     *,
-    needs_text: bool = True,
+    has_model: bool = True,
+    form: AnswerForm = "json",
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
     A retrieval without hits is sent to the model too: its prompt says that nothing was found.
-    Raises `RecordError` for a query without text if `needs_text`, an unknown template, or a
-    question too long.
+    The answer is extractive without a model (`has_model`), or where the query asks for it. Raises
+    `RecordError` for a query without text that needs a model, an unknown template, or a question
+    too long.
     """
     query = retrieval.query
-    if query.text is None and needs_text:
+    wishes = query.generation or Generation()
+    is_extractive = wishes.extractive or not has_model
+    if query.text is None and not is_extractive:
         raise RecordError(
             "unsupported",
             "text: a query with only a vector has no question that a model could answer; send its "
             "text along, or read its passages from rag.retrievals.v1",
             field="$.text",
         )
-    wishes = query.generation or Generation()
     name = wishes.template or settings.template
     template = templates.get(name)
+    if form == "json":
+        template = templates.get(name + JSON_SUFFIX, template)
     if template is None:
         raise RecordError(
             "invalid_value",
@@ -109,13 +121,20 @@ def prepare_prompt(
         temperature=settings.temperature if wishes.temperature is None else wishes.temperature,
         seed=wishes.seed,
         priority=priority_in_class(retrieval.source.topic, query.priority),
-        schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max),
+        schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max)
+        if form == "json"
+        else None,
+        regex=text_regex(prompt.passages, answer_chars_max=answer_chars_max)
+        if form == "text"
+        else None,
     )
     return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
         given=retrieval.hits[: prompt.passages],
         answer_chars_max=answer_chars_max,
+        passage_chars_max=settings.passage_chars_max,
+        is_extractive=is_extractive,
     )
 
 

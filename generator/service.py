@@ -25,6 +25,7 @@ from generator.answers import (
     bounded_answer_output,
     cancelled,
     expired,
+    extracted,
     failed,
     partial_output,
 )
@@ -56,7 +57,12 @@ from generator.plan.dispatch import (
 )
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
-from generator.prompts import load_templates, prepare_prompt, reusable_key
+from generator.prompts import (
+    PreparedPrompt,
+    load_templates,
+    prepare_prompt,
+    reusable_key,
+)
 from generator.query_in_progress import (
     Generated,
     QueryInProgress,
@@ -108,7 +114,7 @@ class GeneratorStage:
         self._templates = templates
         self._engine = engine
         self._model = llm.model
-        self._needs_text = llm.engine != "none"
+        self._has_model = llm.engine != "none"
         self._metrics = metrics
         for outcome in ("answered", *get_args(RefusalKind)):  # at 0, so that alerts see a rise
             metrics.generator.llm_requests.labels(outcome=outcome)
@@ -154,14 +160,21 @@ class GeneratorStage:
             )
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
-        """Takes a retrieval. One that allows no prompt is answered `failed` immediately."""
+        """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
         retrieval, progress = unit.record, QueryProgress(arrived_us=now_us)
         try:
             prepared = prepare_prompt(
-                retrieval, self._settings, self._templates, needs_text=self._needs_text
+                retrieval,
+                self._settings,
+                self._templates,
+                has_model=self._has_model,
+                form=self._engine.form,
             )
         except RecordError as error:
             self._refuse(unit, progress, now_us, error.reason, str(error))
+            return
+        if prepared.is_extractive:
+            self._extract(unit, prepared, progress, now_us)
             return
         prompt = Prompt(
             id=unit.id,
@@ -349,6 +362,7 @@ class GeneratorStage:
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
                 on_broken=metrics.tokens.labels(kind="broken").inc,
+                answer_chars_max=work.prepared.answer_chars_max,
             )
         except PromptRefused as refused:
             work.outcome = refused
@@ -424,16 +438,36 @@ class GeneratorStage:
         metrics.citations.labels(result="valid").inc(len(citations.valid))
         metrics.citations.labels(result="invented").inc(len(citations.invented))
         operation = inference(work, finished, now_us, model=self._model, url=self._engine.address)
-        deadline_us, late = deadline_us_of(work.unit.record), None
-        if deadline_us is not None:
-            late = LateOutputs(deadline_us, partial(self._late_outputs, work))
+        late = self._late(work.unit.record, work.progress)
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
-    def _late_outputs(self, work: QueryInProgress) -> tuple[Output]:
+    def _extract(
+        self,
+        unit: Unit[Retrieval],
+        prepared: PreparedPrompt,
+        progress: QueryProgress,
+        now_us: int,
+    ) -> None:
+        """Answers a query with a quote."""
+        retrieval, deadline_us = unit.record, deadline_us_of(unit.record)
+        if deadline_us is not None and now_us >= deadline_us:
+            self._hand_over(unit, expired(retrieval, progress, now_us), now_us)
+            return
+        answer = extracted(retrieval, prepared, progress, now_us)
+        self._hand_over(unit, answer, now_us, late=self._late(retrieval, progress))
+
+    def _late(self, retrieval: Retrieval, progress: QueryProgress) -> LateOutputs | None:
         """Returns the output in place of an answer whose commit begins after the deadline."""
-        now_us, retrieval = self._clock.now_us(), work.unit.record
-        answer = expired(retrieval, work.progress, now_us)
-        return (bounded_answer_output(answer, retrieval.headers, now_us),)
+        deadline_us = deadline_us_of(retrieval)
+        if deadline_us is None:
+            return None
+
+        def outputs() -> tuple[Output]:
+            now_us = self._clock.now_us()
+            answer = expired(retrieval, progress, now_us)
+            return (bounded_answer_output(answer, retrieval.headers, now_us),)
+
+        return LateOutputs(deadline_us, outputs)
 
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record

@@ -209,6 +209,14 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     api_key: Annotated[
         Secret, Meta(description="key of the server, if it needs one; from the environment only")
     ] = Secret()
+    answer_form: Annotated[
+        Literal["auto", "text", "json"],
+        Meta(
+            description="form of what the model writes: `text`, sentences that end with markers "
+            "such as [1]; `json`, an object of which a third of the tokens is no text; `auto`: "
+            "text where the server is a vLLM, which keeps the form, else json"
+        ),
+    ] = "auto"
     sends_priority: Annotated[
         bool,
         Meta(

@@ -5,13 +5,24 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from generator.llm.protocol import LlmEngine, LlmFinished, LlmPiece, LlmRefusal, LlmRequest
-from generator.plan.answer_text import AnswerParser, written
+from generator.plan.answer_text import (
+    AnswerParser,
+    Reader,
+    TextReader,
+    written,
+    written_once,
+    written_text,
+)
+from generator.plan.repeats import RepeatFinder
 from generator.query_in_progress import Generated
 
 RAW_CHARS_PER_TOKEN_MAX = 64
 """A server that writes more characters a token ignores `max_tokens`; its request is cancelled."""
+REPETITION = "repetition"
+"""The `finish_reason` of an answer that Carpool ended, because its text repeated itself."""
 
 
 async def stream_answer(
@@ -21,6 +32,7 @@ async def stream_answer(
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
     on_broken: Callable[[int], None],
+    answer_chars_max: int,
 ) -> Generated:
     """Sends one request and returns its result. Raises what the engine raises.
 
@@ -29,10 +41,15 @@ async def stream_answer(
 
     `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
     JSON around it. Every call has a new generation id. To cancel the call cancels the request.
+
+    `answer_chars_max`: where the form of the answer ends its text.
+
+    A text that repeats itself (`generator.plan.repeats`) ends before the repetition, and the
+    request is cancelled. Its tokens are those that the server had counted, else one for each piece.
     """
     pieces: list[str] = []
     try:
-        return await _read(engine, request, pieces, on_first_token, on_text)
+        return await _read(engine, request, pieces, on_first_token, on_text, answer_chars_max)
     except BaseException:
         on_broken(len(pieces))
         raise
@@ -44,11 +61,14 @@ async def _read(
     pieces: list[str],
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
+    answer_chars_max: int,
 ) -> Generated:
     generation_id = str(uuid.uuid4())
-    reader = AnswerParser()
+    reader: Reader = TextReader() if request.form == "text" else AnswerParser()
+    repeats = RepeatFinder()
     seq = 0
     chars_left = request.max_tokens * RAW_CHARS_PER_TOKEN_MAX
+    answer = ""
     finished: LlmFinished | None = None
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
@@ -65,10 +85,32 @@ async def _read(
                     f"it does not stop after the {request.max_tokens} tokens that were requested",
                 )
             text = reader.feed(event.text)
-            if text:
-                on_text(generation_id, seq, text)
-                seq += 1
+            if not text:
+                continue
+            answer += text
+            kept = repeats.feed(text)
+            if kept is not None:
+                return Generated(
+                    generation_id=generation_id,
+                    written=written_once(answer[:kept]),
+                    finished=_ended_here(event, len(pieces)),
+                )
+            on_text(generation_id, seq, text)
+            seq += 1
     assert finished is not None, "an engine ends in LlmFinished, or raises"
-    return Generated(
-        generation_id=generation_id, written=written("".join(pieces)), finished=finished
+    text = "".join(pieces)
+    if request.form == "json":
+        whole = written(text)
+    else:
+        is_cut = finished.finish_reason == "length"
+        whole = written_text(text, is_cut=is_cut, answer_chars_max=answer_chars_max)
+    return Generated(generation_id=generation_id, written=whole, finished=finished)
+
+
+def _ended_here(piece: LlmPiece, pieces: int) -> LlmFinished:
+    """Returns the end of an answer whose request is cancelled after `piece`."""
+    if piece.so_far is not None:
+        return replace(piece.so_far, finish_reason=REPETITION)
+    return LlmFinished(
+        finish_reason=REPETITION, model="", input_tokens=0, output_tokens=pieces, cached_tokens=0
     )

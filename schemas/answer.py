@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,14 +18,36 @@ ErrorType = (
 
 
 class Citation(Record, frozen=True, kw_only=True):
-    """A passage that the answer cites with the marker `[n]`, at `answer[start:end]`."""
+    """A passage that the answer cites with the marker `[n]`, at `answer[start:end]`.
+
+    `snippet`: the beginning of the passage as it stood in the prompt. `metadata`: of the line of
+    the corpus, as far as the index stores it; `url`: its field of that name, where it is a text.
+    """
 
     n: Annotated[int, msgspec.Meta(ge=1)]
     doc_id: str
     title: str = ""
+    snippet: str = ""
+    url: str | None = None
+    metadata: dict[str, Any] | None = None
     start: NonNegative | None = None
     end: NonNegative | None = None
     score: float | None = None
+
+
+class Quote(Record, frozen=True, kw_only=True):
+    """A sentence of passage `n` of the prompt that Carpool chose; the model has no part in it.
+
+    `text` is `passage[start:end]`, where `passage` is the text of the corpus line.
+    """
+
+    n: Annotated[int, msgspec.Meta(ge=1)]
+    doc_id: str
+    start: NonNegative
+    end: NonNegative
+    text: str
+    title: str = ""
+    url: str | None = None
 
 
 class InventedCitation(Record, frozen=True, kw_only=True):
@@ -93,7 +115,8 @@ class Answer(Record, frozen=True, kw_only=True):
     """The one terminal answer of an input record. `timings_ms`: milliseconds by stage.
 
     `source`: the record that the application published: topic, partition and offset are those of
-    the producer's delivery report; the topic is named without `kafka.prefix`. `replayed`: it
+    the producer's delivery report; the topic is named without `kafka.prefix`. `quotes`: what
+    Carpool chose from the passages, beside the model's answer and citations. `replayed`: it
     repeats the answer to an earlier record, with this id and `query_digest`, a digest of the
     question, or with this `prompt_key`, a digest of all that decides the model's answer.
     """
@@ -106,6 +129,7 @@ class Answer(Record, frozen=True, kw_only=True):
     citations: tuple[Citation, ...]
     retrieved: tuple[Retrieved, ...]
     invented_citations: tuple[InventedCitation, ...] = ()
+    quotes: tuple[Quote, ...] = ()
     source: Source | None = None
     query_digest: Identifier | None = None
     prompt_key: Identifier | None = None

@@ -28,6 +28,7 @@ class Generation(Record, frozen=True, kw_only=True):
     """Options of the generated answer; the generator has the defaults.
 
     `reuse`: whether the answer to an equal prompt may be given again.
+    `extractive`: the answer is a sentence of a passage, and no model is asked.
     """
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
@@ -35,6 +36,7 @@ class Generation(Record, frozen=True, kw_only=True):
     seed: int | None = None
     template: Identifier | None = None
     reuse: bool = True
+    extractive: bool = False
 
 
 class History(Record, frozen=True, kw_only=True):

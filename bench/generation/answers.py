@@ -79,6 +79,9 @@ def measure(
     run.settings.setdefault(environment_name("llm", "model"), llm.model)
     if llm.is_own:  # as `carpool up` sets it
         run.settings.setdefault(environment_name("llm", "sends_priority"), "true")
+    if llm.passages_max is not None:
+        name = environment_name("generator", "passages_max")
+        run.settings.setdefault(name, str(llm.passages_max))
     questions = [Question(id=each.id, text=each.question) for each in gold]
     with run.session(SERVICES, run.index, run.folder, llm_url=llm.url) as session:
         load = session.ask(
@@ -131,8 +134,7 @@ def judge(
         for hit in (retrieval.hits if retrieval else ())
         if hit.doc_id in given
     ]
-    # A generator of before has no quotes.
-    quote = "\n".join(each.text for each in getattr(answer, "quotes", ()))
+    quote = "\n".join(each.text for each in answer.quotes)
     usage = answer.usage
     return msgspec.structs.replace(
         row,

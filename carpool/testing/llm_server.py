@@ -102,6 +102,8 @@ class LlmServer:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.requests = LlmRequests()
         self.fault = NO_FAULT
+        self.owner = NAME
+        """Who owns the model, as the list of models says: `vllm` for a vLLM."""
         self.broken: dict[str, int] = {}
         """How many more requests fail with status 500 whose prompt contains a text, by text."""
         self.port = port
@@ -190,7 +192,7 @@ class LlmServer:
                     "id": self.model,
                     "object": "model",
                     "created": 0,
-                    "owned_by": NAME,
+                    "owned_by": self.owner,
                     "max_model_len": 32_768,
                 }
                 await responder.json({"object": "list", "data": [listed]})

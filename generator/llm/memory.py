@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from generator.llm.protocol import (
+    AnswerForm,
     LlmEvent,
     LlmFinished,
     LlmPiece,
@@ -46,6 +47,7 @@ class MemoryLlm:
 
     script: Sequence[Reply] = ()
     checks: Sequence[LlmRefusal | None] = ()
+    form: AnswerForm = "json"
     requests: list[LlmRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
 
@@ -102,6 +104,8 @@ def _answer(request: LlmRequest) -> str:
     numbers = [int(first[1])] if first else []
     marker = f" [{numbers[0]}]" if numbers else ""
     last_line = request.user.rstrip().rpartition("\n")[2]
+    if request.form == "text":
+        return f"{NAME} was asked: {last_line}{marker}"
     return msgspec.json.encode(
         {"answer": f"{NAME} was asked: {last_line}{marker}", "citations": numbers}
     ).decode()

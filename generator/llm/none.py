@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from generator.llm.protocol import LlmEvent, LlmFinished, LlmPiece, LlmRequest
+from generator.llm.protocol import AnswerForm, LlmEvent, LlmFinished, LlmPiece, LlmRequest
 
 TEXT = (
     '{"answer":"No language model is used here (llm.engine is none); these are the passages '
@@ -19,6 +19,11 @@ class NoLlm:
     def address(self) -> str:
         """See `LlmEngine`."""
         return "no LLM server (llm.engine is none)"
+
+    @property
+    def form(self) -> AnswerForm:
+        """See `LlmEngine`."""
+        return "json"
 
     async def check(self) -> None:
         """See `LlmEngine`."""

@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from carpool.terminal import without_password
 from generator.llm.protocol import (
+    AnswerForm,
     LlmEvent,
     LlmFinished,
     LlmPiece,
@@ -52,6 +53,15 @@ class OpenAiLlm:
         self._settings = settings
         self._client_or_none: AsyncOpenAI | None = None
         self._has_answered = False
+        self._is_vllm = False
+
+    @property
+    def form(self) -> AnswerForm:
+        """See `LlmEngine`. `auto`: text where the server is a vLLM, which keeps its form."""
+        chosen = self._settings.answer_form
+        if chosen == "auto":
+            return "text" if self._is_vllm else "json"
+        return chosen
 
     @property
     def address(self) -> str:
@@ -80,6 +90,7 @@ class OpenAiLlm:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 page = await self._client().models.list()
             names = [model.id for model in page.data]
+            self._is_vllm = any(model.owned_by == "vllm" for model in page.data)
         except openai.NotFoundError as error:
             raise LlmRefusal(
                 "unreachable",
@@ -104,7 +115,7 @@ class OpenAiLlm:
                 first_token_at = timeout.when()
             async with response:
                 async for text in self._pieces(response, ended, first_token_at):
-                    yield LlmPiece(text=text)
+                    yield LlmPiece(text=text, so_far=ended.so_far())
         except (LlmRefusal, PromptRefused):
             raise
         except Exception as error:  # see `check`
@@ -130,9 +141,20 @@ class OpenAiLlm:
         if request.schema is not None:
             schema = {"name": SCHEMA_NAME, "schema": dict(request.schema), "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if self._settings.sends_priority:
-            body["extra_body"] = {"priority": request.priority}
+        if extra := self._extra(request):
+            body["extra_body"] = extra
+        if self._is_vllm:  # the counts of an answer that is ended early
+            body["stream_options"]["continuous_usage_stats"] = True
         return body
+
+    def _extra(self, request: LlmRequest) -> dict[str, Any]:
+        """Returns the fields that OpenAI's API does not have: those of vLLM."""
+        extra: dict[str, Any] = {}
+        if self._settings.sends_priority:
+            extra["priority"] = request.priority
+        if self._is_vllm and request.regex is not None:
+            extra["structured_outputs"] = {"regex": request.regex}
+        return extra
 
     async def _pieces(
         self,
@@ -239,6 +261,10 @@ class _AnswerEnd:
         text = choice.delta.content or ""
         # JSON cannot encode lone surrogates, so they are replaced.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    def so_far(self) -> LlmFinished | None:
+        """Returns the counts up to here, of a server that sends them with each piece."""
+        return None if self._usage is None else self.finished()
 
     def finished(self) -> LlmFinished:
         """Returns the end; tokens that the server did not count are 0."""

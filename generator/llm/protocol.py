@@ -19,10 +19,16 @@ fit the settings. `misfit`: it refuses a prompt and has answered none yet, so th
 wrong: a bad deployment must not fail every query of a topic.
 """
 
+AnswerForm = Literal["text", "json"]
+"""`text`: sentences, then markers such as `[1]`. `json`: an object with `answer`, `citations`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmRequest:
-    """One prompt. `id` is in the server's logs, the same for retries; `schema`: a JSON Schema."""
+    """One prompt. `id` is in the server's logs, the same for retries.
+
+    At most one of `schema`, a JSON Schema, and `regex` says what form the answer must have.
+    """
 
     id: str
     system: str
@@ -32,13 +38,23 @@ class LlmRequest:
     seed: int | None = None
     priority: int = 0
     schema: Mapping[str, Any] | None = None
+    regex: str | None = None
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form of the answer: an object by `schema`, else text."""
+        return "text" if self.schema is None else "json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmPiece:
-    """The next characters that the model wrote; never empty."""
+    """The next characters that the model wrote; never empty.
+
+    `so_far`: the counts up to here, of a server that sends them with each piece.
+    """
 
     text: str
+    so_far: LlmFinished | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +96,11 @@ class LlmEngine(Protocol):
     @property
     def address(self) -> str:
         """The server in messages: its URL, or a name."""
+        ...
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form in which the server is asked to answer; known once `check` has returned."""
         ...
 
     async def check(self) -> None:

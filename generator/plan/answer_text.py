@@ -1,16 +1,24 @@
-"""Parses the model's JSON object while it is written: the answer's text, and the numbers it cites.
+"""The two forms in which a model answers, and their parsers: text with markers, or a JSON object.
 
-A JSON decoder cannot read half an object, but a request that ends at `max_tokens` leaves one, and
-partial answers are sent from one. The parser looks for the top-level fields `answer` and
-`citations` in any order, and tolerates everything else. `written` uses a JSON decoder to find out
-whether an object is complete.
+Text: one or two sentences, then markers such as `[1]`. It is its own answer, so little output is
+spent on structure. A server that can keep a regular expression is asked for it (`text_regex`).
+
+JSON: an object with the answer's text and the numbers that it cites, for servers that can keep a
+JSON Schema only. A JSON decoder cannot read half an object, but a request that ends at `max_tokens`
+leaves one, and partial answers are sent from one. The parser looks for the top-level fields
+`answer` and `citations` in any order, and tolerates everything else. `written` uses a JSON decoder
+to find out whether an object is complete.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
+
+from generator.plan.sentences import whole_sentences
 
 ANSWER = "answer"
 CITATIONS = "citations"
@@ -18,6 +26,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 _KEY_CHARS_MAX = 64
 _DIGITS_MAX = 9
+MARKERS_MAX = 3
+"""Markers at the end of a text: small models would otherwise list all passages."""
+_LAST_MARKERS = re.compile(r"(?:\s*\[\d{1,3}\])+$", re.ASCII)
 
 
 class CitedAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,15 +40,41 @@ class CitedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What the model wrote. `is_complete`: it is a whole `CitedAnswer`."""
+    """What the model wrote. `is_complete`: a whole `CitedAnswer`, or text that ended by itself."""
 
     answer: str
     numbers: tuple[int, ...]
     is_complete: bool
 
+    @property
+    def content_chars(self) -> int:
+        """Characters of the answer without the markers at its end."""
+        return len(_LAST_MARKERS.sub("", self.answer))
+
+
+class Reader(Protocol):
+    """Reads what the model writes, piece by piece."""
+
+    def feed(self, piece: str) -> str:
+        """Takes the next characters; returns what they add to the answer's text."""
+        ...
+
+
+class TextReader:
+    """Reads the form `text`: the answer is what is written."""
+
+    def __init__(self) -> None:
+        self._is_begun = False
+
+    def feed(self, piece: str) -> str:
+        """See `Reader`. Space before the text is left out."""
+        text = piece if self._is_begun else piece.lstrip()
+        self._is_begun = self._is_begun or bool(text)
+        return text
+
 
 class AnswerParser:
-    """Parses an object piece by piece; `feed` costs O(characters)."""
+    """Reads the form `json`. Parses an object piece by piece; `feed` costs O(characters)."""
 
     def __init__(self) -> None:
         self.answer = ""
@@ -152,6 +189,45 @@ def written(text: str) -> Written:
     reader = AnswerParser()
     reader.feed(text)
     return Written(answer=reader.answer, numbers=tuple(reader.numbers), is_complete=False)
+
+
+def written_text(text: str, *, is_cut: bool, answer_chars_max: int) -> Written:
+    """Returns a text as it was written. Its markers are its citations; it may have none.
+
+    `is_cut`: it did not end by itself. A text that fills `answer_chars_max` was ended by its form,
+    so it is cut back to its last whole sentence, before its markers.
+    """
+    text = text.strip()
+    content = _LAST_MARKERS.sub("", text)
+    if is_cut or len(content) < answer_chars_max:
+        return Written(answer=text, numbers=(), is_complete=bool(text) and not is_cut)
+    # The last character may be the full stop that the form requires.
+    whole = whole_sentences(content[: answer_chars_max - 1])
+    answer = whole + text[len(content) :] if whole else text
+    return Written(answer=answer, numbers=(), is_complete=bool(whole))
+
+
+def written_once(text: str) -> Written:
+    """Returns the text before a repetition: its whole sentences, which are complete.
+
+    Without a whole sentence it is all of the text, and not complete.
+    """
+    whole = whole_sentences(text)
+    return Written(answer=whole or text.strip(), numbers=(), is_complete=bool(whole))
+
+
+def text_regex(passages: int, *, answer_chars_max: int) -> str:
+    """Returns the regular expression of the form `text` with passages 1 to `passages`.
+
+    At most `answer_chars_max` characters without brackets and line breaks, the last of which ends a
+    sentence; then one to `MARKERS_MAX` markers, each after a space; without passages no marker.
+    Simple on purpose: a server works out for each token which next ones fit.
+    """
+    text = rf"[^\[\]\r\n]{{1,{answer_chars_max - 1}}}[.!?]"
+    if passages == 0:
+        return text
+    numbers = "|".join(map(str, range(1, passages + 1)))
+    return rf"{text}( \[({numbers})\]){{1,{min(passages, MARKERS_MAX)}}}"
 
 
 def answer_schema(passages: int, *, answer_chars_max: int) -> dict[str, object]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from generator.plan.sentences import sentence_spans
 
 STEM_CHARS = 5
 RANK_COST = 0.1
@@ -26,12 +28,6 @@ QUESTION_CHARS_MAX = 1_000
 QUOTE_CHARS_MAX = 400
 
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(
-    r"(?<=[.!?])"
-    r"(?<![ .(][A-Z]\.)(?<!\bc\.)(?<!\b(?:St|Dr|Mr|Ms|Jr|Sr|vs|No|ca|fl)\.)(?<!\bMrs\.)"
-    r"[\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9])"
-)
-"""Space after a sentence: not after an initial or a common abbreviation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +50,7 @@ def choose_quote(
     sentences = [
         (n, start, end, _stems(text[start:end]) | _stems(title))
         for n, (title, text) in enumerate(passages, start=1)
-        for start, end in _sentences(text[:PASSAGE_CHARS_MAX])
+        for start, end in sentence_spans(text[:PASSAGE_CHARS_MAX])
     ]
     if not sentences:
         return None
@@ -78,17 +74,6 @@ def choose_quote(
         cut = text.rfind(" ", start + 1, start + chars_max + 1)
         end = cut if cut > start else start + chars_max
     return QuotedSentence(n=n, start=start, end=end)
-
-
-def _sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each sentence, without the space around it."""
-    start = 0
-    for end in (*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)):
-        sentence = text[start:end]
-        if words := sentence.strip():
-            begin = start + len(sentence) - len(sentence.lstrip())
-            yield begin, begin + len(words)
-        start = end
 
 
 def _stems(text: str) -> frozenset[str]:

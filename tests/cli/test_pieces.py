@@ -21,7 +21,7 @@ from carpool.vllm import (
 from cli.answers import answer_text, has_valid_citations, stages_of, timing_table
 from cli.http import missing_of, parse_metrics
 from cli.stack import choose_port
-from schemas.answer import Answer, Citation, InventedCitation, Retrieved, unanswered
+from schemas.answer import Answer, Citation, InventedCitation, Quote, Retrieved, unanswered
 
 
 def cited(*doc_ids: str, given: tuple[str, ...] = ("a", "b"), **more: float) -> Answer:
@@ -66,6 +66,20 @@ def test_an_answer_is_shown_with_the_titles_of_its_citations() -> None:
 
 def test_an_answer_without_citations_shows_what_the_model_was_given() -> None:
     assert "no citation; the model was given: a, b" in shown(answer_text(cited()))
+
+
+def test_a_quote_is_shown_beside_the_answer_and_a_url_with_its_citation() -> None:
+    quote = Quote(n=1, doc_id="a", start=0, end=9, text="It is so.", title="A")
+    answer = msgspec.structs.replace(
+        cited("a"),
+        quotes=(quote,),
+        citations=(Citation(n=1, doc_id="a", title="A", url="https://a.example"),),
+    )
+    assert shown(answer_text(answer)) == (
+        "In 1889 [1].\n  quote “It is so.”  (A)\n  [1] A  (https://a.example)\n"
+    )
+    extractive = msgspec.structs.replace(answer, answer="It is so.")
+    assert "quote" not in shown(answer_text(extractive))
 
 
 def test_no_answer_is_shown_with_its_reason() -> None:

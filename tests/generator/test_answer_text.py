@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.answer_text import AnswerParser, Written, answer_schema, written
+from generator.plan.answer_text import (
+    AnswerParser,
+    TextReader,
+    Written,
+    answer_schema,
+    text_regex,
+    written,
+    written_once,
+    written_text,
+)
 
 TEXT = st.text(max_size=60)
 NUMBERS = st.lists(st.integers(0, 999_999_999), max_size=5)
@@ -156,3 +166,48 @@ def test_an_answer_inside_two_other_objects_is_not_the_answer() -> None:
 
 def test_text_that_no_encoding_has_is_read_all_the_same() -> None:
     assert written('{"answer": "x\ud800", "citations": [1]}').is_complete
+
+
+@pytest.mark.parametrize(
+    ("passages", "text", "fits"),
+    [
+        (3, "It is so. [1]", True),
+        (3, "It is 6.5 m. So? [3] [1] [2]", True),
+        (3, "It is so. [4]", False),
+        (3, "It is so.", False),
+        (3, "It is so [1]", False),
+        (3, "It is\nso. [1]", False),
+        (3, "It is [1] so. [1]", False),
+        (3, "It is so. [1] [1] [1] [1]", False),
+        (1, "It is so. [1] [1]", False),
+        (12, "It is so. [12]", True),
+        (0, "It is so.", True),
+        (0, "It is so. [1]", False),
+        (3, "x" * 20 + ". [1]", False),
+    ],
+)
+def test_the_regular_expression_is_sentences_and_then_markers(
+    passages: int, text: str, fits: bool
+) -> None:
+    assert bool(re.fullmatch(text_regex(passages, answer_chars_max=20), text)) is fits
+
+
+def test_a_text_that_fills_its_form_is_cut_back_to_its_last_whole_sentence() -> None:
+    full = "One is so. Two is not. [1]"
+    assert written_text(full, is_cut=False, answer_chars_max=22) == Written(
+        answer="One is so. [1]", numbers=(), is_complete=True
+    )
+    assert written_text(full, is_cut=False, answer_chars_max=23).answer == full
+    one = written_text("One is not so. [1]", is_cut=False, answer_chars_max=14)
+    assert (one.answer, one.is_complete, one.content_chars) == ("One is not so. [1]", False, 14)
+
+
+def test_a_text_before_a_repetition_keeps_its_whole_sentences() -> None:
+    assert written_once("It is. And it") == Written(answer="It is.", numbers=(), is_complete=True)
+    assert written_once(" and it ") == Written(answer="and it", numbers=(), is_complete=False)
+
+
+def test_a_text_is_sent_as_it_is_written() -> None:
+    reader = TextReader()
+    pieces = [reader.feed(piece) for piece in (" ", " It", " is", " [1]")]
+    assert pieces == ["", "It", " is", " [1]"]

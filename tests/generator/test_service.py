@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import carpool
+from generator.answers import NOTHING_FOUND
 from generator.llm.memory import NAME as MEMORY
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
-from generator.llm.protocol import LlmRefusal, LlmRequest, PromptRefused
+from generator.llm.protocol import AnswerForm, LlmRefusal, LlmRequest, PromptRefused
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import (
     Answer,
@@ -19,10 +20,12 @@ from schemas.answer import (
     CacheUse,
     Citation,
     InventedCitation,
+    Quote,
     Retrieved,
 )
 from schemas.query import Generation
 from schemas.record import ClusterId, header
+from schemas.retrieval import Hit
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 from tests.clocks import HandClock
 from tests.generator.stage import Running, running, unit
@@ -44,9 +47,10 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
     )
     assert answer.answer == "Because [2]."
     assert answer.citations == (
-        Citation(n=2, doc_id="d2", title="T2", start=8, end=11, score=0.8),
-        Citation(n=1, doc_id="d1", title="T1", score=0.9),
+        Citation(n=2, doc_id="d2", title="T2", snippet="text 2", start=8, end=11, score=0.8),
+        Citation(n=1, doc_id="d1", title="T1", snippet="text 1", score=0.9),
     )
+    assert answer.quotes == (Quote(n=1, doc_id="d1", start=0, end=6, text="text 1", title="T1"),)
     assert answer.retrieved == (Retrieved(id="d1", score=0.9), Retrieved(id="d2", score=0.8))
     assert (answer.finish_reason, answer.model, answer.attempts, answer.error) == (
         "stop",
@@ -332,6 +336,97 @@ def test_without_a_language_model_a_question_needs_no_text() -> None:
         (answer,) = run.wait_for_answers(1)
     assert answer.status == "ok"
     assert [passage.id for passage in answer.retrieved] == [hit.doc_id for hit in some_hits()]
+    assert answer.answer == "text 1", "the quote of the first passage"
+
+
+def test_an_extractive_answer_is_a_quote_and_asks_no_model() -> None:
+    engine = MemoryLlm()
+    hit = Hit(
+        doc_id="d",
+        score=0.9,
+        cluster=ClusterId(1),
+        title="Tower",
+        text="The tower is in Paris. It was built in 1889.",
+        metadata={"url": "https://a.example/tower", "topic": "Arts"},
+    )
+    wish = {"generation": Generation(extractive=True)}
+    with running(engine) as run:
+        run.offer(unit("When was it built?", found=(hit,), query=wish), unit(found=(), query=wish))
+        answer, empty = run.wait_for_answers(2)
+    assert engine.requests == []
+    assert (answer.status, answer.answer) == ("ok", "It was built in 1889.")
+    (quote,) = answer.quotes
+    assert hit.text[quote.start : quote.end] == quote.text == answer.answer
+    (citation,) = answer.citations
+    assert (citation.url, citation.metadata) == ("https://a.example/tower", hit.metadata)
+    assert (answer.finish_reason, answer.model) == ("extractive", "none")
+    assert (empty.status, empty.answer, empty.quotes) == ("ok", NOTHING_FOUND, ())
+
+
+def test_an_extractive_answer_after_its_deadline_is_expired() -> None:
+    with running(MemoryLlm()) as run:
+        now_us = run.clock.now_us()
+        wish = {"generation": Generation(extractive=True)}
+        run.offer(
+            unit(query=wish, deadline_us=now_us - 1), unit(query=wish, deadline_us=now_us * 2)
+        )
+        late, in_time = run.wait_for_answers(2)
+        (_, done) = run.sink.dones
+    assert (late.status, in_time.status) == ("expired", "ok")
+    assert done.late is not None, "its commit may begin too late"
+
+
+def test_a_text_cites_by_its_markers_and_needs_none() -> None:
+    replies = [Reply(text="Because. [2]"), Reply(text="Because.")]
+    with running(MemoryLlm(script=replies, form="text")) as run:
+        run.offer(unit(), unit())
+        answers = run.wait_for_answers(2)
+    bare, marked = sorted(answers, key=lambda answer: len(answer.citations))
+    assert (marked.status, marked.answer) == ("ok", "Because. [2]")
+    (citation,) = marked.citations
+    assert (citation.n, citation.start, citation.end) == (2, 9, 12)
+    assert (bare.status, bare.citations) == ("ok", ())
+    pieces = [piece.text for piece in run.sink.partials() if piece.query_id == marked.query_id]
+    assert pieces == ["Because. ", "[2]"]
+
+
+def test_a_text_that_was_cut_off_is_partial_and_an_empty_one_has_failed() -> None:
+    replies = [Reply(text="Because it", finish_reason="length"), Reply(text=" ")]
+    with running(MemoryLlm(script=replies, form="text")) as run:
+        run.offer(unit())
+        run.wait_for_answers(1)
+        run.offer(unit())
+        cut, empty = run.wait_for_answers(2)
+    assert (cut.status, cut.finish_reason, cut.answer) == ("partial", "length", "Because it")
+    assert empty.status == "failed"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_answer_that_repeats_itself_is_ended_and_its_request_is_cancelled(
+    form: AnswerForm,
+) -> None:
+    text = "It is so. " + "Then it was so here " * 40
+    reply = text if form == "text" else json.dumps({"answer": text, "citations": [1]})
+    engine = MemoryLlm(script=[Reply(text=reply)], form=form)
+    with running(engine) as run:
+        run.offer(unit())
+        (answer,) = run.wait_for_answers(1)
+    assert (answer.status, answer.finish_reason) == ("ok", "repetition")
+    assert answer.answer == "It is so."
+    assert len(engine.cancelled) == 1
+    assert answer.usage is not None and 0 < answer.usage.output_tokens < 25
+
+
+def test_a_snippet_is_the_beginning_of_the_passage_in_the_prompt() -> None:
+    hit = Hit(doc_id="d", score=1.0, cluster=ClusterId(1), title="T", text="some  words\n" * 200)
+    with running(MemoryLlm(), GeneratorSettings(passage_chars_max=50)) as run:
+        run.offer(unit(found=(hit,)))
+        (short,) = run.wait_for_answers(1)
+    with running(MemoryLlm()) as run:
+        run.offer(unit(found=(hit,)))
+        (long,) = run.wait_for_answers(1)
+    assert short.citations[0].snippet == " ".join(["some words"] * 4 + ["some"])
+    assert 180 < len(long.citations[0].snippet) <= 200
 
 
 def test_a_hastened_prompt_goes_first_and_tells_the_server_its_priority() -> None:
