@@ -64,7 +64,8 @@ def answered(
         written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max
     )
     quotes = _quotes(retrieval, prepared)
-    is_full = written.content_chars >= prepared.answer_chars_max
+    chars_max = prepared.answer_chars_max
+    is_full = chars_max is not None and len(written.answer) >= chars_max
     finish_reason = (
         "length" if is_full and finished.finish_reason == "stop" else finished.finish_reason
     )

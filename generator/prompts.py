@@ -34,7 +34,7 @@ before the tokens are used up.
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompt:
-    """A request, the passages `given` in its prompt, and the bound of the answer's text.
+    """A request, the passages `given` in its prompt, and the bound of its answer's text in JSON.
 
     `passage_chars_max`: where the text of a passage was cut. `is_extractive`: no model is asked.
     """
@@ -42,7 +42,7 @@ class PreparedPrompt:
     request: LlmRequest
     prompt_hash: str
     given: tuple[Hit, ...]
-    answer_chars_max: int
+    answer_chars_max: int | None
     passage_chars_max: int
     is_extractive: bool = False
 
@@ -124,15 +124,13 @@ def prepare_prompt(
         schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max)
         if form == "json"
         else None,
-        regex=text_regex(prompt.passages, answer_chars_max=answer_chars_max)
-        if form == "text"
-        else None,
+        regex=text_regex(prompt.passages) if form == "text" else None,
     )
     return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
         given=retrieval.hits[: prompt.passages],
-        answer_chars_max=answer_chars_max,
+        answer_chars_max=answer_chars_max if form == "json" else None,
         passage_chars_max=settings.passage_chars_max,
         is_extractive=is_extractive,
     )

@@ -362,7 +362,6 @@ class GeneratorStage:
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
                 on_broken=metrics.tokens.labels(kind="broken").inc,
-                answer_chars_max=work.prepared.answer_chars_max,
             )
         except PromptRefused as refused:
             work.outcome = refused

@@ -32,7 +32,6 @@ async def stream_answer(
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
     on_broken: Callable[[int], None],
-    answer_chars_max: int,
 ) -> Generated:
     """Sends one request and returns its result. Raises what the engine raises.
 
@@ -42,14 +41,12 @@ async def stream_answer(
     `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
     JSON around it. Every call has a new generation id. To cancel the call cancels the request.
 
-    `answer_chars_max`: where the form of the answer ends its text.
-
     A text that repeats itself (`generator.plan.repeats`) ends before the repetition, and the
     request is cancelled. Its tokens are those that the server had counted, else one for each piece.
     """
     pieces: list[str] = []
     try:
-        return await _read(engine, request, pieces, on_first_token, on_text, answer_chars_max)
+        return await _read(engine, request, pieces, on_first_token, on_text)
     except BaseException:
         on_broken(len(pieces))
         raise
@@ -61,7 +58,6 @@ async def _read(
     pieces: list[str],
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
-    answer_chars_max: int,
 ) -> Generated:
     generation_id = str(uuid.uuid4())
     reader: Reader = TextReader() if request.form == "text" else AnswerParser()
@@ -102,8 +98,7 @@ async def _read(
     if request.form == "json":
         whole = written(text)
     else:
-        is_cut = finished.finish_reason == "length"
-        whole = written_text(text, is_cut=is_cut, answer_chars_max=answer_chars_max)
+        whole = written_text(text, is_cut=finished.finish_reason == "length")
     return Generated(generation_id=generation_id, written=whole, finished=finished)
 
 

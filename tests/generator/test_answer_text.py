@@ -183,23 +183,24 @@ def test_text_that_no_encoding_has_is_read_all_the_same() -> None:
         (12, "It is so. [12]", True),
         (0, "It is so.", True),
         (0, "It is so. [1]", False),
-        (3, "x" * 20 + ". [1]", False),
+        (3, "One. Two. [1]", True),
+        (3, "One. Two. Three. [1]", False),
+        (3, "By P. G. Wodehouse in the U.S.A. and here. Two! [1]", True),
+        (3, "x" * 2_000 + ". [1]", True),
     ],
 )
 def test_the_regular_expression_is_sentences_and_then_markers(
     passages: int, text: str, fits: bool
 ) -> None:
-    assert bool(re.fullmatch(text_regex(passages, answer_chars_max=20), text)) is fits
+    assert bool(re.fullmatch(text_regex(passages), text)) is fits
 
 
-def test_a_text_that_fills_its_form_is_cut_back_to_its_last_whole_sentence() -> None:
-    full = "One is so. Two is not. [1]"
-    assert written_text(full, is_cut=False, answer_chars_max=22) == Written(
-        answer="One is so. [1]", numbers=(), is_complete=True
+def test_a_text_is_complete_unless_it_was_cut() -> None:
+    assert written_text(" So. [1] ", is_cut=False) == Written(
+        answer="So. [1]", numbers=(), is_complete=True
     )
-    assert written_text(full, is_cut=False, answer_chars_max=23).answer == full
-    one = written_text("One is not so. [1]", is_cut=False, answer_chars_max=14)
-    assert (one.answer, one.is_complete, one.content_chars) == ("One is not so. [1]", False, 14)
+    assert not written_text("So. [1]", is_cut=True).is_complete
+    assert not written_text(" ", is_cut=False).is_complete
 
 
 def test_a_text_before_a_repetition_keeps_its_whole_sentences() -> None:
