@@ -183,7 +183,7 @@ def read_earlier(path: Path) -> AnswersResult:
 
 def print_answers(console: Console, results: Sequence[AnswersResult]) -> None:
     """Prints one column for each run."""
-    table = Table("", *(each.label for each in results), title="Answers to 100 gold questions")
+    table = Table("", *(each.label for each in results), title="Answers to gold questions")
     for name, texts in _lines([each.figures for each in results]).items():
         table.add_row(name, *texts)
     console.print(table)
