@@ -88,7 +88,8 @@ def test_real_questions_get_answers_that_cite_what_was_given(vllm_server: VllmSe
         assert answer.status in ("ok", "partial"), answer.error
         assert answer.answer
         assert answer.model == vllm_server.model
-        assert answer.citations, "a complete object has at least one number"
+        assert answer.citations or answer.finish_reason != "stop", "its form ends with a marker"
+        assert answer.quotes[0].text in PASSAGES[answer.quotes[0].n - 1].text
         for citation in answer.citations:
             assert citation.doc_id == PASSAGES[citation.n - 1].doc_id
         assert answer.usage is not None
