@@ -334,7 +334,7 @@ def _provenance(retrieval: Retrieval, prompt_hash: str | None = None) -> Provena
         index_version=retrieval.index_version,
         embedding_model=retrieval.embedding_model,
         prompt_hash=prompt_hash,
-        software=f"carpool/{carpool.__version__}",
+        software=SOFTWARE,
     )
 
 

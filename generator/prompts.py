@@ -146,11 +146,11 @@ def reusable_key(
     """
     query, request = retrieval.query, prepared.request
     wishes = query.generation or Generation()
-    if not (settings.reuse and wishes.reuse) or retrieval.skipped_clusters:
+    if not (settings.reuse and wishes.reuse) or wishes.extractive or retrieval.skipped_clusters:
         return None
     return prompt_key(
         prompt_hash=prepared.prompt_hash,
-        schema=request.schema,
+        form=request.schema or request.regex,
         model=model,
         max_tokens=request.max_tokens,
         temperature=request.temperature,

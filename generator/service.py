@@ -194,10 +194,12 @@ class GeneratorStage:
 
     def prompt_key(self, retrieval: Retrieval) -> str | None:
         """Returns the key of a prompt whose answer may be given again; None: of no such prompt."""
-        if not self._needs_text:
+        if not self._has_model:
             return None  # there is no model whose work could be saved
         try:
-            prepared = prepare_prompt(retrieval, self._settings, self._templates)
+            prepared = prepare_prompt(
+                retrieval, self._settings, self._templates, form=self._engine.form
+            )
         except RecordError:
             return None  # `offer` answers it
         return reusable_key(retrieval, prepared, self._settings, self._model)

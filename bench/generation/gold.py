@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-QUESTIONS = Path(__file__).with_name("gold_questions.jsonl")
+GOLD_FILE = Path(__file__).with_name("gold_questions.jsonl")
 
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d),(?=\d)")
 
@@ -31,7 +31,7 @@ class GoldQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def read_gold() -> tuple[GoldQuestion, ...]:
     """Returns the gold questions, ordered by id. Raises `msgspec.DecodeError` for a bad file."""
-    return tuple(msgspec.json.Decoder(GoldQuestion).decode_lines(QUESTIONS.read_bytes()))
+    return tuple(msgspec.json.Decoder(GoldQuestion).decode_lines(GOLD_FILE.read_bytes()))
 
 
 def has_gold(text: str, answers: Sequence[str]) -> bool:

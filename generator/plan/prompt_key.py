@@ -16,7 +16,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 def prompt_key(
     *,
     prompt_hash: str,
-    schema: Mapping[str, Any] | None,
+    form: Mapping[str, Any] | str | None,
     model: str,
     max_tokens: int,
     temperature: float,
@@ -28,14 +28,15 @@ def prompt_key(
     """Returns the key (BLAKE2b, hexadecimal); None: the model may answer otherwise the next time.
 
     Only temperature 0 or a seed makes an answer that can be given again. `prompt_hash`: of the
-    filled template. `schema`: the form that the answer must have. `passages`: the ids of those in
-    the prompt, for the citations. `tenant`: of the record's header, and of the query.
+    filled template. `form`: the JSON Schema or the regular expression that the answer must match.
+    `passages`: the ids of those in the prompt, for the citations. `tenant`: of the record's header,
+    and of the query.
     """
     if temperature != 0 and seed is None:
         return None
     decides: tuple[object, ...] = (
         prompt_hash,
-        schema,
+        form,
         model,
         max_tokens,
         float(temperature),

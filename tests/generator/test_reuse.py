@@ -170,7 +170,7 @@ def test_a_key_depends_on_all_that_decides_an_answer() -> None:
     def key(**changes: Any) -> str | None:
         decides: dict[str, Any] = {
             "prompt_hash": "h",
-            "schema": {"type": "object"},
+            "form": {"type": "object"},
             "model": "m",
             "max_tokens": 9,
             "temperature": 0,
@@ -184,7 +184,7 @@ def test_a_key_depends_on_all_that_decides_an_answer() -> None:
     assert key() == key(temperature=0.0) is not None
     others: list[dict[str, Any]] = [
         {"prompt_hash": "i"},
-        {"schema": None},
+        {"form": None},
         {"model": "n"},
         {"max_tokens": 8},
         {"temperature": 0.5, "seed": 1},
