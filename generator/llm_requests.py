@@ -23,6 +23,7 @@ class RequestsInFlight:
         self._engine = engine
         self._on_error = on_error
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._preparing: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
 
@@ -52,6 +53,12 @@ class RequestsInFlight:
         self._tasks[id] = task
         task.add_done_callback(lambda task: self._ended(id, task))
 
+    def prepare(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts a task that no one cancels before the end, since it is short."""
+        task = self._loop.create_task(work)
+        self._preparing.add(task)
+        task.add_done_callback(self._prepared)
+
     def cancel(self, id: int) -> bool:
         """Cancels a request; returns False if it has ended."""
         task = self._tasks.pop(id, None)
@@ -66,7 +73,7 @@ class RequestsInFlight:
             self._loop.close()
 
     async def _cancel_all(self) -> None:
-        tasks = tuple(self._tasks.values())
+        tasks = (*self._tasks.values(), *self._preparing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,6 +82,13 @@ class RequestsInFlight:
     def _ended(self, id: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(id) is task:
             del self._tasks[id]
+        self._report(task)
+
+    def _prepared(self, task: asyncio.Task[None]) -> None:
+        self._preparing.discard(task)
+        self._report(task)
+
+    def _report(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._on_error(error)

@@ -117,6 +117,7 @@ def prepare_prompt(
         id=retrieval.source.place,
         system=prompt.system,
         user=prompt.user,
+        segments=prompt.segments,
         max_tokens=max_tokens,
         temperature=settings.temperature if wishes.temperature is None else wishes.temperature,
         seed=wishes.seed,

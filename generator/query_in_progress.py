@@ -38,13 +38,15 @@ class Generated:
 class QueryInProgress:
     """A query in progress. `outcome`: of its last request; `trouble`: why its last try failed.
 
-    `prompt_key`: None if its answer is not given again to equal prompts.
+    `prompt_key`: None if its answer is not given again to equal prompts. `token_ids`: its
+    prompt; empty while they are not known, and where text is sent.
     """
 
     unit: Unit[Retrieval]
     prepared: PreparedPrompt
     progress: QueryProgress
     prompt_key: str | None = None
+    token_ids: tuple[int, ...] = ()
     outcome: Generated | PromptRefused | None = None
     trouble: str = "it was not sent yet"
 

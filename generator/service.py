@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -182,14 +183,17 @@ class GeneratorStage:
             priority=prepared.request.priority,
             deadline_us=deadline_us_of(retrieval),
         )
+        work = QueryInProgress(
+            unit=unit,
+            prepared=prepared,
+            progress=progress,
+            prompt_key=reusable_key(retrieval, prepared, self._settings, self._model),
+        )
         with self._lock:
-            self._queries[unit.id] = QueryInProgress(
-                unit=unit,
-                prepared=prepared,
-                progress=progress,
-                prompt_key=reusable_key(retrieval, prepared, self._settings, self._model),
-            )
+            self._queries[unit.id] = work
             self._queries_bytes += unit.message.size_bytes
+            if not self._is_closed:
+                self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
         self._happened(PromptArrived(prompt=prompt))
 
     def prompt_key(self, retrieval: Retrieval) -> str | None:
@@ -352,6 +356,11 @@ class GeneratorStage:
         else:
             self._happened(CheckPassed())
 
+    async def _tokenize(self, work: QueryInProgress) -> None:
+        """Finds out the ids of a prompt while it waits."""
+        with suppress(LlmRefusal):  # the request finds out, and reports it
+            work.token_ids = await self._engine.tokenize(work.prepared.request)
+
     async def _ask(self, work: QueryInProgress) -> None:
         """Sends one request, and reports its result."""
         id, metrics = work.unit.id, self._metrics.generator
@@ -360,7 +369,7 @@ class GeneratorStage:
         try:
             work.outcome = await stream_answer(
                 self._engine,
-                work.prepared.request,
+                replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
                 on_broken=metrics.tokens.labels(kind="broken").inc,

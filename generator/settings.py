@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Meta
 
 from carpool.settings import Secret, Settings
@@ -224,6 +225,53 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "--scheduling-policy priority: other servers refuse or ignore it"
         ),
     ] = False
+    prompts: Annotated[
+        Literal["auto", "text"],
+        Meta(
+            description="how prompts are sent: `auto` as token ids, where the server makes them, "
+            "else as chat text; `text` always as chat text: for a model whose reasoning the server "
+            "takes out of its chats"
+        ),
+    ] = "auto"
+    structured_output: Annotated[
+        Literal["auto", "json_schema", "json_schema_unbounded", "json_object", "none"],
+        Meta(
+            description="how the server is told the form of an answer; `auto` begins with the "
+            "strictest and goes on to the next when the server refuses it: `json_schema`, the same "
+            "without lengths, `json_object` (some JSON), `none` (the prompt alone says it)"
+        ),
+    ] = "auto"
+    max_tokens_field: Annotated[
+        Literal["auto", "max_tokens", "max_completion_tokens"],
+        Meta(
+            description="name of the field that bounds an answer; `auto`: max_tokens, until the "
+            "server asks for the other one"
+        ),
+    ] = "auto"
+    extra_headers: Annotated[
+        Secret,
+        Meta(
+            description="more headers of every request, as a JSON object of texts; they often "
+            "hold keys, so they come from the environment only"
+        ),
+    ] = Secret()
+    extra_body: Annotated[
+        dict[str, Any],
+        Meta(
+            description="more fields of every request for an answer, such as reasoning_effort; in "
+            "the environment a JSON object. It has no place for keys: it is printed with the "
+            "settings"
+        ),
+    ] = msgspec.field(default_factory=dict)
+    segments_kept_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="passages whose token ids are kept in memory, about 4 KB each; too low "
+            "asks the server for the same ones again, too high takes memory",
+        ),
+    ] = 10_000
     connect_timeout_s: Annotated[
         float,
         Meta(
@@ -298,4 +346,12 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
                 f"base_url {without_password(self.base_url)!r} is no URL such as "
                 "http://127.0.0.1:8000/v1"
             )
+        try:
+            self.headers()
+        except msgspec.DecodeError:
+            problems.append('extra_headers is no JSON object of texts: write {"NAME": "VALUE"}')
         return problems
+
+    def headers(self) -> dict[str, str]:
+        """Returns the `extra_headers` by name."""
+        return msgspec.json.decode(self.extra_headers.value or "{}", type=dict[str, str])

@@ -5,9 +5,10 @@ cites a passage that the prompt numbers.
 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
-It answers GET /health, GET /v1/models and POST /v1/chat/completions (streamed or whole). POST
-/_faults sets a `LlmFault`, as `refusing` does in Python. POST /_broken changes `LlmServer.broken`.
-GET /_requests returns `LlmRequests`.
+It answers GET /health, GET /v1/models, POST /v1/chat/completions and POST /v1/completions (streamed
+or whole); as `vllm` also GET /version, POST /tokenize, and prompts of token ids. Other dialects
+refuse what their servers refuse (`llm_dialects`). POST /_faults sets a `LlmFault`, as `refusing`
+does in Python. POST /_broken changes `LlmServer.broken`. GET /_requests returns `LlmRequests`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from carpool.testing.http import HttpRequest, RefusedRequest, Responder, serve_connection
+from carpool.testing.llm_dialects import ChatRequest, Dialect, refusal, tokens_max
 from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
+from carpool.testing.llm_tokens import decode, encode, messages_of, render
 
 HOST = "127.0.0.1"
+MODEL_TOKENS_MAX = 32_768
 
 T = TypeVar("T")
 
@@ -74,21 +78,18 @@ class LlmRequests(msgspec.Struct, kw_only=True):
     completed_by_prompt: Counter[str] = msgspec.field(default_factory=Counter)
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The used fields of a request for a completion."""
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for token ids: of a text, or of a chat."""
 
-    model: str
-    messages: list[dict[str, Any]]
-    max_tokens: int | None = None
-    stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
 
 
 class LlmServer:
     """The stand-in on its own thread; a context manager.
 
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
+    `dialect`: the server that it behaves like.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class LlmServer:
         model: str = NAME,
         latency_ms: float = 0.0,
         tokens_per_second: float | None = None,
+        dialect: Dialect = "vllm",
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
+        self.dialect = dialect
         self.requests = LlmRequests()
         self.fault = NO_FAULT
         self.owner = NAME
@@ -193,11 +196,18 @@ class LlmServer:
                     "object": "model",
                     "created": 0,
                     "owned_by": self.owner,
-                    "max_model_len": 32_768,
+                    "max_model_len": MODEL_TOKENS_MAX,
                 }
                 await responder.json({"object": "list", "data": [listed]})
-            case ("POST", "/v1/chat/completions"):
+            case ("POST", "/v1/chat/completions" | "/v1/completions"):
                 await self._complete(request, responder)
+            case ("GET", "/version") if self.dialect == "vllm":
+                await responder.json({"version": NAME})
+            case ("POST", "/tokenize") if self.dialect == "vllm":
+                await responder.json(_tokenized(_decode(request.body, TokenizeRequest)))
+            case ("POST", "/tokenize") if self.dialect == "llama.cpp":
+                content = _decode(request.body, dict[str, Any]).get("content", "")
+                await responder.json({"tokens": encode(str(content))})
             case ("POST", "/_faults"):
                 self.fault = _decode(request.body, LlmFault)
                 await responder.json(self.fault)
@@ -211,6 +221,11 @@ class LlmServer:
 
     async def _complete(self, request: HttpRequest, responder: Responder) -> None:
         chat = _decode(request.body, ChatRequest)
+        refused = refusal(self.dialect, chat)
+        if refused is not None:
+            raise RefusedRequest(refused.status, refused.message)
+        if chat.prompt is not None:
+            chat = msgspec.structs.replace(chat, messages=_messages_of(chat.prompt))
         if chat.model != self.model:
             raise RefusedRequest(404, f"The model `{chat.model}` does not exist.")
         prompt = prompt_hash(chat.messages)
@@ -257,15 +272,21 @@ class LlmServer:
         """Writes the answer as tokens, as a whole, or up to the fault."""
         text = write(prompt_text(chat.messages), chat.response_format)
         tokens = words(text)
-        limit = len(tokens) if chat.max_tokens is None else chat.max_tokens
+        limit = tokens_max(self.dialect, chat)
+        limit = len(tokens) if limit is None else limit
         cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
-        usage = {
-            "prompt_tokens": len(words(prompt_text(chat.messages))),
+        read = len(encode(render(chat.messages)))
+        usage: dict[str, Any] = {
+            "prompt_tokens": read,
             "completion_tokens": len(cut),
-            "total_tokens": len(words(prompt_text(chat.messages))) + len(cut),
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "total_tokens": read + len(cut),
         }
-        head = {"id": request_id, "created": 0, "model": self.model}
+        if self.dialect != "ollama":
+            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+        is_chat = chat.prompt is None
+        kind = "chat.completion" if is_chat else "text_completion"
+        head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
+        chunk = head | {"object": "chat.completion.chunk" if is_chat else kind}
         await responder.wait(self._latency_s)
         written = []
         for index, token in enumerate(cut):
@@ -274,28 +295,41 @@ class LlmServer:
             await responder.wait(self._token_s)
             written.append(token)
             if chat.stream:
-                delta = {"role": "assistant", "content": token}
-                choice = {"index": 0, "delta": delta, "finish_reason": None}
-                await responder.event(
-                    {**head, "object": "chat.completion.chunk", "choices": [choice]}
-                )
+                choice = _choice("delta" if is_chat else "text", token, None)
+                await responder.event({**chunk, "choices": [choice]})
         if fault.mode != "none":
             self.requests.faulted += 1
             await _fail(fault, responder)
         elif chat.stream:
-            choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
-            await responder.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+            choice = _choice("delta" if is_chat else "text", "", finish_reason)
+            await responder.event({**chunk, "choices": [choice]})
             if (chat.stream_options or {}).get("include_usage"):
-                await responder.event(
-                    {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
-                )
+                await responder.event({**chunk, "choices": [], "usage": usage})
             await responder.end_events()
         else:
-            message = {"role": "assistant", "content": "".join(written)}
-            choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-            await responder.json(
-                {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
-            )
+            choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
+            await responder.json({**head, "choices": [choice], "usage": usage})
+
+
+def _choice(
+    field: Literal["delta", "message", "text"], text: str, finish_reason: str | None
+) -> dict[str, Any]:
+    """Returns a choice with a text in the field of a chat, or in that of a completion."""
+    content: Any = text if field == "text" else {"role": "assistant", "content": text}
+    return {"index": 0, field: content, "finish_reason": finish_reason}
+
+
+def _tokenized(request: TokenizeRequest) -> dict[str, Any]:
+    is_chat = request.messages is not None
+    ids = encode(render(request.messages or ()) if is_chat else request.prompt or "")
+    return {"tokens": ids, "count": len(ids), "max_model_len": MODEL_TOKENS_MAX}
+
+
+def _messages_of(prompt: list[int] | str) -> list[dict[str, Any]]:
+    try:
+        return messages_of(prompt if isinstance(prompt, str) else decode(prompt))
+    except ValueError as error:
+        raise RefusedRequest(400, f"the prompt has no ids of {NAME}: {error}") from error
 
 
 async def _fail(fault: LlmFault, responder: Responder) -> None:
@@ -328,6 +362,7 @@ def main() -> int:
     add("--latency-ms", type=float, default=0.0, help="wait before the first token")
     add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
+    add("--dialect", choices=get_args(Dialect), default="vllm", help="the server to behave like")
     options = parser.parse_args()
     server = LlmServer(**vars(options))
     try:

@@ -46,8 +46,11 @@ def write(prompt: str, response_format: Mapping[str, Any] | None) -> str:
     sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}" + (
         f" [{number}]." if number else "."
     )
-    if not response_format or response_format.get("type") != "json_schema":
+    if not response_format or response_format.get("type") not in ("json_schema", "json_object"):
         return sentence
+    if response_format["type"] == "json_object":  # the object that the prompt asks for
+        value = {"answer": sentence, "citations": [] if number is None else [number]}
+        return msgspec.json.encode(value).decode()
     schema = response_format.get("json_schema", {}).get("schema", {})
     return msgspec.json.encode(_instance(schema, sentence, number)).decode()
 

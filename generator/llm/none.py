@@ -28,6 +28,10 @@ class NoLlm:
     async def check(self) -> None:
         """See `LlmEngine`."""
 
+    async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
+        """Returns no ids: there is no server to send them to."""
+        return ()
+
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
         yield LlmPiece(text=TEXT)

@@ -1,19 +1,26 @@
-"""A server with OpenAI's API, such as vLLM: streamed chat completions that follow a JSON Schema."""
+"""A server with OpenAI's API, such as vLLM: streamed completions that follow a JSON Schema.
+
+A server that tokenizes gets prompts as token ids (/v1/completions), every other one as chat text.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from email.utils import parsedate_to_datetime
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import openai
+import structlog
 from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
-from openai.types import CompletionUsage
+from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletionChunk
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 
 from carpool.terminal import without_password
+from generator.llm.openai_errors import BUSY, detail_of, failure, is_too_long
 from generator.llm.protocol import (
     AnswerForm,
     LlmEvent,
@@ -23,27 +30,25 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
+from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
+from generator.llm.token_prompts import CannotTokenize, PromptTokenizer
 from generator.settings import LlmSettings
+
+log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
 SCHEMA_NAME = "cited_answer"
-_DETAIL_CHARS_MAX = 300
-_NO_CONNECTION = (
-    "ConnectError",
-    "ConnectTimeout",
-    "PoolTimeout",
-    "ProxyError",
-    "UnsupportedProtocol",
-)
-"""Errors of the client's HTTP library: httpx or httpx2, after its version."""
+_NOT_THERE = (404, 405, 501)
+_FORM = (400, *_NOT_THERE, 415, 422)
+"""Statuses of a request whose form the server may not know."""
+_SAMPLE_PROMPT = ("You answer questions.", "Passages:\n\n")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_TOO_LONG = (
-    "maximum context length",
-    "context_length_exceeded",
-    "max_model_len",
-    "longer than the maximum",
-    "too long",
-)
+
+
+class _Tokenized(msgspec.Struct):
+    """The answer of /tokenize."""
+
+    tokens: list[int]
 
 
 class OpenAiLlm:
@@ -53,7 +58,13 @@ class OpenAiLlm:
         self._settings = settings
         self._client_or_none: AsyncOpenAI | None = None
         self._has_answered = False
+        self._facts: ServerFacts | None = None
         self._is_vllm = False
+        self._finding_out = asyncio.Lock()
+        self._said: tuple[object, ...] = ()
+        self._tokenizer = PromptTokenizer(
+            self._ask_for_ids, segments_max=settings.segments_kept_max
+        )
 
     @property
     def form(self) -> AnswerForm:
@@ -76,6 +87,7 @@ class OpenAiLlm:
                 base_url=settings.base_url,
                 api_key=settings.api_key.value
                 or "none",  # the client requires one; servers without keys ignore it
+                default_headers=settings.headers(),
                 max_retries=0,
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
@@ -85,19 +97,21 @@ class OpenAiLlm:
         return self._client_or_none
 
     async def check(self) -> None:
-        """Lists the models. Raises `LlmRefusal` without an answer, or if the model is missing."""
+        """Lists the models, and finds out what the server takes.
+
+        Raises `LlmRefusal` without an answer, if the model is missing, or if it renders no chat.
+        """
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 page = await self._client().models.list()
             names = [model.id for model in page.data]
-            self._is_vllm = any(model.owned_by == "vllm" for model in page.data)
         except openai.NotFoundError as error:
             raise LlmRefusal(
                 "unreachable",
-                f"it lists no models ({_detail(error)}); base_url ends in /v1, for vLLM",
+                f"it lists no models ({detail_of(error)}); base_url ends in /v1, for vLLM",
             ) from error
         except Exception as error:  # errors of its HTTP library, which depends on its version
-            raise self._failure(error, "the list of its models") from error
+            raise self._failed(error, "the list of its models") from error
         if self._settings.model not in names:
             listed = ", ".join(names[:10]) or "none"
             raise LlmRefusal(
@@ -105,13 +119,29 @@ class OpenAiLlm:
                 f"it has no model {self._settings.model!r}, only: {listed}; set llm.model to one "
                 "of these",
             )
+        try:
+            async with self._finding_out:
+                await self._find_out()
+        except LlmRefusal:
+            raise
+        except Exception as error:
+            raise self._failed(error, "what it takes") from error
+
+    async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
+        """See `LlmEngine`."""
+        try:
+            return await self._ids(request, await self._known_facts())
+        except LlmRefusal:
+            raise
+        except Exception as error:
+            raise self._failed(error, "token ids") from error
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
         ended = _AnswerEnd(model=self._settings.model)
         try:
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
-                response = await self._client().chat.completions.create(**self._body(request))
+                response = await self._begin(request)
                 first_token_at = timeout.when()
             async with response:
                 async for text in self._pieces(response, ended, first_token_at):
@@ -119,18 +149,140 @@ class OpenAiLlm:
         except (LlmRefusal, PromptRefused):
             raise
         except Exception as error:  # see `check`
-            raise self._failure(error, "an answer") from error
+            raise self._failed(error, "an answer") from error
         self._has_answered = True
         yield ended.finished()
 
-    def _body(self, request: LlmRequest) -> dict[str, Any]:
+    async def _known_facts(self) -> ServerFacts:
+        async with self._finding_out:
+            return self._facts or await self._find_out()
+
+    async def _find_out(self) -> ServerFacts:
+        """Asks what the server takes, without a prompt. Raises what the client raises."""
+        self._has_answered = False
+        self._tokenizer.forget()
+        version = await self._version()
+        self._is_vllm = version is not None
+        reason = "llm.prompts is text" if self._settings.prompts == "text" else ""
+        if not reason:
+            try:
+                await self._tokenizer.frame(*_SAMPLE_PROMPT)
+            except CannotTokenize as error:
+                reason = str(error)
+        before = self._facts or assumed(self._settings)
+        self._facts = facts = replace(before, vllm_version=version, takes_ids=not reason)
+        if self._said != (facts, reason):
+            self._said = (facts, reason)
+            log.info(
+                "found out what the LLM server takes",
+                address=self.address,
+                vllm=version or "is another server",
+                prompts="token ids" if facts.takes_ids else f"chat text: {reason}",
+                structured_output=facts.form,
+            )
+        return facts
+
+    async def _version(self) -> str | None:
+        """Returns the version of vLLM; None for another server."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                reply = await self._client().get(f"{self._root}/version", cast_to=object)
+        except (openai.APIStatusError, openai.APIResponseValidationError, ValueError):
+            return None
+        version = reply.get("version") if isinstance(reply, dict) else None
+        return version if isinstance(version, str) else None
+
+    @property
+    def _root(self) -> str:
+        """Where vLLM has what is not OpenAI's: beside /v1."""
+        return self._settings.base_url.rstrip("/").removesuffix("/v1")
+
+    async def _ask_for_ids(self, body: Mapping[str, Any]) -> list[int]:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                reply = await self._client().post(
+                    f"{self._root}/tokenize",
+                    cast_to=object,
+                    body={"model": self._settings.model, **body},
+                )
+            ids = msgspec.convert(reply, _Tokenized).tokens
+        except openai.APIStatusError as error:
+            if self._is_vllm and error.status_code == 400 and "messages" in body:
+                raise LlmRefusal(
+                    "misfit",
+                    "its chat template takes no system and user message "
+                    f"({detail_of(error)}); start vLLM with --chat-template, or choose a model for "
+                    "chats",
+                ) from error
+            if self._is_vllm and (error.status_code in BUSY or error.status_code >= 500):
+                raise
+            raise CannotTokenize(f"POST /tokenize is refused (HTTP {error.status_code})") from error
+        except (msgspec.ValidationError, openai.APIResponseValidationError, ValueError) as error:
+            raise CannotTokenize("POST /tokenize is not answered as vLLM does") from error
+        if not ids:
+            raise CannotTokenize("POST /tokenize returns no ids")
+        return ids
+
+    async def _ids(self, request: LlmRequest, facts: ServerFacts) -> tuple[int, ...]:
+        """Returns the ids to send; none if the text is sent."""
+        if not facts.takes_ids or not request.segments:
+            return ()
+        try:
+            return request.token_ids or await self._tokenizer.ids(request.system, request.segments)
+        except CannotTokenize as error:
+            if self._said != (reason := str(error),):
+                self._said = (reason,)
+                log.warning("prompts of a template are sent as chat text", reason=reason)
+            return ()
+
+    async def _begin(self, request: LlmRequest) -> AsyncStream[Any]:
+        """Sends a request; again, in another form, if the server refuses the form."""
+        while True:
+            facts = await self._known_facts()
+            ids = await self._ids(request, facts)
+            client = self._client()
+            create = client.completions.create if ids else client.chat.completions.create
+            try:
+                stream: AsyncStream[Any] = await create(**self._body(request, facts, ids))
+                return stream
+            except openai.APIStatusError as error:
+                # Else another request has learned the same.
+                if self._facts is facts and not self._learned(error, facts, has_ids=bool(ids)):
+                    raise
+
+    def _learned(self, error: openai.APIStatusError, facts: ServerFacts, *, has_ids: bool) -> bool:
+        """Learns from a refusal; returns False if it says nothing about the form of requests."""
+        status, detail = error.status_code, detail_of(error)
+        if status not in _FORM or is_too_long(detail):
+            return False
+        learned = after_refusal(facts, self._settings, detail, has_answered=self._has_answered)
+        if has_ids and (status in _NOT_THERE or (learned is None and not self._has_answered)):
+            learned = replace(facts, takes_ids=False)
+        if learned is None:
+            return False
+        self._facts = learned
+        log.warning(
+            "the LLM server refuses the form of a request; it is sent in another one",
+            address=self.address,
+            refusal=detail,
+            prompts="token ids" if learned.takes_ids else "chat text",
+            structured_output=learned.form,
+            max_tokens_field=learned.max_tokens_field,
+            left_out=sorted(learned.left_out),
+        )
+        return True
+
+    def _body(
+        self, request: LlmRequest, facts: ServerFacts, ids: tuple[int, ...]
+    ) -> dict[str, Any]:
+        messages = [
+            {"role": "system", "content": request.system},
+            {"role": "user", "content": request.user},
+        ]
         body: dict[str, Any] = {
             "model": self._settings.model,
-            "messages": [
-                {"role": "system", "content": request.system},
-                {"role": "user", "content": request.user},
-            ],
-            "max_tokens": request.max_tokens,
+            **({"prompt": list(ids)} if ids else {"messages": messages}),
+            "max_tokens" if ids else facts.max_tokens_field: request.max_tokens,
             "temperature": request.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -138,27 +290,22 @@ class OpenAiLlm:
         }
         if request.seed is not None:
             body["seed"] = request.seed
-        if request.schema is not None:
-            schema = {"name": SCHEMA_NAME, "schema": dict(request.schema), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if extra := self._extra(request):
-            body["extra_body"] = extra
-        if self._is_vllm:  # the counts of an answer that is ended early
-            body["stream_options"]["continuous_usage_stats"] = True
-        return body
-
-    def _extra(self, request: LlmRequest) -> dict[str, Any]:
-        """Returns the fields that OpenAI's API does not have: those of vLLM."""
         extra: dict[str, Any] = {}
-        if self._settings.sends_priority:
-            extra["priority"] = request.priority
+        if request.schema is not None:
+            extra["response_format"] = response_format(facts.form, SCHEMA_NAME, request.schema)
         if self._is_vllm and request.regex is not None:
             extra["structured_outputs"] = {"regex": request.regex}
-        return extra
+        if self._settings.sends_priority:
+            extra["priority"] = request.priority
+        if self._is_vllm:  # the counts of an answer that is ended early
+            body["stream_options"]["continuous_usage_stats"] = True
+        sent = {name: value for name, value in extra.items() if value is not None}
+        body["extra_body"] = sent | self._settings.extra_body
+        return {name: value for name, value in body.items() if name not in facts.left_out}
 
     async def _pieces(
         self,
-        response: AsyncStream[ChatCompletionChunk],
+        response: AsyncStream[Any],
         ended: _AnswerEnd,
         first_token_at: float | None,
     ) -> AsyncIterator[str]:
@@ -183,63 +330,18 @@ class OpenAiLlm:
 
     async def close(self) -> None:
         """Closes the connections."""
+        await self._tokenizer.close()
         if self._client_or_none is not None:
             await self._client_or_none.close()
             self._client_or_none = None
 
-    def _failure(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
-        """Sorts an error of the client into a refusal of the server or of the prompt."""
-        cause = error.__cause__ or error
-        detail = without_password(f"{type(cause).__name__}: {cause}")[:_DETAIL_CHARS_MAX]
-        if type(cause).__name__ in _NO_CONNECTION:
-            return LlmRefusal(
-                "unreachable",
-                f"it cannot be reached ({detail}); is it running, and is base_url right?",
-            )
-        if isinstance(error, TimeoutError | openai.APITimeoutError):
-            return LlmRefusal(
-                "timeout",
-                f"it sent nothing more of {what}; it hangs or is overloaded (the timeouts are "
-                "llm.*_timeout_s)",
-            )
-        if isinstance(error, openai.APIStatusError):
-            return self._refusal(error, error.status_code)
-        return LlmRefusal("broken", f"it failed during {what}, or violated its protocol ({detail})")
-
-    def _refusal(self, error: openai.APIStatusError, status: int) -> LlmRefusal | PromptRefused:
-        detail = f"HTTP {status}: {_detail(error)}"
-        retry_after_s = _retry_after_s(error.response.headers)
-        if status in (409, 425, 429, 503):
-            return LlmRefusal(
-                "busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s
-            )
-        if status in (401, 403, 407):
-            return LlmRefusal(
-                "forbidden", f"it refuses the key ({detail}); set CARPOOL_LLM_API_KEY"
-            )
-        if status == 404:
-            return LlmRefusal(
-                "model_missing",
-                f"it has no model {self._settings.model!r} ({detail}); set llm.model to one that "
-                "it lists",
-            )
-        if status == 408:
-            return LlmRefusal(
-                "timeout", f"it gave up on the request ({detail})", retry_after_s=retry_after_s
-            )
-        if status in (502, 504):
-            return LlmRefusal(
-                "unreachable", f"a proxy does not reach it ({detail})", retry_after_s=retry_after_s
-            )
-        if status >= 500:
-            return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)
-        if self._has_answered or any(words in detail.lower() for words in _TOO_LONG):
-            return PromptRefused(f"the LLM server refuses this prompt ({detail})")
-        return LlmRefusal(
-            "misfit",
-            f"it refuses a request, and has answered none so far ({detail}): does it know "
-            "`response_format`, and `priority` if llm.sends_priority is on?",
+    def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
+        sorted_error = failure(
+            error, what, model=self._settings.model, has_answered=self._has_answered
         )
+        if getattr(sorted_error, "kind", "") in ("unreachable", "model_missing", "misfit"):
+            self._facts = None  # found out again: another server may answer next
+        return sorted_error
 
 
 class _AnswerEnd:
@@ -250,7 +352,7 @@ class _AnswerEnd:
         self._model = model
         self._usage: CompletionUsage | None = None
 
-    def take(self, chunk: ChatCompletionChunk) -> str:
+    def take(self, chunk: ChatCompletionChunk | Completion) -> str:
         """Returns the text of the chunk, perhaps empty. Raises any error for a malformed chunk."""
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
@@ -258,7 +360,7 @@ class _AnswerEnd:
             return ""
         choice = chunk.choices[0]
         self.finish_reason = choice.finish_reason or self.finish_reason
-        text = choice.delta.content or ""
+        text = (choice.delta.content if isinstance(choice, ChunkChoice) else choice.text) or ""
         # JSON cannot encode lone surrogates, so they are replaced.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -277,25 +379,3 @@ class _AnswerEnd:
             output_tokens=usage.completion_tokens if usage else 0,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
         )
-
-
-def _detail(error: openai.APIStatusError) -> str:
-    body = error.body
-    message = body.get("message") if isinstance(body, dict) else body
-    return " ".join(str(message or error.message).split())[:_DETAIL_CHARS_MAX]
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Returns the wait in the headers: milliseconds, seconds, or a date by the server's clock."""
-    for name, units_a_second in (("retry-after-ms", 1_000), ("retry-after", 1)):
-        try:
-            return max(0.0, float(headers[name]) / units_a_second)
-        except (KeyError, ValueError):
-            continue
-    try:
-        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(
-            headers["date"]
-        )
-    except (KeyError, ValueError, TypeError):
-        return None
-    return max(0.0, wait.total_seconds())

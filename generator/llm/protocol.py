@@ -28,12 +28,17 @@ class LlmRequest:
     """One prompt. `id` is in the server's logs, the same for retries.
 
     At most one of `schema`, a JSON Schema, and `regex` says what form the answer must have.
+
+    The prompt is a chat of two messages, or the `token_ids` that the server makes of them. Empty
+    ids are not known yet. `segments`: `user`, cut so that the ids of each part can be used again.
     """
 
     id: str
     system: str
     user: str
     max_tokens: int
+    segments: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
     seed: int | None = None
     priority: int = 0
@@ -104,7 +109,17 @@ class LlmEngine(Protocol):
         ...
 
     async def check(self) -> None:
-        """Returns if the server answers and has the model. Raises `LlmRefusal`."""
+        """Returns if the server answers and has the model. Raises `LlmRefusal`.
+
+        Finds out again what the server takes.
+        """
+        ...
+
+    async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
+        """Returns the ids of a prompt; none if its text is sent. Raises `LlmRefusal`.
+
+        `stream` does this itself for a request without `token_ids`.
+        """
         ...
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:

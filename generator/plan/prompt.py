@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from carpool.errors import ConfigError
 from generator.plan.control_tokens import as_plain_text
@@ -40,11 +41,17 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilledPrompt:
-    """The messages to send. They contain the first `passages` passages, numbered from 1."""
+    """The messages to send. They contain the first `passages` passages, numbered from 1.
+
+    `segments` together are `user`: its begin, which is the same in every prompt of the template and
+    may be empty; the passages, each alone; and the rest. Every cut is after a line break and before
+    a character that is no white space, because no tokenizer joins text there.
+    """
 
     system: str
     user: str
     passages: int
+    segments: tuple[str, ...] = ()
 
     def sha256(self) -> str:
         """Returns the hash of this prompt, for an answer's provenance."""
@@ -118,9 +125,40 @@ def fill(
         if left < 0:
             break
         shown.append(text)
-    body = PASSAGE_SEPARATOR.join(shown) or template.nothing_found
-    user = _put(template.user, passages=body, question=question)
-    return FilledPrompt(system=template.system, user=user, passages=len(shown))
+    segments = _segments(template, shown, question)
+    return FilledPrompt(
+        system=template.system, user="".join(segments), passages=len(shown), segments=segments
+    )
+
+
+def _segments(template: Template, shown: Sequence[str], question: str) -> tuple[str, ...]:
+    """Returns the filled message of the user, cut; see `FilledPrompt`."""
+    bodies = shown or (template.nothing_found,)
+    passages = [f"{body}{PASSAGE_SEPARATOR}" for body in bodies[:-1]] + [bodies[-1]]
+    fills = {"passages": passages, "question": [question]}
+    user, wished = "", []
+    for place, part in enumerate(_PLACEHOLDER.split(template.user)):
+        for text in fills[part] if place % 2 else ():
+            wished.append(len(user))
+            user += text
+        if place % 2:
+            wished.append(len(user))
+        else:
+            user += part
+    cuts = sorted({_cut_at(user, place) for place in wished})
+    return tuple(user[begin:end] for begin, end in pairwise((0, *cuts, len(user))))
+
+
+def _cut_at(text: str, place: int) -> int:
+    """Returns where the line begins that the first character at or after `place` is in.
+
+    If the line begins with white space or is empty: where an earlier line begins.
+    """
+    rest = text[place:].lstrip()
+    cut = text.rfind("\n", 0, len(text) - len(rest) if rest else place) + 1
+    while cut > 0 and not text[cut : cut + 1].strip():
+        cut = text.rfind("\n", 0, cut - 1) + 1
+    return cut
 
 
 def _put(template: str, **values: str) -> str:

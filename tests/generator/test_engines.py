@@ -15,9 +15,11 @@ import pytest
 from carpool.settings import Secret
 from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
+from carpool.testing.llm_tokens import encode, render
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
-from generator.llm.openai_api import OpenAiLlm, _retry_after_s
+from generator.llm.openai_api import OpenAiLlm
+from generator.llm.openai_errors import retry_after
 from generator.llm.protocol import (
     LlmEngine,
     LlmFinished,
@@ -26,6 +28,7 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
+from generator.llm.server_facts import assumed
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
 
@@ -141,7 +144,8 @@ def test_a_request_has_its_id_and_usage_is_as_the_server_counted_it(server: LlmS
     text, finished = run(OpenAiLlm(settings(server)), collect)
     assert NAME in text
     assert finished.model == server.model
-    assert finished.input_tokens == 9
+    messages = ({"role": "system", "content": "Answer."}, {"content": REQUEST.user})
+    assert finished.input_tokens == len(encode(render(messages)))
     assert finished.output_tokens > 3
     assert server.requests.completed_by_id == {REQUEST.id: 1}
 
@@ -340,15 +344,12 @@ def test_lone_surrogates_of_a_server_are_replaced() -> None:
 
 
 def test_priority_and_seed_are_sent_if_requested() -> None:
-    plain = OpenAiLlm(LlmSettings())._body(REQUEST)
-    assert "seed" not in plain and "extra_body" not in plain
+    facts = assumed(LlmSettings())
+    plain = OpenAiLlm(LlmSettings())._body(REQUEST, facts, ())
+    assert "seed" not in plain and plain["extra_body"].keys() == {"response_format"}
     wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
-    body = OpenAiLlm(LlmSettings(sends_priority=True))._body(wished)
-    assert (body["seed"], body["extra_body"], "response_format" in body) == (
-        3,
-        {"priority": -4},
-        False,
-    )
+    body = OpenAiLlm(LlmSettings(sends_priority=True))._body(wished, facts, ())
+    assert (body["seed"], body["extra_body"]) == (3, {"priority": -4})
 
 
 def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() -> None:
@@ -388,7 +389,7 @@ def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() 
 def test_retry_after_is_read_in_all_its_forms(
     headers: dict[str, str], expected_s: float | None
 ) -> None:
-    assert _retry_after_s(headers) == expected_s
+    assert retry_after(headers) == expected_s
 
 
 # ---- the engine in memory

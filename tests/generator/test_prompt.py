@@ -107,9 +107,17 @@ def test_a_template_that_cannot_be_used_is_refused_with_every_problem(
 
 def test_passages_are_numbered_and_stand_before_the_question_so_prompts_share_a_prefix() -> None:
     assert filled("  why? ", hits("a", "b")) == FilledPrompt(
-        system="Answer.", user="P:\n[1] T1: a\n\n[2] T2: b\nQ: why?", passages=2
+        system="Answer.",
+        user="P:\n[1] T1: a\n\n[2] T2: b\nQ: why?",
+        passages=2,
+        segments=("P:\n", "[1] T1: a\n\n", "[2] T2: b\n", "Q: why?"),
     )
-    assert filled("why?") == FilledPrompt(system="Answer.", user="P:\n(none)\nQ: why?", passages=0)
+    assert filled("why?") == FilledPrompt(
+        system="Answer.",
+        user="P:\n(none)\nQ: why?",
+        passages=0,
+        segments=("P:\n", "(none)\n", "Q: why?"),
+    )
 
 
 def test_an_equal_prompt_has_an_equal_hash() -> None:

@@ -1,0 +1,119 @@
+"""The errors of OpenAI's client, sorted by what the caller must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+import openai
+
+from carpool.terminal import without_password
+from generator.llm.protocol import LlmRefusal, PromptRefused
+
+_DETAIL_CHARS_MAX = 300
+_NO_CONNECTION = (
+    "ConnectError",
+    "ConnectTimeout",
+    "PoolTimeout",
+    "ProxyError",
+    "UnsupportedProtocol",
+)
+"""Errors of the client's HTTP library: httpx or httpx2, after its version."""
+BUSY = (409, 425, 429, 503)
+"""Statuses of a server that takes no more work now."""
+_TOO_LONG = (
+    "maximum context length",
+    "context_length_exceeded",
+    "max_model_len",
+    "longer than the maximum",
+    "too long",
+    "available context size",
+)
+
+
+def failure(
+    error: Exception, what: str, *, model: str, has_answered: bool
+) -> LlmRefusal | PromptRefused:
+    """Sorts an error of the client into a refusal of the server or of the prompt.
+
+    `what` was asked for. A server that `has_answered` refuses a prompt, not the settings.
+    """
+    cause = error.__cause__ or error
+    detail = without_password(f"{type(cause).__name__}: {cause}")[:_DETAIL_CHARS_MAX]
+    if type(cause).__name__ in _NO_CONNECTION:
+        return LlmRefusal(
+            "unreachable",
+            f"it cannot be reached ({detail}); is it running, and is base_url right?",
+        )
+    if isinstance(error, TimeoutError | openai.APITimeoutError):
+        return LlmRefusal(
+            "timeout",
+            f"it sent nothing more of {what}; it hangs or is overloaded (the timeouts are "
+            "llm.*_timeout_s)",
+        )
+    if isinstance(error, openai.APIStatusError):
+        return _refusal(error, error.status_code, model, has_answered)
+    return LlmRefusal("broken", f"it failed during {what}, or violated its protocol ({detail})")
+
+
+def _refusal(
+    error: openai.APIStatusError, status: int, model: str, has_answered: bool
+) -> LlmRefusal | PromptRefused:
+    detail = f"HTTP {status}: {detail_of(error)}"
+    retry_after_s = retry_after(error.response.headers)
+    if status in BUSY:
+        return LlmRefusal(
+            "busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s
+        )
+    if status in (401, 403, 407):
+        return LlmRefusal("forbidden", f"it refuses the key ({detail}); set CARPOOL_LLM_API_KEY")
+    if status == 404:
+        return LlmRefusal(
+            "model_missing",
+            f"it has no model {model!r} ({detail}); set llm.model to one that it lists",
+        )
+    if status == 408:
+        return LlmRefusal(
+            "timeout", f"it gave up on the request ({detail})", retry_after_s=retry_after_s
+        )
+    if status in (502, 504):
+        return LlmRefusal(
+            "unreachable", f"a proxy does not reach it ({detail})", retry_after_s=retry_after_s
+        )
+    if status >= 500:
+        return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)
+    if has_answered or is_too_long(detail):
+        return PromptRefused(f"the LLM server refuses this prompt ({detail})")
+    return LlmRefusal(
+        "misfit",
+        f"it refuses a request, and has answered none so far ({detail}): does it know "
+        "llm.structured_output, llm.extra_body, and `priority` if llm.sends_priority is on?",
+    )
+
+
+def is_too_long(detail: str) -> bool:
+    """Returns whether the message says that the prompt exceeds the model's context."""
+    return any(words in detail.lower() for words in _TOO_LONG)
+
+
+def detail_of(error: openai.APIStatusError) -> str:
+    """Returns the server's message, in one line."""
+    body = error.body
+    message = body.get("message") if isinstance(body, dict) else body
+    return " ".join(str(message or error.message).split())[:_DETAIL_CHARS_MAX]
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Returns the wait in the headers: milliseconds, seconds, or a date by the server's clock."""
+    for name, units_a_second in (("retry-after-ms", 1_000), ("retry-after", 1)):
+        try:
+            return max(0.0, float(headers[name]) / units_a_second)
+        except (KeyError, ValueError):
+            continue
+    try:
+        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(
+            headers["date"]
+        )
+    except (KeyError, ValueError, TypeError):
+        return None
+    return max(0.0, wait.total_seconds())

@@ -1,0 +1,96 @@
+"""What an LLM server takes: found out at its check, and learned from what it refuses. Pure.
+
+OpenAI's API has dialects: vLLM takes token ids, OpenAI's newer models refuse `max_tokens`, and
+llama.cpp cannot make a grammar of a long `maxLength`. Nothing here costs a prompt: a request that a
+server refuses is sent again in the form that its message asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from generator.settings import LlmSettings
+
+Form = Literal["json_schema", "json_schema_unbounded", "json_object", "none"]
+"""How a server is told the form of an answer, from the strictest to nothing.
+
+`json_schema_unbounded`: without the lengths of texts and lists, which strict modes do not know.
+"""
+FORMS: tuple[Form, ...] = ("json_schema", "json_schema_unbounded", "json_object", "none")
+_OF_FORM = ("response_format", "json_schema", "json_object", "schema", "grammar", "structured")
+_OF_BOUNDS = ("maxlength", "maxitems", "minitems", "grammar")
+_BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "minItems"})
+_OPTIONAL = ("temperature", "seed", "stream_options")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerFacts:
+    """What a server takes. `vllm_version` None: it is not vLLM.
+
+    `takes_ids`: prompts of token ids. `left_out`: the names of fields that the server refuses.
+    """
+
+    vllm_version: str | None = None
+    takes_ids: bool = False
+    form: Form = "json_schema"
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    left_out: frozenset[str] = frozenset()
+
+
+def assumed(settings: LlmSettings) -> ServerFacts:
+    """Returns what is taken for true before the server was asked: the settings, or the usual."""
+    form, field = settings.structured_output, settings.max_tokens_field
+    return ServerFacts(
+        form="json_schema" if form == "auto" else form,
+        max_tokens_field="max_tokens" if field == "auto" else field,
+    )
+
+
+def after_refusal(
+    facts: ServerFacts, settings: LlmSettings, message: str, *, has_answered: bool
+) -> ServerFacts | None:
+    """Returns the facts after a refusal with this message; None if it says nothing about them.
+
+    A server that `has_answered` in this form refuses the prompt, not the form. Only the lengths in
+    a schema depend on the prompt. Each refusal takes something away, so there are few in a row.
+    """
+    words = message.lower()
+    is_free = settings.structured_output == "auto" and facts.form != "none"
+    if is_free and facts.form == "json_schema" and any(word in words for word in _OF_BOUNDS):
+        return replace(facts, form="json_schema_unbounded")
+    if has_answered:
+        return None
+    if (
+        "max_completion_tokens" in words
+        and facts.max_tokens_field == "max_tokens"
+        and settings.max_tokens_field == "auto"
+    ):
+        return replace(facts, max_tokens_field="max_completion_tokens")
+    if is_free and any(word in words for word in _OF_FORM):
+        return replace(facts, form=FORMS[FORMS.index(facts.form) + 1])
+    for name in _OPTIONAL:
+        if name in words and name not in facts.left_out:
+            return replace(facts, left_out=facts.left_out | {name})
+    return None
+
+
+def response_format(form: Form, name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the field `response_format` of a request; None: it is left out."""
+    if form == "none":
+        return None
+    if form == "json_object":
+        return {"type": "json_object"}
+    of_form = dict(schema) if form == "json_schema" else _unbounded(schema)
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": name, "schema": of_form, "strict": True},
+    }
+
+
+def _unbounded(schema: Any) -> Any:
+    """Returns a JSON Schema without the lengths of texts and lists."""
+    if isinstance(schema, Mapping):
+        return {name: _unbounded(part) for name, part in schema.items() if name not in _BOUNDS}
+    return [_unbounded(part) for part in schema] if isinstance(schema, list | tuple) else schema
