@@ -268,7 +268,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=10_000_000,
-            description="passages whose token ids are kept in memory, about 4 KB each; too low "
+            description="passages whose token ids are kept in memory, about 2 KB each; too low "
             "asks the server for the same ones again, too high takes memory",
         ),
     ] = 10_000

@@ -31,6 +31,7 @@ from carpool.testing.llm_tokens import decode, encode, messages_of, render
 
 HOST = "127.0.0.1"
 MODEL_TOKENS_MAX = 32_768
+NO_TEMPLATE = "The tokenizer has no chat template, so a template is needed to render a chat."
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class LlmServer:
     """The stand-in on its own thread; a context manager.
 
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
-    `dialect`: the server that it behaves like.
+    `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template.
     """
 
     def __init__(
@@ -100,15 +101,19 @@ class LlmServer:
         latency_ms: float = 0.0,
         tokens_per_second: float | None = None,
         dialect: Dialect = "vllm",
+        takes_chats: bool = True,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.dialect = dialect
+        self._takes_chats = takes_chats
         self.requests = LlmRequests()
         self.fault = NO_FAULT
         self.owner = NAME
         """Who owns the model, as the list of models says: `vllm` for a vLLM."""
         self.broken: dict[str, int] = {}
         """How many more requests fail with status 500 whose prompt contains a text, by text."""
+        self.last: HttpRequest | None = None
+        """The last request for a completion."""
         self.port = port
         self._latency_s = latency_ms / 1_000
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
@@ -204,7 +209,7 @@ class LlmServer:
             case ("GET", "/version") if self.dialect == "vllm":
                 await responder.json({"version": NAME})
             case ("POST", "/tokenize") if self.dialect == "vllm":
-                await responder.json(_tokenized(_decode(request.body, TokenizeRequest)))
+                await responder.json(self._tokenized(_decode(request.body, TokenizeRequest)))
             case ("POST", "/tokenize") if self.dialect == "llama.cpp":
                 content = _decode(request.body, dict[str, Any]).get("content", "")
                 await responder.json({"tokens": encode(str(content))})
@@ -219,11 +224,21 @@ class LlmServer:
             case _:
                 raise RefusedRequest(404, f"{NAME} has no {request.method} {request.path}")
 
+    def _tokenized(self, request: TokenizeRequest) -> dict[str, Any]:
+        if request.messages is not None and not self._takes_chats:
+            raise RefusedRequest(400, NO_TEMPLATE)
+        text = request.prompt if request.messages is None else render(request.messages)
+        ids = encode(text or "")
+        return {"tokens": ids, "count": len(ids), "max_model_len": MODEL_TOKENS_MAX}
+
     async def _complete(self, request: HttpRequest, responder: Responder) -> None:
+        self.last = request
         chat = _decode(request.body, ChatRequest)
         refused = refusal(self.dialect, chat)
         if refused is not None:
             raise RefusedRequest(refused.status, refused.message)
+        if chat.prompt is None and not self._takes_chats:
+            raise RefusedRequest(400, NO_TEMPLATE)
         if chat.prompt is not None:
             chat = msgspec.structs.replace(chat, messages=_messages_of(chat.prompt))
         if chat.model != self.model:
@@ -317,12 +332,6 @@ def _choice(
     """Returns a choice with a text in the field of a chat, or in that of a completion."""
     content: Any = text if field == "text" else {"role": "assistant", "content": text}
     return {"index": 0, field: content, "finish_reason": finish_reason}
-
-
-def _tokenized(request: TokenizeRequest) -> dict[str, Any]:
-    is_chat = request.messages is not None
-    ids = encode(render(request.messages or ()) if is_chat else request.prompt or "")
-    return {"tokens": ids, "count": len(ids), "max_model_len": MODEL_TOKENS_MAX}
 
 
 def _messages_of(prompt: list[int] | str) -> list[dict[str, Any]]:

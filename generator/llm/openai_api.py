@@ -111,7 +111,10 @@ class OpenAiLlm:
                 f"it lists no models ({detail_of(error)}); base_url ends in /v1, for vLLM",
             ) from error
         except Exception as error:  # errors of its HTTP library, which depends on its version
-            raise self._failed(error, "the list of its models") from error
+            failed = self._failed(error, "the list of its models")
+            if isinstance(failed, LlmRefusal) and failed.kind == "broken":
+                failed = LlmRefusal("broken", f"{failed}; is it an API? base_url ends in /v1")
+            raise failed from error
         if self._settings.model not in names:
             listed = ", ".join(names[:10]) or "none"
             raise LlmRefusal(

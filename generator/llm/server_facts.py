@@ -1,4 +1,4 @@
-"""What an LLM server takes: found out at its check, and learned from what it refuses. Pure.
+"""What an LLM server takes: found out at its check, and learned from what it refuses.
 
 OpenAI's API has dialects: vLLM takes token ids, OpenAI's newer models refuse `max_tokens`, and
 llama.cpp cannot make a grammar of a long `maxLength`. Nothing here costs a prompt: a request that a

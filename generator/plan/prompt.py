@@ -44,8 +44,8 @@ class FilledPrompt:
     """The messages to send. They contain the first `passages` passages, numbered from 1.
 
     `segments` together are `user`: its begin, which is the same in every prompt of the template and
-    may be empty; the passages, each alone; and the rest. Every cut is after a line break and before
-    a character that is no white space, because no tokenizer joins text there.
+    may be empty; the passages, each alone; the question; and the end. Every cut is after a line
+    break and before a character that is no white space, because no tokenizer joins text there.
     """
 
     system: str

@@ -22,6 +22,12 @@ NOT_RUN = {
     "README.md": ["make demo"],
     "docs/guides/kubernetes.md": ["kubectl apply -k"] * 3,
     "docs/guides/another-language.md": ["java -cp"],
+    "docs/guides/llm-servers.md": [
+        "vllm serve",
+        "OLLAMA_CONTEXT",
+        "llama-server",
+        "export CARPOOL_LLM",
+    ],
     "docs/guides/operating.md": ["curl http"],
     "docs/guides/own-corpus.md": ["carpool index tune"],
     "docs/guides/own-kafka.md": ["export CARPOOL"],

@@ -1,0 +1,175 @@
+"""The recipes of docs/guides/llm-servers.md, each against the stand-in in that server's dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from carpool.settings import Secret
+from carpool.testing.llm_dialects import Dialect
+from carpool.testing.llm_server import LlmServer
+from generator.llm.openai_api import OpenAiLlm
+from generator.llm.protocol import LlmPiece, LlmRefusal, LlmRequest
+from generator.plan.answer_text import answer_schema, written
+from generator.settings import LlmSettings
+from tests.generator.stage import running
+from tests.generator.test_engines import answering
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "llm-servers.md"
+HEADINGS: dict[str, Dialect] = {
+    "vLLM": "vllm",
+    "Ollama": "ollama",
+    "llama.cpp": "llama.cpp",
+    "OpenAI": "openai",
+}
+SEGMENTS = ("Passages:\n\n", "[1] A: a.\n\n", "[2] B: b\n\n", "Question: why?")
+REQUEST = LlmRequest(
+    id="rag.queries.v1/0/7",
+    system="Answer as JSON.",
+    user="".join(SEGMENTS),
+    segments=SEGMENTS,
+    max_tokens=100,
+    schema=answer_schema(2, answer_chars_max=200),
+)
+
+
+def recipe(heading: str) -> dict[str, Any]:
+    """The settings of section `llm` in the recipe under `heading`."""
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    block = re.search(r"```toml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    assert block is not None
+    return tomllib.loads(block[1])["llm"]  # type: ignore[no-any-return]
+
+
+def at(server: LlmServer, **settings: Any) -> OpenAiLlm:
+    return OpenAiLlm(LlmSettings(**settings | {"base_url": server.url, "model": server.model}))
+
+
+async def text_of(engine: OpenAiLlm, request: LlmRequest) -> str:
+    events = [event async for event in engine.stream(request)]
+    return "".join(event.text for event in events if isinstance(event, LlmPiece))
+
+
+def asked(engine: OpenAiLlm, *requests: LlmRequest) -> list[str]:
+    """Checks the server, and returns the text of each answer."""
+
+    async def main() -> list[str]:
+        try:
+            await engine.check()
+            return [await text_of(engine, one) for one in requests]
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_a_recipe_gets_answers_from_its_server(heading: str) -> None:
+    with LlmServer(dialect=HEADINGS[heading]) as server:
+        (text,) = asked(at(server, **recipe(heading)), REQUEST)
+        answer = written(text)
+        assert answer.is_complete and answer.numbers, text
+        assert server.requests.completed == 1
+
+
+@pytest.mark.parametrize("dialect", HEADINGS.values())
+def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
+    dialect: Dialect,
+) -> None:
+    with LlmServer(dialect=dialect) as server, structlog.testing.capture_logs() as logs:
+        texts = asked(at(server), REQUEST, REQUEST)
+        assert all(written(text).is_complete for text in texts)
+        assert server.requests.completed == 2
+    refused = [entry for entry in logs if "refuses the form" in entry["event"]]
+    assert len(refused) == {"openai": 3}.get(dialect, 0)
+    if dialect == "openai":
+        assert refused[-1]["max_tokens_field"] == "max_completion_tokens"
+        assert refused[-1]["structured_output"] == "json_schema_unbounded"
+        assert refused[-1]["left_out"] == ["temperature"]
+    (found,) = [entry for entry in logs if entry["event"].startswith("found out")]
+    is_vllm = dialect == "vllm"
+    assert found["prompts"].startswith("token ids" if is_vllm else "chat text: POST /tokenize")
+
+
+def test_ids_and_text_of_one_prompt_are_the_same_prompt_to_the_server() -> None:
+    with LlmServer() as server:
+        (ids,) = asked(at(server), REQUEST)
+        assert server.last is not None and server.last.path == "/v1/completions"
+        (text,) = asked(at(server, prompts="text"), REQUEST)
+        assert server.last.path == "/v1/chat/completions"
+        assert ids == text
+        assert list(server.requests.completed_by_prompt.values()) == [2]
+
+
+def test_llama_cpp_gets_a_schema_without_lengths_where_they_are_too_long_for_its_grammar() -> None:
+    with LlmServer(dialect="llama.cpp") as server:
+        long = replace(REQUEST, schema=answer_schema(2, answer_chars_max=2_000))
+        texts = asked(at(server), REQUEST, long, REQUEST)
+        assert all(written(text).is_complete for text in texts)
+        assert server.requests.completed == 3
+
+
+def test_a_form_that_was_set_is_not_changed_and_the_refusal_says_what_to_set() -> None:
+    fixed = {"structured_output": "json_schema", "max_tokens_field": "max_completion_tokens"}
+    with LlmServer(dialect="openai") as server, pytest.raises(LlmRefusal) as error:
+        asked(at(server, **fixed), REQUEST)
+    assert error.value.kind == "misfit"
+    assert "'maxLength' is not permitted" in str(error.value)
+    assert "llm.structured_output" in str(error.value)
+
+
+def test_extra_headers_and_fields_are_sent_and_headers_are_never_printed() -> None:
+    headers = Secret('{"X-Team": "search", "Authorization": "Bearer t-1"}')
+    settings = {"extra_headers": headers, "extra_body": {"reasoning_effort": "low"}}
+    with LlmServer() as server:
+        asked(at(server, **settings), REQUEST)
+        assert server.last is not None
+        assert server.last.headers["x-team"] == "search"
+        assert server.last.headers["authorization"] == "Bearer t-1"
+        assert json.loads(server.last.body)["reasoning_effort"] == "low"
+    assert "t-1" not in repr(LlmSettings(extra_headers=headers))
+    assert LlmSettings(extra_headers=Secret("x")).check() == [
+        'extra_headers is no JSON object of texts: write {"NAME": "VALUE"}'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "words"),
+    [
+        ("200 OK\r\nContent-Type: text/html", "<html>Welcome</html>", "is it an API?"),
+        ("200 OK\r\nContent-Type: application/json", "{}", "is it an API?"),
+        ("404 No\r\nContent-Type: text/html", "<html>", "it lists no models"),
+        ("401 No\r\nContent-Type: application/json", "{}", "set CARPOOL_LLM_API_KEY"),
+        (
+            "200 OK\r\nContent-Type: application/json",
+            '{"object": "list", "data": [{"id": "other", "object": "model"}]}',
+            "it has no model 'm', only: other; set llm.model",
+        ),
+    ],
+)
+def test_a_server_that_can_never_answer_is_not_ready_and_the_log_says_why(
+    head: str, body: str, words: str
+) -> None:
+    with (
+        answering(head, body) as of_server,
+        structlog.testing.capture_logs() as logs,
+        running(OpenAiLlm(of_server), llm=of_server, until_open=False) as run,
+    ):
+        run.wait(lambda: any(words in reason for reason in run.stage.not_ready()))
+        assert run.stage.credit().records == 0
+    assert [words in log["refusal"] for log in logs if log["log_level"] == "warning"] == [True]
+
+
+def test_a_vllm_whose_model_takes_no_chat_is_not_ready() -> None:
+    with LlmServer(takes_chats=False) as server, pytest.raises(LlmRefusal) as error:
+        asked(at(server))
+    assert error.value.kind == "misfit"
+    assert "start vLLM with --chat-template" in str(error.value)
