@@ -108,8 +108,6 @@ class LlmServer:
         self._takes_chats = takes_chats
         self.requests = LlmRequests()
         self.fault = NO_FAULT
-        self.owner = NAME
-        """Who owns the model, as the list of models says: `vllm` for a vLLM."""
         self.broken: dict[str, int] = {}
         """How many more requests fail with status 500 whose prompt contains a text, by text."""
         self.last: HttpRequest | None = None
@@ -176,9 +174,12 @@ class LlmServer:
             await self._stop.wait()
         finally:
             server.close()
-            for task in tuple(self._connections):
-                task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            await asyncio.sleep(0)  # a connection may have been accepted just before
+            while connections := tuple(self._connections):
+                for task in connections:
+                    task.cancel()
+                await asyncio.gather(*connections, return_exceptions=True)
+                await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -200,7 +201,7 @@ class LlmServer:
                     "id": self.model,
                     "object": "model",
                     "created": 0,
-                    "owned_by": self.owner,
+                    "owned_by": NAME,
                     "max_model_len": MODEL_TOKENS_MAX,
                 }
                 await responder.json({"object": "list", "data": [listed]})

@@ -355,17 +355,15 @@ def test_priority_and_seed_are_sent_if_requested() -> None:
 def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() -> None:
     request = LlmRequest(id="x", system="s", user="u", max_tokens=5, regex="a+")
     forms = {}
-    with LlmServer() as server:
-        for owner in ("vllm", "someone"):
-            server.owner = owner
-            engine = OpenAiLlm(settings(server))
+    for dialect, form in (("vllm", "auto"), ("openai", "auto"), ("openai", "text")):
+        with LlmServer(dialect=dialect) as server:
+            engine = OpenAiLlm(settings(server, answer_form=form))
             run(engine, lambda engine: engine.check())
-            forms[owner] = (engine.form, engine._body(request).get("extra_body"))
-        chosen = OpenAiLlm(settings(server, answer_form="text"))
-        run(chosen, lambda engine: engine.check())
-    assert forms["vllm"] == ("text", {"structured_outputs": {"regex": "a+"}})
-    assert forms["someone"] == ("json", None)
-    assert (chosen.form, "extra_body" in chosen._body(request)) == ("text", False)
+            body = engine._body(request, assumed(LlmSettings()), ())
+            forms[dialect, form] = (engine.form, body["extra_body"])
+    assert forms["vllm", "auto"] == ("text", {"structured_outputs": {"regex": "a+"}})
+    assert forms["openai", "auto"] == ("json", {})
+    assert forms["openai", "text"] == ("text", {})
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 def test_the_same_with_a_real_model(broker: str, vllm_server: VllmServer, tmp_path: Path) -> None:

@@ -115,12 +115,8 @@ def test_the_tokens_of_the_stand_in_are_reversible(text: str) -> None:
 
 def test_passages_are_segments_of_their_own_that_other_prompts_share() -> None:
     first, second = filled("why?", ["a", "b"]), filled("Why not?", ["a", "c"])
-    assert first.segments[:2] == second.segments[:2] == ("Passages:\n\n", "[1] a: a\n\n")
-    assert first.segments[2:] == (
-        "[2] b: b\n\n",
-        "Question: why?\n\n",
-        "Answer in one full sentence.",
-    )
+    assert first.segments == ("", "[1] a: a\n\n", "[2] b: b\n\n", "Question: why?")
+    assert second.segments == ("", "[1] a: a\n\n", "[2] c: c\n\n", "Question: Why not?")
 
 
 @pytest.mark.parametrize(
