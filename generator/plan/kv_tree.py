@@ -1,0 +1,268 @@
+"""What a server has cached, by its KV events. Pure.
+
+A server keeps the keys and values of full blocks of tokens. Here a block is named by a digest of
+all tokens from the beginning of the prompt to the block's end. So a set of digests is a tree: the
+parent of a block is the block before it, and a prefix is cached as far as its digests are in the
+set. The server has its own names, which its events use.
+
+Batches of events are numbered from 0. Where numbers are missing, the tree asks for a replay, and
+holds later batches until it ends. If the replay lacks a number, the tree is emptied: a removal may
+have been missed. A number that jumps back means that the server was started anew, so it is emptied
+too. After that it is *blind* until it hears of a block from the beginning of a prompt. (A vLLM says
+so of blocks that it has cached already if the request asks for it.) What a tree says is cached was
+cached when the last event was sent; it may know less than all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NewType, TypeAlias
+
+BlockDigest = NewType("BlockDigest", bytes)
+"""Names the tokens from the beginning of a prompt to the end of one of its blocks."""
+ServerBlockName: TypeAlias = bytes | int
+"""How the server names a block in its events."""
+
+HELD_BATCHES_MAX = 10_000
+"""Batches that wait for a replay; with more the replay counts as failed."""
+DIGEST_BYTES = 16
+
+
+def digests_of(
+    token_ids: Sequence[int], *, block_tokens: int, parent: BlockDigest | None = None
+) -> tuple[BlockDigest, ...]:
+    """Returns the digests of the full blocks of tokens that follow `parent`. About 1 us a block."""
+    packed = memoryview(array("q", token_ids).tobytes())
+    block_bytes = 8 * block_tokens
+    digest, digests = parent or b"", []
+    for end in range(block_bytes, len(packed) + 1, block_bytes):
+        block = hashlib.blake2b(digest, digest_size=DIGEST_BYTES)
+        block.update(packed[end - block_bytes : end])
+        digest = BlockDigest(block.digest())
+        digests.append(digest)
+    return tuple(digests)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlocksStored:
+    """Blocks are cached that follow `parent` (None: the beginning), with their `token_ids`."""
+
+    names: tuple[ServerBlockName, ...]
+    parent: ServerBlockName | None
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlocksRemoved:
+    """Blocks are no longer cached."""
+
+    names: tuple[ServerBlockName, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlocksCleared:
+    """Nothing is cached any more."""
+
+
+KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvBatch:
+    """Events with their number. `is_replayed`: sent again because the tree had asked."""
+
+    seq: int
+    events: tuple[KvEvent, ...]
+    is_replayed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayEnded:
+    """No more batches are replayed: all were, or the server could not be asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerLost:
+    """The server cannot be reached, or was started anew: what it has cached is not known."""
+
+
+KvTreeEvent: TypeAlias = KvBatch | ReplayEnded | ServerLost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvTreeStep:
+    """What a step did: digests whose state may have changed, and what the caller has to do.
+
+    `is_emptied`: the state of all digests may have changed. `replay_from`: ask the server for all
+    batches from this number on, pass them to the tree, then `ReplayEnded`.
+    """
+
+    changed: frozenset[BlockDigest] = frozenset()
+    is_emptied: bool = False
+    replay_from: int | None = None
+
+
+@dataclass(slots=True)
+class _Changes:
+    digests: set[BlockDigest] = field(default_factory=set)
+    is_emptied: bool = False
+
+
+class KvTree:
+    """See the module. Not thread-safe. A step costs O(blocks of its events)."""
+
+    def __init__(self, *, block_tokens: int) -> None:
+        """`block_tokens`: tokens of a block of the server."""
+        self.block_tokens = block_tokens
+        self.is_blind = True
+        """Nothing is known, which is more than that nothing is cached."""
+        self.replays = 0
+        """Replays that were asked for."""
+        self.emptied = 0
+        """How often the tree was emptied because events were lost or the server was restarted."""
+        self.checked = 0
+        self.disagreed = 0
+        """Answers that were checked, and those whose cached tokens were others than expected."""
+        self._digest_of: dict[ServerBlockName, BlockDigest] = {}
+        self._name_of: dict[BlockDigest, ServerBlockName] = {}
+        self._next_seq = 0
+        self._last_live_seq = -1
+        self._held: dict[int, KvBatch] = {}
+        self._is_replaying = False
+
+    def __len__(self) -> int:
+        """Returns the number of blocks that are known to be cached."""
+        return len(self._name_of)
+
+    def __contains__(self, digest: BlockDigest) -> bool:
+        return digest in self._name_of
+
+    def cached_blocks(self, digests: Sequence[BlockDigest]) -> int:
+        """Returns how many blocks at the beginning of a prompt are cached."""
+        for blocks, digest in enumerate(digests):
+            if digest not in self._name_of:
+                return blocks
+        return len(digests)
+
+    def cached_tokens(self, digests: Sequence[BlockDigest]) -> int:
+        """Returns how many tokens at the beginning of a prompt are cached."""
+        return self.cached_blocks(digests) * self.block_tokens
+
+    def check(self, expected_tokens: int, reported_tokens: int) -> bool:
+        """Compares what was expected of a prompt with its answer; counts and returns equality."""
+        self.checked += 1
+        is_equal = expected_tokens == reported_tokens
+        self.disagreed += not is_equal
+        return is_equal
+
+    def step(self, event: KvTreeEvent) -> KvTreeStep:
+        """Takes an event. Names of blocks that are not known are ignored."""
+        changes, replay_from = _Changes(), None
+        match event:
+            case ServerLost():
+                self._begin_anew(changes)
+            case ReplayEnded():
+                if self._is_replaying:
+                    self._end_replay(changes)
+            case KvBatch(is_replayed=True):
+                if self._is_replaying and event.seq == self._next_seq:
+                    self._apply(event, changes)
+            case KvBatch():
+                replay_from = self._take_live(event, changes)
+        return KvTreeStep(
+            changed=frozenset(changes.digests),
+            is_emptied=changes.is_emptied,
+            replay_from=replay_from,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts what must be true between two steps."""
+        assert {digest: name for name, digest in self._digest_of.items()} == self._name_of
+        assert self._is_replaying or not self._held, "batches wait for no replay"
+        assert all(seq <= self._last_live_seq for seq in self._held), "a batch that never came"
+        assert not (self.is_blind and self._name_of), "a blind tree knows blocks"
+
+    def _take_live(self, batch: KvBatch, changes: _Changes) -> int | None:
+        if batch.seq <= self._last_live_seq:  # the server was started anew
+            self._begin_anew(changes)
+        self._last_live_seq = batch.seq
+        if batch.seq < self._next_seq:
+            return None  # it was replayed before it came
+        if batch.seq == self._next_seq and not self._is_replaying:
+            self._apply(batch, changes)
+            return None
+        self._held[batch.seq] = batch
+        if len(self._held) > HELD_BATCHES_MAX:
+            self._end_replay(changes)
+        elif not self._is_replaying:
+            self._is_replaying = True
+            self.replays += 1
+            return self._next_seq
+        return None
+
+    def _end_replay(self, changes: _Changes) -> None:
+        """Goes on with the batches that waited. If some are missing before them, all is lost."""
+        self._is_replaying = False
+        held, self._held = sorted(self._held.items()), {}
+        for seq, batch in held:
+            if seq > self._next_seq:
+                self._lose(changes)
+                self._next_seq = seq
+            if seq == self._next_seq:
+                self._apply(batch, changes)
+
+    def _begin_anew(self, changes: _Changes) -> None:
+        self._held.clear()
+        self._is_replaying = False
+        self._lose(changes)
+        self._next_seq, self._last_live_seq = 0, -1
+
+    def _lose(self, changes: _Changes) -> None:
+        self.emptied += 1
+        self._empty(changes)
+        self.is_blind = True
+
+    def _empty(self, changes: _Changes) -> None:
+        self._digest_of.clear()
+        self._name_of.clear()
+        changes.is_emptied = True
+
+    def _apply(self, batch: KvBatch, changes: _Changes) -> None:
+        self._next_seq = batch.seq + 1
+        if batch.seq == 0:
+            self.is_blind = False  # a server begins with nothing
+        for event in batch.events:
+            match event:
+                case BlocksStored():
+                    self._store(event, changes)
+                case BlocksRemoved(names=names):
+                    for name in names:
+                        self._remove(name, changes)
+                case BlocksCleared():
+                    self._empty(changes)
+                    self.is_blind = False
+
+    def _store(self, stored: BlocksStored, changes: _Changes) -> None:
+        parent = None if stored.parent is None else self._digest_of.get(stored.parent)
+        if stored.parent is not None and parent is None:
+            return  # what precedes these blocks is not known
+        digests = digests_of(stored.token_ids, block_tokens=self.block_tokens, parent=parent)
+        if len(digests) != len(stored.names):
+            return  # blocks of another size
+        self.is_blind = False
+        for name, digest in zip(stored.names, digests, strict=True):
+            self._remove(name, changes)
+            if (other := self._name_of.get(digest)) is not None:
+                self._remove(other, changes)
+            self._digest_of[name] = digest
+            self._name_of[digest] = name
+            changes.digests.add(digest)
+
+    def _remove(self, name: ServerBlockName, changes: _Changes) -> None:
+        digest = self._digest_of.pop(name, None)
+        if digest is not None:
+            del self._name_of[digest]
+            changes.digests.add(digest)

@@ -1,0 +1,174 @@
+"""The knowledge tree: what a server has cached, by its numbered events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.generation.block_simulator import BlockSimulator, CacheSize
+from generator.plan.kv_tree import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KvBatch,
+    KvEvent,
+    KvTree,
+    ReplayEnded,
+    digests_of,
+)
+
+BLOCK = 4
+PROMPT = tuple(range(12))
+DIGESTS = digests_of(PROMPT, block_tokens=BLOCK)
+STORED = BlocksStored(names=(1, 2, 3), parent=None, token_ids=PROMPT)
+
+
+def tree_with(*events: KvEvent) -> KvTree:
+    tree = KvTree(block_tokens=BLOCK)
+    tree.step(KvBatch(seq=0, events=events))
+    tree.check_integrity()
+    return tree
+
+
+def test_a_digest_names_all_tokens_from_the_beginning() -> None:
+    assert len(digests_of(PROMPT[:11], block_tokens=BLOCK)) == 2
+    assert digests_of(PROMPT[:8], block_tokens=BLOCK) == DIGESTS[:2]
+    other = digests_of((99, *PROMPT[1:]), block_tokens=BLOCK)
+    assert not set(other) & set(DIGESTS)
+    assert digests_of(PROMPT[8:], block_tokens=BLOCK, parent=DIGESTS[1]) == DIGESTS[2:]
+
+
+def test_stored_blocks_are_cached_from_the_beginning_to_the_first_that_is_not() -> None:
+    tree = tree_with(STORED)
+    assert tree.cached_tokens(DIGESTS) == 12
+    step = tree.step(KvBatch(seq=1, events=(BlocksRemoved(names=(2,)),)))
+    assert tree.cached_tokens(DIGESTS) == 4
+    assert step.changed == {DIGESTS[1]}
+    tree.step(KvBatch(seq=2, events=(BlocksStored(names=(9,), parent=1, token_ids=PROMPT[4:8]),)))
+    assert tree.cached_tokens(DIGESTS) == 12
+    tree.check_integrity()
+
+
+def test_blocks_that_follow_an_unknown_one_are_ignored() -> None:
+    tree = tree_with(BlocksStored(names=(2, 3), parent=1, token_ids=PROMPT[4:]))
+    assert len(tree) == 0
+    tree.step(KvBatch(seq=1, events=(BlocksRemoved(names=(2,)),)))
+    tree.check_integrity()
+
+
+def test_blocks_of_another_size_are_ignored() -> None:
+    assert len(tree_with(BlocksStored(names=(1,), parent=None, token_ids=PROMPT[:8]))) == 0
+
+
+def test_a_gap_is_filled_by_a_replay_and_later_batches_wait_for_it() -> None:
+    tree = tree_with(STORED)
+    removed = KvBatch(seq=1, events=(BlocksRemoved(names=(3,)),))
+    again = KvBatch(seq=2, events=(BlocksStored(names=(3,), parent=2, token_ids=PROMPT[8:]),))
+    later = KvBatch(seq=3, events=(BlocksRemoved(names=(2,)),))
+    assert tree.step(again).replay_from == 1
+    assert tree.step(later).replay_from is None, "it was asked for"
+    assert tree.cached_tokens(DIGESTS) == 12, "what waits is not known yet"
+    for batch in (KvBatch(seq=0, events=(STORED,)), removed, again):
+        tree.step(KvBatch(seq=batch.seq, events=batch.events, is_replayed=True))
+        tree.check_integrity()
+    step = tree.step(ReplayEnded())
+    assert not step.is_emptied
+    assert tree.cached_tokens(DIGESTS) == 4
+    assert (tree.replays, tree.emptied, tree.is_blind) == (1, 0, False)
+
+
+def test_a_replay_that_lacks_the_gap_empties_the_tree_until_a_prompt_is_stored_anew() -> None:
+    tree = tree_with(STORED)
+    tree.step(KvBatch(seq=5, events=(BlocksStored(names=(7,), parent=3, token_ids=(0,) * 4),)))
+    step = tree.step(ReplayEnded())
+    assert step.is_emptied
+    assert tree.is_blind
+    assert len(tree) == 0
+    tree.step(KvBatch(seq=6, events=(BlocksStored(names=(8,), parent=7, token_ids=(1,) * 4),)))
+    assert tree.is_blind, "what precedes the block is not known"
+    tree.step(KvBatch(seq=7, events=(STORED,)))
+    assert not tree.is_blind
+    assert tree.cached_tokens(DIGESTS) == 12
+
+
+def test_a_jump_back_is_a_server_that_was_started_anew() -> None:
+    tree = tree_with(STORED)
+    tree.step(KvBatch(seq=1, events=()))
+    step = tree.step(KvBatch(seq=0, events=()))
+    assert step.is_emptied
+    assert not tree.is_blind, "a new server has nothing cached, and the tree knows all its events"
+    assert tree.step(KvBatch(seq=1, events=(STORED,))).replay_from is None
+    assert tree.cached_tokens(DIGESTS) == 12
+    step = tree.step(KvBatch(seq=1, events=()))
+    assert step.is_emptied
+    assert step.replay_from == 0, "the first batch of the new server was missed"
+
+
+def test_a_cleared_cache_is_empty_and_known() -> None:
+    tree = tree_with(STORED, BlocksCleared())
+    assert (len(tree), tree.is_blind) == (0, False)
+
+
+def test_a_tree_that_joins_a_running_server_asks_for_all_batches() -> None:
+    tree = KvTree(block_tokens=BLOCK)
+    assert tree.is_blind
+    assert tree.step(KvBatch(seq=3, events=())).replay_from == 0
+
+
+def test_answers_are_counted_that_disagree() -> None:
+    tree = tree_with(STORED)
+    assert tree.check(12, 12)
+    assert not tree.check(12, 8)
+    assert (tree.checked, tree.disagreed) == (2, 1)
+
+
+@dataclass
+class Line:
+    """Batches between a simulated server and the tree: some are lost, and a replay is short."""
+
+    tree: KvTree
+    kept: list[KvBatch] = field(default_factory=list)
+    replay_max: int = 5
+
+    def send(self, batch: KvBatch, *, is_lost: bool) -> None:
+        self.kept = [*self.kept, batch][-self.replay_max :]
+        if is_lost:
+            return
+        step = self.tree.step(batch)
+        self.tree.check_integrity()
+        if step.replay_from is not None:
+            for old in self.kept:
+                if old.seq >= step.replay_from:
+                    self.tree.step(KvBatch(seq=old.seq, events=old.events, is_replayed=True))
+                    self.tree.check_integrity()
+            self.tree.step(ReplayEnded())
+            self.tree.check_integrity()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()), max_size=60),
+    st.integers(0, 59),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_tree_never_claims_more_than_the_server_has(
+    sent: list[tuple[int, int, bool]], restart_at: int
+) -> None:
+    size = CacheSize(blocks=12, block_tokens=BLOCK, concurrency=2, output_tokens=3)
+    server, line, seq = BlockSimulator(size), Line(KvTree(block_tokens=BLOCK)), 0
+    for place, (first, second, is_lost) in enumerate(sent):
+        if place == restart_at:
+            server, seq, line.kept = BlockSimulator(size), 0, []
+            line.tree.step(KvBatch(seq=0, events=()))  # a restart is noticed by its first batch
+            seq = 1
+        prompt = (7, 7, 7, 7, *(first,) * 6, *(second,) * 7)
+        digests = digests_of(prompt[:-1], block_tokens=BLOCK)
+        claimed = line.tree.cached_tokens(digests)
+        is_up_to_date = not line.tree._held and line.tree._next_seq == seq
+        found = server.start(prompt)
+        server.check_integrity()
+        if is_up_to_date:
+            assert claimed <= found.cached
+        line.send(server.take_batch(seq), is_lost=is_lost)
+        seq += 1
