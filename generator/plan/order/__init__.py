@@ -1,0 +1,1 @@
+"""Which waiting prompt is next, given what the server has cached."""
