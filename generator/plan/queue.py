@@ -56,7 +56,8 @@ class Prompt:
 
     def is_equal_to(self, other: Prompt) -> bool:
         """Returns whether neither priority nor a deadline puts one of the two first."""
-        return self.priority == other.priority and self.orders_by_us() is other.orders_by_us() is None
+        has_deadline = self.orders_by_us() is not None or other.orders_by_us() is not None
+        return self.priority == other.priority and not has_deadline
 
     def urgency(self) -> tuple[int, bool, int, int, int]:
         """Returns the key of the order: priority, deadline (none is last), arrival, id."""
