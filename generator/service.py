@@ -34,16 +34,15 @@ from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused, RefusalKind
 from generator.llm_requests import CHECK_ID, RequestsInFlight
-from generator.plan.dispatch import (
+from generator.plan.dispatch import Dispatcher, DispatchLimits
+from generator.plan.dispatch_events import (
     AnswerCancelled,
     CancelRequest,
     CheckPassed,
     CheckServer,
     DeliverAnswer,
     DispatchAction,
-    Dispatcher,
     DispatchEvent,
-    DispatchLimits,
     ExpireQuery,
     GiveUpQuery,
     PromptArrived,
@@ -224,7 +223,7 @@ class GeneratorStage:
         self._happened(TimePassed())
         with self._lock:
             wake_us = self._dispatcher.wake_us()
-            is_idle = self._dispatcher.server == "open" and not self._dispatcher.prompts
+            is_idle = self._dispatcher.is_open and not self._dispatcher.prompts
         soon_us = now_us + WAKE_US
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
@@ -246,7 +245,7 @@ class GeneratorStage:
         """
         with self._lock:
             is_finishing = self._is_draining and self._dispatcher.in_flight > 0
-            if self._dispatcher.server == "open" or is_finishing:
+            if self._dispatcher.is_open or is_finishing:
                 return ()
             return (f"LLM server at {self._engine.address} {self._trouble}",)
 
@@ -354,7 +353,7 @@ class GeneratorStage:
         except LlmRefusal as refusal:
             self._refused(None, refusal)
         else:
-            self._happened(CheckPassed())
+            self._happened(CheckPassed(server=0))
 
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
@@ -417,7 +416,15 @@ class GeneratorStage:
                 refusal=str(refusal),
             )
         asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
-        self._happened(RequestRefused(id=id, retry_after_us=asked_us, suspect=refusal.is_suspect))
+        self._happened(
+            RequestRefused(
+                id=id,
+                server=0,
+                retry_after_us=asked_us,
+                suspect=refusal.is_suspect,
+                is_lost=refusal.kind == "unreachable",
+            )
+        )
 
     def _end(self, action: DispatchAction, work: QueryInProgress) -> None:
         """Hands over the answer of a query that the dispatcher has ended."""

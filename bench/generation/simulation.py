@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
 
 import msgspec
 
 from bench.generation.block_simulator import BlockSimulator, CacheSize
 from bench.generation.streams import Ask, PromptIds
 from generator.plan.kv_tree import KvTree, digests_of
-from generator.plan.order.cache_aware import CacheAware
-from generator.plan.order.cached_prefix import CachedPrefix
 from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
-from generator.plan.order.overtaking import BoundedOvertaking
+from generator.plan.order.factory import OrderName, make_order
 from generator.plan.order.passage_orders import passage_orders
-from generator.plan.queue import OrderByCache, Prompt, PromptQueue, QueuedPrompt
+from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt, ServerCache
 
-OrderName = Literal["arrival", "cache_aware", "aligned", "cached_prefix"]
-ORDER_NAMES: tuple[OrderName, ...] = get_args(OrderName)
 ORDERS_MAX = 24
 """Orders of passages that are tried for one prompt: all of four passages."""
 
@@ -104,7 +99,11 @@ def send_in_order(
     The backlog is refilled before each prompt, until the stream ends.
     """
     tree = KvTree(block_tokens=size.block_tokens)
-    queue = PromptQueue(_by_cache(case, tree))
+    prefixes = CachedPrefixes(tree)
+    queue = PromptQueue(
+        ServerCache(prefixes=prefixes, order=make_order(case.order, prefixes)),
+        overtaken_max=case.overtaken_max,
+    )
     server = BlockSimulator(size)
     waiting: dict[int, Ask] = {}
     arriving = enumerate(asks)
@@ -131,14 +130,4 @@ def share_of(sent: Sequence[SentPrompt]) -> CachedShare:
         prompts=len(sent),
         cached_tokens=cached,
         computed_tokens=sum(len(prompt.token_ids) for prompt in sent) - cached,
-    )
-
-
-def _by_cache(case: OrderCase, tree: KvTree) -> OrderByCache | None:
-    if case.order == "arrival":
-        return None
-    prefixes = CachedPrefixes(tree)
-    order = CachedPrefix(prefixes) if case.order == "cached_prefix" else CacheAware(prefixes)
-    return OrderByCache(
-        order=BoundedOvertaking(order, overtaken_max=case.overtaken_max), prefixes=prefixes
     )

@@ -1,29 +1,65 @@
-"""The state machine that decides which prompts are sent, retried, given up and expired.
+"""The state machine that decides which prompts are sent where, retried, given up and expired.
 
-`Dispatcher.step(event, now_us)` returns the actions to take, in order. The state of the server is
-in `health`, the waiting prompts are in `queue`, and which of them is next is up to `order`.
+`Dispatcher.step(event, now_us)` returns the actions to take, in order. Several servers share one
+queue of prompts. Each has its health, its requests in flight, and what it has cached.
 
-A refused prompt is retried until the deadline of its query, or without end if it has none. A prompt
-over which the server fails again and again, although it began to answer it or answers others, is
-given up.
+*Which prompt, which server.* A server that has a free place takes the prompt that the order of
+`queue` chooses for it. Of several with a free place the one takes it that has most of it cached,
+unless it has `LOAD_LEAD_MAX` more of its places taken than the least loaded one. Where nothing is
+known to be cached, the least loaded one takes it.
+
+*Failures.* A refused prompt is retried until the deadline of its query, or without end if it has
+none; at once if another server is open. A prompt over which servers fail again and again, although
+they began to answer it or answer others, is given up. A server that may have ended loses what it
+was known to have cached.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from generator.plan.health import CHECK, ServerHealth, ServerState
-from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt
+from generator.plan.dispatch_events import (
+    AnswerCancelled,
+    CacheChanged,
+    CancelRequest,
+    CheckPassed,
+    CheckServer,
+    ConcurrencyChanged,
+    DeliverAnswer,
+    DispatchAction,
+    DispatchEvent,
+    ExpireQuery,
+    GiveUpQuery,
+    PromptArrived,
+    PromptCancelled,
+    PromptHastened,
+    PromptsRevoked,
+    PromptTokenized,
+    ReplayCache,
+    RequestAccepted,
+    RequestEnded,
+    RequestRefused,
+    SendPrompt,
+)
+from generator.plan.health import CHECK, ServerHealth
+from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost
+from generator.plan.order.cached_prefixes import CachedPrefixes
+from generator.plan.order.factory import OrderName, make_order
+from generator.plan.queue import PromptQueue, QueuedPrompt, ServerCache
+
+LOAD_LEAD_MAX = 0.25
+"""How much more of its places may be taken at the server that has most of a prompt cached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchLimits:
     """Bounds of the dispatcher.
 
-    `concurrency`: requests in flight. `prompts_max`: prompts waiting or in flight. `failures_max`:
-    failures that a prompt may have caused before it is given up. Each broke an answer that had
-    begun, or had others answered since the last one.
+    `concurrency`: requests in flight at each server, until `ConcurrencyChanged`. `prompts_max`:
+    prompts waiting or in flight. `failures_max`: failures that a prompt may have caused before it
+    is given up. Each broke an answer that had begun, or its server had answered others since the
+    last one.
     """
 
     concurrency: int
@@ -35,163 +71,94 @@ class DispatchLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptArrived:
-    """A prompt was taken in."""
+class CacheOrder:
+    """The order of prompts at servers whose KV events are followed.
 
-    prompt: Prompt
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestAccepted:
-    """The server began to answer this prompt."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestEnded:
-    """The server answered this prompt, or refused it for its content. Neither is retried."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestRefused:
-    """The server was busy, failed, hung or could not be reached. `id` None: for a check.
-
-    `retry_after_us`: the pause that the server asked for. `suspect`: the prompt itself may be the
-    cause.
+    `overtaken_max`: how often a prompt may be overtaken; None: no bound. `block_tokens`: of the
+    blocks of every server, because the digests of a prompt are made once. A server with another
+    size gets no credit: none of its blocks has such a digest.
     """
 
-    id: int | None
-    retry_after_us: int | None = None
-    suspect: bool = False
+    name: OrderName
+    block_tokens: int
+    overtaken_max: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckPassed:
-    """The server answered a check."""
+@dataclass(kw_only=True, slots=True)
+class _LlmServer:
+    """A server. `in_flight`: its requests. `answered`: the prompts that it has answered."""
 
+    health: ServerHealth
+    concurrency: int
+    tree: KvTree | None
+    in_flight: int = 0
+    answered: int = 0
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptsRevoked:
-    """The partitions of these prompts were assigned to another member."""
+    @property
+    def is_open(self) -> bool:
+        return self.health.state == "open"
 
-    ids: frozenset[int]
+    @property
+    def has_room(self) -> bool:
+        return self.in_flight < self.concurrency
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptHastened:
-    """A query with this priority and deadline waits for the answer to this prompt."""
-
-    id: int
-    priority: int
-    deadline_us: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptCancelled:
-    """The asker has withdrawn this query."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimePassed:
-    """The clock has moved; nothing else happened."""
-
-
-DispatchEvent: TypeAlias = (
-    PromptArrived
-    | RequestAccepted
-    | RequestEnded
-    | RequestRefused
-    | CheckPassed
-    | PromptsRevoked
-    | PromptHastened
-    | PromptCancelled
-    | TimePassed
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendPrompt:
-    """Send this prompt; it is the `attempt`th time, counted from 1."""
-
-    id: int
-    attempt: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckServer:
-    """Ask the server for its models, without a prompt."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CancelRequest:
-    """Cancel this request in flight. Later events about it are ignored."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpireQuery:
-    """Answer this query `expired`."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerCancelled:
-    """Answer this query `cancelled`."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveUpQuery:
-    """Answer this query `failed`: the server failed on it too often, though not on all."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeliverAnswer:
-    """Hand over the result of this request: it ended in time."""
-
-    id: int
-
-
-DispatchAction: TypeAlias = (
-    SendPrompt
-    | CheckServer
-    | CancelRequest
-    | ExpireQuery
-    | AnswerCancelled
-    | GiveUpQuery
-    | DeliverAnswer
-)
+    @property
+    def load(self) -> float:
+        return self.in_flight / self.concurrency
 
 
 class Dispatcher:
-    """See the module. Not thread-safe: the caller locks. A step costs O(prompts)."""
+    """See the module. Not thread-safe: the caller locks. A step costs O(prompts * servers)."""
 
-    def __init__(self, limits: DispatchLimits) -> None:
+    def __init__(
+        self, limits: DispatchLimits, *, servers: int = 1, order: CacheOrder | None = None
+    ) -> None:
+        """`order` None: KV events are not followed, and prompts go in the order of arrival."""
         self._limits = limits
-        self._health = ServerHealth(
-            backoff_us_min=limits.backoff_us_min,
-            backoff_us_max=limits.backoff_us_max,
-            retry_after_us_max=limits.retry_after_us_max,
+        self._servers = tuple(
+            _LlmServer(
+                health=ServerHealth(
+                    backoff_us_min=limits.backoff_us_min,
+                    backoff_us_max=limits.backoff_us_max,
+                    retry_after_us_max=limits.retry_after_us_max,
+                ),
+                concurrency=limits.concurrency,
+                tree=None if order is None else KvTree(block_tokens=order.block_tokens),
+            )
+            for _ in range(servers)
         )
-        self._queue = PromptQueue()
+        self._queue = PromptQueue(
+            *_caches(order, [server.tree for server in self._servers]),
+            overtaken_max=None if order is None else order.overtaken_max,
+        )
         self._in_flight: dict[int, QueuedPrompt] = {}
-        self._answered = 0
         self._now_us = 0
 
     @property
-    def server(self) -> ServerState:
-        """The state of the server, as far as it is known."""
-        return self._health.state
+    def servers(self) -> int:
+        """The number of servers."""
+        return len(self._servers)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a server takes prompts."""
+        return any(server.is_open for server in self._servers)
+
+    def health(self, server: int) -> ServerHealth:
+        """Returns the health of a server, to read."""
+        return self._servers[server].health
+
+    def tree(self, server: int) -> KvTree | None:
+        """Returns what a server has cached, to read; None if its KV events are not followed."""
+        return self._servers[server].tree
+
+    def concurrency(self, server: int) -> int:
+        """Returns how many requests a server gets at once."""
+        return self._servers[server].concurrency
+
+    def in_flight_at(self, server: int) -> int:
+        """Returns the prompts at a server."""
+        return self._servers[server].in_flight
 
     @property
     def prompts(self) -> int:
@@ -199,22 +166,27 @@ class Dispatcher:
         return len(self._queue) + len(self._in_flight)
 
     @property
+    def waiting(self) -> int:
+        """Prompts that are at no server."""
+        return len(self._queue)
+
+    @property
     def in_flight(self) -> int:
-        """Prompts at the server."""
+        """Prompts at the servers."""
         return len(self._in_flight)
 
     def credit(self) -> int:
-        """Returns how many more prompts may arrive: none unless the server is open."""
-        return max(0, self._limits.prompts_max - self.prompts) if self.server == "open" else 0
+        """Returns how many more prompts may arrive: none unless a server is open."""
+        return max(0, self._limits.prompts_max - self.prompts) if self.is_open else 0
 
     def wake_us(self) -> int | None:
         """Returns when a pause ends, a deadline passes or a retry is due. None: never."""
         entries = (*self._queue, *self._in_flight.values())
         deadlines = (queued.prompt.deadline_us for queued in entries)
         times = [time_us for time_us in deadlines if time_us is not None]
-        if self.server == "paused":
-            times.append(self._health.paused_until_us)
-        if self.server == "open":
+        healths = (server.health for server in self._servers)
+        times += [health.paused_until_us for health in healths if health.state == "paused"]
+        if self.is_open:
             later = (queued.not_before_us for queued in self._queue)
             times += [time_us for time_us in later if time_us > self._now_us]
         return min(times, default=None)
@@ -231,20 +203,29 @@ class Dispatcher:
             assert id not in self._queue and id not in self._in_flight, f"prompt {id} came twice"
             self._queue.add(QueuedPrompt(event.prompt))
         self._expire(actions)  # before the event: an answer at the deadline is too late
+        self._follow_prompt(event, actions)
+        self._follow_server(event, actions)
+        for server in self._servers:
+            server.health.advance(now_us)
+        self._send(actions)
+        return tuple(actions)
+
+    def check_integrity(self) -> None:
+        """Asserts what must be true between two steps."""
+        assert not any(id in self._queue for id in self._in_flight), "waiting and in flight"
+        has_ready = self._queue.has_ready(self._now_us)
+        for place, server in enumerate(self._servers):
+            at_server = [id for id, one in self._in_flight.items() if one.server == place]
+            assert server.in_flight == len(at_server), "miscounted requests"
+            probe = server.health.probe
+            assert probe is None or server.health.state == "probing", "a probe is not needed"
+            assert probe in (None, CHECK) or probe in at_server, "the probe is not in flight"
+            can_send = server.is_open and server.has_room
+            assert not (can_send and has_ready), "a prompt could be sent"
+
+    def _follow_prompt(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
+        """Takes an event about what is to become of a prompt."""
         match event:
-            case RequestAccepted(id=id) if id in self._in_flight:
-                self._health.accepted(id)
-                self._in_flight[id].is_begun = True
-            case RequestEnded(id=id) if id in self._in_flight:
-                self._health.accepted(id)
-                self._health.answered()
-                self._answered += 1
-                del self._in_flight[id]
-                actions.append(DeliverAnswer(id=id))
-            case RequestRefused():
-                self._refuse(event, actions)
-            case CheckPassed():
-                self._health.accepted(CHECK)
             case PromptsRevoked(ids=ids):
                 self._revoke(ids, actions)
             case PromptCancelled(id=id) if id in self._in_flight or id in self._queue:
@@ -253,48 +234,80 @@ class Dispatcher:
                 actions.append(AnswerCancelled(id=id))
             case PromptHastened():
                 self._hasten(event)
-        self._health.advance(now_us)
-        self._send(actions)
-        return tuple(actions)
+            case PromptTokenized(id=id, forms=forms):
+                self._queue.set_forms(id, forms)
+                if (queued := self._in_flight.get(id)) is not None:  # it may come back
+                    queued.prompt = replace(queued.prompt, forms=forms)
 
-    def check_integrity(self) -> None:
-        """Asserts what must be true between two steps."""
-        assert not any(id in self._queue for id in self._in_flight), "waiting and in flight"
-        assert len(self._in_flight) <= self._limits.concurrency, "too many requests in flight"
-        probe = self._health.probe
-        assert probe is None or self.server == "probing", "a probe is out, but not needed"
-        assert probe in (None, CHECK) or probe in self._in_flight, "the probe is not in flight"
-        is_full = len(self._in_flight) == self._limits.concurrency
-        can_send = self.server == "open" and not is_full
-        assert not (can_send and self._queue.has_ready(self._now_us)), "a prompt could be sent"
+    def _follow_server(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
+        """Takes an event about what a server did."""
+        match event:
+            case RequestAccepted(id=id) if (queued := self._in_flight.get(id)) is not None:
+                self._servers[queued.server].health.accepted(id)
+                queued.is_begun = True
+            case RequestEnded(id=id) if id in self._in_flight:
+                self._end(event, actions)
+            case RequestRefused():
+                self._refuse(event, actions)
+            case CheckPassed(server=server):
+                self._servers[server].health.accepted(CHECK)
+            case CacheChanged(server=server, event=change):
+                self._change_cache(server, change, actions)
+            case ConcurrencyChanged(server=server, concurrency=concurrency):
+                self._servers[server].concurrency = concurrency
+
+    def _end(self, event: RequestEnded, actions: list[DispatchAction]) -> None:
+        queued = self._take_back(event.id)
+        server = self._servers[queued.server]
+        server.health.accepted(event.id)
+        server.health.answered()
+        server.answered += 1
+        expected = queued.cached_tokens
+        if server.tree is not None and expected is not None and event.cached_tokens is not None:
+            server.tree.check(expected, event.cached_tokens)
+        actions.append(DeliverAnswer(id=event.id))
 
     def _refuse(self, event: RequestRefused, actions: list[DispatchAction]) -> None:
-        now_us = self._now_us
+        now_us, health = self._now_us, self._servers[event.server].health
+        if event.is_lost:
+            self._change_cache(event.server, ServerLost(), actions)
         if event.id is None:
-            if self._health.probe == CHECK:
-                self._health.refused(event.retry_after_us, now_us)
+            if health.probe == CHECK:
+                health.refused(event.retry_after_us, now_us)
             return
-        queued = self._in_flight.pop(event.id, None)
-        if queued is None:
+        if event.id not in self._in_flight:
             return
+        queued = self._take_back(event.id)
+        assert queued.server == event.server, "another server refuses the prompt"
         if event.suspect and self._failed_too_often(queued):
             actions.append(GiveUpQuery(id=event.id))
         else:
             self._queue.add(queued)
-        self._health.refused(event.retry_after_us, now_us)
-        if event.suspect:
+        health.refused(event.retry_after_us, now_us)
+        if event.suspect and not (queued.failures == 1 and self.is_open):
             # It waits as long again after the pause. Otherwise it would be the first prompt at a
             # server that a check has just opened, and could pause the server for all others again.
-            until_us = self._health.paused_until_us
+            # But after its first failure another server may try it at once.
+            until_us = health.paused_until_us
             queued.not_before_us = until_us + (until_us - now_us)
 
     def _failed_too_often(self, queued: QueuedPrompt) -> bool:
         """Counts the first failure, broken answers, and failures with others answered since."""
-        others = self._answered > queued.answered_at_failure
+        answered = self._servers[queued.server].answered
+        others = answered > queued.answered_at_failure.get(queued.server, 0)
         if queued.failures == 0 or queued.is_begun or others:
             queued.failures += 1
-        queued.answered_at_failure = self._answered
+        queued.answered_at_failure[queued.server] = answered
         return queued.failures > self._limits.failures_max
+
+    def _change_cache(self, server: int, event: KvTreeEvent, actions: list[DispatchAction]) -> None:
+        tree = self._servers[server].tree
+        if tree is None:
+            return
+        step = tree.step(event)
+        self._queue.cache_changed(step, server)
+        if step.replay_from is not None:
+            actions.append(ReplayCache(server=server, replay_from=step.replay_from))
 
     def _revoke(self, ids: frozenset[int], actions: list[DispatchAction]) -> None:
         for id in sorted(ids):
@@ -319,27 +332,57 @@ class Dispatcher:
                     actions.append(ExpireQuery(id=id))
 
     def _cancel(self, id: int, actions: list[DispatchAction]) -> None:
-        del self._in_flight[id]
-        self._health.cancelled(id)
+        queued = self._take_back(id)
+        self._servers[queued.server].health.cancelled(id)
         actions.append(CancelRequest(id=id))
 
+    def _take_back(self, id: int) -> QueuedPrompt:
+        queued = self._in_flight.pop(id)
+        self._servers[queued.server].in_flight -= 1
+        return queued
+
     def _send(self, actions: list[DispatchAction]) -> None:
-        has_room = len(self._in_flight) < self._limits.concurrency
-        if self._health.needs_probe and not self._queue.has_probe():
-            self._health.probe = CHECK
-            actions.append(CheckServer())
-        elif self._health.needs_probe and has_room:
-            self._health.probe = self._start(self._queue.take_probe(), actions)
-        while self.server == "open" and len(self._in_flight) < self._limits.concurrency:
-            queued = self._queue.take_next(self._now_us)
+        for place, server in enumerate(self._servers):
+            if server.health.needs_probe:
+                # A prompt is no probe while another server takes it.
+                if self.is_open or not self._queue.has_probe():
+                    server.health.probe = CHECK
+                    actions.append(CheckServer(server=place))
+                elif server.has_room:
+                    server.health.probe = self._start(self._queue.take_probe(place), actions)
+        while takers := self._takers():
+            queued = self._queue.take_next(self._now_us, takers)
             if queued is None:
                 break
             self._start(queued, actions)
 
+    def _takers(self) -> Sequence[int]:
+        """Returns the servers that may take the next prompt, the least loaded first."""
+        places = [place for place, one in enumerate(self._servers) if one.is_open and one.has_room]
+        if not places:
+            return ()
+        loads = {place: self._servers[place].load for place in places}
+        bound = min(loads.values()) + LOAD_LEAD_MAX
+        return sorted((one for one in places if loads[one] <= bound), key=lambda one: loads[one])
+
     def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> int:
         id = queued.prompt.id
+        server = self._servers[queued.server]
+        assert server.has_room, "too many requests in flight"
         queued.attempts += 1
         queued.is_begun = False
+        server.in_flight += 1
         self._in_flight[id] = queued
-        actions.append(SendPrompt(id=id, attempt=queued.attempts))
+        actions.append(
+            SendPrompt(id=id, attempt=queued.attempts, server=queued.server, form=queued.form)
+        )
         return id
+
+
+def _caches(order: CacheOrder | None, trees: Sequence[KvTree | None]) -> list[ServerCache]:
+    caches = []
+    for tree in trees:
+        if order is not None and tree is not None:
+            prefixes = CachedPrefixes(tree)
+            caches.append(ServerCache(prefixes=prefixes, order=make_order(order.name, prefixes)))
+    return caches

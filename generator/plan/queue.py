@@ -1,29 +1,30 @@
-"""The prompts that wait for the LLM server. The next one is chosen when it is sent. Pure."""
+"""The prompts that wait for the LLM servers. The next one is chosen when it is sent. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 from generator.plan.kv_tree import KvTreeStep
-from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
-from generator.plan.order.overtaking import BoundedOvertaking
-from generator.plan.order.protocol import NextPrompt
+from generator.plan.order.cached_prefixes import CachedForm, CachedPrefixes, PromptForm
+from generator.plan.order.overtaking import Overtaking
+from generator.plan.order.protocol import NextPrompt, Order
 
 OLDEST_EVERY = 16
 """Every 16th prompt sent is the one that waited longest, so no priority starves a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderByCache:
-    """How the queue chooses between prompts of one priority and tenant that have no deadline.
+class ServerCache:
+    """What a server has cached of the waiting prompts, and how the next one for it is chosen.
 
-    `order` chooses by what is in `prefixes`.
+    `order` chooses between prompts of one priority and tenant that have no deadline; None: by
+    arrival.
     """
 
-    order: BoundedOvertaking
     prefixes: CachedPrefixes
+    order: Order | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,34 +74,43 @@ class Prompt:
 
 @dataclass(slots=True)
 class QueuedPrompt:
-    """A prompt, waiting or at the server, and its tries so far.
+    """A prompt, waiting or at a server, and its tries so far.
 
     `is_begun`: the server has begun to answer the last try. `failures`: those that the prompt may
-    have caused. `not_before_us`: when it may be sent again. `form`: that of the last try, if an
-    order chose one.
+    have caused. `answered_at_failure`: how many prompts each server had answered at its last one.
+    `not_before_us`: when it may be sent again. Of the last try: `server`, `form` (None: as it
+    is) and `cached_tokens`, as far as it was known what was cached.
     """
 
     prompt: Prompt
     attempts: int = 0
     is_begun: bool = False
     failures: int = 0
-    answered_at_failure: int = 0
+    answered_at_failure: dict[int, int] = field(default_factory=dict)
     not_before_us: int = 0
+    server: int = 0
     form: PromptForm | None = None
+    cached_tokens: int | None = None
 
 
 class PromptQueue:
     """The waiting prompts. Choosing one costs O(waiting).
 
     The next one is of the best priority, and has the earliest deadline. Prompts without a deadline
-    come after those with one, in the order of arrival. With `by_cache` tenants take turns among
+    come after those with one, in the order of arrival. With an order tenants take turns among
     them, and it is chosen by the cache which of a tenant's prompts is next.
+
+    Of several servers that may take a prompt, it goes to the one that has most of it cached, and of
+    equal ones to the first. With an order, the servers' choices are compared in this way.
     """
 
-    def __init__(self, by_cache: OrderByCache | None = None) -> None:
+    def __init__(self, *caches: ServerCache, overtaken_max: int | None = None) -> None:
+        """`caches`: one for each server, or none; all have an order, or none has."""
         self._waiting: dict[int, QueuedPrompt] = {}
         self._taken = 0
-        self._by_cache = by_cache
+        self._caches = caches
+        self._has_order = any(cache.order is not None for cache in caches)
+        self._overtaking = Overtaking(overtaken_max)
         self._tenants = DeficitRoundRobin(quantum=1, weight_of=lambda _: 1)
         self._with_work: set[str] = set()
 
@@ -116,22 +126,23 @@ class PromptQueue:
     def add(self, queued: QueuedPrompt) -> None:
         """Adds a prompt that is new, or that was refused."""
         self._waiting[queued.prompt.id] = queued
-        if self._by_cache is not None and queued.prompt.forms:
-            self._by_cache.prefixes.add(queued.prompt.id, queued.prompt.forms)
+        if queued.prompt.forms:
+            for cache in self._caches:
+                cache.prefixes.add(queued.prompt.id, queued.prompt.forms)
 
     def set_forms(self, id: int, forms: Sequence[PromptForm]) -> None:
         """Notes in which forms a waiting prompt may be sent. Ignores one that does not wait."""
         queued = self._waiting.get(id)
         if queued is not None:
             queued.prompt = replace(queued.prompt, forms=tuple(forms))
-            if self._by_cache is not None:
-                self._by_cache.prefixes.remove(id)
-                self._by_cache.prefixes.add(id, forms)
+            for cache in self._caches:
+                cache.prefixes.remove(id)
+                cache.prefixes.add(id, forms)
 
-    def cache_changed(self, step: KvTreeStep) -> None:
-        """Follows what the server has cached."""
-        if self._by_cache is not None:
-            self._by_cache.prefixes.changed(step)
+    def cache_changed(self, step: KvTreeStep, server: int = 0) -> None:
+        """Follows what a server has cached."""
+        if self._caches:
+            self._caches[server].prefixes.changed(step)
 
     def get(self, id: int) -> QueuedPrompt | None:
         """Returns a prompt that waits, or None."""
@@ -140,47 +151,52 @@ class PromptQueue:
     def remove(self, id: int) -> QueuedPrompt | None:
         """Removes a prompt without sending it; returns None if it does not wait."""
         queued = self._waiting.pop(id, None)
-        if queued is not None and self._by_cache is not None:
-            self._by_cache.prefixes.remove(id)
-            self._by_cache.order.forget(id)
+        if queued is not None:
+            for cache in self._caches:
+                cache.prefixes.remove(id)
+            self._overtaking.forget(id)
         return queued
 
     def has_probe(self) -> bool:
-        """Returns whether a prompt waits that can probe the server.
+        """Returns whether a prompt waits that can probe a server.
 
         A prompt that may itself have caused a failure says nothing about the server.
         """
         return any(queued.failures == 0 for queued in self)
 
-    def take_probe(self) -> QueuedPrompt:
+    def take_probe(self, server: int) -> QueuedPrompt:
         """Removes and returns the prompt to probe the server with; `has_probe` was True."""
         fit = [queued.prompt for queued in self if queued.failures == 0]
-        return self._take(min(fit, key=Prompt.urgency))
+        return self._take(min(fit, key=Prompt.urgency).id, (server,))
 
-    def take_next(self, now_us: int) -> QueuedPrompt | None:
-        """Removes and returns the next prompt to send, or None if none may be sent now."""
+    def take_next(self, now_us: int, servers: Sequence[int] = (0,)) -> QueuedPrompt | None:
+        """Removes and returns the next prompt to send, or None if none may be sent now.
+
+        `servers`: those that may take it, the preferred first; at least one.
+        """
         ready = [queued.prompt for queued in self if queued.not_before_us <= now_us]
         if not ready:
             return None
         first = min(ready, key=Prompt.urgency)
         if (self._taken + 1) % OLDEST_EVERY == 0:
             oldest = min(ready, key=Prompt.arrival)
-            if self._by_cache is None or not first.is_equal_to(oldest):
-                return self._take(oldest)
-        if self._by_cache is None or first.orders_by_us() is not None:
-            return self._take(first)
-        next_prompt = self._choose([prompt for prompt in ready if prompt.is_equal_to(first)])
-        queued = self._take(self._waiting[next_prompt.id].prompt)
-        queued.form = next_prompt.form
-        return queued
+            if not self._has_order or not first.is_equal_to(oldest):
+                return self._take(oldest.id, servers)
+        if not self._has_order or first.orders_by_us() is not None:
+            return self._take(first.id, servers)
+        ids = self._of_tenant([prompt for prompt in ready if prompt.is_equal_to(first)])
+        allowed = self._overtaking.allowed(ids)
+        choices = [(server, self._choose(server, allowed)) for server in servers]
+        server, chosen = max(choices, key=lambda choice: self._gain(choice[0], choice[1].id))
+        self._overtaking.sent(chosen.id, ids)
+        return self._take(chosen.id, (server,), chosen.form)
 
     def has_ready(self, now_us: int) -> bool:
         """Returns whether a prompt may be sent now."""
         return any(queued.not_before_us <= now_us for queued in self)
 
-    def _choose(self, prompts: Sequence[Prompt]) -> NextPrompt:
-        """Chooses between prompts of one priority without a deadline: the tenant, then which."""
-        assert self._by_cache is not None
+    def _of_tenant(self, prompts: Sequence[Prompt]) -> list[int]:
+        """Returns the prompts of the tenant whose turn it is, in the order of arrival."""
         of_tenant: dict[str, list[Prompt]] = {}
         for prompt in prompts:
             of_tenant.setdefault(prompt.tenant, []).append(prompt)
@@ -191,12 +207,37 @@ class PromptQueue:
         self._with_work = set(of_tenant)
         turn = self._tenants.next(lambda _: 1)
         assert turn is not None, "a prompt is ready, so its tenant has work"
-        ids = [prompt.id for prompt in sorted(of_tenant[turn], key=Prompt.arrival)]
-        return self._by_cache.order.choose(ids)
+        return [prompt.id for prompt in sorted(of_tenant[turn], key=Prompt.arrival)]
 
-    def _take(self, prompt: Prompt) -> QueuedPrompt:
+    def _choose(self, server: int, ids: Sequence[int]) -> NextPrompt:
+        order = self._caches[server].order
+        assert order is not None, "all servers have an order, or none has"
+        return order.choose(ids)
+
+    def _cached(self, server: int, id: int) -> CachedForm | None:
+        """Returns what the server has cached of a waiting prompt; None if that is not known."""
+        prefixes = self._caches[server].prefixes if self._caches else None
+        return None if prefixes is None or prefixes.tree.is_blind else prefixes.cached(id)
+
+    def _gain(self, server: int, id: int) -> float:
+        found = self._cached(server, id)
+        return 0.0 if found is None else found.cached_over_computed
+
+    def _take(
+        self, id: int, servers: Sequence[int], form: PromptForm | None = None
+    ) -> QueuedPrompt:
+        """Removes a prompt, for the one of these servers that has most of it cached.
+
+        `form` None: the one of which most is cached.
+        """
+        server = max(servers, key=lambda server: self._gain(server, id))
+        found = self._cached(server, id)
+        queued = self.remove(id)
+        assert queued is not None, f"prompt {id} does not wait"
         self._taken += 1
-        queued = self.remove(prompt.id)
-        assert queued is not None, f"prompt {prompt.id} does not wait"
-        queued.form = None
+        queued.server, queued.form, queued.cached_tokens = server, form, None
+        if found is not None:
+            queued.form = form or found.form
+            tree = self._caches[server].prefixes.tree
+            queued.cached_tokens = tree.cached_tokens(queued.form.digests)
         return queued

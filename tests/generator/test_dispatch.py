@@ -1,8 +1,9 @@
 """The dispatcher: order, deadlines, revocation, and that each query ends once.
 
-Commands of its transcripts: `new` begins with another dispatcher, `open` with one whose server has
-passed a check. `TIME EVENT [ids] [option=value]` is one step at TIME, in microseconds. Its output
-is the actions, and the state after the step.
+Commands of its transcripts: `new` begins with another dispatcher, `open` with one whose servers
+have passed a check. `TIME EVENT [ids] [option=value]` is one step at TIME, in microseconds. Its
+output is the actions, and the state after the step. With several servers, `server=` says which one,
+and an action ends with its server.
 """
 
 from __future__ import annotations
@@ -15,26 +16,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.dispatch import (
+from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
+from generator.plan.dispatch_events import (
+    CacheChanged,
     CancelRequest,
     CheckPassed,
     CheckServer,
+    ConcurrencyChanged,
     DeliverAnswer,
     DispatchAction,
-    Dispatcher,
     DispatchEvent,
-    DispatchLimits,
     ExpireQuery,
     GiveUpQuery,
     PromptArrived,
     PromptHastened,
     PromptsRevoked,
+    PromptTokenized,
+    ReplayCache,
     RequestAccepted,
     RequestEnded,
     RequestRefused,
     SendPrompt,
     TimePassed,
 )
+from generator.plan.kv_tree import BlocksStored, KvBatch, digests_of
+from generator.plan.order.cached_prefixes import PromptForm
+from generator.plan.order.factory import ORDER_NAMES, OrderName
 from generator.plan.queue import OLDEST_EVERY, Prompt
 from tests.transcripts import Execute
 
@@ -58,7 +65,7 @@ class DispatchTranscript:
             name: int(value) for name, _, value in (word.partition("=") for word in words) if value
         }
         if first == "new":
-            self.dispatcher = Dispatcher(replace(LIMITS, **options))
+            self.dispatcher = new_dispatcher(**options)
             return []
         if first == "open":
             self.dispatcher = open_dispatcher(**options)
@@ -70,18 +77,20 @@ class DispatchTranscript:
         for event in _events(kind, ids, options, "suspect" in arguments, now_us):
             actions = self.dispatcher.step(event, now_us)
             self.dispatcher.check_integrity()
-            output += [
-                f"{type(action).__name__} " + " ".join(str(getattr(action, name)) for name in names)
-                if (names := action.__slots__)
-                else type(action).__name__
-                for action in actions
-            ]
+            output += [self._line(action) for action in actions]
         return [*output, self._state()]
+
+    def _line(self, action: DispatchAction) -> str:
+        shown = [name for name in action.__slots__ if name not in ("server", "form")]
+        if isinstance(action, SendPrompt | CheckServer) and self.dispatcher.servers > 1:
+            shown.append("server")
+        return " ".join([type(action).__name__, *(str(getattr(action, name)) for name in shown)])
 
     def _state(self) -> str:
         one = self.dispatcher
+        states = "/".join(one.health(server).state for server in range(one.servers))
         return (
-            f"{one.server}: {one.prompts} prompts, {one.in_flight} in flight, "
+            f"{states}: {one.prompts} prompts, {one.in_flight} in flight, "
             f"credit {one.credit()}, wakes at {one.wake_us()}"
         )
 
@@ -98,10 +107,12 @@ def _events(
         case "end":
             return [RequestEnded(id=id) for id in ids]
         case "refuse":
-            refused = ids or [None]
-            return [RequestRefused(id=id, suspect=suspect, **options) for id in refused]
+            options = {"server": 0, **options}
+            return [RequestRefused(id=id, suspect=suspect, **options) for id in ids or [None]]
         case "pass":
-            return [CheckPassed()]
+            return [CheckPassed(server=options.get("server", 0))]
+        case "limit":
+            return [ConcurrencyChanged(server=0, **options)]
         case "revoke":
             return [PromptsRevoked(ids=frozenset(ids))]
         case "wait":
@@ -117,11 +128,20 @@ def test_dispatch_transcript(path: Path, check_transcript: Callable[[Path, Execu
     check_transcript(path, DispatchTranscript().execute)
 
 
-def open_dispatcher(**limits: int) -> Dispatcher:
-    """A dispatcher without prompts, whose server has passed a check."""
-    dispatcher = Dispatcher(replace(LIMITS, **limits))
+def new_dispatcher(
+    *, servers: int = 1, order: CacheOrder | None = None, **limits: int
+) -> Dispatcher:
+    return Dispatcher(replace(LIMITS, **limits), servers=servers, order=order)
+
+
+def open_dispatcher(
+    *, servers: int = 1, order: CacheOrder | None = None, **limits: int
+) -> Dispatcher:
+    """A dispatcher without prompts, whose servers have passed a check."""
+    dispatcher = new_dispatcher(servers=servers, order=order, **limits)
     dispatcher.step(TimePassed(), 0)
-    dispatcher.step(CheckPassed(), 0)
+    for server in range(servers):
+        dispatcher.step(CheckPassed(server=server), 0)
     return dispatcher
 
 
@@ -148,6 +168,9 @@ STEPS = st.lists(
                 "end",
                 "refuse",
                 "suspect",
+                "lost",
+                "store",
+                "limit",
                 "check",
                 "check_refused",
                 "revoke",
@@ -161,6 +184,18 @@ STEPS = st.lists(
 )
 
 
+BLOCK = 4
+PROMPTS = ((1,) * 9, (*(1,) * 4, *(2,) * 8))
+FORMS = tuple(
+    PromptForm(passages=(0,), tokens=len(ids), digests=digests_of(ids[:-1], block_tokens=BLOCK))
+    for ids in PROMPTS
+)
+STORED = tuple(
+    BlocksStored(names=form.digests, parent=None, token_ids=ids[: BLOCK * len(form.digests)])
+    for form, ids in zip(FORMS, PROMPTS, strict=True)
+)
+
+
 class Accounts:
     """Follows the actions alone, without knowing how they were decided."""
 
@@ -170,16 +205,25 @@ class Accounts:
         self.attempts: dict[int, int] = {}
         self.terminal: dict[int, str] = {}
         self.revoked: set[int] = set()
-        self.check_is_out = False
+        self.server_of: dict[int, int] = {}
+        self.checked: set[int] = set()
+        """Servers with a check that is out."""
+        self.limits: list[int] = []
+        self.next_seqs: list[int] = []
         self.cancelled_now: list[int] = []
+
+    def running_at(self, server: int) -> int:
+        return sum(self.server_of[id] == server for id in self.running)
 
     def note(self, event: DispatchEvent, now_us: int) -> None:
         """Notes an event. The dispatcher expires what is late, whatever the event says of it."""
         match event:
             case PromptArrived(prompt=prompt):
                 self.waiting[prompt.id] = prompt
-            case RequestRefused(id=None) | CheckPassed():
-                self.check_is_out = False
+            case RequestRefused(id=None, server=server) | CheckPassed(server=server):
+                self.checked.remove(server)
+            case ConcurrencyChanged(server=server, concurrency=concurrency):
+                self.limits[server] = concurrency
             case RequestRefused(id=id) if id is not None and not self.running[id].is_late(now_us):
                 self.waiting[id] = self.running.pop(id)
             case PromptsRevoked(ids=ids):
@@ -198,13 +242,15 @@ class Accounts:
     ) -> None:
         for action in actions:
             match action:
-                case SendPrompt(id=id, attempt=attempt):
+                case SendPrompt(id=id, attempt=attempt, server=server):
                     self.running[id] = self.waiting.pop(id)
+                    self.server_of[id] = server
                     self.attempts[id] = self.attempts.get(id, 0) + 1
                     assert attempt == self.attempts[id]
-                    assert len(self.running) <= limits.concurrency
-                case CheckServer():
-                    self.check_is_out = True
+                    assert self.running_at(server) <= self.limits[server]
+                case CheckServer(server=server):
+                    assert server not in self.checked
+                    self.checked.add(server)
                 case CancelRequest(id=id):
                     self.cancelled_now.append(id)
                 case ExpireQuery(id=id):
@@ -236,25 +282,41 @@ def event_of(
             deadline_us = now_us + 300 * number if number > 2 else None
             return PromptArrived(
                 prompt=Prompt(
-                    id=next_id, arrival_us=now_us, priority=number % 2, deadline_us=deadline_us
+                    id=next_id,
+                    arrival_us=now_us,
+                    priority=number % 2,
+                    deadline_us=deadline_us,
+                    forms=(FORMS[next_id % 2],),
                 )
             )
-        case "check" if accounts.check_is_out:
-            return CheckPassed()
-        case "check_refused" if accounts.check_is_out:
-            return RequestRefused(id=None)
+        case "check" if accounts.checked:
+            return CheckPassed(server=min(accounts.checked))
+        case "check_refused" if accounts.checked:
+            return RequestRefused(id=None, server=max(accounts.checked))
+        case "limit":
+            server = number % len(accounts.limits)
+            return ConcurrencyChanged(server=server, concurrency=1 + number)
+        case "store":
+            server = number % len(accounts.limits)
+            accounts.next_seqs[server] += 1
+            batch = KvBatch(seq=accounts.next_seqs[server] - 1, events=(STORED[number % 2],))
+            return CacheChanged(server=server, event=batch)
         case "revoke":
             return PromptsRevoked(
                 ids=frozenset(sorted({*accounts.waiting, *accounts.running})[: number % 3])
             )
         case "tick":
             return TimePassed()
-        case "accept" | "end" | "refuse" | "suspect" if chosen is not None:
+        case "accept" | "end" | "refuse" | "suspect" | "lost" if chosen is not None:
+            server = accounts.server_of[chosen]
+            if kind == "lost":
+                accounts.next_seqs[server] = 0  # it was started anew
             return {
                 "accept": RequestAccepted(id=chosen),
                 "end": RequestEnded(id=chosen),
-                "refuse": RequestRefused(id=chosen, retry_after_us=number * 50),
-                "suspect": RequestRefused(id=chosen, suspect=True),
+                "refuse": RequestRefused(id=chosen, server=server, retry_after_us=number * 50),
+                "suspect": RequestRefused(id=chosen, server=server, suspect=True),
+                "lost": RequestRefused(id=chosen, server=server, is_lost=True),
             }[kind]
         case _:
             return None
@@ -263,19 +325,21 @@ def event_of(
 # ---- against a plain bookkeeper, over random histories
 
 
-@given(STEPS)
+@given(STEPS, st.integers(1, 3), st.sampled_from([None, *ORDER_NAMES]))
 def test_over_any_history_each_query_ends_once_or_is_still_there(
-    steps: list[tuple[str, int, int]],
+    steps: list[tuple[str, int, int]], servers: int, name: OrderName | None
 ) -> None:
     limits = replace(LIMITS, failures_max=1)
-    dispatcher, accounts = Dispatcher(limits), Accounts()
+    order = None if name is None else CacheOrder(name=name, block_tokens=BLOCK, overtaken_max=2)
+    dispatcher, accounts = Dispatcher(limits, servers=servers, order=order), Accounts()
+    accounts.limits, accounts.next_seqs = [limits.concurrency] * servers, [0] * servers
     now_us, next_id = 0, 0
     for kind, number, wait_us in steps:
         now_us += wait_us
         event = event_of(kind, number, accounts, next_id, now_us)
         if event is None:
             continue
-        before_open = dispatcher.server == "open"
+        open_before = [one for one in range(servers) if dispatcher.health(one).state == "open"]
         accounts.cancelled_now = []
         was_running = dict(accounts.running)
         next_id += isinstance(event, PromptArrived)
@@ -291,12 +355,16 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
         assert dispatcher.in_flight == len(accounts.running)
         for id in accounts.cancelled_now:
             assert id in was_running and id not in accounts.running
-        sent = sent_by(actions)
-        if not before_open and dispatcher.server != "open":
-            assert len(sent) <= 1, "only a probe is sent to a server that refused"
-        if dispatcher.server == "paused":
-            assert not sent
-            assert dispatcher.credit() == 0
+        sent_to = [action.server for action in actions if isinstance(action, SendPrompt)]
+        for server in range(servers):
+            state = dispatcher.health(server).state
+            if server not in open_before and state != "open":
+                assert sent_to.count(server) <= 1, "only a probe is sent to a server that refused"
+            assert state != "paused" or server not in sent_to
+        assert dispatcher.is_open or dispatcher.credit() == 0
+        if isinstance(event, RequestRefused) and event.is_lost and order is not None:
+            tree = dispatcher.tree(event.server)
+            assert tree is not None and tree.is_blind and len(tree) == 0
         wake_us = dispatcher.wake_us()
         assert wake_us is None or wake_us > now_us, "what is due was done"
 
@@ -319,7 +387,7 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then
     ]
     for prompt in prompts:
         assert dispatcher.step(PromptArrived(prompt=prompt), 4) == ()
-    sent = sent_by(dispatcher.step(CheckPassed(), 4))
+    sent = sent_by(dispatcher.step(CheckPassed(server=0), 4))
     while dispatcher.in_flight:
         sent += sent_by(dispatcher.step(RequestEnded(id=sent[-1]), 5))
     infinity = 1_000
@@ -362,3 +430,111 @@ def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expir
     actions = dispatcher.step(TimePassed(), 900)
     assert ExpireQuery(id=2) in actions
     assert sent_by(actions) == [1]
+
+
+# ---- several servers that say what they have cached
+
+
+def caching_dispatcher(name: OrderName, **limits: int) -> Dispatcher:
+    """Two open servers; the first has the first prompt cached, the second the other one."""
+    order = CacheOrder(name=name, block_tokens=BLOCK)
+    dispatcher = open_dispatcher(servers=2, order=order, prompts_max=20, **limits)
+    for server in range(2):
+        batch = KvBatch(seq=0, events=(STORED[server],))
+        assert dispatcher.step(CacheChanged(server=server, event=batch), 0) == ()
+    return dispatcher
+
+
+def arrive(dispatcher: Dispatcher, id: int, form: int) -> list[SendPrompt]:
+    prompt = Prompt(id=id, arrival_us=id, forms=(FORMS[form],))
+    actions = dispatcher.step(PromptArrived(prompt=prompt), 1)
+    dispatcher.check_integrity()
+    return [action for action in actions if isinstance(action, SendPrompt)]
+
+
+def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached() -> None:
+    dispatcher = caching_dispatcher("arrival", concurrency=8)
+    (sent,) = arrive(dispatcher, 1, form=1)
+    assert (sent.server, sent.form) == (1, FORMS[1])
+    (sent,) = arrive(dispatcher, 2, form=0)
+    assert sent.server == 0
+
+
+def test_a_server_with_more_than_its_share_of_the_work_gives_prompts_to_others() -> None:
+    dispatcher = caching_dispatcher("arrival", concurrency=8)
+    servers = [sent.server for id in range(6) for sent in arrive(dispatcher, id, form=1)]
+    assert servers == [1, 1, 1, 0, 1, 0], "at most a quarter of its 8 places more"
+
+
+def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
+    dispatcher = caching_dispatcher("cache_aware", concurrency=1)
+    for id in (1, 2):
+        arrive(dispatcher, id, form=0)
+    for id in (3, 4, 5):
+        assert arrive(dispatcher, id, form=id % 2) == []
+    for ended, next_id, server in ((2, 3, 1), (1, 4, 0), (3, 5, 1)):
+        (sent,) = [
+            action
+            for action in dispatcher.step(RequestEnded(id=ended), 9)
+            if isinstance(action, SendPrompt)
+        ]
+        assert (sent.id, sent.server) == (next_id, server)
+
+
+def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() -> None:
+    dispatcher = caching_dispatcher("arrival", concurrency=8)
+    (sent,) = arrive(dispatcher, 1, form=1)
+    actions = dispatcher.step(RequestRefused(id=1, server=1, is_lost=True), 2)
+    assert actions == (SendPrompt(id=1, attempt=2, server=0, form=FORMS[1]),)
+    lost, kept = dispatcher.tree(1), dispatcher.tree(0)
+    assert lost is not None and lost.is_blind and len(lost) == 0
+    assert kept is not None and len(kept) == 2
+    dispatcher.step(TimePassed(), 102)
+    dispatcher.step(CheckPassed(server=1), 102)
+    (sent,) = arrive(dispatcher, 2, form=1)
+    assert sent.server == 0, "it has one block of it, the other none that is known"
+
+
+def test_a_gap_in_a_servers_events_asks_for_a_replay() -> None:
+    dispatcher = caching_dispatcher("cached_prefix")
+    event = CacheChanged(server=1, event=KvBatch(seq=5, events=()))
+    assert dispatcher.step(event, 1) == (ReplayCache(server=1, replay_from=1),)
+
+
+def test_forms_that_become_known_later_count_also_after_a_refusal() -> None:
+    dispatcher = caching_dispatcher("arrival", concurrency=1)
+    for id in (1, 2):
+        dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id)), 1)
+    dispatcher.step(PromptTokenized(id=1, forms=(FORMS[0],)), 1)
+    dispatcher.step(RequestRefused(id=1, server=0), 1)
+    actions = dispatcher.step(RequestEnded(id=2), 1)
+    assert SendPrompt(id=1, attempt=2, server=1, form=FORMS[0]) in actions
+
+
+def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
+    dispatcher = caching_dispatcher("arrival")
+    arrive(dispatcher, 1, form=0)
+    arrive(dispatcher, 2, form=1)
+    dispatcher.step(RequestEnded(id=1, cached_tokens=8), 2)
+    dispatcher.step(RequestEnded(id=2, cached_tokens=4), 2)
+    trees = [dispatcher.tree(server) for server in range(2)]
+    assert [tree and (tree.checked, tree.disagreed) for tree in trees] == [(1, 0), (1, 1)]
+
+
+def test_prompts_of_a_lost_server_are_answered_once_by_the_other() -> None:
+    dispatcher = open_dispatcher(servers=2, prompts_max=20)
+    for id in range(8):
+        dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id)), 1)
+    left = [0, 2]
+    delivered: list[int] = []
+    at_other = [1, 3]
+    for id in left:
+        actions = dispatcher.step(RequestRefused(id=id, server=0, suspect=True, is_lost=True), 10)
+        at_other += sent_by(actions)
+    while at_other:
+        actions = dispatcher.step(RequestEnded(id=at_other.pop(0)), 20)
+        dispatcher.check_integrity()
+        delivered += [one.id for one in actions if isinstance(one, DeliverAnswer)]
+        at_other += sent_by(actions)
+    assert sorted(delivered) == list(range(8))
+    assert delivered[2:4] == left, "those that were refused go first"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from generator.plan.kv_tree import BlocksRemoved, BlocksStored, KvBatch, KvTree, digests_of
@@ -14,10 +14,9 @@ from generator.plan.order.arrival import Arrival
 from generator.plan.order.cache_aware import CacheAware
 from generator.plan.order.cached_prefix import CachedPrefix
 from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
-from generator.plan.order.overtaking import BoundedOvertaking
 from generator.plan.order.passage_orders import passage_orders
 from generator.plan.order.protocol import NextPrompt, Order
-from generator.plan.queue import OrderByCache, Prompt, PromptQueue, QueuedPrompt
+from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt, ServerCache
 
 BLOCK = 4
 
@@ -118,6 +117,7 @@ def test_cached_prefix_begins_what_costs_least_for_each_prompt_that_uses_it() ->
         max_size=60,
     )
 )
+@example([("add", 0, 0, 0), ("store", 0, 0, 0), ("ask", 0, 0, 0), ("remove", 0, 0, 0)])
 @settings(max_examples=300, deadline=None)
 def test_the_books_agree_with_a_count_from_nothing(
     steps: list[tuple[str, int, int, int]],
@@ -199,8 +199,8 @@ def test_no_order_breaks_priorities_deadlines_turns_or_the_bound_of_overtaking(
         "cached_prefix": CachedPrefix(prefixes),
         "arrival": Arrival(),
     }
-    bounded = BoundedOvertaking(policies[name], overtaken_max=overtaken_max)
-    queue = PromptQueue(OrderByCache(order=bounded, prefixes=prefixes))
+    cache = ServerCache(prefixes=prefixes, order=policies[name])
+    queue = PromptQueue(cache, overtaken_max=overtaken_max)
     waiting: dict[int, Prompt] = {}
     overtaken: dict[int, int] = {}
     taken_of: list[tuple[frozenset[str], str]] = []
@@ -249,11 +249,7 @@ def test_no_order_breaks_priorities_deadlines_turns_or_the_bound_of_overtaking(
 
 def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
     prefixes = CachedPrefixes(seeing_tree())
-    queue = PromptQueue(
-        OrderByCache(
-            order=BoundedOvertaking(CachedPrefix(prefixes), overtaken_max=None), prefixes=prefixes
-        )
-    )
+    queue = PromptQueue(ServerCache(prefixes=prefixes, order=CachedPrefix(prefixes)))
     for id in range(12):
         tenant = "few" if id in (8, 9, 10) else "many"
         forms = (form(*A, *B, id),) if tenant == "many" else (form(*range(50 * id, 50 * id + 40)),)
@@ -267,11 +263,7 @@ def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
 def test_forms_that_become_known_while_a_prompt_waits_count() -> None:
     tree = seeing_tree()
     prefixes = CachedPrefixes(tree)
-    queue = PromptQueue(
-        OrderByCache(
-            order=BoundedOvertaking(CacheAware(prefixes), overtaken_max=None), prefixes=prefixes
-        )
-    )
+    queue = PromptQueue(ServerCache(prefixes=prefixes, order=CacheAware(prefixes)))
     for id in (1, 2):
         queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id)))
     queue.set_forms(2, [form(*A, 5)])

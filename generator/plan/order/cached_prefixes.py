@@ -74,6 +74,7 @@ class CachedPrefixes:
         if forms is None:
             return
         self._forget_starts(forms)
+        self._starts.pop(id, None)
         del self._cached[id]
         for digest in _blocks(forms):
             sharing = self._with_block[digest]

@@ -1,38 +1,41 @@
-"""An order that lets no prompt be overtaken without end. Pure."""
+"""The bound of overtaking: no order lets a prompt wait without end. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from generator.plan.order.protocol import NextPrompt, Order
 
+class Overtaking:
+    """Counts how often each prompt was overtaken: one that came later was sent before it.
 
-class BoundedOvertaking:
-    """Asks another order, but first takes prompts that were overtaken `overtaken_max` times.
-
-    A prompt is overtaken when one that came later is chosen before it. (The starvation window of
-    RAGCache, section 5.2.) Cost: O(prompts), beside the other order's.
+    A prompt that was overtaken `overtaken_max` times is *due*, and goes before all that are not.
+    (The starvation window of RAGCache, section 5.2.) Cost: O(prompts) a call.
     """
 
-    def __init__(self, order: Order, *, overtaken_max: int | None) -> None:
+    def __init__(self, overtaken_max: int | None) -> None:
         """`overtaken_max` None: no bound."""
-        self._order = order
         self._overtaken_max = overtaken_max
         self._overtaken: dict[int, int] = {}
 
-    def choose(self, ids: Sequence[int]) -> NextPrompt:
-        """Returns the next of `ids`, which are in the order of arrival and at least one."""
+    def allowed(self, ids: Sequence[int]) -> Sequence[int]:
+        """Returns those of `ids`, in the order of arrival, that may be next: all, or the one due.
+
+        An order chooses for the one that is due, too, in which form it is sent.
+        """
         if self._overtaken_max is None:
-            return self._order.choose(ids)
+            return ids
         due = (id for id in ids if self._overtaken.get(id, 0) >= self._overtaken_max)
         first_due = next(due, None)
-        # Also a prompt that is due is sent in the form of which most is cached.
-        chosen = self._order.choose(ids if first_due is None else (first_due,))
-        for id in ids:
-            if id == chosen.id:
+        return ids if first_due is None else (first_due,)
+
+    def sent(self, id: int, ids: Sequence[int]) -> None:
+        """Notes which of `ids` was sent."""
+        if self._overtaken_max is None:
+            return
+        for other in ids:
+            if other == id:
                 break
-            self._overtaken[id] = self._overtaken.get(id, 0) + 1
-        return chosen
+            self._overtaken[other] = self._overtaken.get(other, 0) + 1
 
     def forget(self, id: int) -> None:
         """Notes that a prompt waits no more."""

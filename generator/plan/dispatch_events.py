@@ -1,0 +1,203 @@
+"""What happens to prompts and LLM servers, and what the dispatcher wants done.
+
+A server is named by its place in `llm.base_url`, from 0. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from generator.plan.kv_tree import KvTreeEvent
+from generator.plan.order.cached_prefixes import PromptForm
+from generator.plan.queue import Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptArrived:
+    """A prompt was taken in."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTokenized:
+    """The token ids of a prompt are known. `forms`: the ways to send it, the preferred first."""
+
+    id: int
+    forms: tuple[PromptForm, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestAccepted:
+    """The server began to answer this prompt."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestEnded:
+    """The server answered this prompt, or refused it for its content. Neither is retried.
+
+    `cached_tokens`: of the prompt, as the server counted them; None: it did not say.
+    """
+
+    id: int
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestRefused:
+    """The server was busy, failed, hung or could not be reached. `id` None: for a check.
+
+    `retry_after_us`: the pause that the server asked for. `suspect`: the prompt itself may be the
+    cause. `is_lost`: the server may have ended, and then has nothing cached any more.
+    """
+
+    id: int | None
+    server: int
+    retry_after_us: int | None = None
+    suspect: bool = False
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckPassed:
+    """The server answered a check."""
+
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheChanged:
+    """The server said what it has cached, or cannot be asked for that any more."""
+
+    server: int
+    event: KvTreeEvent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConcurrencyChanged:
+    """From now on this server gets at most so many requests at once."""
+
+    server: int
+    concurrency: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsRevoked:
+    """The partitions of these prompts were assigned to another member."""
+
+    ids: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptHastened:
+    """A query with this priority and deadline waits for the answer to this prompt."""
+
+    id: int
+    priority: int
+    deadline_us: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptCancelled:
+    """The asker has withdrawn this query."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimePassed:
+    """The clock has moved; nothing else happened."""
+
+
+DispatchEvent: TypeAlias = (
+    PromptArrived
+    | PromptTokenized
+    | RequestAccepted
+    | RequestEnded
+    | RequestRefused
+    | CheckPassed
+    | CacheChanged
+    | ConcurrencyChanged
+    | PromptsRevoked
+    | PromptHastened
+    | PromptCancelled
+    | TimePassed
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendPrompt:
+    """Send this prompt to this server; it is the `attempt`th time, counted from 1.
+
+    `form`: in which of its forms; None: as it is.
+    """
+
+    id: int
+    attempt: int
+    server: int
+    form: PromptForm | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckServer:
+    """Ask the server for its models, without a prompt."""
+
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayCache:
+    """Ask the server for all KV events from this number on. Pass them on, then `ReplayEnded`."""
+
+    server: int
+    replay_from: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequest:
+    """Cancel this request in flight. Later events about it are ignored."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpireQuery:
+    """Answer this query `expired`."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerCancelled:
+    """Answer this query `cancelled`."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveUpQuery:
+    """Answer this query `failed`: the server failed on it too often, though not on all."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliverAnswer:
+    """Hand over the result of this request: it ended in time."""
+
+    id: int
+
+
+DispatchAction: TypeAlias = (
+    SendPrompt
+    | CheckServer
+    | ReplayCache
+    | CancelRequest
+    | ExpireQuery
+    | AnswerCancelled
+    | GiveUpQuery
+    | DeliverAnswer
+)
