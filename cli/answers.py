@@ -27,7 +27,9 @@ STAGE_ORDER = (
 )
 """The stages of a query in the order in which they happen, as `timings_ms` names them."""
 
-STATUS_STYLES = {"ok": "green", "partial": "yellow"}
+ANSWERED = ("ok", "partial")
+"""The statuses of an answer that has a text."""
+LAST_WORDS = 5
 
 
 def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
@@ -38,20 +40,15 @@ def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
     return (*known, *new, *(["total"] if "total" in found else []))
 
 
-def has_valid_citations(answer: Answer) -> bool:
-    """Returns whether an answer cites at least one passage, and only passages of its prompt."""
-    given = {passage.id for passage in answer.retrieved if passage.in_prompt}
-    return (
-        bool(answer.citations)
-        and not answer.invented_citations
-        and all(citation.doc_id in given for citation in answer.citations)
-    )
+def has_evidence(answer: Answer) -> bool:
+    """Returns whether an answer has a text, and a quote or passages to check it against."""
+    return answer.status in ANSWERED and bool(answer.quotes or answer.retrieved)
 
 
 def answer_text(answer: Answer) -> RenderableType:
     """Returns the answer, or why there is none, with the titles of its citations."""
     parts: list[RenderableType] = []
-    if answer.status not in ("ok", "partial"):
+    if answer.status not in ANSWERED:
         parts.append(
             Text(
                 f"{answer.status}: {answer.error.message if answer.error else 'no reason given'}",
@@ -62,6 +59,24 @@ def answer_text(answer: Answer) -> RenderableType:
         parts.append(Text(answer.answer.strip()))
     parts += [*quote_lines(answer), *citation_lines(answer)]
     return Group(*parts)
+
+
+def text_after(shown: str, answer: Answer) -> Text:
+    """Returns what to print after the pieces of an answer, of which `shown` was printed.
+
+    It is what the pieces lack. If they go on where the answer ends, because the text began to
+    repeat itself, it says where. A text that differs from the pieces is printed again.
+    """
+    if answer.status not in ANSWERED:
+        return Text()
+    text, shown = (answer.answer or "").strip(), shown.lstrip()
+    if text.startswith(shown.rstrip()):
+        return Text(text[len(shown) :])
+    if shown.startswith(text):
+        words = text.split()
+        last = ("… " if len(words) > LAST_WORDS else "") + " ".join(words[-LAST_WORDS:])
+        return Text(f"\n(cut, for it repeats itself: the answer ends with “{last}”)", style="dim")
+    return Text(f"\n{text}")
 
 
 def quote_lines(answer: Answer) -> list[Text]:

@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from carpool.errors import ConfigError
-from cli.answers import answer_text, citation_lines, quote_lines, timing_line
+from cli.answers import (
+    ANSWERED,
+    answer_text,
+    citation_lines,
+    quote_lines,
+    text_after,
+    timing_line,
+)
 from cli.console import output, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
@@ -20,8 +27,6 @@ from producers import Client
 from producers.build_query import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
 from schemas.query import Generation
-
-ANSWERED = ("ok", "partial")
 
 TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages for the model.")
 NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
@@ -111,20 +116,9 @@ async def _ask(
                     shown += event.text
                     console.print(Text(event.text), end="", soft_wrap=True)
                 else:
-                    _finish(console, shown, event)
+                    console.print(text_after(shown, event), soft_wrap=True)
                     return event
     raise AssertionError("a stream of events ends with an answer or an error")
-
-
-def _finish(console: Console, shown: str, answer: Answer) -> None:
-    """Prints what the pieces lack. A text that differs from the pieces is printed again."""
-    text = answer.answer or ""
-    if answer.status not in ANSWERED:
-        console.print()
-    elif text.startswith(shown):
-        console.print(Text(text[len(shown) :]), soft_wrap=True)
-    else:
-        console.print(Text(f"\n{text}"), soft_wrap=True)
 
 
 def publish(

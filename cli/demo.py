@@ -11,7 +11,7 @@ from rich.text import Text
 
 from carpool.errors import CarpoolError
 from carpool.kafka.settings import KafkaSettings
-from cli.answers import answer_text, has_valid_citations, timing_table
+from cli.answers import ANSWERED, answer_text, has_evidence, timing_table
 from producers import Client
 from producers.settings import ClientSettings
 from schemas.answer import Answer
@@ -33,6 +33,7 @@ class DemoRun:
         self._console = console
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="carpool-demo", daemon=True)
+        self.asked = len(questions)
         self.answers: list[Answer] = []
         self.error: Exception | None = None
 
@@ -67,19 +68,11 @@ class DemoRun:
 
 
 def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
-    """Prints times, valid citations, and how to ask again. Raises the error of the run."""
-    answers = run.answers
-    if answers:
-        valid = sum(has_valid_citations(answer) for answer in answers)
-        answered = sum(answer.status in ("ok", "partial") for answer in answers)
-        cut = sum(answer.status == "partial" for answer in answers)
+    """Prints times, what the answers have, and how to ask again. Raises the error of the run."""
+    if run.answers:
         console.print()
-        console.print(timing_table(answers))
-        console.print(
-            f"{answered} of {len(answers)} answered{f' ({cut} cut short)' if cut else ''}; {valid} "
-            f"of {len(answers)} with valid citations ({valid / len(answers):.0%}).",
-            soft_wrap=True,
-        )
+        console.print(timing_table(run.answers))
+        console.print(summary(run.answers, run.asked), soft_wrap=True)
     if run.error is not None:
         raise (
             run.error
@@ -87,3 +80,16 @@ def conclude(run: DemoRun, console: Console, how_to_ask: str) -> None:
             else CarpoolError(f"the demo failed: {run.error!r}")
         )
     console.print(f"Ask another:  {how_to_ask}")
+
+
+def summary(answers: Sequence[Answer], asked: int) -> str:
+    """Returns a line: how many of `asked` questions have an answer that can be checked."""
+    checkable = sum(map(has_evidence, answers))
+    cut = sum(answer.status == "partial" for answer in answers)
+    quoted = sum(bool(answer.quotes) for answer in answers if answer.status in ANSWERED)
+    cited = sum(bool(answer.citations) for answer in answers)
+    return (
+        f"{checkable} of {asked} answered from passages"
+        f"{f' ({cut} cut short)' if cut else ''}: {quoted} with a quote, {cited} with a citation "
+        "by the model."
+    )

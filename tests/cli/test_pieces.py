@@ -18,7 +18,8 @@ from carpool.vllm import (
     vllm_command,
     vllm_environment,
 )
-from cli.answers import answer_text, has_valid_citations, stages_of, timing_table
+from cli.answers import answer_text, has_evidence, stages_of, text_after, timing_table
+from cli.demo import summary
 from cli.http import missing_of, parse_metrics
 from cli.stack import choose_port
 from schemas.answer import Answer, Citation, InventedCitation, Quote, Retrieved, unanswered
@@ -48,13 +49,43 @@ def shown(what: RenderableType) -> str:
     return capture.get()
 
 
-def test_citations_are_valid_when_there_are_some_and_all_were_given() -> None:
-    assert has_valid_citations(cited("a"))
-    assert has_valid_citations(cited("a", "b"))
-    assert not has_valid_citations(cited())
-    assert not has_valid_citations(cited("a", "unknown"))
+def test_the_demo_counts_answers_with_passages_whether_or_not_the_model_cites_one() -> None:
+    late = unanswered(
+        query_id="q", status="expired", stage="searcher", error_type="expired", message="too late"
+    )
+    assert has_evidence(cited()) and not has_evidence(cited(given=())) and not has_evidence(late)
+    quoted = msgspec.structs.replace(
+        cited(), status="partial", quotes=(Quote(n=1, doc_id="a", start=0, end=2, text="It"),)
+    )
+    assert summary([cited("a"), quoted, late], 4) == (
+        "2 of 4 answered from passages (1 cut short): 1 with a quote, 1 with a citation by the "
+        "model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "after"),
+    [
+        ("", "It was built in 1889 in Paris."),
+        ("It was built", " in 1889 in Paris."),
+        (" It was built in 1889 in Paris.\n", ""),
+        (
+            "It was built in 1889 in Paris. It was built in",
+            "\n(cut, for it repeats itself: the answer ends with “… built in 1889 in Paris.”)",
+        ),
+        ("It was", " built in 1889 in Paris."),
+        ("It is", "\nIt was built in 1889 in Paris."),
+    ],
+)
+def test_after_its_pieces_only_what_they_lack_of_an_answer_is_shown(
+    pieces: str, after: str
+) -> None:
+    answer = msgspec.structs.replace(cited("a"), answer=" It was built in 1889 in Paris. ")
+    assert text_after(pieces, answer).plain == after
+
+
+def test_an_invented_citation_is_shown_as_such() -> None:
     invented = msgspec.structs.replace(cited("a"), invented_citations=(InventedCitation(n=7),))
-    assert not has_valid_citations(invented)
     assert "  [1] A  (a)\n  [7] invented: the prompt has no such passage" in shown(
         answer_text(invented)
     )
