@@ -1,19 +1,14 @@
-"""No language model: every query is answered with a fixed text and the passages found."""
+"""No language model: every query is answered with a quote, without a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from generator.llm.protocol import AnswerForm, LlmEvent, LlmFinished, LlmPiece, LlmRequest
-
-TEXT = (
-    '{"answer":"No language model is used here (llm.engine is none); these are the passages '
-    'that were found.","citations":[]}'
-)
+from generator.llm.protocol import AnswerForm, LlmEvent, LlmRequest
 
 
 class NoLlm:
-    """An `LlmEngine` for retrieval only. Never refuses, never waits, counts no tokens."""
+    """An `LlmEngine` for retrieval only: its check passes, and it is sent nothing."""
 
     @property
     def address(self) -> str:
@@ -32,12 +27,9 @@ class NoLlm:
         """Returns no ids: there is no server to send them to."""
         return ()
 
-    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
-        """See `LlmEngine`."""
-        yield LlmPiece(text=TEXT)
-        yield LlmFinished(
-            finish_reason="stop", model="none", input_tokens=0, output_tokens=0, cached_tokens=0
-        )
+    def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+        """Is not called."""
+        raise AssertionError("without a model, no prompt is sent")
 
     async def close(self) -> None:
         """See `LlmEngine`."""

@@ -17,7 +17,6 @@ from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
 from carpool.testing.llm_tokens import encode, render
 from generator.llm.memory import MemoryLlm, Reply
-from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.openai_errors import retry_after
 from generator.llm.protocol import (
@@ -52,12 +51,7 @@ def memory_engine() -> Iterator[LlmEngine]:
     yield MemoryLlm()
 
 
-@contextmanager
-def no_engine() -> Iterator[LlmEngine]:
-    yield NoLlm()
-
-
-@pytest.fixture(params=[openai_engine, memory_engine, no_engine])
+@pytest.fixture(params=[openai_engine, memory_engine])
 def engine(request: pytest.FixtureRequest) -> Iterator[LlmEngine]:
     with request.param() as made:
         yield made
