@@ -188,6 +188,11 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
 class LlmSettings(Settings, frozen=True, kw_only=True):
     """The LLM server: its address, its model, and how long to wait for it."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"structured_output": "answer_form"}
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "answer_form": {"none": "json_by_prompt"}
+    }
+
     engine: Annotated[
         Literal["openai", "none"],
         Meta(
@@ -211,11 +216,22 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Secret, Meta(description="key of the server, if it needs one; from the environment only")
     ] = Secret()
     answer_form: Annotated[
-        Literal["auto", "text", "json"],
+        Literal[
+            "auto",
+            "text",
+            "json",
+            "json_schema",
+            "json_schema_unbounded",
+            "json_object",
+            "json_by_prompt",
+        ],
         Meta(
-            description="form of what the model writes: `text`, sentences that end with markers "
-            "such as [1]; `json`, an object of which a third of the tokens is no text; `auto`: "
-            "text where the server is a vLLM, which keeps the form, else json"
+            description="form of what the model writes, and how the server is told: `text`, "
+            "sentences that end with markers such as [1]; `json`, an object of which a third of "
+            "the tokens is no text, told in the strictest way that the server does not refuse: "
+            "`json_schema`, the same without lengths, `json_object` (some JSON), `json_by_prompt` "
+            "(the prompt alone says it), each of which may be set; `auto`: text where the server "
+            "is a vLLM, which keeps the form, else json"
         ),
     ] = "auto"
     sends_priority: Annotated[
@@ -231,14 +247,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             description="how prompts are sent: `auto` as token ids, where the server makes them, "
             "else as chat text; `text` always as chat text: for a model whose reasoning the server "
             "takes out of its chats"
-        ),
-    ] = "auto"
-    structured_output: Annotated[
-        Literal["auto", "json_schema", "json_schema_unbounded", "json_object", "none"],
-        Meta(
-            description="how the server is told the form of an answer; `auto` begins with the "
-            "strictest and goes on to the next when the server refuses it: `json_schema`, the same "
-            "without lengths, `json_object` (some JSON), `none` (the prompt alone says it)"
         ),
     ] = "auto"
     max_tokens_field: Annotated[

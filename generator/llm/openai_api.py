@@ -70,9 +70,11 @@ class OpenAiLlm:
     def form(self) -> AnswerForm:
         """See `LlmEngine`. `auto`: text where the server is a vLLM, which keeps its form."""
         chosen = self._settings.answer_form
-        if chosen == "auto":
-            return "text" if self._is_vllm else "json"
-        return chosen
+        return "text" if chosen == "text" or (chosen == "auto" and self._is_vllm) else "json"
+
+    def _told(self, facts: ServerFacts) -> str:
+        """Returns the form of answers as `llm.answer_form` names it."""
+        return "text" if self.form == "text" else facts.json_form
 
     @property
     def address(self) -> str:
@@ -181,7 +183,7 @@ class OpenAiLlm:
                 address=self.address,
                 vllm=version or "is another server",
                 prompts="token ids" if facts.takes_ids else f"chat text: {reason}",
-                structured_output=facts.form,
+                answer_form=self._told(facts),
             )
         return facts
 
@@ -269,7 +271,7 @@ class OpenAiLlm:
             address=self.address,
             refusal=detail,
             prompts="token ids" if learned.takes_ids else "chat text",
-            structured_output=learned.form,
+            answer_form=self._told(learned),
             max_tokens_field=learned.max_tokens_field,
             left_out=sorted(learned.left_out),
         )
@@ -295,7 +297,7 @@ class OpenAiLlm:
             body["seed"] = request.seed
         extra: dict[str, Any] = {}
         if request.schema is not None:
-            extra["response_format"] = response_format(facts.form, SCHEMA_NAME, request.schema)
+            extra["response_format"] = response_format(facts.json_form, SCHEMA_NAME, request.schema)
         if self._is_vllm and request.regex is not None:
             extra["structured_outputs"] = {"regex": request.regex}
         if self._settings.sends_priority:

@@ -87,7 +87,7 @@ def _refusal(
     return LlmRefusal(
         "misfit",
         f"it refuses a request, and has answered none so far ({detail}): does it know "
-        "llm.structured_output, llm.extra_body, and `priority` if llm.sends_priority is on?",
+        "llm.answer_form, llm.extra_body, and `priority` if llm.sends_priority is on?",
     )
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from generator.settings import LlmSettings
 
-Form = Literal["json_schema", "json_schema_unbounded", "json_object", "none"]
-"""How a server is told the form of an answer, from the strictest to nothing.
+JsonForm = Literal["json_schema", "json_schema_unbounded", "json_object", "json_by_prompt"]
+"""How a server is told that an answer is JSON, from the strictest to nothing.
 
 `json_schema_unbounded`: without the lengths of texts and lists, which strict modes do not know.
+`json_by_prompt`: the prompt alone says it.
 """
-FORMS: tuple[Form, ...] = ("json_schema", "json_schema_unbounded", "json_object", "none")
+JSON_FORMS: tuple[JsonForm, ...] = get_args(JsonForm)
 _OF_FORM = ("response_format", "json_schema", "json_object", "schema", "grammar", "structured")
 _OF_BOUNDS = ("maxlength", "maxitems", "minitems", "grammar")
 _BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "minItems"})
@@ -34,16 +35,22 @@ class ServerFacts:
 
     vllm_version: str | None = None
     takes_ids: bool = False
-    form: Form = "json_schema"
+    json_form: JsonForm = "json_schema"
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     left_out: frozenset[str] = frozenset()
 
 
 def assumed(settings: LlmSettings) -> ServerFacts:
     """Returns what is taken for true before the server was asked: the settings, or the usual."""
-    form, field = settings.structured_output, settings.max_tokens_field
+    field = settings.max_tokens_field
+    json_form: JsonForm = "json_schema"
+    match settings.answer_form:
+        case "auto" | "text" | "json":
+            pass
+        case chosen:
+            json_form = chosen
     return ServerFacts(
-        form="json_schema" if form == "auto" else form,
+        json_form=json_form,
         max_tokens_field="max_tokens" if field == "auto" else field,
     )
 
@@ -57,9 +64,9 @@ def after_refusal(
     a schema depend on the prompt. Each refusal takes something away, so there are few in a row.
     """
     words = message.lower()
-    is_free = settings.structured_output == "auto" and facts.form != "none"
-    if is_free and facts.form == "json_schema" and any(word in words for word in _OF_BOUNDS):
-        return replace(facts, form="json_schema_unbounded")
+    is_free = settings.answer_form in ("auto", "json") and facts.json_form != "json_by_prompt"
+    if is_free and facts.json_form == "json_schema" and any(word in words for word in _OF_BOUNDS):
+        return replace(facts, json_form="json_schema_unbounded")
     if has_answered:
         return None
     if (
@@ -69,16 +76,16 @@ def after_refusal(
     ):
         return replace(facts, max_tokens_field="max_completion_tokens")
     if is_free and any(word in words for word in _OF_FORM):
-        return replace(facts, form=FORMS[FORMS.index(facts.form) + 1])
+        return replace(facts, json_form=JSON_FORMS[JSON_FORMS.index(facts.json_form) + 1])
     for name in _OPTIONAL:
         if name in words and name not in facts.left_out:
             return replace(facts, left_out=facts.left_out | {name})
     return None
 
 
-def response_format(form: Form, name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+def response_format(form: JsonForm, name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the field `response_format` of a request; None: it is left out."""
-    if form == "none":
+    if form == "json_by_prompt":
         return None
     if form == "json_object":
         return {"type": "json_object"}

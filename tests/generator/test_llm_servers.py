@@ -92,7 +92,7 @@ def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
     assert len(refused) == {"openai": 3}.get(dialect, 0)
     if dialect == "openai":
         assert refused[-1]["max_tokens_field"] == "max_completion_tokens"
-        assert refused[-1]["structured_output"] == "json_schema_unbounded"
+        assert refused[-1]["answer_form"] == "json_schema_unbounded"
         assert refused[-1]["left_out"] == ["temperature"]
     (found,) = [entry for entry in logs if entry["event"].startswith("found out")]
     is_vllm = dialect == "vllm"
@@ -118,12 +118,12 @@ def test_llama_cpp_gets_a_schema_without_lengths_where_they_are_too_long_for_its
 
 
 def test_a_form_that_was_set_is_not_changed_and_the_refusal_says_what_to_set() -> None:
-    fixed = {"structured_output": "json_schema", "max_tokens_field": "max_completion_tokens"}
+    fixed = {"answer_form": "json_schema", "max_tokens_field": "max_completion_tokens"}
     with LlmServer(dialect="openai") as server, pytest.raises(LlmRefusal) as error:
         asked(at(server, **fixed), REQUEST)
     assert error.value.kind == "misfit"
     assert "'maxLength' is not permitted" in str(error.value)
-    assert "llm.structured_output" in str(error.value)
+    assert "llm.answer_form" in str(error.value)
 
 
 def test_extra_headers_and_fields_are_sent_and_headers_are_never_printed() -> None:
