@@ -1,4 +1,4 @@
-"""`carpool ask` and `carpool publish`: a question from the command line."""
+"""`carpool ask`, `publish` and `cancel`: a question from the command line."""
 
 from __future__ import annotations
 
@@ -175,3 +175,36 @@ async def _publish(
         ids = [client.publish_nowait(text, deadline_s=deadline_s, **arguments) for text in texts]
         await client.flush(settings.client.publish_timeout_ms / 1_000)
     return ids
+
+
+def cancel(
+    query_ids: list[str] = typer.Argument(
+        metavar="QUERY_ID...", help="Ids of questions, as `carpool publish` prints them."
+    ),
+    bootstrap: BesideOption = None,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Withdraw questions: each ends as `cancelled` and frees its place at the LLM server.
+
+    Prints each id once the brokers have its withdrawal (rag.cancels.v1). A question that has its
+    answer keeps it. Withdrawn is what was published with the id so far: what is published with it
+    later is answered. So for an id that nobody has asked, nothing happens.
+
+    \b
+    Examples:
+      carpool cancel 4f1c
+      carpool cancel q-1 q-2 q-3 --bootstrap kafka:9092
+    """
+    asyncio.run(_cancel(client_side(bootstrap, config, assignments), query_ids))
+    for query_id in query_ids:
+        if as_json:
+            print_json_line({"query_id": query_id})
+        else:
+            print_plain(query_id)
+
+
+async def _cancel(settings: ClientSide, query_ids: list[str]) -> None:
+    async with Client(kafka=settings.kafka, settings=settings.client) as client:
+        await asyncio.gather(*(client.cancel(query_id) for query_id in query_ids))

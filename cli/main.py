@@ -73,6 +73,7 @@ called for.
 app.command()(up.up)
 app.command()(asking.ask)
 app.command()(asking.publish)
+app.command()(asking.cancel)
 app.command()(loading.load)
 app.command()(status.status)
 app.add_typer(topics.app)

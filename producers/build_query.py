@@ -1,4 +1,4 @@
-"""Builds, checks and encodes the record of a question."""
+"""Builds, checks and encodes the record of a question, and the one that withdraws it."""
 
 from __future__ import annotations
 
@@ -103,16 +103,26 @@ def build_record(
     return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
 
 
-def build_cancel(question: QueryRecord, place: Place | None, now_us: int) -> QueryRecord:
-    """Returns the record that withdraws a question. `place`: partition and offset, if known."""
-    source = None
-    if place is not None:
-        source = Source(topic=question.topic, partition=place[0], offset=place[1])
-    cancel = Cancel(query_id=question.query_id, source=source)
+def source_of(question: QueryRecord, place: Place | None) -> Source | None:
+    """Returns how answers name a published question. `place`: partition and offset, if known."""
+    if place is None:
+        return None
+    return Source(topic=question.topic, partition=place[0], offset=place[1])
+
+
+def build_cancel(query_id: str, source: Source | None, now_us: int) -> QueryRecord:
+    """Returns the record that withdraws `source`, or all that was published with this id so far.
+
+    Raises `RecordError` for an id that no question can have.
+    """
     value, headers = encode(
-        cancel, event_id=f"{question.query_id}/cancel", source=SOURCE_NAME, time_us=now_us
+        Cancel(query_id=query_id, source=source),
+        event_id=f"{query_id}/cancel",
+        source=SOURCE_NAME,
+        time_us=now_us,
     )
-    return QueryRecord(topic=CANCELS.name, query_id=question.query_id, value=value, headers=headers)
+    decode(Cancel, value, headers)
+    return QueryRecord(topic=CANCELS.name, query_id=query_id, value=value, headers=headers)
 
 
 def pack_vector(values: Iterable[float]) -> bytes:

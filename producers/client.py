@@ -21,7 +21,13 @@ import msgspec
 from carpool.clock import Clock, SystemClock
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
-from producers.build_query import QueryRecord, QuestionArgs, build_cancel, build_record
+from producers.build_query import (
+    QueryRecord,
+    QuestionArgs,
+    build_cancel,
+    build_record,
+    source_of,
+)
 from producers.errors import AnswerTimeout, PublishError
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from producers.publish_queries import Publisher
@@ -133,13 +139,7 @@ class Client:
         `RecordTooLarge`, `PublishError`.
         """
         record = self._record(text, deadline_s, question)
-        loop = asyncio.get_running_loop()
-        results: asyncio.Queue[PublishError | None] = asyncio.Queue()
-        self._opened(self._publisher).send(
-            record, lambda _, error: _call(loop, results.put_nowait, error)
-        )
-        if (error := await results.get()) is not None:
-            raise error
+        await self._send(record)
         return record.query_id
 
     def publish_nowait(
@@ -153,6 +153,16 @@ class Client:
         record = self._record(text, deadline_s, question)
         self._opened(self._publisher).send(record, self._delivered)
         return record.query_id
+
+    async def cancel(self, query_id: str) -> None:
+        """Withdraws what was published with this id; returns once the brokers have the withdrawal.
+
+        A question without an answer ends as `cancelled`, which an `ask` that waits for it returns;
+        one with its answer keeps it. Best effort: an answer may be on its way. An id that nobody
+        asked is no error, and what is published with it later is answered. Raises `RecordError`,
+        `PublishError`.
+        """
+        await self._send(build_cancel(query_id, None, self._clock.now_us()))
 
     async def flush(self, timeout_s: float = 30.0) -> None:
         """Waits until every question is acknowledged. Raises `PublishError` if one is not."""
@@ -247,9 +257,20 @@ class Client:
 
     def _withdraw(self, publisher: Publisher, question: QueryRecord, place: Place | None) -> None:
         """Withdraws a question whose answer nobody waits for any more; best effort."""
-        cancel = build_cancel(question, place, self._clock.now_us())
+        source = source_of(question, place)
+        cancel = build_cancel(question.query_id, source, self._clock.now_us())
         with contextlib.suppress(PublishError):
             publisher.send(cancel, lambda _, error: None)
+
+    async def _send(self, record: QueryRecord) -> None:
+        """Publishes a record, and waits until the brokers have it. Raises `PublishError`."""
+        loop = asyncio.get_running_loop()
+        results: asyncio.Queue[PublishError | None] = asyncio.Queue()
+        self._opened(self._publisher).send(
+            record, lambda _, error: _call(loop, results.put_nowait, error)
+        )
+        if (error := await results.get()) is not None:
+            raise error
 
     def _record(
         self, text: str | None, deadline_s: float | None, question: QuestionArgs

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = "[grouper]\npolicy = 'per_query'\nnprobe = 3\n[kafka]\nbootstrap = 'k:1'\n"
 NOWHERE = "--bootstrap 127.0.0.1:1"
 COMMANDS = (
-    *("up", "ask", "publish", "load", "status", "config", "grouper", "searcher", "generator"),
+    *("up", "ask", "publish", "cancel", "load", "status", "config"),
+    *("grouper", "searcher", "generator"),
     *("topics create", "topics list", "topics describe", "topics check"),
     *("dlq list", "dlq show", "dlq replay", "dlq drop", "index build", "bench claims"),
 )
@@ -132,7 +133,7 @@ def test_what_must_be_changed_first_is_said_with_exit_code_two(line: str, words:
 @pytest.mark.parametrize(
     "command",
     [
-        *("ask ?", "publish ?", "load questions.txt", "dlq list", "dlq show 0/1"),
+        *("ask ?", "publish ?", "cancel q-1", "load questions.txt", "dlq list", "dlq show 0/1"),
         *("dlq replay --all", "topics create", "topics describe", "topics check"),
     ],
 )
@@ -183,6 +184,10 @@ def test_topics_are_made_and_checked_and_questions_are_published_and_counted() -
         assert "carpool status" in unanswered.stderr
         published = carpool(f"publish who? --id q-1 {at} --json")
         assert published.json == {"query_id": "q-1", "text": "who?"}
+        assert carpool(f"cancel q-1 never-asked {at}").stdout == "q-1\nnever-asked\n"
+        assert carpool(f"cancel q-1 {at} --json").json == {"query_id": "q-1"}
+        nameless = carpool(f"cancel '' {at}")
+        assert (nameless.code, nameless.stdout) == (1, "") and "query_id" in nameless.stderr
         Path("questions.txt").write_text("who?\nwhere?\n")
         record = "--record sent.jsonl"
         loaded = carpool(f"load questions.txt --rate 500 --limit 7 {at} --json {record}").json

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
 from carpool.testing.llm_server import LlmFault, LlmServer
-from schemas.cancel import Cancel
+from producers import Client
 from schemas.codec import encode
-from schemas.topics import ANSWERS, CANCELS, RETRIEVALS
+from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import Publisher, read_all
 from tests.generator.test_refusals_e2e import wait_until
 from tests.generator.test_reuse_e2e import answered, broker, generator
@@ -18,6 +19,12 @@ from tests.records import a_query, a_retrieval, a_source, some_hits
 
 __all__ = ["broker"]
 HANGING = 8
+
+
+async def withdraw(broker: str, query_ids: list[str]) -> None:
+    async with Client(broker) as client:
+        for query_id in query_ids:
+            await client.cancel(query_id)
 
 
 @pytest.mark.slow
@@ -39,11 +46,9 @@ def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
                 ask(n)
             publisher.flush()
             wait_until("all places are taken", lambda: llm.requests.in_flight == HANGING)
-        ask(HANGING)
-        for n in range(HANGING):
-            cancel = Cancel(query_id=f"q-{n}")
-            value, headers = encode(cancel, event_id=f"c-{n}", source="test", time_us=0)
-            publisher.queue(CANCELS.name, value, key=f"q-{n}", headers=headers)
+        asyncio.run(withdraw(broker, [f"q-{n}" for n in range(HANGING + 1)]))
+        time.sleep(0.01)
+        ask(HANGING)  # its id was withdrawn before it was asked
         publisher.flush()
         began_s = time.monotonic()
         records = read_all(

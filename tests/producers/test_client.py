@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.settings import KafkaSettings
@@ -299,6 +299,25 @@ def test_an_ask_that_ends_without_an_answer_withdraws_its_question(
     assert set(found) == {f"{name}-{kind}" for kind in ("left", "late", "stream")}
     for source in found.values():
         assert source is not None and source.topic == QUERIES.name
+
+
+def test_what_was_published_with_an_id_is_withdrawn_by_the_id_alone(
+    bootstrap: str, responder: Responder
+) -> None:
+    name = uuid.uuid4().hex
+
+    async def withdraw() -> None:
+        async with Client(bootstrap) as client:
+            await client.publish("?", query_id=name)
+            await client.cancel(name)
+            with pytest.raises(RecordError, match="query_id"):
+                await client.cancel("")
+
+    asyncio.run(withdraw())
+    (message,) = (
+        each for each in read_to_end(bootstrap, CANCELS.name) if each.key == name.encode()
+    )
+    assert decode(Cancel, message.value, message.headers) == Cancel(query_id=name)
 
 
 def piece_of(query: Query) -> PartialAnswer:
