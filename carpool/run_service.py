@@ -62,7 +62,7 @@ def run_service(
     sys.setswitchinterval(SWITCH_S)
     configure_logs(service=name, level=logs.level, log_format=logs.format)
     clock = SystemClock()
-    metrics = Metrics()
+    metrics = Metrics(tenants_max=http.tenants_max)
     group = kafka.group_of(name)
     tracer = make_tracer(service=name, group=group, metrics=metrics)
     deployment = check_deployment(kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics)

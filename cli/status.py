@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -178,11 +179,22 @@ def _print(found: Status) -> None:
     line, are_equal = indexes_line(found.services)
     say(line, "dim" if are_equal else "yellow")
     console.print(_services_table(found.services))
-    for service in found.services:
-        for missing in service.missing:
-            say(f"{service.name}: {missing}", "yellow")
+    for text in _service_lines(found.services):
+        console.print(text, soft_wrap=True)
     if any(group.waiting for group in found.groups or ()):
         console.print(_partitions_table(found.groups or []))
+
+
+def _service_lines(services: list[ServiceStatus]) -> Iterator[Text]:
+    """Yields what generators cost and saved since their start, and what services lack."""
+    for service in services:
+        if service.tokens:
+            counts = ", ".join(
+                f"{count:,} {kind}" for kind, count in sorted(service.tokens.items())
+            )
+            yield Text(f"{service.name}: tokens since its start: {counts}", style="dim")
+        for missing in service.missing:
+            yield Text(f"{service.name}: {missing}", style="yellow")
 
 
 def _services_table(services: list[ServiceStatus]) -> Table:

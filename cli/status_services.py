@@ -37,6 +37,7 @@ def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
         in_flight=_total(samples, "carpool_units_in_flight"),
         consumed=_total(samples, "carpool_records_consumed_total"),
         answers=_by_label(samples, "carpool_answers_total", "status"),
+        tokens=_by_label(samples, "carpool_tokens_total", "kind"),
         dead_letters=_total(samples, "carpool_dead_letters_total"),
         partitions=_partitions(samples),
     )

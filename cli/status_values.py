@@ -71,6 +71,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int | None = None
     consumed: int | None = None
     answers: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    """Of a generator: tokens of all tenants since its start, by kind."""
     dead_letters: int | None = None
     partitions: list[PartitionIdle] = []
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Literal, get_args
 
 import structlog
 
@@ -32,7 +32,13 @@ from generator.answers import (
 )
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
-from generator.llm.protocol import LlmEngine, LlmRefusal, PromptRefused, RefusalKind
+from generator.llm.protocol import (
+    LlmEngine,
+    LlmFinished,
+    LlmRefusal,
+    PromptRefused,
+    RefusalKind,
+)
 from generator.llm_requests import CHECK_ID, RequestsInFlight
 from generator.plan.dispatch import Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
@@ -74,6 +80,7 @@ from generator.settings import GeneratorSettings, LlmSettings
 from generator.stream_answer import stream_answer
 from generator.tracing import inference
 from schemas.answer import Answer, ErrorType
+from schemas.codec import tenant_of
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
@@ -371,7 +378,7 @@ class GeneratorStage:
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
-                on_broken=metrics.tokens.labels(kind="broken").inc,
+                on_broken=partial(self._count, work, "broken"),
             )
         except PromptRefused as refused:
             work.outcome = refused
@@ -449,14 +456,21 @@ class GeneratorStage:
             work, outcome, now_us, citations_max=self._settings.citations_max
         )
         metrics = self._metrics.generator
-        metrics.tokens.labels(kind="input").inc(finished.input_tokens)
-        metrics.tokens.labels(kind="cached").inc(finished.cached_tokens)
-        metrics.tokens.labels(kind="output").inc(finished.output_tokens)
+        self._count(work, "output", finished)
         metrics.citations.labels(result="valid").inc(len(citations.valid))
         metrics.citations.labels(result="invented").inc(len(citations.invented))
         operation = inference(work, finished, now_us, model=self._model, url=self._engine.address)
         late = self._late(work.unit.record, work.progress)
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
+
+    def _count(
+        self, work: QueryInProgress, written_as: Literal["output", "broken"], used: LlmFinished
+    ) -> None:
+        """Counts the tokens of a request, for its tenant."""
+        tokens, tenant = self._metrics.generator.tokens, tenant_of(work.unit.record.headers)
+        tokens.add("computed", tenant, max(0, used.input_tokens - used.cached_tokens))
+        tokens.add("cached", tenant, used.cached_tokens)
+        tokens.add(written_as, tenant, used.output_tokens)
 
     def _extract(
         self,

@@ -31,12 +31,12 @@ async def stream_answer(
     *,
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
-    on_broken: Callable[[int], None],
+    on_broken: Callable[[LlmFinished], None],
 ) -> Generated:
     """Sends one request and returns its result. Raises what the engine raises.
 
-    `on_broken(pieces)` is called before an error is raised, or if the call is cancelled: a server
-    sends about one piece a token.
+    `on_broken` is called with the tokens so far before an error is raised, or if the call is
+    cancelled: those that the server had counted, else one for each piece.
 
     `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
     JSON around it. Every call has a new generation id. To cancel the call cancels the request.
@@ -44,18 +44,19 @@ async def stream_answer(
     A text that repeats itself (`generator.plan.repeats`) ends before the repetition, and the
     request is cancelled. Its tokens are those that the server had counted, else one for each piece.
     """
-    pieces: list[str] = []
+    pieces: list[LlmPiece] = []
     try:
         return await _read(engine, request, pieces, on_first_token, on_text)
     except BaseException:
-        on_broken(len(pieces))
+        if pieces:
+            on_broken(_ended_here(pieces, "broken"))
         raise
 
 
 async def _read(
     engine: LlmEngine,
     request: LlmRequest,
-    pieces: list[str],
+    pieces: list[LlmPiece],
     on_first_token: Callable[[], None],
     on_text: Callable[[str, int, str], None],
 ) -> Generated:
@@ -73,7 +74,7 @@ async def _read(
                 break
             if not pieces:
                 on_first_token()
-            pieces.append(event.text)
+            pieces.append(event)
             chars_left -= len(event.text)
             if chars_left < 0:
                 raise LlmRefusal(
@@ -89,12 +90,12 @@ async def _read(
                 return Generated(
                     generation_id=generation_id,
                     written=written_once(answer[:kept]),
-                    finished=_ended_here(event, len(pieces)),
+                    finished=_ended_here(pieces, REPETITION),
                 )
             on_text(generation_id, seq, text)
             seq += 1
     assert finished is not None, "an engine ends in LlmFinished, or raises"
-    text = "".join(pieces)
+    text = "".join(piece.text for piece in pieces)
     if request.form == "json":
         whole = written(text)
     else:
@@ -102,10 +103,15 @@ async def _read(
     return Generated(generation_id=generation_id, written=whole, finished=finished)
 
 
-def _ended_here(piece: LlmPiece, pieces: int) -> LlmFinished:
-    """Returns the end of an answer whose request is cancelled after `piece`."""
-    if piece.so_far is not None:
-        return replace(piece.so_far, finish_reason=REPETITION)
+def _ended_here(pieces: list[LlmPiece], reason: str) -> LlmFinished:
+    """Returns the end of an answer whose request ends after these pieces."""
+    so_far = pieces[-1].so_far
+    if so_far is not None:
+        return replace(so_far, finish_reason=reason)
     return LlmFinished(
-        finish_reason=REPETITION, model="", input_tokens=0, output_tokens=pieces, cached_tokens=0
+        finish_reason=reason,
+        model="",
+        input_tokens=0,
+        output_tokens=len(pieces),
+        cached_tokens=0,
     )

@@ -70,10 +70,11 @@ class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Tokens, counted by the LLM server; `cached_tokens` are prompt tokens of its prefix cache.
+    """Tokens, counted by the LLM server.
 
-    `reused_tokens`: input and output of the earlier answer that this one repeats; of a replayed
-    answer the others are 0.
+    Of the `input_tokens` of the prompt, `cached_tokens` came from its prefix cache, and it computed
+    the others. `reused_tokens`: input and output of the earlier answer that this one repeats; of a
+    replayed answer the others are 0.
     """
 
     input_tokens: NonNegative = 0

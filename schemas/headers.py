@@ -83,8 +83,8 @@ HEADERS: tuple[HeaderDoc, ...] = (
     HeaderDoc(
         TENANT_HEADER,
         "application",
-        "The tenant that asks, at most 256 characters. It affects scheduling fairness, and answers "
-        "are not given again across tenants; it does not isolate data.",
+        "The tenant that asks, at most 256 characters. It affects scheduling fairness, tokens are "
+        "counted by it, and answers are not given again across tenants; it does not isolate data.",
     ),
     HeaderDoc(
         "traceparent",

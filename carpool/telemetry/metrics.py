@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from carpool.telemetry.settings import TENANTS_MAX
+from carpool.telemetry.tokens import TokenCounter
 from schemas.errors import REASONS
 
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
@@ -16,7 +18,10 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class Metrics:
     """All metrics of Carpool in one registry. Pass it as a parameter: there is no global one."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, tenants_max: int = TENANTS_MAX
+    ) -> None:
+        """Makes all metrics. `tenants_max`: how many tenants are counted by name."""
         self.registry = registry if registry is not None else CollectorRegistry()
         make = _Factory(self.registry)
         self.loop = LoopMetrics(make)
@@ -27,7 +32,7 @@ class Metrics:
         self.delivery = DeliveryMetrics(make)
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
-        self.generator = GeneratorMetrics(make)
+        self.generator = GeneratorMetrics(make, tenants_max)
 
 
 class _Factory:
@@ -249,7 +254,7 @@ class SearcherMetrics:
 class GeneratorMetrics:
     """Requests to the LLM server, citations, and duplicates of answers."""
 
-    def __init__(self, make: _Factory) -> None:
+    def __init__(self, make: _Factory, tenants_max: int) -> None:
         self.llm_requests = make.counter(
             "llm_requests_total", "Requests to the LLM server by outcome.", "outcome"
         )
@@ -257,11 +262,18 @@ class GeneratorMetrics:
         self.time_to_first_token_seconds = make.seconds(
             "time_to_first_token_seconds", "Time from request to first token."
         )
-        self.tokens = make.counter(
-            "tokens_total",
-            "Tokens by kind: input, cached, output; broken (written for answers that broke off or "
-            "were cancelled); reused (input and output of answers that were given again).",
-            "kind",
+        self.tokens = TokenCounter(
+            make.counter(
+                "tokens_total",
+                "Tokens by kind. Paid: computed (of prompts); output; broken (written for answers "
+                "that broke off or were cancelled); warmed_used and warmed_in_vain (computed while "
+                "a search ran, and then part of its prompt or not). Saved: cached (of prompts, by "
+                "the prefix cache); reused (input and output of answers that were given again). "
+                "Tenants after the first http.tenants_max are `other`; no tenant is `none`.",
+                "kind",
+                "tenant",
+            ),
+            tenants_max=tenants_max,
         )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or invented (no such passage).", "result"

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from carpool.settings import Settings
 
+TENANTS_MAX = 100
+
 
 class HttpSettings(Settings, frozen=True, kw_only=True):
     """The address of /healthz, /readyz and /metrics."""
@@ -55,6 +57,15 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
             "Low: slow work looks stuck; high: a stuck service looks ready.",
         ),
     ] = 60_000
+    tenants_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="Tenants (header rag-tenant) whose tokens /metrics counts by name; those "
+            "that come later are counted as `other`. Low: hides who costs what; high: large pages.",
+        ),
+    ] = TENANTS_MAX
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ from generator.query_in_progress import QueryProgress, deadline_us_of, query_fai
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.cancel import Cancel
-from schemas.codec import decode
+from schemas.codec import decode, tenant_of
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, CANCELS, priority_in_class
@@ -422,8 +422,8 @@ class DedupStage:
             self._metrics.generator.dedup_decisions.labels(result="reused").inc()
             answer = given_again(stored, unit.record, progress, now_us)
         if answer.usage is not None:
-            reused = answer.usage.reused_tokens
-            self._metrics.generator.tokens.labels(kind="reused").inc(reused)
+            tenant = tenant_of(unit.record.headers)
+            self._metrics.generator.tokens.add("reused", tenant, answer.usage.reused_tokens)
         self._answer(unit, answer)
 
     def _fits(

@@ -144,6 +144,7 @@ def test_the_status_is_printed_escaped(
         missing=[HOSTILE],
         reads=HOSTILE,
         answers={HOSTILE: 1},
+        tokens={HOSTILE: 1},
     )
     waiting = Partition(topic=HOSTILE, number=0, waiting=1, member=HOSTILE, has_moved=False)
     member = Member(name=HOSTILE, host=HOSTILE, partitions=[])

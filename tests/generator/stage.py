@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.telemetry.tokens import TokenKind
 from generator.llm.protocol import LlmEngine
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
@@ -132,6 +133,9 @@ class Running:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"carpool_{name}", labels) or 0.0
+
+    def tokens(self, kind: TokenKind, tenant: str = "none") -> float:
+        return self.metric("tokens_total", kind=kind, tenant=tenant)
 
 
 @contextmanager

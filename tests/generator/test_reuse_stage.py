@@ -80,7 +80,8 @@ def test_a_follower_gets_the_answer_as_its_own_with_nothing_computed() -> None:
     assert answer.cache == CacheUse(ram=1, ssd=1, bytes_read=4096)
     assert answer.timings_ms["total"] >= 0
     assert bench.decisions("reused") == 1
-    assert bench.metrics.generator.tokens.labels(kind="reused")._value.get() == 120
+    labels = {"kind": "reused", "tenant": "none"}
+    assert bench.metrics.registry.get_sample_value("carpool_tokens_total", labels) == 120
     bench.commit()
     bench.follow()
     third = unit("why?")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +15,15 @@ from generator.answers import NOTHING_FOUND
 from generator.llm.memory import NAME as MEMORY
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
-from generator.llm.protocol import AnswerForm, LlmRefusal, LlmRequest, PromptRefused
+from generator.llm.protocol import (
+    AnswerForm,
+    LlmEvent,
+    LlmFinished,
+    LlmPiece,
+    LlmRefusal,
+    LlmRequest,
+    PromptRefused,
+)
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import (
     Answer,
@@ -23,6 +34,7 @@ from schemas.answer import (
     Quote,
     Retrieved,
 )
+from schemas.headers import TENANT_HEADER
 from schemas.query import Generation
 from schemas.record import ClusterId, header
 from schemas.retrieval import Hit
@@ -169,8 +181,42 @@ def test_a_prompt_seen_before_shows_in_the_cached_tokens() -> None:
     assert first.usage is not None and second.usage is not None and second.cache is not None
     assert first.usage.cached_tokens == 0
     assert second.usage.cached_tokens == second.cache.kv_hit_tokens == second.usage.input_tokens > 0
-    assert run.metric("tokens_total", kind="cached") == second.usage.cached_tokens
-    assert run.metric("tokens_total", kind="input") == 2 * second.usage.input_tokens
+    assert run.tokens("cached") == run.tokens("computed") == second.usage.cached_tokens
+    assert run.tokens("output") == first.usage.output_tokens + second.usage.output_tokens
+
+
+def test_tokens_are_counted_for_the_tenant_of_the_question() -> None:
+    with running(MemoryLlm()) as run:
+        run.offer(unit("a", headers=((TENANT_HEADER, b"acme"),)))
+        (answer,) = run.wait_for_answers(1)
+    assert answer.usage is not None
+    assert run.tokens("computed", "acme") == answer.usage.input_tokens
+    assert run.tokens("output", "acme") == answer.usage.output_tokens
+    assert run.tokens("computed") == run.tokens("output") == 0
+
+
+class CountingLlm(MemoryLlm):
+    """Says with each piece what it has counted so far, as vLLM does."""
+
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+        so_far = LlmFinished(
+            finish_reason="", model="m", input_tokens=100, output_tokens=7, cached_tokens=64
+        )
+        async with aclosing(super().stream(request)) as events:
+            async for event in events:
+                yield replace(event, so_far=so_far) if isinstance(event, LlmPiece) else event
+
+
+def test_an_answer_that_breaks_off_costs_the_tokens_that_the_server_had_counted() -> None:
+    broken = Reply(text="It is so.", error=LlmRefusal("broken", "it failed"))
+    with running(CountingLlm(script=[broken], form="text")) as run:
+        run.offer(unit())
+        (answer,) = run.wait_for_answers(1)
+    assert answer.status == "ok" and answer.usage is not None
+    assert run.tokens("broken") == 7
+    assert run.tokens("computed") == 100 - 64
+    assert run.tokens("cached") == 64 + answer.usage.cached_tokens
+    assert answer.usage.cached_tokens == answer.usage.input_tokens, "it is sent again"
 
 
 def answer_to(

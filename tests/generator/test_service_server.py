@@ -128,7 +128,7 @@ def test_a_query_whose_answers_always_break_off_fails_though_nobody_else_asks() 
         with running(OpenAiLlm(llm), llm=llm) as run:
             run.offer(unit())
             (answer,) = run.wait_for_answers(1)
-            broken = run.metric("tokens_total", kind="broken")
+            broken = run.tokens("broken")
         assert server.requests.started == 3
     assert (answer.status, answer.attempts) == ("failed", 3)
     assert answer.error is not None and "broke off" in answer.error.message

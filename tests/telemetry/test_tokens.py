@@ -1,0 +1,37 @@
+"""Tokens are counted by kind and tenant, and tenants cannot make the page of metrics grow."""
+
+from __future__ import annotations
+
+from carpool.telemetry.metrics import Metrics
+
+
+def counts(metrics: Metrics) -> dict[tuple[str, str], float]:
+    return {
+        (sample.labels["kind"], sample.labels["tenant"]): sample.value
+        for family in metrics.registry.collect()
+        if family.name == "carpool_tokens"
+        for sample in family.samples
+        if sample.name == "carpool_tokens_total"
+    }
+
+
+def test_tenants_that_come_later_than_the_first_ones_are_counted_together() -> None:
+    metrics = Metrics(tenants_max=2)
+    tokens = metrics.generator.tokens
+    for tenant in ("a", "b", "c", "d", "a", ""):
+        tokens.add("computed", tenant, 10)
+    assert counts(metrics) == {
+        ("computed", "a"): 20,
+        ("computed", "b"): 10,
+        ("computed", "other"): 20,
+        ("computed", "none"): 10,
+    }
+
+
+def test_a_tenant_is_one_of_the_first_by_tokens_of_any_kind_but_not_by_none() -> None:
+    metrics = Metrics(tenants_max=1)
+    metrics.generator.tokens.add("output", "nothing", 0)
+    metrics.generator.tokens.add("reused", "a", 5)
+    metrics.generator.tokens.add("output", "a", 7)
+    metrics.generator.tokens.add("output", "nothing", 1)
+    assert counts(metrics) == {("reused", "a"): 5, ("output", "a"): 7, ("output", "other"): 1}
