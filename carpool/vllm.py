@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -104,8 +105,22 @@ def check_vllm(settings: VllmSettings) -> None:
         )
 
 
-def vllm_command(settings: VllmSettings, port: int) -> list[str]:
-    """Returns the command of the server on loopback; CPU options only for the CPU build."""
+def kv_replay_endpoint(endpoint: str) -> str:
+    """Returns where a server whose KV events are at `endpoint` is asked for earlier ones.
+
+    For `tcp` the next port, for `ipc` the path with `.replay`.
+    """
+    if endpoint.startswith("ipc:"):
+        return f"{endpoint}.replay"
+    address, _, port = endpoint.rpartition(":")
+    return f"{address}:{int(port) + 1}"
+
+
+def vllm_command(settings: VllmSettings, port: int, *, kv_events: str | None = None) -> list[str]:
+    """Returns the command of the server on loopback; CPU options only for the CPU build.
+
+    `kv_events`: where it publishes its KV events, an `ipc` endpoint; None: nowhere.
+    """
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", settings.model_dir, "--served-model-name", model_name(settings)),
@@ -124,7 +139,19 @@ def vllm_command(settings: VllmSettings, port: int) -> list[str]:
         # Without compilation it starts in a minute. The CPU build needs blocks of 32 tokens or
         # more.
         command += ["--enforce-eager", "--block-size", "32"]
+    if kv_events is not None:
+        command += ["--kv-events-config", _kv_events_config(kv_events)]
     return [*command, *settings.extra_args]
+
+
+def _kv_events_config(endpoint: str) -> str:
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint,
+        "replay_endpoint": kv_replay_endpoint(endpoint),
+    }
+    return json.dumps(config)
 
 
 def vllm_environment(settings: VllmSettings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -114,9 +114,11 @@ class _Changes:
 class KvTree:
     """See the module. Not thread-safe. A step costs O(blocks of its events)."""
 
-    def __init__(self, *, block_tokens: int) -> None:
-        """`block_tokens`: tokens of a block of the server."""
-        self.block_tokens = block_tokens
+    def __init__(self, *, block_tokens: int | None = None) -> None:
+        """`block_tokens`: tokens of a block of the server; None: as its events say."""
+        self._learns = block_tokens is None
+        self.block_tokens = block_tokens or 0
+        """0: not known yet."""
         self.is_blind = True
         """Nothing is known, which is more than that nothing is cached."""
         self.replays = 0
@@ -224,6 +226,8 @@ class KvTree:
         self.emptied += 1
         self._empty(changes)
         self.is_blind = True
+        if self._learns:
+            self.block_tokens = 0
 
     def _empty(self, changes: _Changes) -> None:
         self._digest_of.clear()
@@ -249,9 +253,11 @@ class KvTree:
         parent = None if stored.parent is None else self._digest_of.get(stored.parent)
         if stored.parent is not None and parent is None:
             return  # what precedes these blocks is not known
-        digests = digests_of(stored.token_ids, block_tokens=self.block_tokens, parent=parent)
-        if len(digests) != len(stored.names):
+        if self.block_tokens == 0 and stored.names:
+            self.block_tokens = len(stored.token_ids) // len(stored.names)
+        if not stored.names or len(stored.token_ids) != len(stored.names) * self.block_tokens:
             return  # blocks of another size
+        digests = digests_of(stored.token_ids, block_tokens=self.block_tokens, parent=parent)
         self.is_blind = False
         for name, digest in zip(stored.names, digests, strict=True):
             self._remove(name, changes)

@@ -62,6 +62,19 @@ def test_blocks_of_another_size_are_ignored() -> None:
     assert len(tree_with(BlocksStored(names=(1,), parent=None, token_ids=PROMPT[:8]))) == 0
 
 
+def test_the_size_of_blocks_is_learned_of_the_events_and_anew_of_another_server() -> None:
+    tree = KvTree()
+    assert (tree.block_tokens, tree.cached_tokens(DIGESTS)) == (0, 0)
+    tree.step(KvBatch(seq=0, events=(STORED,)))
+    assert (tree.block_tokens, tree.cached_tokens(DIGESTS)) == (BLOCK, 12)
+    other = BlocksStored(names=(7,), parent=None, token_ids=PROMPT[:8])
+    tree.step(KvBatch(seq=1, events=(other,)))
+    assert len(tree) == 3, "a server has one size"
+    tree.step(KvBatch(seq=0, events=(other,)))  # numbers jump back: it was started anew
+    assert (tree.block_tokens, len(tree)) == (8, 1)
+    tree.check_integrity()
+
+
 def test_a_gap_is_filled_by_a_replay_and_later_batches_wait_for_it() -> None:
     tree = tree_with(STORED)
     removed = KvBatch(seq=1, events=(BlocksRemoved(names=(3,)),))

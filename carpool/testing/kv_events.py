@@ -1,0 +1,154 @@
+"""A stand-in for vLLM's publisher of KV events: batches over ZeroMQ, replays, and their faults.
+
+It has no cache: a test says what is stored and removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import zmq
+
+from carpool.vllm import kv_replay_endpoint
+
+POLL_MS = 10
+KvEventMap: TypeAlias = Mapping[str, Any]
+
+
+class KvPublisher:
+    """A context manager; `endpoint` is for `llm.kv_events`. Use it from one thread.
+
+    Batches are numbered from 0.
+    """
+
+    def __init__(self, *, block_tokens: int = 16) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="carpool-")
+        self.endpoint = f"ipc://{self._folder.name}/kv"
+        self.block_tokens = block_tokens
+        self.replays = 0
+        """Replays that were asked for."""
+        self.is_mute = False
+        """It does not answer who asks for a replay."""
+        self._seq = 0
+        self._kept: list[tuple[int, bytes]] = []
+        self._subscribers = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._pub: zmq.Socket[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def __enter__(self) -> KvPublisher:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        self._stop.clear()
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.XPUB)
+        self._pub.bind(self.endpoint)
+        bound = threading.Event()
+        self._thread = threading.Thread(target=self._serve_replays, args=(bound,), daemon=True)
+        self._thread.start()
+        bound.wait()
+
+    def stop(self) -> None:
+        """Ends the server, as a crash does."""
+        if self._context is not None and self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._context.destroy(linger=0)
+            self._context = None
+
+    def restart(self) -> None:
+        """Ends the server, and starts it with an empty cache: its numbers begin at 0 again."""
+        self.stop()
+        self._seq, self._kept, self._subscribers = 0, [], 0
+        self._start()
+
+    def has_subscriber(self) -> bool:
+        """Returns whether somebody gets what is published from now on."""
+        assert self._pub is not None
+        while self._pub.poll(0):
+            self._subscribers += 1 if self._pub.recv()[:1] == b"\x01" else -1
+        return self._subscribers > 0
+
+    def store(self, token_ids: Sequence[int], *, first: int = 0, **fields: Any) -> KvEventMap:
+        """Returns the event that the full blocks of a prompt were stored, from block `first` on."""
+        size = self.block_tokens
+        names = self.names(token_ids)
+        return {
+            "type": "BlockStored",
+            "block_hashes": names[first:],
+            "parent_block_hash": names[first - 1] if first else None,
+            "token_ids": list(token_ids[first * size : len(names) * size]),
+            "block_size": size,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+            **fields,
+        }
+
+    def remove(self, token_ids: Sequence[int], *, first: int = 0) -> KvEventMap:
+        """Returns the event that the blocks of a prompt were removed, from block `first` on."""
+        names = self.names(token_ids)[first:]
+        return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"}
+
+    def names(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Returns the names of the full blocks of a prompt."""
+        size, name, names = self.block_tokens, b"", []
+        for end in range(size, len(token_ids) + 1, size):
+            block = msgspec.msgpack.encode(token_ids[end - size : end])
+            name = hashlib.sha256(name + block).digest()
+            names.append(name)
+        return names
+
+    def publish(self, *events: KvEventMap, is_sent: bool = True, is_kept: bool = True) -> int:
+        """Publishes a batch, and returns its number. Not sent: it is lost on the way."""
+        seq, self._seq = self._seq, self._seq + 1
+        payload = msgspec.msgpack.encode([0.0, events, 0])
+        if is_sent:
+            self.send(seq, payload)
+        if is_kept:
+            self._kept.append((seq, payload))
+        return seq
+
+    def send(self, seq: int, payload: bytes) -> None:
+        """Sends any bytes as a batch."""
+        self.send_frames(b"", seq.to_bytes(8, "big"), payload)
+
+    def send_frames(self, *frames: bytes) -> None:
+        """Sends any message."""
+        assert self._pub is not None
+        self._pub.send_multipart(frames)
+
+    def forget(self) -> None:
+        """Keeps nothing of what it published: a replay has nothing."""
+        self._kept = []
+
+    def _serve_replays(self, bound: threading.Event) -> None:
+        assert self._context is not None
+        with self._context.socket(zmq.ROUTER) as router:
+            router.setsockopt(zmq.LINGER, 0)
+            router.bind(kv_replay_endpoint(self.endpoint))
+            bound.set()
+            while not self._stop.is_set():
+                if not router.poll(POLL_MS):
+                    continue
+                client, _, first = router.recv_multipart()
+                self.replays += 1
+                if self.is_mute:
+                    continue
+                for seq, payload in self._kept:
+                    if seq >= int.from_bytes(first, "big"):
+                        router.send_multipart((client, b"", b"", seq.to_bytes(8, "big"), payload))
+                end = (-1).to_bytes(8, "big", signed=True)
+                router.send_multipart((client, b"", b"", end, b""))

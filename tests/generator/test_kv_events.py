@@ -1,0 +1,305 @@
+"""KV events over ZeroMQ, of a stand-in for vLLM's publisher, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from carpool.testing.kv_events import KvPublisher
+from carpool.vllm import kv_replay_endpoint
+from generator.llm import kv_events
+from generator.llm.kv_events import KvEvents, events_of
+from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost, digests_of
+
+BLOCK = 16
+A, B = tuple(range(100, 100 + 3 * BLOCK)), tuple(range(200, 200 + 2 * BLOCK))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(4_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come about within 20 seconds")
+
+
+class Follower:
+    """A tree that follows a publisher, as the generator's does."""
+
+    def __init__(self, publisher: KvPublisher) -> None:
+        self.publisher = publisher
+        self.tree = KvTree()
+        self.events: list[KvTreeEvent] = []
+        self.unreadable = 0
+        self.subscriber = KvEvents(publisher.endpoint, self._happened, self._count)
+
+    def _happened(self, event: KvTreeEvent) -> None:
+        self.events.append(event)
+        step = self.tree.step(event)
+        self.tree.check_integrity()
+        if step.replay_from is not None:
+            self.subscriber.replay(step.replay_from)
+
+    def _count(self) -> None:
+        self.unreadable += 1
+
+    def cached(self, token_ids: tuple[int, ...]) -> int:
+        size = self.tree.block_tokens
+        return self.tree.cached_tokens(digests_of(token_ids, block_tokens=size)) if size else 0
+
+    async def connected(self) -> None:
+        await until(self.publisher.has_subscriber)
+
+
+@pytest.fixture
+def publisher() -> Iterator[KvPublisher]:
+    with KvPublisher(block_tokens=BLOCK) as publisher:
+        yield publisher
+
+
+def follow(publisher: KvPublisher, what: Callable[[Follower], Awaitable[None]]) -> Follower:
+    async def main() -> Follower:
+        follower = Follower(publisher)
+        running = asyncio.create_task(follower.subscriber.run())
+        try:
+            await follower.connected()
+            await what(follower)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return follower
+
+    return asyncio.run(main())
+
+
+def test_a_tree_follows_what_is_stored_removed_and_cleared(publisher: KvPublisher) -> None:
+    async def work(run: Follower) -> None:
+        publisher.publish(publisher.store(A))
+        await until(lambda: run.cached(A) == 48)
+        assert run.tree.block_tokens == BLOCK
+        publisher.publish(publisher.remove(A, first=2), publisher.store(B))
+        await until(lambda: run.cached(B) == 32)
+        assert run.cached(A) == 32
+        publisher.publish(publisher.store(A, first=2))
+        await until(lambda: run.cached(A) == 48)
+        publisher.publish({"type": "AllBlocksCleared"})
+        await until(lambda: len(run.tree) == 0)
+
+    run = follow(publisher, work)
+    assert (run.tree.replays, run.tree.emptied, run.unreadable) == (0, 0, 0)
+    assert not run.tree.is_blind
+
+
+def test_who_comes_late_asks_for_what_was_before(publisher: KvPublisher) -> None:
+    publisher.publish(publisher.store(A))
+    publisher.publish(publisher.store(B))
+
+    async def work(run: Follower) -> None:
+        assert run.tree.is_blind
+        publisher.publish(publisher.remove(B))
+        await until(lambda: run.cached(A) == 48)
+
+    run = follow(publisher, work)
+    assert run.cached(B) == 0
+    assert (publisher.replays, run.tree.replays, run.tree.emptied) == (1, 1, 0)
+
+
+def test_a_gap_is_filled_by_a_replay(publisher: KvPublisher) -> None:
+    async def work(run: Follower) -> None:
+        publisher.publish(publisher.store(A), publisher.store(B))
+        publisher.publish(publisher.remove(A), is_sent=False)
+        publisher.publish(publisher.remove(B, first=1))
+        await until(lambda: run.cached(B) == 16)
+
+    run = follow(publisher, work)
+    assert run.cached(A) == 0
+    assert (run.tree.replays, run.tree.emptied, run.tree.is_blind) == (1, 0, False)
+
+
+def test_a_gap_that_the_server_has_forgotten_empties_the_tree(publisher: KvPublisher) -> None:
+    async def work(run: Follower) -> None:
+        publisher.publish(publisher.store(A))
+        publisher.publish(publisher.remove(A), is_sent=False, is_kept=False)
+        publisher.publish(publisher.store(B))
+        await until(lambda: run.cached(B) == 32)
+
+    run = follow(publisher, work)
+    assert (run.cached(A), run.tree.emptied, run.tree.is_blind) == (0, 1, False)
+
+
+def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
+    publisher: KvPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "REPLAY_TIMEOUT_S", 0.05)
+    publisher.is_mute = True
+    publisher.publish(publisher.store(A), is_sent=False)
+
+    async def work(run: Follower) -> None:
+        publisher.publish(publisher.store(B))
+        await until(lambda: run.cached(B) == 32)
+
+    with capture_logs() as logs:
+        run = follow(publisher, work)
+    assert (run.cached(A), run.tree.emptied) == (0, 1)
+    assert "the LLM server replays no KV events" in [entry["event"] for entry in logs]
+
+
+def test_numbers_that_jump_back_begin_a_new_tree(publisher: KvPublisher) -> None:
+    async def work(run: Follower) -> None:
+        for _ in range(3):
+            publisher.publish(publisher.store(A))
+        await until(lambda: run.cached(A) == 48)
+        publisher.send(0, msgspec.msgpack.encode([0.0, [publisher.store(B)], 0]))
+        await until(lambda: run.cached(B) == 32)
+
+    run = follow(publisher, work)
+    assert (run.cached(A), run.tree.emptied) == (0, 1)
+
+
+def test_after_a_restart_nothing_of_before_is_believed_and_it_connects_again(
+    publisher: KvPublisher,
+) -> None:
+    """Also if the new server is already at the number that the old one would have used."""
+
+    async def work(run: Follower) -> None:
+        publisher.publish(publisher.store(A))
+        await until(lambda: run.cached(A) == 48)
+        publisher.restart()
+        publisher.publish({"type": "AllBlocksCleared"}, is_sent=False)
+        await until(lambda: run.tree.is_blind)
+        assert isinstance(run.events[-1], ServerLost)
+        await run.connected()
+        publisher.publish(publisher.store(B))
+        await until(lambda: run.cached(B) == 32)
+
+    run = follow(publisher, work)
+    assert run.cached(A) == 0
+    assert not run.tree.is_blind
+
+
+def garbage(publisher: KvPublisher) -> dict[str, tuple[bytes, ...]]:
+    seq, encode = (0).to_bytes(8, "big"), msgspec.msgpack.encode
+    good = publisher.store(A)
+    return {
+        "no frames": (b"",),
+        "no number": (b"", b"\x01", encode([0.0, [], 0])),
+        "a negative number": (b"", b"\xff" * 8, encode([0.0, [], 0])),
+        "no msgpack": (b"", seq, b"\xc1 <html>"),
+        "an unknown event": (b"", seq, encode([0.0, [{"type": "BlockMoved"}], 0])),
+        "no list": (b"", seq, encode({"events": []})),
+        "a token that is no id": (b"", seq, encode([0.0, [{**good, "token_ids": ["a"]}], 0])),
+        "a size of 0": (b"", seq, encode([0.0, [{**good, "block_size": 0}], 0])),
+        "another rank": (b"", seq, encode([0.0, [good], 1])),
+    }
+
+
+def test_a_batch_that_cannot_be_read_counts_as_lost(publisher: KvPublisher) -> None:
+    messages = garbage(publisher)
+
+    async def work(run: Follower) -> None:
+        for count, frames in enumerate(messages.values(), start=1):
+            publisher.send_frames(*frames)
+            await until(lambda count=count: run.unreadable == count)
+        assert run.tree.is_blind and run.events == []
+        publisher.publish(publisher.store(A))
+        await until(lambda: run.cached(A) == 48)
+        publisher.send(publisher.publish(is_sent=False), b"garbage")
+        publisher.publish(publisher.store(B))
+        await until(lambda: run.cached(B) == 32)
+
+    with capture_logs() as logs:
+        run = follow(publisher, work)
+    assert (run.tree.replays, run.tree.emptied) == (1, 0), "what was garbled was replayed"
+    said = [entry for entry in logs if "cannot be read" in entry["event"]]
+    assert len(said) == 1, "once for a connection"
+
+
+def test_a_message_that_is_too_large_ends_the_connection(
+    publisher: KvPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "MESSAGE_BYTES_MAX", 10_000)
+
+    async def work(run: Follower) -> None:
+        publisher.publish(publisher.store(A))
+        await until(lambda: run.cached(A) == 48)
+        publisher.send(1, b"x" * 20_000)
+        await until(lambda: run.tree.is_blind)
+        await until(lambda: not publisher.has_subscriber())
+        await run.connected()
+        publisher.publish(publisher.store(B))
+        await until(lambda: run.cached(B) == 32)
+
+    assert follow(publisher, work).cached(A) == 48, "it was replayed"
+
+
+def test_what_our_prompts_cannot_use_is_left_out(publisher: KvPublisher) -> None:
+    def read(*events: object) -> int:
+        return len(events_of(msgspec.msgpack.encode([0.0, events, None])))
+
+    good = publisher.store(A)
+    assert read(good, publisher.remove(A), {"type": "AllBlocksCleared"}) == 3
+    for field, value in {
+        "medium": "CPU",
+        "lora_name": "adapter",
+        "extra_keys": [None, ["salt"], None],
+        "group_idx": 1,
+        "token_ids": good["token_ids"][:-1],
+        "block_hashes": [],
+    }.items():
+        assert read({**good, field: value}) == 0, field
+    assert read({**good, "extra_keys": [None, None, None], "session_id": "s", "later": 1}) == 1
+    for field, value in {"medium": "CPU", "group_idx": 1}.items():
+        assert read({**publisher.remove(A), field: value}) == 0, field
+
+
+def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "SILENT_S", 0.02)
+    publisher = KvPublisher(block_tokens=BLOCK)
+
+    async def main() -> list[str]:
+        follower = Follower(publisher)
+        with capture_logs() as logs:
+            running = asyncio.create_task(follower.subscriber.run())
+            await until(lambda: len(logs) == 1)
+            with publisher:
+                await follower.connected()
+                publisher.publish(publisher.store(A))
+                await until(lambda: follower.cached(A) == 48)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+        return [entry["event"] for entry in logs]
+
+    silent, connected = asyncio.run(main())
+    assert "--kv-events-config" in silent
+    assert connected.startswith("follows")
+
+
+def test_an_error_of_the_listener_ends_the_subscriber(publisher: KvPublisher) -> None:
+    async def main() -> BaseException | None:
+        def fail(event: KvTreeEvent) -> None:
+            raise AssertionError("a bug")
+
+        subscriber = KvEvents(publisher.endpoint, fail, lambda: None)
+        running = asyncio.create_task(subscriber.run())
+        await until(publisher.has_subscriber)
+        publisher.publish(publisher.store(A))
+        await asyncio.wait({running}, timeout=20)
+        return running.exception()
+
+    assert isinstance(asyncio.run(main()), ExceptionGroup)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "replay"),
+    [
+        ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"),
+        ("tcp://[::1]:5557", "tcp://[::1]:5558"),
+        ("ipc:///run/kv", "ipc:///run/kv.replay"),
+    ],
+)
+def test_a_replay_is_asked_for_beside_the_events(endpoint: str, replay: str) -> None:
+    assert kv_replay_endpoint(endpoint) == replay
