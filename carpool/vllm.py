@@ -17,6 +17,8 @@ from carpool.errors import ConfigError
 from carpool.settings import Settings
 
 SMALL_MODEL_BYTES = 1 << 30
+SOCKET_PATH_BYTES_MAX = 107
+"""What the kernel takes as the path of a socket."""
 
 
 class VllmSettings(Settings, frozen=True, kw_only=True):
@@ -103,6 +105,13 @@ def check_vllm(settings: VllmSettings) -> None:
             f"{folder} is not a model folder: it has no config.json. Name one with --llm (the "
             "demo's is made by `make setup-vllm`), or a server that runs with --llm-url"
         )
+
+
+def kv_events_in(folder: Path) -> str | None:
+    """Returns where a vLLM of this user publishes its KV events; None if the path is too long."""
+    path = folder.resolve() / "kv-events"
+    is_short = len(os.fsencode(path)) + len(".replay") <= SOCKET_PATH_BYTES_MAX
+    return f"ipc://{path}" if is_short else None
 
 
 def kv_replay_endpoint(endpoint: str) -> str:

@@ -20,6 +20,7 @@ from carpool.terminal import without_password
 from carpool.vllm import (
     VllmSettings,
     check_vllm,
+    kv_events_in,
     model_name,
     passages_for,
     vllm_command,
@@ -46,6 +47,7 @@ class StackPlan:
     """The addresses of everything. `broker_port`, `vllm_port`: None where it runs already.
 
     `passages_max`: of a prompt for the model of the own vLLM; None: as the settings say.
+    `kv_events`: where the own vLLM publishes its KV events; None: nowhere.
     """
 
     bootstrap: str
@@ -55,6 +57,7 @@ class StackPlan:
     llm_url: str
     llm_model: str
     passages_max: int | None = None
+    kv_events: str | None = None
 
     @property
     def http(self) -> dict[str, str]:
@@ -124,6 +127,7 @@ def make_plan(
         or (f"http://{LOOPBACK}:{vllm_port}/v1" if vllm_port else settings.llm.base_url),
         llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
         passages_max=passages_for(settings.vllm) if vllm_port and chooses_passages else None,
+        kv_events=kv_events_in(Path(up.state_dir)) if vllm_port else None,
     )
 
 
@@ -147,7 +151,7 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
     address = f"{LOOPBACK}:{plan.vllm_port}"
     return ChildSpec(
         name=VLLM,
-        command=vllm_command(settings.vllm, plan.vllm_port),
+        command=vllm_command(settings.vllm, plan.vllm_port, kv_events=plan.kv_events),
         environ=vllm_environment(settings.vllm, os.environ),
         log_file=Path(settings.up.state_dir) / "vllm.log",
         probe=partial(probe_vllm, address),
@@ -170,6 +174,7 @@ def service_specs(
         # It takes a minute to start on this machine: frequent checks find it ready without delay.
         own.append(f"llm.backoff_ms_max={min(settings.llm.backoff_ms_max, LOCAL_BACKOFF_MS_MAX)}")
         own.append(f"llm.backoff_ms_min={min(settings.llm.backoff_ms_min, LOCAL_BACKOFF_MS_MAX)}")
+        own.append(f"llm.kv_events={plan.kv_events or ''}")
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")
     specs = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from carpool.errors import ConfigError
 from generator.llm.protocol import AnswerForm, LlmRequest
 from generator.plan.answer_text import answer_schema, text_regex
+from generator.plan.order.passage_orders import passage_orders
 from generator.plan.prompt import Template, fill, parse_template
 from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
@@ -24,6 +25,8 @@ BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
 JSON_SUFFIX = "_json"
 """A template NAME_json takes the place of NAME where the answer is a JSON object."""
+PASSAGE_ORDERS_MAX = 24
+"""Orders of passages that are tried for one prompt: all of four passages."""
 ANSWER_CHARS_PER_TOKEN = 2
 """Bounds the text of an answer to 2 characters for each token of `max_tokens`.
 
@@ -34,7 +37,8 @@ before the tokens are used up.
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompt:
-    """A request, the passages `given` in its prompt, and the bound of its answer's text in JSON.
+    """A request, the passages `given` in its prompt as they are numbered there, and the bound of
+    its answer's text in JSON.
 
     `passage_chars_max`: where the text of a passage was cut. `is_extractive`: no model is asked.
     """
@@ -74,8 +78,12 @@ def prepare_prompt(
     *,
     has_model: bool = True,
     form: AnswerForm = "json",
+    order: Sequence[int] | None = None,
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
+
+    `order`: the places of the passages among the hits, from 0, as they stand in the prompt, where
+    they are numbered; None: by score.
 
     A retrieval without hits is sent to the model too: its prompt says that nothing was found.
     The answer is extractive without a model (`has_model`), or where the query asks for it. Raises
@@ -92,21 +100,12 @@ def prepare_prompt(
             "text along, or read its passages from rag.retrievals.v1",
             field="$.text",
         )
-    name = wishes.template or settings.template
-    template = templates.get(name)
-    if form == "json":
-        template = templates.get(name + JSON_SUFFIX, template)
-    if template is None:
-        raise RecordError(
-            "invalid_value",
-            f"generation.template: there is no template {name!r}; there are: "
-            f"{', '.join(templates)}",
-            field="$.generation.template",
-        )
+    template = _template(wishes.template or settings.template, templates, form)
+    hits = retrieval.hits if order is None else tuple(retrieval.hits[place] for place in order)
     prompt = fill(
         template,
         query.text or "",
-        retrieval.hits,
+        hits,
         passages_max=settings.passages_max,
         passage_chars_max=settings.passage_chars_max,
         prompt_chars_max=settings.prompt_chars_max,
@@ -130,11 +129,51 @@ def prepare_prompt(
     return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
-        given=retrieval.hits[: prompt.passages],
+        given=hits[: prompt.passages],
         answer_chars_max=answer_chars_max if form == "json" else None,
         passage_chars_max=settings.passage_chars_max,
         is_extractive=is_extractive,
     )
+
+
+def _template(name: str, templates: Mapping[str, Template], form: AnswerForm) -> Template:
+    """Returns a template for this form of answers. Raises `RecordError` for an unknown name."""
+    template = templates.get(name)
+    if form == "json":
+        template = templates.get(name + JSON_SUFFIX, template)
+    if template is None:
+        raise RecordError(
+            "invalid_value",
+            f"generation.template: there is no template {name!r}; there are: "
+            f"{', '.join(templates)}",
+            field="$.generation.template",
+        )
+    return template
+
+
+def passage_orders_of(
+    prepared: PreparedPrompt, settings: GeneratorSettings
+) -> tuple[tuple[int, ...], ...]:
+    """Returns the orders in which the passages of a prompt may stand, that of the scores first."""
+    if settings.order != "aligned" or not prepared.given:
+        return (tuple(range(len(prepared.given))),)
+    return passage_orders(
+        [hit.score for hit in prepared.given],
+        score_loss_max=settings.score_loss_max,
+        orders_max=PASSAGE_ORDERS_MAX,
+    )
+
+
+def in_order(
+    prepared: PreparedPrompt,
+    order: Sequence[int],
+    retrieval: Retrieval,
+    settings: GeneratorSettings,
+    templates: Mapping[str, Template],
+) -> PreparedPrompt:
+    """Returns a prompt with its passages in another order: the same ones, numbered anew."""
+    again = prepare_prompt(retrieval, settings, templates, form=prepared.request.form, order=order)
+    return replace(again, request=replace(again.request, priority=prepared.request.priority))
 
 
 def reusable_key(

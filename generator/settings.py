@@ -12,6 +12,8 @@ from msgspec import Meta
 from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
 
+OrderName = Literal["arrival", "cache_aware", "aligned", "cached_prefix"]
+
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
     """Bounds of the intake, the prompts, the answers and their dedup."""
@@ -48,12 +50,36 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 64 * 1024 * 1024
     order: Annotated[
-        Literal["arrival"],
+        OrderName,
         Meta(
-            description="which waiting prompt is sent next: `arrival` (by priority, then "
-            "deadline, then arrival)"
+            description="which waiting prompt is sent next, among those of the best priority that "
+            "have no deadline and of the tenant whose turn it is: `arrival`; `cache_aware` (of "
+            "which most is cached, for each token to compute); `aligned` (the same, and its "
+            "passages may change places, see score_loss_max); `cached_prefix` (as `cache_aware`; "
+            "where nothing is cached, the beginning that most others share). All but `arrival` "
+            "need llm.kv_events; without, prompts go in the order of arrival"
         ),
-    ] = "arrival"
+    ] = "cached_prefix"
+    overtaken_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="how many later prompts may be sent before a waiting one, because more of "
+            "them is cached; 0: as many as intake_records_max, so none waits longer than two full "
+            "backlogs; too low saves little, too high makes some answers late",
+        ),
+    ] = 0
+    score_loss_max: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=2,
+            description="with the order `aligned`: how much higher the score of a passage may be "
+            "than that of one before it; 0: only equal scores change places; too low saves little, "
+            "too high puts the best passage last",
+        ),
+    ] = 0.05
     template: Annotated[
         str,
         Meta(
@@ -169,6 +195,10 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = True
 
+    def overtaken_at_most(self) -> int:
+        """Returns how many later prompts may be sent before a waiting one."""
+        return self.overtaken_max or self.intake_records_max
+
     def check(self) -> list[str]:
         """Returns the conflicts between values."""
         problems = []
@@ -241,6 +271,15 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "--scheduling-policy priority: other servers refuse or ignore it"
         ),
     ] = False
+    kv_events: Annotated[
+        str,
+        Meta(
+            description="where a vLLM publishes its KV events (--kv-events-config): "
+            "tcp://HOST:PORT, with replays at the next port, or ipc://PATH, with replays at "
+            "PATH.replay. Of several servers all, in the order of base_url, separated by commas. "
+            "Empty: prompts are sent in the order of arrival"
+        ),
+    ] = ""
     prompts: Annotated[
         Literal["auto", "text"],
         Meta(
@@ -354,12 +393,29 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
                 f"base_url {without_password(self.base_url)!r} is no URL such as "
                 "http://127.0.0.1:8000/v1"
             )
+        problems += [
+            f"kv_events {endpoint!r} is no endpoint such as tcp://127.0.0.1:5557 or ipc:///run/kv"
+            for endpoint in self.kv_endpoints()
+            if not _is_endpoint(endpoint)
+        ]
         try:
             self.headers()
         except msgspec.DecodeError:
             problems.append('extra_headers is no JSON object of texts: write {"NAME": "VALUE"}')
         return problems
 
+    def kv_endpoints(self) -> tuple[str, ...]:
+        """Returns where the servers publish their KV events, in the order of the servers."""
+        return tuple(part.strip() for part in self.kv_events.split(",")) if self.kv_events else ()
+
     def headers(self) -> dict[str, str]:
         """Returns the `extra_headers` by name."""
         return msgspec.json.decode(self.extra_headers.value or "{}", type=dict[str, str])
+
+
+def _is_endpoint(text: str) -> bool:
+    scheme, _, address = text.partition("://")
+    host, _, port = address.rpartition(":")
+    # A replay is asked for at the next port.
+    is_tcp = scheme == "tcp" and bool(host) and port.isdecimal() and 0 < int(port) < 65_535
+    return is_tcp or (scheme == "ipc" and bool(address))

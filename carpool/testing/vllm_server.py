@@ -10,6 +10,7 @@ import importlib.util
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,13 @@ from pathlib import Path
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
-from carpool.vllm import VllmSettings, model_name, vllm_command, vllm_environment
+from carpool.vllm import (
+    VllmSettings,
+    kv_events_in,
+    model_name,
+    vllm_command,
+    vllm_environment,
+)
 
 DEFAULT_MODEL = Path(".carpool/models/smollm2-135m-instruct")
 HOST = "127.0.0.1"
@@ -41,6 +48,9 @@ class VllmServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.model = model_name(self._settings)
         self.port = free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="carpool-")
+        self.kv_events = kv_events_in(Path(self._folder.name)) or ""
+        """For `llm.kv_events`."""
 
     @property
     def url(self) -> str:
@@ -51,7 +61,7 @@ class VllmServer:
         """Starts it and waits. Raises `ConfigError` with the end of its log."""
         with self._log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                vllm_command(self._settings, self.port),
+                vllm_command(self._settings, self.port, kv_events=self.kv_events or None),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=vllm_environment(self._settings, os.environ),
@@ -70,6 +80,7 @@ class VllmServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._folder.cleanup()
 
     def stop(self) -> None:
         """Ends the server and the engine process that it started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from carpool.vllm import (
     VllmSettings,
     check_vllm,
     is_cpu_build,
+    kv_events_in,
     model_name,
     vllm_command,
     vllm_environment,
@@ -166,10 +168,21 @@ def test_vllm_is_started_on_loopback_with_what_the_settings_say() -> None:
     assert "--model models/tiny --served-model-name tiny" in command
     assert "--max-num-seqs 7" in command
     assert command.endswith("--seed 1")
+    assert "--kv-events-config" not in command
     environ = vllm_environment(settings, {"PATH": "/bin", "CARPOOL_LLM_API_KEY": "secret"})
     assert environ["HF_HUB_OFFLINE"] == "1"
     assert "CARPOOL_LLM_API_KEY" not in environ
     assert (environ.get("VLLM_CPU_OMP_THREADS_BIND") == "2-3") == is_cpu_build()
+
+
+def test_vllm_publishes_its_kv_events_where_only_this_user_reads_them(tmp_path: Path) -> None:
+    endpoint = kv_events_in(tmp_path / "r")
+    assert endpoint == f"ipc://{tmp_path}/r/kv-events"
+    command = vllm_command(VllmSettings(), 8123, kv_events=endpoint)
+    config = json.loads(command[command.index("--kv-events-config") + 1])
+    assert config["enable_kv_cache_events"] is True
+    assert (config["endpoint"], config["replay_endpoint"]) == (endpoint, f"{endpoint}.replay")
+    assert kv_events_in(tmp_path / ("x" * 107)) is None, "no socket has so long a path"
 
 
 def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:

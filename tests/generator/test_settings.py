@@ -41,12 +41,21 @@ def load(**environ: str) -> Sections:
         ({"CARPOOL_LLM_BASE_URL": "localhost:8000"}, "base_url 'localhost:8000' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
         ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),
+        ({"CARPOOL_LLM_KV_EVENTS": "tcp://127.0.0.1"}, "kv_events 'tcp://127.0.0.1' is no"),
+        ({"CARPOOL_LLM_KV_EVENTS": "tcp://h:65535"}, "kv_events 'tcp://h:65535' is no"),
+        ({"CARPOOL_LLM_KV_EVENTS": "ipc://a,http://h:1"}, "kv_events 'http://h:1' is no"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(environ: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(**environ)
     assert said in str(error.value)
+
+
+def test_kv_events_are_one_endpoint_a_server() -> None:
+    assert load().llm.kv_endpoints() == ()
+    given = load(CARPOOL_LLM_KV_EVENTS="ipc:///run/kv, tcp://[::1]:5557").llm.kv_endpoints()
+    assert given == ("ipc:///run/kv", "tcp://[::1]:5557")
 
 
 def test_values_at_the_bounds_fit() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+import uuid
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -17,8 +18,10 @@ import pytest
 from bench.data.evaluation import find_data, read_passages, read_vectors
 from carpool.clock import SystemClock
 from carpool.testing.vllm_server import VllmServer
+from generator.llm.kv_events import KvEvents
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmFinished, LlmRequest
+from generator.plan.kv_tree import KvTree, KvTreeEvent, digests_of
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
@@ -255,3 +258,46 @@ def test_full_blocks_of_a_warmed_prefix_are_hit_by_its_prompt(vllm_server: VllmS
     counts = use(vllm_server, hits)
     assert all(full > 2 * BLOCK_TOKENS for _, full in counts)
     assert [cached for cached, _ in counts] == [full for _, full in counts]
+
+
+@pytest.mark.data
+def test_the_tree_of_kv_events_agrees_with_the_cached_tokens_of_every_answer(
+    vllm_server: VllmServer,
+) -> None:
+    """The server has answered before, so the tree begins with a replay."""
+    requests = [replace(request, max_tokens=1, schema=None) for request in real_requests()[:PAIRS]]
+    tree = KvTree()
+
+    def happened(event: KvTreeEvent) -> None:
+        step = tree.step(event)
+        tree.check_integrity()
+        if step.replay_from is not None:
+            events.replay(step.replay_from)
+
+    async def cached(ids: tuple[int, ...]) -> None:
+        for _ in range(2_000):
+            digests = digests_of(ids, block_tokens=tree.block_tokens or BLOCK_TOKENS)
+            if tree.cached_blocks(digests) == len(digests):
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the server does not say that it has cached a prompt")
+
+    async def ask_all(engine: OpenAiLlm) -> None:
+        following = asyncio.create_task(events.run())
+        fresh = (requests[0].segments[0], f"Question: {uuid.uuid4()} " * 20)
+        first = replace(requests[0], segments=fresh, user="".join(fresh))
+        await finished(engine, first)
+        await cached(await engine.tokenize(first))
+        for request in (*requests, *reversed(requests)):
+            ids = await engine.tokenize(request)
+            expected = tree.cached_tokens(digests_of(ids[:-1], block_tokens=tree.block_tokens))
+            end = await finished(engine, request)
+            assert tree.check(expected, end.cached_tokens), (expected, end)
+            await cached(ids)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    events = KvEvents(vllm_server.kv_events, happened, lambda: pytest.fail("not readable"))
+    use(vllm_server, ask_all)
+    assert (tree.block_tokens, tree.is_blind) == (BLOCK_TOKENS, False)
+    assert (tree.checked, tree.disagreed, tree.emptied) == (2 * PAIRS, 0, 0)

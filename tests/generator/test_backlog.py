@@ -1,0 +1,167 @@
+"""Prompts that end out of order, over a backlog of 1,024: the commit metadata stays within its
+bytes, and no record is lost or repeated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from bench.generation.block_simulator import BlockSimulator, CacheSize
+from carpool.kafka.clients import Position
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, with_instance_id
+from carpool.kafka.records import TopicPartition
+from carpool.loop.delivery.commit_planner import HELD_US, CommitPlanner
+from carpool.loop.in_flight import InFlight
+from carpool.loop.stage import Done
+from generator.plan.kv_tree import KvTree, digests_of
+from generator.plan.order.cache_aware import CacheAware
+from generator.plan.order.cached_prefix import CachedPrefix
+from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
+from schemas.topics import RETRIEVALS
+from tests.records import a_message
+
+AT = TopicPartition(RETRIEVALS.name, 0)
+BACKLOG, RECORDS, FIRST_OFFSET = 1_024, 6_000, 10_000_000
+LONGEST_ID = "x" * 64
+BLOCK = 4
+
+
+def prompts(seed: int) -> list[tuple[int, ...]]:
+    """Tokens of prompts with three of 2,000 passages, popular by Zipf, and a question of its own.
+
+    Half of them repeat a list of passages.
+    """
+    rng = random.Random(seed)
+    weights = [1 / rank for rank in range(1, 2_001)]
+    lists: list[tuple[int, ...]] = []
+    made = []
+    for number in range(RECORDS):
+        if lists and rng.random() < 0.5:
+            passages = rng.choice(lists)
+        else:
+            passages = tuple(rng.choices(range(2_000), weights, k=3))
+            lists.append(passages)
+        body = [passage for passage in passages for _ in range(3 * BLOCK)]
+        made.append((*[-1] * BLOCK, *body, *[10_000 + number] * 5))
+    return made
+
+
+@dataclass
+class Intake:
+    """A member that takes records in as the loop does, and commits what has ended.
+
+    `bytes_max`: the longest commit metadata. `waits`: how often the backlog could not be filled.
+    """
+
+    in_flight: InFlight = field(default_factory=InFlight)
+    planner: CommitPlanner = field(default_factory=lambda: CommitPlanner(0))
+    backlog: dict[int, int] = field(default_factory=dict)  # unit by number of the prompt
+    taken: int = 0
+    bytes_max: int = 0
+    waits: int = 0
+    now_us: int = 0
+
+    def __post_init__(self) -> None:
+        self.in_flight.assign({AT: Position(FIRST_OFFSET, "")})
+
+    def fill(self) -> list[int]:
+        """Takes records in, and returns the numbers of their prompts."""
+        came = []
+        while len(self.backlog) < BACKLOG and self.taken < RECORDS:
+            if self.in_flight.full_partitions():
+                self.waits += 1
+                break
+            message = a_message(AT.topic, FIRST_OFFSET + self.taken)
+            unit = self.in_flight.take(message, "retrieval", 1)
+            assert unit is not None
+            self.backlog[self.taken] = unit.id
+            came.append(self.taken)
+            self.taken += 1
+        return came
+
+    def end(self, number: int) -> None:
+        """Ends a prompt, and commits."""
+        done = Done(parts=((self.backlog.pop(number), 0),), outputs=())
+        self.in_flight.finish(done)
+        self.planner.add(done, is_batch=True)
+        self.now_us += HELD_US
+        self.commit()
+
+    def commit(self) -> None:
+        plan = self.planner.plan(self.in_flight, self.now_us, take_all=False)
+        for position in plan.positions.values():
+            metadata = with_instance_id(position.metadata, LONGEST_ID)
+            self.bytes_max = max(self.bytes_max, len(metadata))
+        for done in plan.work:
+            self.in_flight.complete(done)
+        self.planner.committed()
+        self.in_flight.committed(plan.positions)
+        self.planner.ended(self.now_us, is_aborted=False)
+
+
+def drain(intake: Intake) -> None:
+    """Asserts that everything was taken in, has ended and is committed."""
+    while intake.planner.finished:
+        intake.now_us += HELD_US
+        intake.commit()
+    intake.in_flight.check_integrity()
+    assert intake.taken == RECORDS and not intake.backlog and intake.in_flight.units == 0
+    assert intake.in_flight.committed_offsets() == {AT: FIRST_OFFSET + RECORDS}
+    assert intake.bytes_max <= METADATA_BYTES_MAX
+
+
+@pytest.mark.parametrize("kind", [CacheAware, CachedPrefix])
+def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata(
+    kind: type[CacheAware] | type[CachedPrefix],
+) -> None:
+    """One partition, overtaking without a bound: the worst that a member can have."""
+    tokens = prompts(seed=1)
+    tree = KvTree(block_tokens=BLOCK)
+    prefixes, server = (
+        CachedPrefixes(tree),
+        BlockSimulator(CacheSize(blocks=600, block_tokens=BLOCK)),
+    )
+    order, intake = kind(prefixes), Intake()
+    running: list[int] = []
+    overtaken = 0
+    for seq in range(RECORDS):
+        for number in intake.fill():
+            ids = tokens[number]
+            digests = digests_of(ids[:-1], block_tokens=BLOCK)
+            prefixes.add(number, [PromptForm(passages=(0,), tokens=len(ids), digests=digests)])
+        waiting = [number for number in intake.backlog if number not in running]
+        number = order.choose(waiting).id
+        overtaken += number != waiting[0]
+        prefixes.remove(number)
+        server.start(tokens[number])
+        prefixes.changed(tree.step(server.take_batch(seq)))
+        running.append(number)
+        if len(running) == 8:
+            intake.end(running.pop(0))
+    for number in running:
+        intake.end(number)
+    drain(intake)
+    assert overtaken > RECORDS / 2, "the order is not that of arrival"
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda waiting: waiting[-1],
+        lambda waiting: waiting[1::2][-1] if len(waiting) > 1 else waiting[0],
+        lambda waiting: max(waiting, key=lambda number: (number % 2, number)),
+        lambda waiting: random.Random(len(waiting) + waiting[0]).choice(waiting),
+    ],
+    ids=["the newest", "every second", "the odd ones", "any"],
+)
+def test_an_order_that_leaves_gaps_waits_before_the_metadata_is_full(
+    choose: Callable[[list[int]], int],
+) -> None:
+    intake = Intake()
+    while intake.fill() or intake.backlog:
+        intake.end(choose(list(intake.backlog)))
+    drain(intake)
