@@ -54,7 +54,7 @@ class RequestsInFlight:
         task.add_done_callback(lambda task: self._ended(id, task))
 
     def prepare(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts a task that no one cancels before the end, since it is short."""
+        """Starts a task that only the end cancels: it is short, or follows a server."""
         task = self._loop.create_task(work)
         self._preparing.add(task)
         task.add_done_callback(self._prepared)

@@ -152,13 +152,14 @@ def _template(name: str, templates: Mapping[str, Template], form: AnswerForm) ->
 
 
 def passage_orders_of(
-    prepared: PreparedPrompt, settings: GeneratorSettings
+    retrieval: Retrieval, prepared: PreparedPrompt, settings: GeneratorSettings
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the orders in which the passages of a prompt may stand, that of the scores first."""
-    if settings.order != "aligned" or not prepared.given:
-        return (tuple(range(len(prepared.given))),)
+    by_score = retrieval.hits[: len(prepared.given)]
+    if settings.order != "aligned" or not by_score:
+        return (tuple(range(len(by_score))),)
     return passage_orders(
-        [hit.score for hit in prepared.given],
+        [hit.score for hit in by_score],
         score_loss_max=settings.score_loss_max,
         orders_max=PASSAGE_ORDERS_MAX,
     )

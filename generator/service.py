@@ -30,6 +30,7 @@ from generator.answers import (
     failed,
     partial_output,
 )
+from generator.caches import ServerCaches
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import (
@@ -40,9 +41,10 @@ from generator.llm.protocol import (
     RefusalKind,
 )
 from generator.llm_requests import CHECK_ID, RequestsInFlight
-from generator.plan.dispatch import Dispatcher, DispatchLimits
+from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
     AnswerCancelled,
+    CacheChanged,
     CancelRequest,
     CheckPassed,
     CheckServer,
@@ -55,14 +57,18 @@ from generator.plan.dispatch_events import (
     PromptCancelled,
     PromptHastened,
     PromptsRevoked,
+    PromptTokenized,
+    ReplayCache,
     RequestAccepted,
     RequestEnded,
     RequestRefused,
     SendPrompt,
     TimePassed,
 )
+from generator.plan.kv_tree import KvTreeEvent
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
+from generator.prompt_forms import PromptForms
 from generator.prompts import (
     PreparedPrompt,
     load_templates,
@@ -135,13 +141,18 @@ class GeneratorStage:
                 backoff_us_max=llm.backoff_ms_max * 1_000,
                 retry_after_us_max=llm.retry_after_ms_max * 1_000,
                 failures_max=llm.failures_max,
-            )
+            ),
+            order=CacheOrder(name=settings.order, overtaken_max=settings.overtaken_at_most())
+            if llm.kv_endpoints()
+            else None,
         )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
         self._trouble = "has not answered yet"
         self._is_draining = False
         self._is_closed = False
+        self._forms = PromptForms(engine, settings, templates)
+        self._caches = ServerCaches(llm.kv_endpoints(), self._cache_changed, metrics.generator)
         self._requests = RequestsInFlight(engine, on_error=self._broke)
         self._sink: Sink | None = None
 
@@ -151,6 +162,7 @@ class GeneratorStage:
         """Starts the event loop, which checks the server."""
         self._sink = sink
         self._requests.start()
+        self._requests.soon(lambda: self._caches.start(self._requests.prepare))
         self._happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -217,8 +229,9 @@ class GeneratorStage:
     def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
         """Sends a prompt as soon as if it had this priority and deadline, unless it was sent."""
         if (work := self._get(unit_id)) is not None:
-            request = replace(work.prepared.request, priority=priority)
-            work.prepared = replace(work.prepared, request=request)
+            with self._lock:
+                request = replace(work.prepared.request, priority=priority)
+                work.prepared = replace(work.prepared, request=request)
         self._happened(PromptHastened(id=unit_id, priority=priority, deadline_us=deadline_us))
 
     def cancel(self, unit_id: int) -> None:
@@ -324,12 +337,17 @@ class GeneratorStage:
 
     def _do(self, action: DispatchAction) -> None:
         match action:
-            case SendPrompt(id=id, attempt=attempt):
+            case SendPrompt(id=id, attempt=attempt, form=form):
                 if (work := self._get(id)) is not None:  # else revoked: a CancelRequest follows
                     work.progress.attempts = attempt
+                    if form is not None:
+                        with self._lock:
+                            self._forms.put_in(work, form)
                     self._requests.send(id, self._ask(work))
             case CheckServer():
                 self._requests.send(CHECK_ID, self._check())
+            case ReplayCache(server=server, replay_from=first):
+                self._caches.replay(server, first)
             case CancelRequest(id=id):
                 if self._requests.cancel(id):
                     self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
@@ -365,7 +383,21 @@ class GeneratorStage:
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
         with suppress(LlmRefusal):  # the request finds out, and reports it
-            work.token_ids = await self._engine.tokenize(work.prepared.request)
+            forms = await self._forms.find(work)
+            if forms:
+                self._happened(PromptTokenized(id=work.unit.id, forms=forms))
+
+    def _cache_changed(self, server: int, event: KvTreeEvent) -> None:
+        """Passes on what a server has cached. Blocks of another size make other forms."""
+        self._happened(CacheChanged(server=server, event=event))
+        with self._lock:
+            tree, waiting = self._dispatcher.tree(server), tuple(self._queries.values())
+        assert tree is not None, "its events are followed"
+        self._caches.measure(server, tree)
+        if tree.block_tokens and tree.block_tokens != self._forms.block_tokens:
+            self._forms.block_tokens = tree.block_tokens
+            for work in waiting:
+                self._requests.prepare(self._tokenize(work))
 
     async def _ask(self, work: QueryInProgress) -> None:
         """Sends one request, and reports its result."""
@@ -391,7 +423,10 @@ class GeneratorStage:
             metrics.llm_requests.labels(outcome="answered").inc()
         finally:
             metrics.llm_in_flight.dec()
-        self._happened(RequestEnded(id=id))
+        outcome, cached_tokens = work.outcome, None
+        if isinstance(outcome, Generated) and outcome.finished.counts_cached:
+            cached_tokens = outcome.finished.cached_tokens
+        self._happened(RequestEnded(id=id, cached_tokens=cached_tokens))
 
     def _first_token(self, work: QueryInProgress) -> None:
         now_us, progress = self._clock.now_us(), work.progress

@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
-
-OrderName = Literal["arrival", "cache_aware", "aligned", "cached_prefix"]
+from generator.plan.order.factory import OrderName
 
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
@@ -392,6 +391,12 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             problems.append(
                 f"base_url {without_password(self.base_url)!r} is no URL such as "
                 "http://127.0.0.1:8000/v1"
+            )
+        endpoints, servers = len(self.kv_endpoints()), len(self.base_url.split(","))
+        if endpoints not in (0, servers):
+            problems.append(
+                f"kv_events has {endpoints} endpoints for {servers} servers of base_url; name one "
+                "for each, or none"
             )
         problems += [
             f"kv_events {endpoint!r} is no endpoint such as tcp://127.0.0.1:5557 or ipc:///run/kv"

@@ -275,6 +275,25 @@ class GeneratorMetrics:
             ),
             tenants_max=tenants_max,
         )
+        self.kv_known = make.gauge(
+            "kv_cache_known",
+            "1 while it is known what a server (its place in llm.base_url, from 0) has cached; 0: "
+            "prompts for it go in the order of arrival.",
+            "server",
+        )
+        self.kv_blocks = make.gauge(
+            "kv_cache_blocks", "Blocks that a server is known to have cached.", "server"
+        )
+        self.kv_events = make.counter(
+            "kv_cache_events_total",
+            "Of what a server says that it has cached: replayed (events were lost, and asked for "
+            "again), emptied (they were lost for good, or it was started anew), unreadable; and "
+            "answers of which it had cached as much as expected (agreed), more (another request "
+            "had just computed it) or less. A rise of less: another program uses the server, or "
+            "its events come late.",
+            "server",
+            "event",
+        )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or invented (no such passage).", "result"
         )

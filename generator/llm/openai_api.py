@@ -383,4 +383,5 @@ class _AnswerEnd:
             input_tokens=usage.prompt_tokens if usage else 0,
             output_tokens=usage.completion_tokens if usage else 0,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
+            counts_cached=details is not None and details.cached_tokens is not None,
         )

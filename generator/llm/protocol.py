@@ -64,13 +64,17 @@ class LlmPiece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmFinished:
-    """The end of an answer, with the server's token counts. `finish_reason`: such as `stop`."""
+    """The end of an answer, with the server's token counts. `finish_reason`: such as `stop`.
+
+    `counts_cached`: the server has said how many tokens of the prompt were cached.
+    """
 
     finish_reason: str
     model: str
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+    counts_cached: bool = False
 
 
 LlmEvent: TypeAlias = LlmPiece | LlmFinished

@@ -75,12 +75,12 @@ class CacheOrder:
     """The order of prompts at servers whose KV events are followed.
 
     `overtaken_max`: how often a prompt may be overtaken; None: no bound. `block_tokens`: of the
-    blocks of every server, because the digests of a prompt are made once. A server with another
-    size gets no credit: none of its blocks has such a digest.
+    blocks of every server, because the digests of a prompt are made once; None: as their events
+    say. A server with another size gets no credit: none of its blocks has such a digest.
     """
 
     name: OrderName
-    block_tokens: int
+    block_tokens: int | None = None
     overtaken_max: int | None = None
 
 

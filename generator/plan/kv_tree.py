@@ -128,6 +128,8 @@ class KvTree:
         self.checked = 0
         self.disagreed = 0
         """Answers that were checked, and those whose cached tokens were others than expected."""
+        self.overestimated = 0
+        """Of these, those with less cached tokens than expected."""
         self._digest_of: dict[ServerBlockName, BlockDigest] = {}
         self._name_of: dict[BlockDigest, ServerBlockName] = {}
         self._next_seq = 0
@@ -158,6 +160,7 @@ class KvTree:
         self.checked += 1
         is_equal = expected_tokens == reported_tokens
         self.disagreed += not is_equal
+        self.overestimated += reported_tokens < expected_tokens
         return is_equal
 
     def step(self, event: KvTreeEvent) -> KvTreeStep:

@@ -134,7 +134,9 @@ def test_answers_are_counted_that_disagree() -> None:
     tree = tree_with(STORED)
     assert tree.check(12, 12)
     assert not tree.check(12, 8)
-    assert (tree.checked, tree.disagreed) == (2, 1)
+    assert (tree.checked, tree.disagreed, tree.overestimated) == (2, 1, 1)
+    assert not tree.check(8, 12)
+    assert (tree.checked, tree.disagreed, tree.overestimated) == (3, 2, 1)
 
 
 @dataclass

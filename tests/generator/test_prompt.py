@@ -211,7 +211,7 @@ def test_only_passages_with_nearly_equal_scores_change_places_and_only_if_it_is_
     def orders(**given: object) -> tuple[tuple[int, ...], ...]:
         settings = msgspec.convert(given, GeneratorSettings)
         prepared = prepare_prompt(retrieval, settings, load_templates(settings))
-        return passage_orders_of(prepared, settings)
+        return passage_orders_of(retrieval, prepared, settings)
 
     assert orders() == ((0, 1, 2),)
     assert orders(order="cache_aware", score_loss_max=1) == ((0, 1, 2),)

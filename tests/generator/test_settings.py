@@ -43,7 +43,8 @@ def load(**environ: str) -> Sections:
         ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),
         ({"CARPOOL_LLM_KV_EVENTS": "tcp://127.0.0.1"}, "kv_events 'tcp://127.0.0.1' is no"),
         ({"CARPOOL_LLM_KV_EVENTS": "tcp://h:65535"}, "kv_events 'tcp://h:65535' is no"),
-        ({"CARPOOL_LLM_KV_EVENTS": "ipc://a,http://h:1"}, "kv_events 'http://h:1' is no"),
+        ({"CARPOOL_LLM_KV_EVENTS": "http://h:1"}, "kv_events 'http://h:1' is no"),
+        ({"CARPOOL_LLM_KV_EVENTS": "ipc://a,ipc://b"}, "2 endpoints for 1 servers"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name(environ: dict[str, str], said: str) -> None:
@@ -54,8 +55,9 @@ def test_values_that_do_not_fit_are_refused_by_name(environ: dict[str, str], sai
 
 def test_kv_events_are_one_endpoint_a_server() -> None:
     assert load().llm.kv_endpoints() == ()
-    given = load(CARPOOL_LLM_KV_EVENTS="ipc:///run/kv, tcp://[::1]:5557").llm.kv_endpoints()
+    given = LlmSettings(kv_events="ipc:///run/kv, tcp://[::1]:5557").kv_endpoints()
     assert given == ("ipc:///run/kv", "tcp://[::1]:5557")
+    assert load(CARPOOL_LLM_KV_EVENTS="tcp://vllm:5557").llm.kv_endpoints() == ("tcp://vllm:5557",)
 
 
 def test_values_at_the_bounds_fit() -> None:

@@ -1,0 +1,72 @@
+"""The forms of a waiting prompt: its token ids, and the blocks of tokens that a server caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from generator.llm.protocol import LlmEngine
+from generator.plan.kv_tree import digests_of
+from generator.plan.order.cached_prefixes import PromptForm
+from generator.plan.prompt import Template
+from generator.prompts import in_order, passage_orders_of
+from generator.query_in_progress import QueryInProgress
+from generator.settings import GeneratorSettings
+
+
+class PromptForms:
+    """Makes the forms of prompts, and has a prompt sent in one of them.
+
+    `block_tokens`: tokens of a block of the servers; 0: not known, so prompts have no forms.
+
+    Passages are numbered in the text of a prompt, so that a passage has another text, and other
+    ids, at each place. That costs no cached block: blocks are equal only where all passages before
+    them are, and then they have the same numbers.
+    """
+
+    def __init__(
+        self, engine: LlmEngine, settings: GeneratorSettings, templates: Mapping[str, Template]
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._templates = templates
+        self.block_tokens = 0
+
+    async def find(self, work: QueryInProgress) -> tuple[PromptForm, ...]:
+        """Finds out the ids of a prompt. Returns its forms, that with the passages by score first.
+
+        None if text is sent, or while the size of blocks is not known. Raises `LlmRefusal`.
+        """
+        retrieval = work.unit.record
+        orders = passage_orders_of(retrieval, work.prepared, self._settings)
+        if len(orders) == 1 or not self.block_tokens:
+            work.token_ids = await self._engine.tokenize(work.prepared.request)
+            return self._forms({orders[0]: work.token_ids})
+        ids = {}
+        for order in orders:
+            prompt = in_order(work.prepared, order, retrieval, self._settings, self._templates)
+            ids[order] = await self._engine.tokenize(prompt.request)
+        return self._forms(ids)
+
+    def put_in(self, work: QueryInProgress, form: PromptForm) -> None:
+        """Gives a prompt the passages of a form, in its order."""
+        retrieval, prepared = work.unit.record, work.prepared
+        if tuple(retrieval.hits[place] for place in form.passages) != prepared.given:
+            work.prepared = in_order(
+                prepared, form.passages, retrieval, self._settings, self._templates
+            )
+            work.token_ids = ()  # the engine makes them of the segments that it has kept
+
+    def _forms(
+        self, ids_by_order: Mapping[tuple[int, ...], Sequence[int]]
+    ) -> tuple[PromptForm, ...]:
+        if not self.block_tokens:
+            return ()
+        return tuple(
+            PromptForm(
+                passages=order,
+                tokens=len(ids),
+                digests=digests_of(ids[:-1], block_tokens=self.block_tokens),
+            )
+            for order, ids in ids_by_order.items()
+            if ids
+        )

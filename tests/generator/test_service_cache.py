@@ -1,0 +1,221 @@
+"""The stage follows what its LLM server has cached: which prompt is next, and in which form."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from carpool.testing.kv_events import KvPublisher
+from generator.llm.memory import MemoryLlm, Reply
+from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
+from generator.prompts import load_templates, prepare_prompt
+from generator.settings import GeneratorSettings
+from schemas.retrieval import Hit
+from tests.generator.stage import LLM, Running, running, unit
+from tests.records import a_query, a_retrieval
+
+BLOCK = 8
+
+
+@dataclass
+class WaitingLlm(MemoryLlm):
+    """Answers when `go` is set. `cached`: what it says of the cached tokens of each prompt."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+    cached: int | None = None
+
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+        while not self.go.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.001)
+        async for event in super().stream(request):
+            if isinstance(event, LlmFinished) and self.cached is not None:
+                event = replace(event, cached_tokens=self.cached, counts_cached=True)
+            yield event
+
+    def questions(self) -> list[str]:
+        """The questions in the order in which they were sent."""
+        lines = (line for request in self.requests for line in request.user.splitlines())
+        return [line.removeprefix("Question: ") for line in lines if line.startswith("Question:")]
+
+
+def passage(name: str, score: float = 0.9) -> Hit:
+    text = " ".join(f"{name}-{word}" for word in range(20))
+    return Hit(doc_id=name, score=score, cluster=0, title=f"Title {name}", text=text)
+
+
+def ids_of(question: str, *found: Hit) -> tuple[int, ...]:
+    """The ids of a prompt with these passages, in this order."""
+    settings = GeneratorSettings()
+    retrieval = a_retrieval(a_query(text=question), found)
+    request = prepare_prompt(retrieval, settings, load_templates(settings)).request
+    return asyncio.run(MemoryLlm().tokenize(request))
+
+
+@contextmanager
+def following(engine: WaitingLlm, publisher: KvPublisher, **given: Any) -> Iterator[Running]:
+    settings = msgspec.convert({"concurrency": 1, "reuse": False, **given}, GeneratorSettings)
+    llm = msgspec.structs.replace(LLM, kv_events=publisher.endpoint)
+    with running(engine, settings, llm) as run:
+        run.wait(publisher.has_subscriber)
+        yield run
+
+
+def tell(run: Running, publisher: KvPublisher, ids: tuple[int, ...]) -> None:
+    """The server says that it has cached this prompt, and is heard."""
+    before = run.metric("kv_cache_blocks", server="0")
+    publisher.publish(publisher.store(ids))
+    run.wait(lambda: run.metric("kv_cache_blocks", server="0") > before)
+    assert run.metric("kv_cache_known", server="0") == 1
+
+
+def tokenized(run: Running) -> bool:
+    """Whether the forms of all waiting prompts are known to the dispatcher."""
+    return all(queued.prompt.forms for queued in run.stage._dispatcher._queue)
+
+
+@pytest.fixture
+def publisher() -> Iterator[KvPublisher]:
+    with KvPublisher(block_tokens=BLOCK) as publisher:
+        yield publisher
+
+
+@pytest.mark.parametrize("order", ["cached_prefix", "cache_aware", "aligned", "arrival"])
+def test_of_waiting_prompts_that_is_next_of_which_most_is_cached(
+    publisher: KvPublisher, order: str
+) -> None:
+    engine = WaitingLlm()
+    with following(engine, publisher, order=order) as run:
+        run.offer(*(unit(f"q{n}", found=(passage(f"p{n}"),)) for n in range(4)))
+        tell(run, publisher, ids_of("q3", passage("p3")))
+        run.wait(lambda: tokenized(run))
+        engine.go.set()
+        run.wait_for_answers(4)
+    # The first one was sent before anything was known.
+    expected = ["q0", "q1", "q2", "q3"] if order == "arrival" else ["q0", "q3", "q1", "q2"]
+    assert engine.questions() == expected
+
+
+def test_without_kv_events_prompts_go_in_the_order_of_arrival() -> None:
+    engine = WaitingLlm()
+    with running(engine, GeneratorSettings(concurrency=1, reuse=False)) as run:
+        run.offer(*(unit(f"q{n}", found=(passage(f"p{n % 2}"),)) for n in range(4)))
+        engine.go.set()
+        run.wait_for_answers(4)
+    assert engine.questions() == ["q0", "q1", "q2", "q3"]
+    assert run.metrics.registry.get_sample_value("carpool_kv_cache_known", {"server": "0"}) is None
+
+
+def test_without_zeromq_one_line_says_so_and_prompts_go_in_the_order_of_arrival(
+    publisher: KvPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "zmq" else find(name)
+    )
+    engine = WaitingLlm()
+    engine.go.set()
+    llm = msgspec.structs.replace(LLM, kv_events=publisher.endpoint)
+    with capture_logs() as logs, running(engine, GeneratorSettings(), llm) as run:
+        run.offer(unit("q0"), unit("q1"))
+        run.wait_for_answers(2)
+    assert engine.questions() == ["q0", "q1"]
+    assert [entry["log_level"] for entry in logs if "pyzmq" in entry["event"]] == ["warning"]
+
+
+def test_passages_of_nearly_equal_scores_stand_as_they_are_cached_and_citations_follow(
+    publisher: KvPublisher,
+) -> None:
+    """The model cites passage 1 of its prompt, which is the second one by score."""
+    best, second, third = passage("best", 0.90), passage("second", 0.88), passage("third", 0.50)
+    text = '{"answer":"Of second-3. [1]","citations":[1]}'
+    engine = WaitingLlm(script=[Reply(), Reply(text=text)])
+    with following(engine, publisher, order="aligned", score_loss_max=0.03) as run:
+        run.offer(unit("q0"), unit("second-3 ?", found=(best, second, third)))
+        tell(run, publisher, ids_of("other", second, best)[:60])
+        run.wait(lambda: tokenized(run))
+        engine.go.set()
+        _, answer = run.wait_for_answers(2)
+    request = engine.requests[1]
+    lines = [line for line in request.user.splitlines() if line.startswith("[")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "[1] Title second",
+        "[2] Title best",
+        "[3] Title third",
+    ]
+    (citation,) = answer.citations
+    assert (citation.n, citation.doc_id, citation.score) == (1, "second", 0.88)
+    assert citation.snippet.startswith("second-0 ")
+    (quote,) = answer.quotes
+    assert (quote.n, quote.doc_id) == (1, "second")
+    assert [(each.id, each.in_prompt) for each in answer.retrieved] == [
+        ("best", True),
+        ("second", True),
+        ("third", True),
+    ], "what was found stays in the order of the scores"
+
+
+def test_a_prompt_that_comes_back_may_be_sent_in_another_form(publisher: KvPublisher) -> None:
+    found = (passage("best", 0.9), passage("second", 0.9))
+    engine = WaitingLlm(script=[Reply(text="", error=LlmRefusal("busy", "later"))])
+    with following(engine, publisher, order="aligned") as run:
+        run.offer(unit("q", found=found))
+        tell(run, publisher, ids_of("q", *reversed(found)))
+        engine.go.set()
+        (answer,) = run.wait_for_answers(1)
+    first, again = engine.requests
+    assert "[1] Title best" in first.user and "[1] Title second" in again.user
+    assert (first.id, first.priority, first.schema) == (again.id, again.priority, again.schema)
+    assert answer.citations[0].doc_id == "second"
+    assert answer.attempts == 2
+
+
+@pytest.mark.parametrize(("reported", "event"), [(0, "agreed"), (BLOCK, "more"), (None, None)])
+def test_each_answer_is_compared_with_what_was_expected(
+    publisher: KvPublisher, reported: int | None, event: str | None
+) -> None:
+    engine = WaitingLlm(cached=reported)
+    with following(engine, publisher) as run:
+        run.offer(unit("q0"), unit("q1"))
+        tell(run, publisher, (1,) * BLOCK)
+        engine.go.set()
+        run.wait_for_answers(2)
+        publisher.publish()  # metrics are written with each batch
+        counts = {
+            what: lambda what=what: run.metric("kv_cache_events_total", server="0", event=what)
+            for what in ("agreed", "more", "less", "replayed", "emptied", "unreadable")
+        }
+        if event is not None:
+            run.wait(lambda: counts[event]() == 1)
+        publisher.send_frames(b"garbage")
+        run.wait(lambda: counts["unreadable"]() == 1)
+        counted = {what: count() for what, count in counts.items()}
+    assert counted == dict.fromkeys(counts, 0) | {"unreadable": 1} | ({event: 1} if event else {})
+
+
+def test_blocks_of_another_size_after_a_restart_make_other_forms(publisher: KvPublisher) -> None:
+    engine = WaitingLlm()
+    with following(engine, publisher) as run:
+        run.offer(*(unit(f"q{n}", found=(passage(f"p{n}"),)) for n in range(3)))
+        tell(run, publisher, ids_of("q1", passage("p1")))
+        publisher.block_tokens = 2 * BLOCK
+        publisher.restart()
+        run.wait(lambda: run.metric("kv_cache_known", server="0") == 0)
+        run.wait(publisher.has_subscriber)
+        ids = ids_of("q2", passage("p2"))
+        publisher.publish(publisher.store(ids))
+        run.wait(lambda: run.metric("kv_cache_known", server="0") == 1)
+        size = len(ids) // (2 * BLOCK)
+        queue = run.stage._dispatcher._queue
+        run.wait(lambda: all(len(one.prompt.forms[0].digests) <= size for one in queue))
+        engine.go.set()
+        run.wait_for_answers(3)
+    assert engine.questions() == ["q0", "q2", "q1"]
