@@ -200,6 +200,7 @@ class GeneratorStage:
             arrival_us=now_us,
             priority=prepared.request.priority,
             deadline_us=deadline_us_of(retrieval),
+            tenant=retrieval.query.tenant or "",
         )
         work = QueryInProgress(
             unit=unit,

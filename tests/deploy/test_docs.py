@@ -23,7 +23,8 @@ NOT_RUN = {
     "docs/guides/kubernetes.md": ["kubectl apply -k"] * 3,
     "docs/guides/another-language.md": ["java -cp"],
     "docs/guides/llm-servers.md": [
-        "vllm serve",
+        "vllm serve /models",
+        "vllm serve ... --kv-events-config",
         "OLLAMA_CONTEXT",
         "llama-server",
         "export CARPOOL_LLM",

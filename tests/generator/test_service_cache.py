@@ -104,6 +104,26 @@ def test_of_waiting_prompts_that_is_next_of_which_most_is_cached(
     assert engine.questions() == expected
 
 
+def test_what_is_cached_takes_no_turn_from_a_tenant_and_no_time_from_a_deadline(
+    publisher: KvPublisher,
+) -> None:
+    engine = WaitingLlm()
+    cached, other = passage("cached"), passage("other")
+    with following(engine, publisher) as run:
+        run.offer(unit("q0", found=(other,)))
+        for number in (1, 2, 3):
+            run.offer(unit(f"a{number}", found=(cached,), query={"tenant": "a"}))
+        run.offer(unit("b1", found=(other,), query={"tenant": "b"}))
+        due = run.clock.now_us() + 3_600_000_000
+        run.offer(unit("late", found=(other,), deadline_us=due))
+        tell(run, publisher, ids_of("a1", cached))
+        run.wait(lambda: tokenized(run))
+        engine.go.set()
+        run.wait_for_answers(6)
+    assert engine.questions()[:2] == ["q0", "late"], "one with a deadline goes first"
+    assert "b1" in engine.questions()[2:4], "tenants take turns"
+
+
 def test_without_kv_events_prompts_go_in_the_order_of_arrival() -> None:
     engine = WaitingLlm()
     with running(engine, GeneratorSettings(concurrency=1, reuse=False)) as run:

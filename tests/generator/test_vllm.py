@@ -260,6 +260,38 @@ def test_full_blocks_of_a_warmed_prefix_are_hit_by_its_prompt(vllm_server: VllmS
     assert [cached for cached, _ in counts] == [full for _, full in counts]
 
 
+def test_the_stage_orders_by_what_the_server_has_cached_and_is_right_about_it(
+    vllm_server: VllmServer,
+) -> None:
+    """Two prompts that share their passages go one after the other, though one came last."""
+    llm = LlmSettings(
+        base_url=vllm_server.url, model=vllm_server.model, kv_events=vllm_server.kv_events
+    )
+    settings = GeneratorSettings(concurrency=1, reuse=False, order="cached_prefix", max_tokens=16)
+    rounds = uuid.uuid4().hex  # blocks that the server has not cached before
+    passages = [
+        tuple(msgspec.structs.replace(hit, text=f"{rounds} {n} {hit.text}") for hit in PASSAGES)
+        for n in range(3)
+    ]
+    with running(OpenAiLlm(llm), settings, llm, RealClock(), until_open=False) as run:
+        wait(run, lambda: not run.stage.not_ready())
+
+        def counted(event: str) -> float:
+            return run.metric("kv_cache_events_total", server="0", event=event)
+
+        run.offer(unit(f"{rounds}?", found=passages[0]))
+        wait(run, lambda: run.metric("kv_cache_known", server="0") == 1)
+        for number in (0, 1, 2, 1, 0):
+            run.offer(unit(QUESTIONS[number], found=passages[number]))
+        wait(run, lambda: len(run.sink.dones) == 6)
+        wait(run, lambda: counted("agreed") >= 3)
+        answers = run.sink.answers[1:]
+    assert (counted("less"), counted("unreadable"), counted("emptied")) == (0, 0, 0)
+    usages = [answer.usage for answer in answers]
+    cached = [usage.cached_tokens for usage in usages if usage is not None]
+    assert sum(tokens > 2 * BLOCK_TOKENS for tokens in cached) == 3, cached
+
+
 @pytest.mark.data
 def test_the_tree_of_kv_events_agrees_with_the_cached_tokens_of_every_answer(
     vllm_server: VllmServer,
