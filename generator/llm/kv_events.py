@@ -44,7 +44,7 @@ SILENT_S = 120.0
 SEQ_BYTES = 8
 REPLAY_END = -1
 
-BlockName: TypeAlias = bytes | int
+BlockName: TypeAlias = Annotated[bytes, Meta(max_length=64)] | int
 
 
 class _Stored(msgspec.Struct, frozen=True, tag="BlockStored"):

@@ -28,6 +28,8 @@ ServerBlockName: TypeAlias = bytes | int
 
 HELD_BATCHES_MAX = 10_000
 """Batches that wait for a replay; with more the replay counts as failed."""
+BLOCKS_MAX = 4_000_000
+"""Blocks of one server, about 300 bytes each; with more the tree is emptied."""
 DIGEST_BYTES = 16
 
 
@@ -260,6 +262,9 @@ class KvTree:
             self.block_tokens = len(stored.token_ids) // len(stored.names)
         if not stored.names or len(stored.token_ids) != len(stored.names) * self.block_tokens:
             return  # blocks of another size
+        if len(self) + len(stored.names) > BLOCKS_MAX:
+            self._lose(changes)
+            return
         digests = digests_of(stored.token_ids, block_tokens=self.block_tokens, parent=parent)
         self.is_blind = False
         for name, digest in zip(stored.names, digests, strict=True):

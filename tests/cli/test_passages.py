@@ -1,7 +1,8 @@
-"""How many passages `carpool up` gives the model that it serves."""
+"""What `carpool up` sets for the vLLM that it starts: passages of a prompt, and its KV events."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from carpool.vllm import SMALL_MODEL_BYTES, VllmSettings, passages_for
 from cli.all_settings import CarpoolSettings
 from cli.settings import Given, is_default, load
-from cli.stack import StackPlan, service_specs
+from cli.stack import StackPlan, service_specs, vllm_spec
 from generator.settings import GeneratorSettings
 
 
@@ -55,3 +56,23 @@ def test_the_services_are_started_with_it(passages: int | None) -> None:
     )
     (generator,) = (spec for spec in service_specs(plan, settings, []) if spec.name == "generator")
     assert ("generator.passages_max=1" in generator.command) is (passages == 1)
+
+
+def test_the_generator_follows_the_kv_events_of_the_vllm_that_is_started_with_it() -> None:
+    settings = load(CarpoolSettings, Given(file=None, environ={}, flags={}))
+    plan = StackPlan(
+        bootstrap="127.0.0.1:1",
+        broker_port=None,
+        ports={"grouper": 2, "searcher": 3, "generator": 4},
+        vllm_port=5,
+        llm_url="http://127.0.0.1:5/v1",
+        llm_model="m",
+        kv_events="ipc:///run/kv-events",
+    )
+    (generator,) = (spec for spec in service_specs(plan, settings, []) if spec.name == "generator")
+    assert "llm.kv_events=ipc:///run/kv-events" in generator.command
+    assert "ipc:///run/kv-events" in " ".join(vllm_spec(plan, settings).command)
+    elsewhere = replace(plan, vllm_port=None, kv_events=None)
+    *_, generator = service_specs(elsewhere, settings, ["--set", "llm.kv_events=tcp://h:1"])
+    assert generator.command.count("llm.kv_events=tcp://h:1") == 1
+    assert "llm.kv_events=" not in generator.command, "another server's events are as it is set"

@@ -184,6 +184,7 @@ def test_after_a_restart_nothing_of_before_is_believed_and_it_connects_again(
 def garbage(publisher: KvPublisher) -> dict[str, tuple[bytes, ...]]:
     seq, encode = (0).to_bytes(8, "big"), msgspec.msgpack.encode
     good = publisher.store(A)
+    long = {**good, "block_hashes": [b"x" * 65]}
     return {
         "no frames": (b"",),
         "no number": (b"", b"\x01", encode([0.0, [], 0])),
@@ -193,6 +194,11 @@ def garbage(publisher: KvPublisher) -> dict[str, tuple[bytes, ...]]:
         "no list": (b"", seq, encode({"events": []})),
         "a token that is no id": (b"", seq, encode([0.0, [{**good, "token_ids": ["a"]}], 0])),
         "a size of 0": (b"", seq, encode([0.0, [{**good, "block_size": 0}], 0])),
+        "a name that is too long": (
+            b"",
+            seq,
+            encode([0.0, [{**good, "block_hashes": [b"x" * 65]}], 0]),
+        ),
         "another rank": (b"", seq, encode([0.0, [good], 1])),
     }
 

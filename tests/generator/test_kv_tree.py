@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.generation.block_simulator import BlockSimulator, CacheSize
+from generator.plan import kv_tree
 from generator.plan.kv_tree import (
     BlocksCleared,
     BlocksRemoved,
@@ -73,6 +75,19 @@ def test_the_size_of_blocks_is_learned_of_the_events_and_anew_of_another_server(
     tree.step(KvBatch(seq=0, events=(other,)))  # numbers jump back: it was started anew
     assert (tree.block_tokens, len(tree)) == (8, 1)
     tree.check_integrity()
+
+
+def test_a_server_that_never_removes_a_block_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_tree, "BLOCKS_MAX", 4)
+    tree = tree_with(STORED)
+    other = BlocksStored(names=(4, 5), parent=None, token_ids=(9,) * 8)
+    tree.step(KvBatch(seq=1, events=(other,)))
+    tree.check_integrity()
+    assert (len(tree), tree.is_blind, tree.emptied) == (0, True, 1)
+    tree.step(KvBatch(seq=2, events=(other,)))
+    assert (len(tree), tree.is_blind) == (2, False)
 
 
 def test_a_gap_is_filled_by_a_replay_and_later_batches_wait_for_it() -> None:
