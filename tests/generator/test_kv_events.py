@@ -194,11 +194,7 @@ def garbage(publisher: KvPublisher) -> dict[str, tuple[bytes, ...]]:
         "no list": (b"", seq, encode({"events": []})),
         "a token that is no id": (b"", seq, encode([0.0, [{**good, "token_ids": ["a"]}], 0])),
         "a size of 0": (b"", seq, encode([0.0, [{**good, "block_size": 0}], 0])),
-        "a name that is too long": (
-            b"",
-            seq,
-            encode([0.0, [{**good, "block_hashes": [b"x" * 65]}], 0]),
-        ),
+        "a name that is too long": (b"", seq, encode([0.0, [long], 0])),
         "another rank": (b"", seq, encode([0.0, [good], 1])),
     }
 
