@@ -25,7 +25,7 @@ from schemas.topics import RETRIEVALS
 from tests.records import a_message
 
 AT = TopicPartition(RETRIEVALS.name, 0)
-BACKLOG, RECORDS, FIRST_OFFSET = 1_024, 6_000, 10_000_000
+BACKLOG, RECORDS, FIRST_OFFSET = 1_024, 3_000, 10_000_000
 LONGEST_ID = "x" * 64
 BLOCK = 4
 
