@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from generator.llm.protocol import LlmEngine
+from generator.llm.protocol import LlmRequest
 from generator.plan.kv_tree import digests_of
 from generator.plan.order.cached_prefixes import PromptForm
 from generator.plan.prompt import Template
@@ -24,9 +24,13 @@ class PromptForms:
     """
 
     def __init__(
-        self, engine: LlmEngine, settings: GeneratorSettings, templates: Mapping[str, Template]
+        self,
+        tokenize: Callable[[LlmRequest], Awaitable[tuple[int, ...]]],
+        settings: GeneratorSettings,
+        templates: Mapping[str, Template],
     ) -> None:
-        self._engine = engine
+        """`tokenize`: see `LlmEngine`."""
+        self._tokenize = tokenize
         self._settings = settings
         self._templates = templates
         self.block_tokens = 0
@@ -39,12 +43,12 @@ class PromptForms:
         retrieval = work.unit.record
         orders = passage_orders_of(retrieval, work.prepared, self._settings)
         if len(orders) == 1 or not self.block_tokens:
-            work.token_ids = await self._engine.tokenize(work.prepared.request)
+            work.token_ids = await self._tokenize(work.prepared.request)
             return self._forms({orders[0]: work.token_ids})
         ids = {}
         for order in orders:
             prompt = in_order(work.prepared, order, retrieval, self._settings, self._templates)
-            ids[order] = await self._engine.tokenize(prompt.request)
+            ids[order] = await self._tokenize(prompt.request)
         return self._forms(ids)
 
     def put_in(self, work: QueryInProgress, form: PromptForm) -> None:

@@ -151,7 +151,7 @@ class GeneratorStage:
         self._trouble = "has not answered yet"
         self._is_draining = False
         self._is_closed = False
-        self._forms = PromptForms(engine, settings, templates)
+        self._forms = PromptForms(engine.tokenize, settings, templates)
         self._caches = ServerCaches(llm.kv_endpoints(), self._cache_changed, metrics.generator)
         self._requests = RequestsInFlight(engine, on_error=self._broke)
         self._sink: Sink | None = None
