@@ -29,6 +29,21 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.1, help="Time in which the questions are published.")
     ] = 10.0
+    repeat_share: Annotated[
+        float,
+        typer.Option(
+            "--repeat-share",
+            min=0.0,
+            max=1.0,
+            help="Questions with the text of another one: one generation answers both.",
+        ),
+    ] = 0.2
+    cancel_share: Annotated[
+        float,
+        typer.Option(
+            "--cancel-share", min=0.0, max=1.0, help="Questions that their askers withdraw."
+        ),
+    ] = 0.05
     mutant: Annotated[
         int | None,
         typer.Option(
@@ -141,7 +156,9 @@ def chaos(options: ChaosOptions) -> bool:
     only then the member is killed.
 
     Some ids are asked again, some questions fail at the LLM once, and some always: they become
-    dead letters, which are replayed during the run.
+    dead letters, which are replayed during the run. Some texts are asked again under another id,
+    so that one generation answers several questions. Some askers withdraw their question: it has
+    one terminal answer, `cancelled` or another.
 
     At the end every topic is read as a consumer of committed records reads it, and each question is
     looked for in each topic. Ends with 1 when a promise is broken: a question without an answer,

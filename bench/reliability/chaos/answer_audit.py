@@ -10,20 +10,25 @@ import msgspec
 from schemas.answer import Answer
 
 OK = "ok"
+CANCELLED = "cancelled"
 
 
 class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of answers.
 
-    `generated`: `ok` answers that repeat no other. `failed_wrongly`: answers that are not `ok`
-    although the load did not make them fail. `other_passages`: `ok` answers whose retrieved ids are
-    not those of a run without faults. `generated_again`: `ok` answers of an id beyond the first
-    that are not a replay of it. `slowest_s`: the longest time from a question to its answer.
+    `generated`: `ok` answers that repeat no other. `reused`: ids that have only the answer to an
+    equal prompt. `cancelled`: of questions that were withdrawn. `failed_wrongly`: answers that are
+    not `ok` although the load did not make them fail, and did not withdraw them. `other_passages`:
+    `ok` answers whose retrieved ids are not those of a run without faults. `generated_again`: `ok`
+    answers of an id beyond the first that are not a replay of it. `slowest_s`: the longest time
+    from a question to its answer.
     """
 
     statuses: dict[str, int]
     generated: int
     replayed: int
+    reused: int
+    cancelled: int
     failed_as_meant: int
     failed_wrongly: int
     other_passages: int
@@ -34,8 +39,17 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerAudit:
     """Takes every answer, in any order. The first answer to each input record counts."""
 
-    def __init__(self, passages: Mapping[str, Sequence[str]], dead: Collection[str]) -> None:
-        """`passages`: the right ids by query id. `dead`: ids that fail until they are replayed."""
+    def __init__(
+        self,
+        passages: Mapping[str, Sequence[str]],
+        dead: Collection[str],
+        withdrawn: Collection[str] = (),
+    ) -> None:
+        """`passages`: the right ids by query id. `dead`: ids that fail until they are replayed.
+
+        `withdrawn`: ids that may end as `cancelled`.
+        """
+        self._withdrawn = frozenset(withdrawn)
         self._passages = passages
         self._dead = frozenset(dead)
         self._replays: set[str] = set()
@@ -51,6 +65,8 @@ class AnswerAudit:
             self._answers.setdefault(answer.source.place, (answer, written_ms))
 
     def _may_fail(self, record: str, answer: Answer) -> bool:
+        if answer.status == CANCELLED:
+            return answer.query_id in self._withdrawn
         return answer.query_id in self._dead and record not in self._replays
 
     def wrong(self) -> dict[str, list[str]]:
@@ -76,13 +92,19 @@ class AnswerAudit:
         """Returns the counts."""
         failed, other, again = self.wrong().values()
         answers = [answer for answer, _ in self._answers.values()]
-        generated = sum(each.status == OK and not each.replayed for each in answers)
         statuses = Counter(answer.status for answer in answers)
+        cancelled = sum(
+            each.status == CANCELLED and each.query_id in self._withdrawn for each in answers
+        )
+        ok = [each for each in answers if each.status == OK]
+        own = {each.query_id for each in ok if not each.replayed}
         return AnswerCounts(
             statuses=dict(sorted(statuses.items())),
-            generated=generated,
-            replayed=sum(each.status == OK and each.replayed for each in answers),
-            failed_as_meant=sum(each.status != OK for each in answers) - len(failed),
+            generated=sum(not each.replayed for each in ok),
+            replayed=sum(each.replayed for each in ok),
+            reused=len({each.query_id for each in ok} - own),
+            cancelled=cancelled,
+            failed_as_meant=len(answers) - len(ok) - len(failed) - cancelled,
             failed_wrongly=len(failed),
             other_passages=len(other),
             generated_again=len(again),

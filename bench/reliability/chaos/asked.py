@@ -35,10 +35,12 @@ def drawn_questions(
     *,
     broken_within: float = BROKEN_WITHIN,
     batch_share: float = BATCH_SHARE,
+    repeat_share: float = 0.0,
+    cancel_share: float = 0.0,
 ) -> AskedQuestions:
     """Returns the questions of a run: of made-up questions, those without nearly equal scores.
 
-    `broken_within`, `batch_share`: see `chaos_questions`.
+    The other arguments: see `chaos_questions`.
     """
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
@@ -51,6 +53,13 @@ def drawn_questions(
     ]
     given = [clear[row % len(clear)] for row in range(count)]
     asked = [question for question, _ in given]
-    questions = chaos_questions(asked, seed, broken_within=broken_within, batch_share=batch_share)
+    questions = chaos_questions(
+        asked,
+        seed,
+        broken_within=broken_within,
+        batch_share=batch_share,
+        repeat_share=repeat_share,
+        cancel_share=cancel_share,
+    )
     passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
     return AskedQuestions(questions=questions, passages=passages)

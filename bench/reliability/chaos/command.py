@@ -93,7 +93,13 @@ def run(options: ChaosOptions) -> bool:
 def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) -> ChaosPlan:
     duration_s, names = options.minutes * 60, broker_names(BROKERS)
     return ChaosPlan(
-        asked=drawn_questions(index, options.queries, options.seed),
+        asked=drawn_questions(
+            index,
+            options.queries,
+            options.seed,
+            repeat_share=options.repeat_share,
+            cancel_share=options.cancel_share,
+        ),
         faults=interleaved(
             plan_faults(
                 options.kills,
@@ -169,7 +175,9 @@ def promises_of_data(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
         <= max(1, audit.published // 1_000),
         "no record of a question that was not published": not audit.foreign,
         "every lane scanned its clusters for every scattered query": not audit.scans_missing,
-        "no answer failed but those that the load made fail": not answers.failed_wrongly,
+        "no answer failed but those that the load made fail, or withdrew": not (
+            answers.failed_wrongly
+        ),
         "every answer has the passages of a run without faults": not answers.other_passages,
         "an id that was asked again got its answer again": not answers.generated_again,
         "every failed question became one dead letter, and was replayed once": audit.letters
@@ -200,6 +208,7 @@ def promises_of_run(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
         "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
         for fault in run.not_injected
     )
+    answers, asked = run.audit.answers, plan.asked.questions
     inside = in_transaction_min(planned["kills and pauses"])
     is_killing = any(fault.kind == "kill in a transaction" for fault in plan.faults)
     return {
@@ -208,6 +217,9 @@ def promises_of_run(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
     } | {
         f"{inside} or more kills inside an open transaction": result.in_transaction >= inside
         or not is_killing,
+        "some answers were given again to an equal prompt": answers.reused > 0
+        or not asked.has_equal_texts,
+        "some questions ended as withdrawn": answers.cancelled > 0 or not asked.withdrawn,
         f"done within {TIME_MAX_S / 60:g} minutes": run.took_s <= TIME_MAX_S,
     }
 
@@ -225,7 +237,9 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
         "questions that the client wrote twice": audit.published_twice,
         "scans for other lanes": audit.scans_owed,
         "retries; dead letters; replays": f"{audit.retries}; {audit.letters}; {audit.replays}",
-        "answers that repeat an earlier one": answers.replayed,
+        "answers that repeat an earlier one": f"{answers.replayed}, {answers.reused} of another "
+        "question with an equal prompt",
+        "withdrawn in time": answers.cancelled,
         "failed without a cause": answers.failed_wrongly,
         "other passages": answers.other_passages,
         "generated again": answers.generated_again,

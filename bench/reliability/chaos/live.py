@@ -9,7 +9,7 @@ from functools import partial
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.chaos.llm_calls import CallsAtRisk
-from bench.reliability.chaos.load import LetterReplays, SteadyLoad
+from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
 from carpool.clock import SystemClock
@@ -38,6 +38,7 @@ class LiveRun:
         kafka: KafkaSettings,
         recorder: TopicRecorder,
         loads: Sequence[SteadyLoad],
+        withdrawals: Withdrawals,
         replays: LetterReplays,
         replays_expected: int,
     ) -> None:
@@ -55,6 +56,7 @@ class LiveRun:
         self._kafka = kafka
         self._recorder = recorder
         self._loads = loads
+        self._withdrawals = withdrawals
         self._replays = replays
         self._replays_expected = replays_expected
         self._generating = dict.fromkeys(GENERATORS, 0)
@@ -64,7 +66,7 @@ class LiveRun:
     def begin(self) -> None:
         """Starts the load and the time of the run."""
         self.started_us = self._clock.now_us()
-        for thread in (*self._loads, self._replays):
+        for thread in (*self._loads, self._withdrawals, self._replays):
             thread.start()
 
     def end_load(self) -> list[str]:
@@ -74,6 +76,7 @@ class LiveRun:
         """
         for load in self._loads:
             load.end()
+        self._withdrawals.end()
         self._replays.end()
         return [query_id for load in self._loads for query_id in load.sent]
 

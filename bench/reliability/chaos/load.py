@@ -1,9 +1,11 @@
-"""The load of a run: publishes the questions of a class, and replays dead letters meanwhile."""
+"""The load of a run: publishes the questions of a class, withdraws some, replays dead letters."""
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from bench.core.session import require_all_sent
 from bench.reliability.chaos.questions import WORD
@@ -14,16 +16,20 @@ from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from producers.arrival_times import bounded, even
-from producers.build_query import Priority
+from producers.build_query import Priority, build_cancel
+from producers.errors import PublishError
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, LoadSummary, run_load
+from producers.send_load import LoadPlan, LoadSummary, SentQuestion, run_load
 from producers.settings import ClientSettings
 
 PUBLISH_TIMEOUT_MS = 600_000
 TOP_K = 3
 """As many passages as a prompt has by default, so that an answer names all of them."""
 REPLAY_PAUSE_S = 4.0
+WITHDRAWN_AFTER_S_MAX = 0.5
+"""An answer takes about 0.2 s, so some questions are withdrawn on their way and some too late."""
+WITHDRAW_STEP_S = 0.02
 
 
 class SteadyLoad(threading.Thread):
@@ -37,8 +43,10 @@ class SteadyLoad(threading.Thread):
         embedding_model: str | None,
         priority: Priority,
         rate_per_s: float,
+        on_sent: Callable[[str], None],
     ) -> None:
         super().__init__(name="load", daemon=True)
+        self._on_sent = on_sent
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
         self._questions = questions
         self._plan = LoadPlan(
@@ -58,13 +66,17 @@ class SteadyLoad(threading.Thread):
                 times_us,
                 plan=self._plan,
                 clock=SystemClock(),
-                on_sent=lambda sent: self.sent.append(sent.query_id),
+                on_sent=self._sent,
                 flush_timeout_s=PUBLISH_TIMEOUT_MS / 1_000,
             )
         except Exception as error:  # raised by `end`
             self._failure = error
         finally:
             self._publisher.close(5.0)
+
+    def _sent(self, question: SentQuestion) -> None:
+        self.sent.append(question.query_id)
+        self._on_sent(question.query_id)
 
     def end(self) -> None:
         """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
@@ -73,6 +85,44 @@ class SteadyLoad(threading.Thread):
             raise self._failure
         assert self._summary is not None, "a load that ended without an error has a summary"
         require_all_sent(self._summary)
+
+
+class Withdrawals(threading.Thread):
+    """Withdraws questions by their ids, at a drawn time after they were sent."""
+
+    def __init__(self, kafka: KafkaSettings, query_ids: Collection[str], seed: int) -> None:
+        super().__init__(name="withdrawals", daemon=True)
+        self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
+        self._query_ids = frozenset(query_ids)
+        self._rng = random.Random(seed)
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._due: list[tuple[int, str]] = []
+        self._stopping = threading.Event()
+
+    def sent(self, query_id: str) -> None:
+        """Notes a question that was sent. For any thread."""
+        if query_id in self._query_ids:
+            with self._lock:
+                after_us = int(self._rng.uniform(0, WITHDRAWN_AFTER_S_MAX) * 1_000_000)
+                self._due.append((self._clock.now_us() + after_us, query_id))
+
+    def run(self) -> None:
+        while not self._stopping.wait(WITHDRAW_STEP_S):
+            now_us = self._clock.now_us()
+            with self._lock:
+                due = [query_id for at_us, query_id in self._due if at_us <= now_us]
+                self._due = [each for each in self._due if each[0] > now_us]
+            for query_id in due:  # best effort, as an application does it
+                cancel = build_cancel(query_id, None, now_us)
+                with suppress(PublishError):
+                    self._publisher.send(cancel, lambda _, error: None)
+
+    def end(self) -> None:
+        """Ends; what is not due yet is not withdrawn."""
+        self._stopping.set()
+        self.join()
+        self._publisher.close(5.0)
 
 
 class LetterReplays(threading.Thread):

@@ -1,4 +1,5 @@
-"""The questions of a run: two classes, repeated ids, questions that the LLM fails on. Pure.
+"""The questions of a run: two classes, repeated ids and texts, questions that the LLM fails on, and
+questions that are withdrawn. Pure.
 
 The LLM stand-in fails on a prompt that contains the word of such a question.
 """
@@ -21,6 +22,8 @@ BROKEN_WITHIN = 0.6
 """Later questions do not fail: a question fails only while others are answered."""
 REPEATED_WITHIN = 300
 """A repeated id is one of the last so many of its class."""
+REPEATED_TEXT_WITHIN = 20
+"""A repeated text is so near that its first answer may still be in progress."""
 
 FAILURES_MAX = 1
 """`llm.failures_max` of the services: one more failure ends an attempt."""
@@ -33,14 +36,22 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
     """The questions of each class, in order, with their ids.
 
     `broken`: how often the stand-in fails on each word. `dead`: ids of questions that become dead
-    letters. `rows`: the row of the given questions, by id.
+    letters. `withdrawn`: ids that their asker withdraws. `rows`: the row of the given questions, by
+    id.
     """
 
     interactive: tuple[Question, ...]
     batch: tuple[Question, ...]
     broken: dict[str, int]
     dead: frozenset[str]
+    withdrawn: frozenset[str]
     rows: dict[str, int]
+
+    @property
+    def has_equal_texts(self) -> bool:
+        """Whether two ids ask the same."""
+        texts = {each.id: each.text for each in (*self.interactive, *self.batch)}
+        return len(set(texts.values())) < len(texts)
 
 
 def chaos_questions(
@@ -49,12 +60,17 @@ def chaos_questions(
     *,
     broken_within: float = BROKEN_WITHIN,
     batch_share: float = BATCH_SHARE,
+    repeat_share: float = 0.0,
+    cancel_share: float = 0.0,
 ) -> ChaosQuestions:
     """Returns as many questions as `given`, drawn from the seed.
 
     `broken_within`: the first part of the questions, of which some fail; 0: none fail.
+    `repeat_share`: of the questions that do not fail, those with the text of an earlier one;
+    `cancel_share`: those that are withdrawn.
     """
-    rng = random.Random(seed)
+    rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
+    withdrawn: set[str] = set()
     classes: dict[str, list[Question]] = {"i": [], "b": []}
     plain: dict[str, list[Question]] = {"i": [], "b": []}
     broken: dict[str, int] = {}
@@ -77,13 +93,20 @@ def chaos_questions(
             broken[word] = ALWAYS if is_dead else FAILS_ONCE
             dead |= {query_id} if is_dead else set()
         asked = Question(id=query_id, text=text, vector=question.vector)
-        classes[name].append(asked)
         if text == question.text:
+            if of_shares.random() < repeat_share and plain[name]:
+                earlier = of_shares.choice(plain[name][-REPEATED_TEXT_WITHIN:])
+                rows[query_id] = rows[str(earlier.id)]
+                asked = Question(id=query_id, text=earlier.text, vector=earlier.vector)
+            if of_shares.random() < cancel_share:
+                withdrawn.add(query_id)
             plain[name].append(asked)
+        classes[name].append(asked)
     return ChaosQuestions(
         interactive=tuple(classes["i"]),
         batch=tuple(classes["b"]),
         broken=broken,
         dead=frozenset(dead),
+        withdrawn=frozenset(withdrawn),
         rows=rows,
     )

@@ -22,7 +22,7 @@ from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudi
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
 from bench.reliability.chaos.live import MEMBERS, STEP_S, LiveRun, broker_names, members
 from bench.reliability.chaos.llm_calls import LlmCalls, break_on, calls_of
-from bench.reliability.chaos.load import LetterReplays, SteadyLoad
+from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
 from bench.reliability.chaos.plan import PlannedFault
 from bench.reliability.chaos.questions import FAILURES_MAX
@@ -84,7 +84,8 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
     """What happened. Times are seconds of the run; `answers_s`: when answers were read.
 
     `behind`: by how many offsets a group is behind the end of a partition. `calls_allowed`: of the
-    LLM beyond one for each generated answer and those that failed as the load wanted.
+    LLM beyond one for each generated answer and those that failed as the load wanted: what was in
+    flight at faults, and one for each withdrawn question.
     """
 
     took_s: float
@@ -134,6 +135,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         recorder = opened.enter_context(
             TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
         )
+        withdrawals = Withdrawals(kafka, asked.withdrawn, plan.seed)
         replays = LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0)))
         run = LiveRun(
             cluster=cluster,
@@ -141,7 +143,8 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             stack=stack,
             kafka=kafka,
             recorder=recorder,
-            loads=_loads(kafka, index, plan),
+            loads=_loads(kafka, index, plan, withdrawals.sent),
+            withdrawals=withdrawals,
             replays=replays,
             replays_expected=len(asked.dead),
         )
@@ -155,26 +158,31 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         calls = calls_of(llm)
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
-        audit = TopicAudit(run.started_us // 1_000, AnswerAudit(plan.asked.passages, asked.dead))
+        answers = AnswerAudit(plan.asked.passages, asked.dead, asked.withdrawn)
+        audit = TopicAudit(run.started_us // 1_000, answers)
         read_topics(kafka, audit)
-        exits = tuple(run.supervisor.exits)
         received_us = [record.received_us for record in recorder.records(ANSWERS.name)]
         return ChaosRun(
             took_s=took_s,
             injected=tuple(injector.injected),
             not_injected=tuple(injector.pending),
-            exits=exits,
+            exits=tuple(run.supervisor.exits),
             back_after_s=run.supervisor.back_after_s,
             answers_s=tuple((at_us - run.started_us) / 1_000_000 for at_us in received_us),
             open_at_end=open_at_end,
             behind=audit.behind(offsets),
             calls=calls,
-            calls_allowed=run.calls.allowed(
-                [fault.at_s for fault in injector.injected] + [each.at_s for each in exits]
-            ),
+            calls_allowed=_calls_allowed(run, injector, answers),
             replay_failures=replays.failures,
             audit=audit.result(sent),
         )
+
+
+def _calls_allowed(run: LiveRun, injector: FaultInjector, answers: AnswerAudit) -> int:
+    """Returns how many LLM calls faults and withdrawals may have made useless."""
+    faults_s = [fault.at_s for fault in injector.injected]
+    exits_s = [each.at_s for each in run.supervisor.exits]
+    return run.calls.allowed(faults_s + exits_s) + answers.result().cancelled
 
 
 def make_topics(kafka: KafkaSettings) -> None:
@@ -220,7 +228,9 @@ def wait_for_coordinators(kafka: KafkaSettings) -> None:
         producer.close()
 
 
-def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
+def _loads(
+    kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan, on_sent: Callable[[str], None]
+) -> tuple[SteadyLoad, ...]:
     asked = plan.asked.questions
     count = len(asked.interactive) + len(asked.batch)
 
@@ -231,6 +241,7 @@ def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[St
             embedding_model=index.manifest.embedding_model,
             priority="batch" if is_batch else 0,
             rate_per_s=plan.rate_per_s * len(questions) / count,
+            on_sent=on_sent,
         )
 
     found = (load(asked.interactive, is_batch=False),)

@@ -12,7 +12,7 @@ from schemas.answer import Answer, Retrieved
 from tests.records import a_source, an_answer
 
 GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
-RIGHT = {"a": ("p-1", "p-2"), "dead": ("p-3",)}
+RIGHT = {"a": ("p-1", "p-2"), "dead": ("p-3",), "withdrawn": ("p-1", "p-2")}
 
 
 def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
@@ -34,6 +34,28 @@ def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kin
     assert 5 < len(found.dead) < 50
 
 
+def test_some_questions_repeat_a_text_some_are_withdrawn_and_the_others_stay() -> None:
+    plain = chaos_questions(GIVEN, 1)
+    found = chaos_questions(GIVEN, 1, repeat_share=0.2, cancel_share=0.1)
+    assert (found.broken, found.dead, found.rows.keys()) == (
+        plain.broken,
+        plain.dead,
+        plain.rows.keys(),
+    )
+    assert found.has_equal_texts and not plain.has_equal_texts
+    asked = {str(each.id): each for each in (*found.interactive, *found.batch)}
+    repeats = [id for id, row in found.rows.items() if row != int(id[2:])]
+    assert 0.15 < len(repeats) / len(asked) < 0.25
+    for id in repeats:
+        assert (asked[id].text, asked[id].vector) == (
+            GIVEN[found.rows[id]].text,
+            GIVEN[found.rows[id]].vector,
+        )
+    assert 0.05 < len(found.withdrawn) / len(asked) < 0.15
+    assert not found.withdrawn & found.dead
+    assert not plain.withdrawn
+
+
 def answer(offset: int, *, query_id: str = "a", **fields: object) -> Answer:
     passages = tuple(Retrieved(id=each, score=1.0) for each in RIGHT[query_id])
     source = a_source(offset, timestamp_ms=1_000)
@@ -41,7 +63,7 @@ def answer(offset: int, *, query_id: str = "a", **fields: object) -> Answer:
 
 
 def counts(*answers: Answer, replays: tuple[int, ...] = ()) -> AnswerCounts:
-    audit = AnswerAudit(RIGHT, {"dead"})
+    audit = AnswerAudit(RIGHT, {"dead"}, {"withdrawn"})
     for each in replays:
         audit.replayed(a_source(each).place)
     for each in answers:
@@ -61,6 +83,8 @@ def test_good_answers_are_counted() -> None:
         statuses={"failed": 1, "ok": 3},
         generated=2,
         replayed=1,
+        reused=0,
+        cancelled=0,
         failed_as_meant=1,
         failed_wrongly=0,
         other_passages=0,
@@ -74,6 +98,19 @@ def test_a_failed_answer_needs_a_cause_in_the_load() -> None:
     assert counts(answer(0, **failed)).failed_wrongly == 1
     again = answer(3, query_id="dead", **failed)
     assert counts(again, replays=(3,)).failed_wrongly == 1, "the replay of a letter must succeed"
+
+
+def test_a_withdrawn_question_may_end_as_cancelled_or_with_an_answer_and_no_other_may() -> None:
+    cancelled = {"status": "cancelled", "retrieved": ()}
+    found = counts(
+        answer(0),
+        answer(1, query_id="withdrawn", **cancelled),
+        answer(2, query_id="withdrawn", replayed=True),
+    )
+    assert (found.cancelled, found.reused, found.failed_as_meant) == (1, 1, 0)
+    assert found.failed_wrongly == found.generated_again == 0
+    assert counts(answer(0, **cancelled)).failed_wrongly == 1
+    assert counts(answer(0, query_id="dead", **cancelled)).failed_wrongly == 1
 
 
 def test_other_passages_or_another_order_are_found() -> None:
