@@ -52,7 +52,11 @@ def drawn_questions(
         if np.diff([hit.score for hit in result.hits]).max() < -SCORE_GAP_MIN
     ]
     given = [clear[row % len(clear)] for row in range(count)]
-    asked = [question for question, _ in given]
+    # Each text is new: an equal prompt would not be generated.
+    asked = [
+        msgspec.structs.replace(question, text=f"{question.text} ({row})")
+        for row, (question, _) in enumerate(given)
+    ]
     questions = chaos_questions(
         asked,
         seed,
