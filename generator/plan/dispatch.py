@@ -5,8 +5,8 @@ queue of prompts. Each has its health, its requests in flight, and what it has c
 
 *Which prompt, which server.* A server that has a free place takes the prompt that the order of
 `queue` chooses for it. Of several with a free place the one takes it that has most of it cached,
-unless it has `LOAD_LEAD_MAX` more of its places taken than the least loaded one. Where nothing is
-known to be cached, the least loaded one takes it.
+unless it has more than its share of the work: the least loaded one, or one with `LEAD_MAX` requests
+more than that. Where nothing is known to be cached, the least loaded one takes it.
 
 *Failures.* A refused prompt is retried until the deadline of its query, or without end if it has
 none; at once if another server is open. A prompt over which servers fail again and again, although
@@ -48,8 +48,9 @@ from generator.plan.order.cached_prefixes import CachedPrefixes
 from generator.plan.order.factory import OrderName, make_order
 from generator.plan.queue import PromptQueue, QueuedPrompt, ServerCache
 
-LOAD_LEAD_MAX = 0.25
-"""How much more of its places may be taken at the server that has most of a prompt cached."""
+LEAD_MAX = 1
+"""Requests that a server may have more than the least loaded one, and still take a prompt of which
+it has most cached. With more, few servers get nearly all prompts while the load is low."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +103,9 @@ class _LlmServer:
     def has_room(self) -> bool:
         return self.in_flight < self.concurrency
 
-    @property
-    def load(self) -> float:
-        return self.in_flight / self.concurrency
+    def load(self, without: int = 0) -> float:
+        """The share of its places that are taken, without some of its requests."""
+        return (self.in_flight - without) / self.concurrency
 
 
 class Dispatcher:
@@ -361,9 +362,9 @@ class Dispatcher:
         places = [place for place, one in enumerate(self._servers) if one.is_open and one.has_room]
         if not places:
             return ()
-        loads = {place: self._servers[place].load for place in places}
-        bound = min(loads.values()) + LOAD_LEAD_MAX
-        return sorted((one for one in places if loads[one] <= bound), key=lambda one: loads[one])
+        least = min(self._servers[place].load() for place in places)
+        fit = (one for one in places if self._servers[one].load(LEAD_MAX) <= least)
+        return sorted(fit, key=lambda one: self._servers[one].load())
 
     def _start(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> int:
         id = queued.prompt.id
