@@ -114,7 +114,8 @@ def make_plan(
     }
     vllm_port = None
     if llm_url is not None:
-        _check_llm_server(llm_url)
+        for url in llm_url.split(","):
+            _check_llm_server(url.strip())
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")

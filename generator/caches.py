@@ -18,16 +18,19 @@ log = structlog.get_logger()
 class ServerCaches:
     """Follows each server. For the event loop.
 
-    `on_event` gets each event with the place of its server.
+    `on_event` gets each event with the place of its server. `labels`: the servers in metrics.
     """
 
     def __init__(
         self,
         endpoints: Sequence[str],
+        labels: Sequence[str],
         on_event: Callable[[int, KvTreeEvent], None],
         metrics: GeneratorMetrics,
     ) -> None:
         self._metrics = metrics
+        self._labels = labels
+        self._differing: set[int] = set()
         self._counted: dict[tuple[int, str], int] = {}
         self._servers = tuple(
             KvEvents(endpoint, partial(on_event, place), partial(self._unreadable, place))
@@ -54,7 +57,7 @@ class ServerCaches:
 
     def measure(self, server: int, tree: KvTree) -> None:
         """Writes the metrics of a tree."""
-        label = str(server)
+        label = self._labels[server]
         self._metrics.kv_known.labels(server=label).set(not tree.is_blind)
         self._metrics.kv_blocks.labels(server=label).set(len(tree))
         self._count(server, "replayed", tree.replays)
@@ -63,10 +66,29 @@ class ServerCaches:
         self._count(server, "more", tree.disagreed - tree.overestimated)
         self._count(server, "less", tree.overestimated)
 
+    def block_tokens(self, sizes: Sequence[int]) -> int:
+        """Returns the size of blocks that prompts are cut in, of those of the servers.
+
+        0 is a size that is not known. It is that of the first server whose size is known; another
+        one with another size is found to have nothing cached, and a log line says so.
+        """
+        size = next((one for one in sizes if one), 0)
+        for server, one in enumerate(sizes):
+            if one not in (0, size) and server not in self._differing:
+                self._differing.add(server)
+                log.warning(
+                    "an LLM server has blocks of another size than the others, so what it has "
+                    "cached is not used; start it with the same --block-size",
+                    server=self._labels[server],
+                    block_tokens=one,
+                    others=size,
+                )
+        return size
+
     def _unreadable(self, server: int) -> None:
         self._count(server, "unreadable", self._counted[(server, "unreadable")] + 1)
 
     def _count(self, server: int, what: str, total: int) -> None:
-        counter = self._metrics.kv_events.labels(server=str(server), event=what)
+        counter = self._metrics.kv_events.labels(server=self._labels[server], event=what)
         counter.inc(total - self._counted.get((server, what), 0))
         self._counted[(server, what)] = total

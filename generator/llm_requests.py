@@ -1,4 +1,4 @@
-"""The requests in flight at the LLM server: tasks of an event loop in a thread of its own."""
+"""The requests in flight at the LLM servers: tasks of an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from generator.llm.protocol import LlmEngine
+from generator.llm.servers import LlmServers
 
-CHECK_ID = -1
 CLOSE_TIMEOUT_S = 5.0
 
 
+def check_id(server: int) -> int:
+    """Returns the id of the check of a server; those of queries are not negative."""
+    return -1 - server
+
+
 class RequestsInFlight:
-    """The tasks of requests, by the id of their query; `CHECK_ID` is the check of the server.
+    """The tasks of requests, by the id of their query; `check_id` is that of a server's check.
 
     `on_error` is called with an error that a task raises, on the event loop.
     """
 
-    def __init__(self, engine: LlmEngine, on_error: Callable[[Exception], None]) -> None:
-        self._engine = engine
+    def __init__(self, servers: LlmServers, on_error: Callable[[Exception], None]) -> None:
+        self._servers = servers
         self._on_error = on_error
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._preparing: set[asyncio.Task[None]] = set()
@@ -77,7 +81,7 @@ class RequestsInFlight:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._engine.close()
+        await self._servers.close()
 
     def _ended(self, id: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(id) is task:

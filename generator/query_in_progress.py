@@ -36,7 +36,7 @@ class Generated:
 
 @dataclass(kw_only=True, slots=True)
 class QueryInProgress:
-    """A query in progress. `outcome`: of its last request; `trouble`: why its last try failed.
+    """A query in progress. Of its last request: `server`, `outcome`, and `trouble`, why it failed.
 
     `prompt_key`: None if its answer is not given again to equal prompts. `token_ids`: its
     prompt; empty while they are not known, and where text is sent.
@@ -47,6 +47,7 @@ class QueryInProgress:
     progress: QueryProgress
     prompt_key: str | None = None
     token_ids: tuple[int, ...] = ()
+    server: int = 0
     outcome: Generated | PromptRefused | None = None
     trouble: str = "it was not sent yet"
 

@@ -13,10 +13,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
+import msgspec
 import structlog
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.stage import Credit, Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
@@ -34,13 +35,13 @@ from generator.caches import ServerCaches
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import (
-    LlmEngine,
     LlmFinished,
     LlmRefusal,
     PromptRefused,
     RefusalKind,
 )
-from generator.llm_requests import CHECK_ID, RequestsInFlight
+from generator.llm.servers import LlmServers
+from generator.llm_requests import RequestsInFlight, check_id
 from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
     AnswerCancelled,
@@ -101,16 +102,28 @@ def build_stage(
 ) -> GeneratorStage:
     """Returns the stage. Raises `ConfigError` for a prompt template that cannot be used.
 
-    The server is first checked in `start`; `not_ready` reports the result.
+    The servers are first checked in `start`; `not_ready` reports the result.
     """
-    engine: LlmEngine = NoLlm() if llm.engine == "none" else OpenAiLlm(llm)
-    return GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
+    urls = llm.base_urls()
+    places = len(urls) * settings.concurrency
+    if places > settings.intake_records_max:
+        raise ConfigError(
+            f"generator.concurrency {settings.concurrency} at each of {len(urls)} servers is more "
+            f"than generator.intake_records_max {settings.intake_records_max}, so some requests "
+            f"are never used; set intake_records_max to {places} or more"
+        )
+    servers = LlmServers(
+        [NoLlm()]
+        if llm.engine == "none"
+        else [OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in urls]
+    )
+    return GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
 
 
 class GeneratorStage:
     """Implements `Stage[Retrieval]`; `carpool.loop.stage` has the contract of each method.
 
-    While the LLM server refuses, `credit` is zero, the queries in progress are kept, and
+    While all LLM servers refuse, `credit` is zero, the queries in progress are kept, and
     `not_ready` says why.
     """
 
@@ -119,13 +132,13 @@ class GeneratorStage:
         settings: GeneratorSettings,
         llm: LlmSettings,
         templates: Mapping[str, Template],
-        engine: LlmEngine,
+        servers: LlmServers,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._templates = templates
-        self._engine = engine
+        self._servers = servers
         self._model = llm.model
         self._has_model = llm.engine != "none"
         self._metrics = metrics
@@ -142,24 +155,27 @@ class GeneratorStage:
                 retry_after_us_max=llm.retry_after_ms_max * 1_000,
                 failures_max=llm.failures_max,
             ),
+            servers=len(servers),
             order=CacheOrder(name=settings.order, overtaken_max=settings.overtaken_at_most())
             if llm.kv_endpoints()
             else None,
         )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
-        self._trouble = "has not answered yet"
+        self._troubles = ["has not answered yet"] * len(servers)
         self._is_draining = False
         self._is_closed = False
-        self._forms = PromptForms(engine.tokenize, settings, templates)
-        self._caches = ServerCaches(llm.kv_endpoints(), self._cache_changed, metrics.generator)
-        self._requests = RequestsInFlight(engine, on_error=self._broke)
+        self._forms = PromptForms(servers.tokenize, settings, templates)
+        self._caches = ServerCaches(
+            llm.kv_endpoints(), servers.labels, self._cache_changed, metrics.generator
+        )
+        self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._sink: Sink | None = None
 
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
-        """Starts the event loop, which checks the server."""
+        """Starts the event loop, which checks the servers."""
         self._sink = sink
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
@@ -169,7 +185,7 @@ class GeneratorStage:
         """Does nothing: the stage has no state of partitions."""
 
     def credit(self) -> Credit:
-        """Returns room for retrievals; none while the server refuses."""
+        """Returns room for retrievals; none while all servers refuse."""
         with self._lock:
             if self._is_draining:
                 return Credit(records=0, size_bytes=0)
@@ -187,7 +203,7 @@ class GeneratorStage:
                 self._settings,
                 self._templates,
                 has_model=self._has_model,
-                form=self._engine.form,
+                form=self._servers.form,
             )
         except RecordError as error:
             self._refuse(unit, progress, now_us, error.reason, str(error))
@@ -211,9 +227,10 @@ class GeneratorStage:
         with self._lock:
             self._queries[unit.id] = work
             self._queries_bytes += unit.message.size_bytes
+        self._happened(PromptArrived(prompt=prompt))
+        with self._lock:  # after it has arrived: forms of a prompt that is not known are ignored
             if not self._is_closed:
                 self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
-        self._happened(PromptArrived(prompt=prompt))
 
     def prompt_key(self, retrieval: Retrieval) -> str | None:
         """Returns the key of a prompt whose answer may be given again; None: of no such prompt."""
@@ -221,7 +238,7 @@ class GeneratorStage:
             return None  # there is no model whose work could be saved
         try:
             prepared = prepare_prompt(
-                retrieval, self._settings, self._templates, form=self._engine.form
+                retrieval, self._settings, self._templates, form=self._servers.form
             )
         except RecordError:
             return None  # `offer` answers it
@@ -244,7 +261,11 @@ class GeneratorStage:
         self._happened(TimePassed())
         with self._lock:
             wake_us = self._dispatcher.wake_us()
-            is_idle = self._dispatcher.is_open and not self._dispatcher.prompts
+            states = [self._dispatcher.health(one).state for one in range(len(self._servers))]
+            is_idle = "probing" not in states and not self._dispatcher.prompts
+        for server, state in enumerate(states):
+            is_open = self._metrics.generator.llm_server_open
+            is_open.labels(server=self._servers.labels[server]).set(state == "open")
         soon_us = now_us + WAKE_US
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
@@ -260,7 +281,7 @@ class GeneratorStage:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns why the server takes no prompts; nothing if it does, or still answers the last.
+        """Returns why no server takes prompts; nothing if one does, or still answers the last.
 
         Before the end, the answers in progress are worth waiting for.
         """
@@ -268,7 +289,10 @@ class GeneratorStage:
             is_finishing = self._is_draining and self._dispatcher.in_flight > 0
             if self._dispatcher.is_open or is_finishing:
                 return ()
-            return (f"LLM server at {self._engine.address} {self._trouble}",)
+            return tuple(
+                f"LLM server at {self._servers[server].address} {trouble}"
+                for server, trouble in enumerate(self._troubles)
+            )
 
     def close(self) -> None:
         """Cancels the requests in flight, and closes the connections."""
@@ -338,15 +362,15 @@ class GeneratorStage:
 
     def _do(self, action: DispatchAction) -> None:
         match action:
-            case SendPrompt(id=id, attempt=attempt, form=form):
+            case SendPrompt(id=id, attempt=attempt, server=server, form=form):
                 if (work := self._get(id)) is not None:  # else revoked: a CancelRequest follows
-                    work.progress.attempts = attempt
+                    work.progress.attempts, work.server = attempt, server
                     if form is not None:
                         with self._lock:
                             self._forms.put_in(work, form)
                     self._requests.send(id, self._ask(work))
-            case CheckServer():
-                self._requests.send(CHECK_ID, self._check())
+            case CheckServer(server=server):
+                self._requests.send(check_id(server), self._check(server))
             case ReplayCache(server=server, replay_from=first):
                 self._caches.replay(server, first)
             case CancelRequest(id=id):
@@ -373,13 +397,13 @@ class GeneratorStage:
             )
         )
 
-    async def _check(self) -> None:
+    async def _check(self, server: int) -> None:
         try:
-            await self._engine.check()
+            await self._servers.check(server)
         except LlmRefusal as refusal:
-            self._refused(None, refusal)
+            self._refused(None, server, refusal)
         else:
-            self._happened(CheckPassed(server=0))
+            self._happened(CheckPassed(server=server))
 
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
@@ -392,11 +416,14 @@ class GeneratorStage:
         """Passes on what a server has cached. Blocks of another size make other forms."""
         self._happened(CacheChanged(server=server, event=event))
         with self._lock:
-            tree, waiting = self._dispatcher.tree(server), tuple(self._queries.values())
+            trees = [self._dispatcher.tree(one) for one in range(len(self._servers))]
+            sizes = [tree.block_tokens for tree in trees if tree is not None]
+            tree, waiting = trees[server], tuple(self._queries.values())
         assert tree is not None, "its events are followed"
         self._caches.measure(server, tree)
-        if tree.block_tokens and tree.block_tokens != self._forms.block_tokens:
-            self._forms.block_tokens = tree.block_tokens
+        size = self._caches.block_tokens(sizes)
+        if size and size != self._forms.block_tokens:
+            self._forms.block_tokens = size
             for work in waiting:
                 self._requests.prepare(self._tokenize(work))
 
@@ -405,9 +432,10 @@ class GeneratorStage:
         id, metrics = work.unit.id, self._metrics.generator
         work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
         metrics.llm_in_flight.inc()
+        metrics.llm_server_requests.labels(server=self._servers.labels[work.server]).inc()
         try:
             work.outcome = await stream_answer(
-                self._engine,
+                self._servers[work.server],
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
                 on_text=partial(self._written, work),
@@ -418,7 +446,7 @@ class GeneratorStage:
             metrics.llm_requests.labels(outcome="prompt_refused").inc()
         except LlmRefusal as refusal:
             work.trouble = str(refusal)
-            self._refused(id, refusal)
+            self._refused(id, work.server, refusal)
             return
         else:
             metrics.llm_requests.labels(outcome="answered").inc()
@@ -445,16 +473,16 @@ class GeneratorStage:
             now_us = self._clock.now_us()
             self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
-    def _refused(self, id: int | None, refusal: LlmRefusal) -> None:
-        """The server refused a request; `id` None: a check."""
+    def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
+        """A server refused a request; `id` None: a check."""
         self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
         trouble = f"refuses: {refusal}"
         with self._lock:
-            is_new, self._trouble = trouble != self._trouble, trouble
+            is_new, self._troubles[server] = trouble != self._troubles[server], trouble
         if is_new:
             log.warning(
                 "the LLM server refuses",
-                address=self._engine.address,
+                address=self._servers[server].address,
                 kind=refusal.kind,
                 refusal=str(refusal),
             )
@@ -462,10 +490,10 @@ class GeneratorStage:
         self._happened(
             RequestRefused(
                 id=id,
-                server=0,
+                server=server,
                 retry_after_us=asked_us,
                 suspect=refusal.is_suspect,
-                is_lost=refusal.kind == "unreachable",
+                is_lost=refusal.is_lost,
             )
         )
 
@@ -495,7 +523,8 @@ class GeneratorStage:
         self._count(work, "output", finished)
         metrics.citations.labels(result="valid").inc(len(citations.valid))
         metrics.citations.labels(result="invented").inc(len(citations.invented))
-        operation = inference(work, finished, now_us, model=self._model, url=self._engine.address)
+        url = self._servers[work.server].address
+        operation = inference(work, finished, now_us, model=self._model, url=url)
         late = self._late(work.unit.record, work.progress)
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 

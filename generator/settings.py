@@ -27,7 +27,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1024,
-            description="requests in flight at the LLM server; too low leaves it idle, too high "
+            description="requests in flight at each LLM server; too low leaves it idle, too high "
             "makes each answer slower",
         ),
     ] = 8
@@ -215,7 +215,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
 
 
 class LlmSettings(Settings, frozen=True, kw_only=True):
-    """The LLM server: its address, its model, and how long to wait for it."""
+    """The LLM servers: their addresses, their model, and how long to wait for them."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"structured_output": "answer_form"}
     RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
@@ -233,9 +233,9 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="URL of the server's API, with its version: http://HOST:PORT/v1. A "
-            "password in it (http://NAME:PASSWORD@HOST) is printed as stars; set it by the "
-            "environment",
+            description="URL of the server's API, with its version: http://HOST:PORT/v1; of "
+            "several servers with the same model, all, separated by commas. A password in it "
+            "(http://NAME:PASSWORD@HOST) is printed as stars; set it by the environment",
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[
@@ -386,13 +386,17 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
                 f"backoff_ms_min {self.backoff_ms_min} is more than backoff_ms_max "
                 f"{self.backoff_ms_max}"
             )
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            problems.append(
-                f"base_url {without_password(self.base_url)!r} is no URL such as "
-                "http://127.0.0.1:8000/v1"
-            )
-        endpoints, servers = len(self.kv_endpoints()), len(self.base_url.split(","))
+        urls = self.base_urls()
+        for text in urls:
+            url = urlsplit(text)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                problems.append(
+                    f"base_url {without_password(text)!r} is no URL such as "
+                    "http://127.0.0.1:8000/v1"
+                )
+        if len(set(urls)) < len(urls):
+            problems.append("base_url names a server twice")
+        endpoints, servers = len(self.kv_endpoints()), len(urls)
         if endpoints not in (0, servers):
             problems.append(
                 f"kv_events has {endpoints} endpoints for {servers} servers of base_url; name one "
@@ -408,6 +412,10 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         except msgspec.DecodeError:
             problems.append('extra_headers is no JSON object of texts: write {"NAME": "VALUE"}')
         return problems
+
+    def base_urls(self) -> tuple[str, ...]:
+        """Returns the URLs of the servers."""
+        return tuple(part.strip() for part in self.base_url.split(","))
 
     def kv_endpoints(self) -> tuple[str, ...]:
         """Returns where the servers publish their KV events, in the order of the servers."""

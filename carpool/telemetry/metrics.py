@@ -258,7 +258,21 @@ class GeneratorMetrics:
         self.llm_requests = make.counter(
             "llm_requests_total", "Requests to the LLM server by outcome.", "outcome"
         )
-        self.llm_in_flight = make.gauge("llm_requests_in_flight", "Requests at the LLM server now.")
+        self.llm_in_flight = make.gauge(
+            "llm_requests_in_flight", "Requests at the LLM servers now."
+        )
+        self.llm_server_open = make.gauge(
+            "llm_server_open",
+            "1 while an LLM server takes prompts, 0 while it refuses or is found out about. The "
+            "log says why.",
+            "server",
+        )
+        self.llm_server_requests = make.counter(
+            "llm_server_requests_total",
+            "Requests to each LLM server. Uneven rates: servers differ in speed, or in what they "
+            "have cached.",
+            "server",
+        )
         self.time_to_first_token_seconds = make.seconds(
             "time_to_first_token_seconds", "Time from request to first token."
         )
@@ -277,8 +291,8 @@ class GeneratorMetrics:
         )
         self.kv_known = make.gauge(
             "kv_cache_known",
-            "1 while it is known what a server (its place in llm.base_url, from 0) has cached; 0: "
-            "prompts for it go in the order of arrival.",
+            "1 while it is known what a server has cached; 0: prompts for it go in the order of "
+            "arrival.",
             "server",
         )
         self.kv_blocks = make.gauge(

@@ -67,6 +67,11 @@ class MemoryLlm:
         if error is not None:
             raise error
 
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """Returns none: each word is its own token, whatever the server."""
+        return ()
+
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """Returns an id for each word, which is the same in every prompt."""
         words = f"{request.system}\n{request.user}".split()

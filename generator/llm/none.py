@@ -23,6 +23,11 @@ class NoLlm:
     async def check(self) -> None:
         """See `LlmEngine`."""
 
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """Returns none: there is no tokenizer."""
+        return ()
+
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """Returns no ids: there is no server to send them to."""
         return ()

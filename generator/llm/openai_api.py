@@ -31,7 +31,7 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
-from generator.llm.token_prompts import CannotTokenize, PromptTokenizer
+from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.settings import LlmSettings
 
 log = structlog.get_logger()
@@ -61,6 +61,7 @@ class OpenAiLlm:
         self._facts: ServerFacts | None = None
         self._is_vllm = False
         self._finding_out = asyncio.Lock()
+        self._sample_ids: tuple[int, ...] = ()
         self._said: tuple[object, ...] = ()
         self._tokenizer = PromptTokenizer(
             self._ask_for_ids, segments_max=settings.segments_kept_max
@@ -75,6 +76,11 @@ class OpenAiLlm:
     def _told(self, facts: ServerFacts) -> str:
         """Returns the form of answers as `llm.answer_form` names it."""
         return "text" if self.form == "text" else facts.json_form
+
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """See `LlmEngine`. Known as long as the server is not found out about again."""
+        return self._sample_ids if self._facts is not None and self._facts.takes_ids else ()
 
     @property
     def address(self) -> str:
@@ -171,7 +177,8 @@ class OpenAiLlm:
         reason = "llm.prompts is text" if self._settings.prompts == "text" else ""
         if not reason:
             try:
-                await self._tokenizer.frame(*_SAMPLE_PROMPT)
+                system, begin = _SAMPLE_PROMPT
+                self._sample_ids = await self._tokenizer.ids(system, (begin, *SAMPLE))
             except CannotTokenize as error:
                 reason = str(error)
         before = self._facts or assumed(self._settings)

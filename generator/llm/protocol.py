@@ -94,6 +94,11 @@ class LlmRefusal(RetryableError):
         """Whether the prompt may be the cause, rather than the state of the server."""
         return self.kind in ("timeout", "broken", "misfit")
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server may have ended, and lost what it had cached."""
+        return self.kind in ("unreachable", "broken")
+
 
 class PromptRefused(CarpoolError):
     """The server refuses this prompt for its content (too long, not valid): a retry is useless."""
@@ -110,6 +115,11 @@ class LlmEngine(Protocol):
     @property
     def form(self) -> AnswerForm:
         """The form in which the server is asked to answer; known once `check` has returned."""
+        ...
+
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """The token ids of a text that is always the same; none where ids are not known."""
         ...
 
     async def check(self) -> None:

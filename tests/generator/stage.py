@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.tokens import TokenKind
 from generator.llm.protocol import LlmEngine
+from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings, LlmSettings
@@ -140,21 +141,22 @@ class Running:
 
 @contextmanager
 def running(
-    engine: LlmEngine,
+    engine: LlmEngine | Sequence[LlmEngine],
     settings: GeneratorSettings | None = None,
     llm: LlmSettings = LLM,
     clock: HandClock | None = None,
     *,
     until_open: bool = True,
 ) -> Iterator[Running]:
-    """Starts a stage over `engine`, and waits until the server is open.
+    """Starts a stage over `engine`, or several, and waits until a server is open.
 
     At the end the stage must not have failed, and is closed.
     """
     settings = settings or GeneratorSettings()
     clock = clock or HandClock(step_us=1_000)
     metrics, sink = Metrics(CollectorRegistry()), WaitableSink()
-    stage = GeneratorStage(settings, llm, load_templates(settings), engine, metrics, clock)
+    servers = LlmServers(engine if isinstance(engine, Sequence) else [engine])
+    stage = GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
     stage.start(sink)
     run = Running(stage, sink, clock, metrics)
     try:

@@ -32,6 +32,7 @@ from carpool.telemetry.metrics import Metrics
 from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from generator.dedup.stage import DedupStage
 from generator.llm.memory import MemoryLlm
+from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings
@@ -61,7 +62,7 @@ class Life:
         self.engine = MemoryLlm()
         settings, metrics = settings or GeneratorSettings(), Metrics(CollectorRegistry())
         within = GeneratorStage(
-            settings, LLM, load_templates(settings), self.engine, metrics, clock
+            settings, LLM, load_templates(settings), LlmServers([self.engine]), metrics, clock
         )
         self.stage = DedupStage(within, log, settings, metrics, clock, cancels)
         self.loop = Loop[Retrieval](

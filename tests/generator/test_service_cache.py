@@ -32,6 +32,11 @@ class WaitingLlm(MemoryLlm):
 
     go: threading.Event = field(default_factory=threading.Event)
     cached: int | None = None
+    name: str = "memory"
+
+    @property
+    def address(self) -> str:
+        return self.name
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         while not self.go.is_set():  # noqa: ASYNC110 - another thread sets it
@@ -69,12 +74,14 @@ def following(engine: WaitingLlm, publisher: KvPublisher, **given: Any) -> Itera
         yield run
 
 
-def tell(run: Running, publisher: KvPublisher, ids: tuple[int, ...]) -> None:
+def tell(
+    run: Running, publisher: KvPublisher, ids: tuple[int, ...], server: str = "memory"
+) -> None:
     """The server says that it has cached this prompt, and is heard."""
-    before = run.metric("kv_cache_blocks", server="0")
+    before = run.metric("kv_cache_blocks", server=server)
     publisher.publish(publisher.store(ids))
-    run.wait(lambda: run.metric("kv_cache_blocks", server="0") > before)
-    assert run.metric("kv_cache_known", server="0") == 1
+    run.wait(lambda: run.metric("kv_cache_blocks", server=server) > before)
+    assert run.metric("kv_cache_known", server=server) == 1
 
 
 def tokenized(run: Running) -> bool:
@@ -210,7 +217,7 @@ def test_each_answer_is_compared_with_what_was_expected(
         run.wait_for_answers(2)
         publisher.publish()  # metrics are written with each batch
         counts = {
-            what: lambda what=what: run.metric("kv_cache_events_total", server="0", event=what)
+            what: lambda what=what: run.metric("kv_cache_events_total", server="memory", event=what)
             for what in ("agreed", "more", "less", "replayed", "emptied", "unreadable")
         }
         if event is not None:
@@ -228,14 +235,93 @@ def test_blocks_of_another_size_after_a_restart_make_other_forms(publisher: KvPu
         tell(run, publisher, ids_of("q1", passage("p1")))
         publisher.block_tokens = 2 * BLOCK
         publisher.restart()
-        run.wait(lambda: run.metric("kv_cache_known", server="0") == 0)
+        run.wait(lambda: run.metric("kv_cache_known", server="memory") == 0)
         run.wait(publisher.has_subscriber)
         ids = ids_of("q2", passage("p2"))
         publisher.publish(publisher.store(ids))
-        run.wait(lambda: run.metric("kv_cache_known", server="0") == 1)
+        run.wait(lambda: run.metric("kv_cache_known", server="memory") == 1)
         size = len(ids) // (2 * BLOCK)
         queue = run.stage._dispatcher._queue
         run.wait(lambda: all(len(one.prompt.forms[0].digests) <= size for one in queue))
         engine.go.set()
         run.wait_for_answers(3)
     assert engine.questions() == ["q0", "q2", "q1"]
+
+
+# ---- several servers
+
+
+@contextmanager
+def following_two(
+    engines: tuple[WaitingLlm, WaitingLlm], publishers: tuple[KvPublisher, KvPublisher]
+) -> Iterator[Running]:
+    """A stage that has sent a prompt to each server; they are answered when `go` is set."""
+    settings = GeneratorSettings(concurrency=1, reuse=False)
+    endpoints = ",".join(publisher.endpoint for publisher in publishers)
+    llm = msgspec.structs.replace(LLM, kv_events=endpoints)
+    with running(engines, settings, llm) as run:
+        run.wait(lambda: all(publisher.has_subscriber() for publisher in publishers))
+        run.offer(unit("q0"), unit("q1"))
+        run.wait(lambda: run.metric("llm_requests_in_flight") == 2)
+        yield run
+
+
+def test_each_server_takes_the_prompt_of_which_it_has_most_cached(publisher: KvPublisher) -> None:
+    first, second = engines = WaitingLlm(name="first"), WaitingLlm(name="second")
+    with (
+        KvPublisher(block_tokens=BLOCK) as other,
+        following_two(engines, (publisher, other)) as run,
+    ):
+        tell(run, publisher, ids_of("a", passage("a")), "first")
+        tell(run, other, ids_of("b", passage("b")), "second")
+        for topic in "bbaa":
+            run.offer(unit(f"about {topic}", found=(passage(topic),)))
+        run.wait(lambda: tokenized(run))
+        for engine in engines:
+            engine.go.set()
+        run.wait_for_answers(6)
+    assert first.questions()[1:2] == ["about a"]
+    assert second.questions()[1:2] == ["about b"]
+
+
+def test_a_server_that_fails_has_nothing_cached_until_its_events_say_so(
+    publisher: KvPublisher,
+) -> None:
+    lost = Reply(text="", error=LlmRefusal("unreachable", "it cannot be reached"))
+    first, second = engines = WaitingLlm(name="first"), WaitingLlm(name="second", script=[lost])
+    with (
+        KvPublisher(block_tokens=BLOCK) as other,
+        following_two(engines, (publisher, other)) as run,
+    ):
+        tell(run, publisher, ids_of("a", passage("a")), "first")
+        tell(run, other, ids_of("b", passage("b")), "second")
+        trees = [run.stage._dispatcher.tree(server) for server in range(2)]
+        assert [tree and len(tree) > 0 for tree in trees] == [True, True]
+        second.go.set()
+        run.wait(lambda: len(trees[1] or ()) == 0)
+        assert trees[1] is not None and trees[1].is_blind
+        assert trees[0] is not None and len(trees[0]) > 0
+        first.go.set()
+        answers = run.wait_for_answers(2)
+    assert {answer.status for answer in answers} == {"ok"}
+
+
+def test_a_server_with_blocks_of_another_size_is_named_once_and_gets_prompts(
+    publisher: KvPublisher,
+) -> None:
+    engines = WaitingLlm(name="first"), WaitingLlm(name="second")
+    with (
+        KvPublisher(block_tokens=2 * BLOCK) as other,
+        capture_logs() as logs,
+        following_two(engines, (publisher, other)) as run,
+    ):
+        tell(run, publisher, ids_of("a", passage("a")), "first")
+        for topic in "bc":
+            tell(run, other, ids_of(topic, passage(topic)), "second")
+        assert run.stage._forms.block_tokens == BLOCK
+        for engine in engines:
+            engine.go.set()
+        run.offer(*(unit("about b", found=(passage("b"),)) for _ in range(4)))
+        run.wait_for_answers(6)
+    said = [entry for entry in logs if "another size" in entry["event"]]
+    assert [(entry["server"], entry["block_tokens"]) for entry in said] == [("second", 2 * BLOCK)]

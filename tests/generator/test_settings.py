@@ -40,6 +40,8 @@ def load(**environ: str) -> Sections:
         ),
         ({"CARPOOL_LLM_BASE_URL": "localhost:8000"}, "base_url 'localhost:8000' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
+        ({"CARPOOL_LLM_BASE_URL": "http://a/v1,b/v1"}, "base_url 'b/v1' is no URL"),
+        ({"CARPOOL_LLM_BASE_URL": "http://a/v1, http://a/v1"}, "base_url names a server twice"),
         ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),
         ({"CARPOOL_LLM_KV_EVENTS": "tcp://127.0.0.1"}, "kv_events 'tcp://127.0.0.1' is no"),
         ({"CARPOOL_LLM_KV_EVENTS": "tcp://h:65535"}, "kv_events 'tcp://h:65535' is no"),
@@ -75,3 +77,9 @@ def test_the_key_comes_from_the_environment_and_never_from_a_file(tmp_path: Path
     file.write_text('[llm]\napi_key = "sk-1"\n')
     with pytest.raises(ConfigError, match="CARPOOL_LLM_API_KEY only"):
         load_settings(Sections, file=file, environ={})
+
+
+def test_several_servers_are_named_in_one_text() -> None:
+    llm = load(CARPOOL_LLM_BASE_URL="http://a:8000/v1, http://b:8000/v1").llm
+    assert llm.base_urls() == ("http://a:8000/v1", "http://b:8000/v1")
+    assert load().llm.base_urls() == ("http://127.0.0.1:8000/v1",)

@@ -267,6 +267,7 @@ def test_the_stage_orders_by_what_the_server_has_cached_and_is_right_about_it(
     llm = LlmSettings(
         base_url=vllm_server.url, model=vllm_server.model, kv_events=vllm_server.kv_events
     )
+    label = vllm_server.url.removeprefix("http://").removesuffix("/v1")
     settings = GeneratorSettings(concurrency=1, reuse=False, order="cached_prefix", max_tokens=16)
     rounds = uuid.uuid4().hex  # blocks that the server has not cached before
     passages = [
@@ -277,10 +278,10 @@ def test_the_stage_orders_by_what_the_server_has_cached_and_is_right_about_it(
         wait(run, lambda: not run.stage.not_ready())
 
         def counted(event: str) -> float:
-            return run.metric("kv_cache_events_total", server="0", event=event)
+            return run.metric("kv_cache_events_total", server=label, event=event)
 
         run.offer(unit(f"{rounds}?", found=passages[0]))
-        wait(run, lambda: run.metric("kv_cache_known", server="0") == 1)
+        wait(run, lambda: run.metric("kv_cache_known", server=label) == 1)
         for number in (0, 1, 2, 1, 0):
             run.offer(unit(QUESTIONS[number], found=passages[number]))
         wait(run, lambda: len(run.sink.dones) == 6)

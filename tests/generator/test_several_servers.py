@@ -1,0 +1,206 @@
+"""The generator with several LLM servers: one fails, dies, comes back, or has another model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from carpool.errors import ConfigError
+from carpool.loop.stage import Credit
+from carpool.telemetry.metrics import Metrics
+from carpool.testing.llm_server import LlmFault, LlmServer
+from carpool.testing.llm_text import NAME
+from generator.llm.memory import MemoryLlm, Reply
+from generator.llm.openai_api import OpenAiLlm
+from generator.llm.protocol import LlmRefusal, LlmRequest
+from generator.llm.servers import LlmServers
+from generator.service import build_stage
+from generator.settings import GeneratorSettings, LlmSettings
+from tests.clocks import NOW_US, HandClock
+from tests.generator.stage import Running, running, unit
+
+LLM = LlmSettings(backoff_ms_min=20, backoff_ms_max=50)
+REQUEST = LlmRequest(id="1", system="s", user="why?", max_tokens=16, segments=("", "why?"))
+
+
+def engines_of(servers: Sequence[LlmServer]) -> list[OpenAiLlm]:
+    return [
+        OpenAiLlm(LlmSettings(base_url=server.url, model=server.model, connect_timeout_s=5))
+        for server in servers
+    ]
+
+
+def open_servers(run: Running, servers: Sequence[LlmServer]) -> list[bool]:
+    run.tick()
+    labels = [f"127.0.0.1:{server.port}" for server in servers]
+    return [run.metric("llm_server_open", server=label) == 1 for label in labels]
+
+
+def test_prompts_are_spread_over_the_servers() -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(LlmServer(latency_ms=20)) for _ in range(3)]
+        run = stack.enter_context(running(engines_of(servers), llm=LLM))
+        run.wait(lambda: all(open_servers(run, servers)))
+        run.offer(*(unit() for _ in range(30)))
+        answers = run.wait_for_answers(30)
+        completed = [server.requests.completed for server in servers]
+        counted = [
+            run.metric("llm_server_requests_total", server=f"127.0.0.1:{server.port}")
+            for server in servers
+        ]
+    assert {answer.status for answer in answers} == {"ok"}
+    assert sum(completed) == 30 and min(completed) >= 8
+    assert counted == completed
+
+
+def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back() -> None:
+    with LlmServer(tokens_per_second=200) as first, LlmServer(tokens_per_second=200) as second:
+        servers = [first, second]
+        with running(engines_of(servers), llm=LLM) as run:
+            run.wait(lambda: all(open_servers(run, servers)))
+            units = [unit(f"question {index}") for index in range(40)]
+            run.offer(*units)
+            run.wait(lambda: first.requests.completed >= 4 and first.requests.in_flight > 0)
+            first.__exit__()
+            run.wait(lambda: open_servers(run, servers) == [False, True])
+            assert run.stage.not_ready() == (), "the other one takes prompts"
+            answers = run.wait_for_answers(40)
+            completed = first.requests.completed_by_id + second.requests.completed_by_id
+            with LlmServer(port=first.port, tokens_per_second=200) as again:
+                run.wait(lambda: all(open_servers(run, [again, second])))
+                run.offer(*(unit() for _ in range(10)))
+                more = run.wait_for_answers(50)
+                assert again.requests.completed > 0, "it takes work again"
+            assert first.requests.in_flight == 0
+    assert sorted(answer.query_id for answer in answers) == sorted(f"q-{one.id}" for one in units)
+    assert {answer.status for answer in more} == {"ok"}
+    assert max(answer.attempts for answer in answers) == 2
+    assert first.requests.disconnected >= 1
+    assert len(completed) == 40, "none was lost"
+    assert set(completed.values()) == {1}, "none was generated twice to its end"
+
+
+@pytest.mark.parametrize("mode", ["429", "500", "reset", "garbage"])
+def test_a_server_that_refuses_all_prompts_gives_them_to_the_other(mode: str) -> None:
+    with LlmServer() as refusing, LlmServer() as other:
+        refusing.fault = LlmFault(mode=mode)  # type: ignore[arg-type]
+        servers = [refusing, other]
+        with running(engines_of(servers), llm=LLM) as run:
+            run.wait(lambda: all(open_servers(run, servers)))
+            for _ in range(20):
+                run.wait(lambda: run.stage.credit().records > 0)
+                run.offer(unit())
+            answers = run.wait_for_answers(20)
+    assert {answer.status for answer in answers} == {"ok"}
+    assert (refusing.requests.completed, other.requests.completed) == (0, 20)
+
+
+def test_it_is_not_ready_only_while_no_server_answers_and_names_each() -> None:
+    def down(name: str) -> MemoryLlm:
+        class Down(MemoryLlm):
+            @property
+            def address(self) -> str:
+                return f"http://{name}:8000/v1"
+
+        refusal = LlmRefusal("unreachable", "it cannot be reached")
+        return Down(checks=[refusal])
+
+    clock = HandClock()
+    with running([down("a"), down("b")], clock=clock, until_open=False) as run:
+        said = [
+            f"LLM server at http://{name}:8000/v1 refuses: it cannot be reached" for name in "ab"
+        ]
+        run.wait(lambda: list(run.stage.not_ready()) == said)
+        assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
+        clock.time_us = NOW_US + 10_000_000
+        run.wait_until_open()
+
+
+def test_a_server_with_another_model_is_refused() -> None:
+    class Other(MemoryLlm):
+        @property
+        def sample_ids(self) -> tuple[int, ...]:
+            return self.ids
+
+        def __init__(self, *ids: int) -> None:
+            super().__init__()
+            self.ids = ids
+
+    async def check() -> None:
+        engines = [Other(1, 2), Other(), Other(1, 3), Other(1, 2)]
+        servers = LlmServers(engines)
+        for server in (0, 1, 3):
+            await servers.check(server)
+        with pytest.raises(LlmRefusal, match="other token ids of a text than the server at memory"):
+            await servers.check(2)
+        for server in (0, 3):
+            engines[server].ids = ()  # they are found out about again
+        await servers.check(2)
+
+    asyncio.run(check())
+
+
+def test_servers_with_one_tokenizer_make_the_same_sample() -> None:
+    async def check(engines: Sequence[OpenAiLlm]) -> None:
+        servers = LlmServers(engines)
+        try:
+            for server in range(3):
+                await servers.check(server)
+        finally:
+            await servers.close()
+        assert len(engines[0].sample_ids) > 50
+        assert engines[0].sample_ids == engines[1].sample_ids
+        assert engines[2].sample_ids == (), "it does not tokenize as vLLM does"
+        assert servers.form == "json", "one of them does not keep the form of text"
+
+    with LlmServer() as one, LlmServer() as other, LlmServer(dialect="ollama") as text:
+        asyncio.run(check(engines_of([one, other, text])))
+
+
+def test_a_prompt_is_tokenized_by_a_server_that_answers() -> None:
+    class Refusing(MemoryLlm):
+        async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
+            raise LlmRefusal("unreachable", f"down {self.name}")
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+    up = MemoryLlm()
+    servers = LlmServers([Refusing("a"), up, Refusing("b")])
+    assert asyncio.run(servers.tokenize(REQUEST)) == asyncio.run(up.tokenize(REQUEST))
+    with pytest.raises(LlmRefusal, match="down b"):
+        asyncio.run(LlmServers([Refusing("a"), Refusing("b")]).tokenize(REQUEST))
+
+
+def test_more_requests_than_queries_in_progress_are_refused_at_the_start() -> None:
+    settings = GeneratorSettings(concurrency=8, intake_records_max=12)
+    urls = "http://a:8000/v1, http://b:8000/v1"
+    metrics = Metrics(CollectorRegistry())
+    with pytest.raises(ConfigError, match="at each of 2 servers"):
+        build_stage(settings, LlmSettings(base_url=urls), metrics, HandClock())
+
+
+def test_a_hanging_server_keeps_only_its_own_requests() -> None:
+    hanging = MemoryLlm(script=[Reply(text="one two", hangs_after=1)] * 8)
+    with running([hanging, MemoryLlm()], llm=LLM) as run:
+        run.wait(lambda: run.metric("llm_requests_in_flight") == 0 and run.stage.not_ready() == ())
+        run.offer(*(unit() for _ in range(40)))
+        run.wait(lambda: len(run.sink.dones) >= 32)
+        assert {answer.status for answer in run.sink.answers} == {"ok"}
+        assert run.metric("llm_requests_in_flight") <= 8
+
+
+def test_the_thread_ends_with_several_servers() -> None:
+    before = set(threading.enumerate())
+    with LlmServer() as one, running([MemoryLlm(), *engines_of([one])], llm=LLM) as run:
+        run.offer(unit())
+        (answer,) = run.wait_for_answers(1)
+    assert answer.model is not None
+    assert set(threading.enumerate()) <= before
+    assert NAME in one.model
