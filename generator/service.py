@@ -146,6 +146,7 @@ class GeneratorStage:
             metrics.generator.llm_requests.labels(outcome=outcome)
         self._clock = clock
         self._lock = threading.Lock()
+        endpoints = llm.kv_endpoints() if self._has_model else ()
         self._dispatcher = Dispatcher(
             DispatchLimits(
                 concurrency=settings.concurrency,
@@ -157,7 +158,7 @@ class GeneratorStage:
             ),
             servers=len(servers),
             order=CacheOrder(name=settings.order, overtaken_max=settings.overtaken_at_most())
-            if llm.kv_endpoints()
+            if endpoints
             else None,
         )
         self._queries: dict[int, QueryInProgress] = {}
@@ -167,7 +168,7 @@ class GeneratorStage:
         self._is_closed = False
         self._forms = PromptForms(servers.tokenize, settings, templates)
         self._caches = ServerCaches(
-            llm.kv_endpoints(), servers.labels, self._cache_changed, metrics.generator
+            endpoints, servers.labels, self._cache_changed, metrics.generator
         )
         self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._sink: Sink | None = None

@@ -255,23 +255,12 @@ class GeneratorMetrics:
     """Requests to the LLM server, citations, and duplicates of answers."""
 
     def __init__(self, make: _Factory, tenants_max: int) -> None:
+        self._make_of_servers(make)
         self.llm_requests = make.counter(
             "llm_requests_total", "Requests to the LLM server by outcome.", "outcome"
         )
         self.llm_in_flight = make.gauge(
             "llm_requests_in_flight", "Requests at the LLM servers now."
-        )
-        self.llm_server_open = make.gauge(
-            "llm_server_open",
-            "1 while an LLM server takes prompts, 0 while it refuses or is found out about. The "
-            "log says why.",
-            "server",
-        )
-        self.llm_server_requests = make.counter(
-            "llm_server_requests_total",
-            "Requests to each LLM server. Uneven rates: servers differ in speed, or in what they "
-            "have cached.",
-            "server",
         )
         self.time_to_first_token_seconds = make.seconds(
             "time_to_first_token_seconds", "Time from request to first token."
@@ -288,25 +277,6 @@ class GeneratorMetrics:
                 "tenant",
             ),
             tenants_max=tenants_max,
-        )
-        self.kv_known = make.gauge(
-            "kv_cache_known",
-            "1 while it is known what a server has cached; 0: prompts for it go in the order of "
-            "arrival.",
-            "server",
-        )
-        self.kv_blocks = make.gauge(
-            "kv_cache_blocks", "Blocks that a server is known to have cached.", "server"
-        )
-        self.kv_events = make.counter(
-            "kv_cache_events_total",
-            "Of what a server says that it has cached: replayed (events were lost, and asked for "
-            "again), emptied (they were lost for good, or it was started anew), unreadable; and "
-            "answers of which it had cached as much as expected (agreed), more (another request "
-            "had just computed it) or less. A rise of less: another program uses the server, or "
-            "its events come late.",
-            "server",
-            "event",
         )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or invented (no such passage).", "result"
@@ -326,4 +296,38 @@ class GeneratorMetrics:
             "prompts_following",
             "Queries that wait for the answer to an equal prompt. A rise without answers: the LLM "
             "server or the commits are slow.",
+        )
+
+    def _make_of_servers(self, make: _Factory) -> None:
+        """Makes the metrics that each LLM server has: label `server`, its HOST:PORT."""
+        self.llm_server_open = make.gauge(
+            "llm_server_open",
+            "1 while an LLM server takes prompts, 0 while it refuses or is found out about. The "
+            "log says why.",
+            "server",
+        )
+        self.llm_server_requests = make.counter(
+            "llm_server_requests_total",
+            "Requests to each LLM server. Uneven rates: servers differ in speed, or in what they "
+            "have cached.",
+            "server",
+        )
+        self.kv_known = make.gauge(
+            "kv_cache_known",
+            "1 while it is known what a server has cached; 0: prompts for it go in the order of "
+            "arrival.",
+            "server",
+        )
+        self.kv_blocks = make.gauge(
+            "kv_cache_blocks", "Blocks that a server is known to have cached.", "server"
+        )
+        self.kv_events = make.counter(
+            "kv_cache_events_total",
+            "Of what a server says that it has cached: replayed (events were lost, and asked for "
+            "again), emptied (they were lost for good, or it was started anew), unreadable; and "
+            "answers of which it had cached as much as expected (agreed), more (another request "
+            "had just computed it) or less. A rise of less: another program uses the server, or "
+            "its events come late.",
+            "server",
+            "event",
         )
