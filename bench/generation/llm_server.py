@@ -39,29 +39,41 @@ class LlmAddress(msgspec.Struct, frozen=True, kw_only=True):
     is_own: bool
     passages_max: int | None = None
 
+    @property
+    def root(self) -> str:
+        """Where vLLM has what is not OpenAI's: beside /v1."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
     def count_tokens(self, text: str) -> int | None:
         """Returns the number of tokens of `text`; None where the server has no /tokenize. Blocks.
 
         Raises `CarpoolError` where the server no longer answers.
         """
-        root = self.url.rstrip("/").removesuffix("/v1")
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        status, reply = _request(f"{root}/tokenize", body)
+        status, reply = _request(f"{self.root}/tokenize", body)
         return int(reply["count"]) if status == 200 and "count" in reply else None
 
 
 @contextmanager
 def llm_server(
-    url: str | None, model: str | None, model_dir: str | None, folder: Path
+    url: str | None,
+    model: str | None,
+    model_dir: str | None,
+    folder: Path,
+    extra_args: tuple[str, ...] = (),
 ) -> Iterator[LlmAddress]:
     """Yields the server at `url`, or a vLLM with the model of `model_dir`, which it ends.
+
+    `extra_args`: of the vLLM that is started.
 
     Raises `ConfigError` where there is none, `CarpoolError` where vLLM does not start.
     """
     if url is not None:
         yield LlmAddress(url=url, model=model or _first_model(url), is_own=False)
         return
-    settings = VllmSettings(model_dir=model_dir) if model_dir else VllmSettings()
+    settings = VllmSettings(extra_args=extra_args)
+    if model_dir:
+        settings = msgspec.structs.replace(settings, model_dir=model_dir)
     check_vllm(settings)
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()

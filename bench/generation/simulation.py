@@ -57,7 +57,7 @@ class Renderer:
 
     def __init__(self, prompt_ids: PromptIds, *, block_tokens: int) -> None:
         self._prompt_ids = prompt_ids
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._known: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         self._forms: dict[tuple[str, tuple[int, ...], tuple[int, ...]], PromptForm] = {}
 
@@ -71,9 +71,8 @@ class Renderer:
 
     def forms(self, ask: Ask, score_loss_max: float | None) -> tuple[PromptForm, ...]:
         """Returns the forms in which the prompt may be sent."""
-        by_score = tuple(range(len(ask.passages)))
         orders = (
-            (by_score,)
+            (by_score(ask),)
             if score_loss_max is None
             else passage_orders(ask.scores, score_loss_max=score_loss_max, orders_max=ORDERS_MAX)
         )
@@ -86,7 +85,7 @@ class Renderer:
             self._forms[key] = PromptForm(
                 passages=places,
                 tokens=len(token_ids),
-                digests=digests_of(token_ids[:-1], block_tokens=self._block_tokens),
+                digests=digests_of(token_ids[:-1], block_tokens=self.block_tokens),
             )
         return self._forms[key]
 
@@ -116,11 +115,15 @@ def send_in_order(
         if queued is None:
             return
         ask = waiting.pop(queued.prompt.id)
-        by_score = tuple(range(len(ask.passages)))
-        token_ids = renderer.token_ids(ask, queued.form.passages if queued.form else by_score)
+        token_ids = renderer.token_ids(ask, queued.form.passages if queued.form else by_score(ask))
         found = server.start(token_ids)
         queue.cache_changed(tree.step(server.take_batch(seq)))
         yield SentPrompt(token_ids=token_ids, cached_tokens=found.cached)
+
+
+def by_score(ask: Ask) -> tuple[int, ...]:
+    """Returns the order of scores, as places in it."""
+    return tuple(range(len(ask.passages)))
 
 
 def share_of(sent: Sequence[SentPrompt]) -> CachedShare:

@@ -25,7 +25,7 @@ from bench.data.evaluation import (
     read_vectors,
 )
 from carpool.errors import ConfigError
-from generator.plan.prompt import Template, fill
+from generator.plan.prompt import PASSAGE_SEPARATOR, FilledPrompt, Template, fill
 from generator.settings import GeneratorSettings
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
@@ -145,15 +145,7 @@ class PromptIds:
 
     def render(self, question: str, passages: Sequence[int]) -> tuple[int, ...]:
         """Returns the ids of a prompt with these passages, numbered in this order."""
-        hits = [self._hit(row) for row in passages]
-        filled = fill(
-            self._template,
-            question,
-            hits,
-            passages_max=len(hits),
-            passage_chars_max=self._settings.passage_chars_max,
-            prompt_chars_max=self._settings.prompt_chars_max,
-        )
+        filled = self._fill(question, passages)
         messages = [
             {"role": "system", "content": filled.system},
             {"role": "user", "content": filled.user},
@@ -162,6 +154,22 @@ class PromptIds:
             messages, add_generation_prompt=True, return_dict=False
         )
         return tuple(ids)
+
+    def passage_tokens(self, row: int) -> int:
+        """Returns how many tokens a passage takes in a prompt, tokenized alone."""
+        text = self._fill("", (row,)).segments[1] + PASSAGE_SEPARATOR
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _fill(self, question: str, passages: Sequence[int]) -> FilledPrompt:
+        hits = [self._hit(row) for row in passages]
+        return fill(
+            self._template,
+            question,
+            hits,
+            passages_max=len(hits),
+            passage_chars_max=self._settings.passage_chars_max,
+            prompt_chars_max=self._settings.prompt_chars_max,
+        )
 
     def _hit(self, row: int) -> Hit:
         passage = self._passages[row]
