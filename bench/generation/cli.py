@@ -1,14 +1,19 @@
-"""The options of `carpool bench answers`. Light to import."""
+"""The options of `carpool bench answers` and `generation`. Light to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from bench.core.command import command
+from bench.core.options import WORK, DataOption, JsonOption, WorkOption
 from bench.services.cli import CorpusOptions
+
+PARTS = ("orders", "tiers", "real")
+STREAMS = ("natural", "zipf", "ragpulse")
 
 
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
@@ -77,5 +82,111 @@ def answers(options: AnswersOptions) -> bool:
     Example:  carpool bench answers --json now.json --beside before.json
     """
     from bench.generation.answers import run
+
+    return run(options)
+
+
+class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of generation."""
+
+    data: DataOption = None
+    parts: Annotated[
+        str,
+        typer.Option(
+            "--parts",
+            metavar="NAME,NAME",
+            help="What to run. orders and tiers are simulated; real starts a vLLM.",
+        ),
+    ] = "orders,tiers"
+    streams: Annotated[
+        str,
+        typer.Option(
+            "--streams",
+            metavar="NAME,NAME",
+            help="Streams of prompts: the questions as they come (natural), drawn by Zipf 1.0 "
+            "(zipf), in the shape of RAGPulse's trace (ragpulse).",
+        ),
+    ] = "natural,zipf,ragpulse"
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            "--llm",
+            metavar="DIR",
+            help="Folder of a chat model, whose tokenizer makes the prompts and which vLLM serves. "
+            "Default: vllm.model_dir.",
+            show_default=False,
+        ),
+    ] = None
+    template: Annotated[
+        Literal["cited", "cited_json"],
+        typer.Option("--template", help="The prompts' template, of the generator's."),
+    ] = "cited"
+    asks: Annotated[int, typer.Option("--asks", min=2, help="Prompts of a stream.")] = 3700
+    passages: Annotated[
+        int, typer.Option("--passages", min=1, max=4, help="Passages of a prompt.")
+    ] = 3
+    kv_tokens: Annotated[
+        int,
+        typer.Option(
+            "--kv-tokens",
+            min=4096,
+            help="Tokens in the server's KV cache. Default: a vLLM with 1 GiB for SmolLM2-135M.",
+        ),
+    ] = 23_296
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", min=1, help="Tokens of a block of the KV cache.")
+    ] = 32
+    real_prompts: Annotated[
+        int, typer.Option("--real-prompts", min=2, help="Prompts of each run of vLLM.")
+    ] = 300
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            min=1,
+            help="With --parts real: so many layers of the model, with random weights. What is "
+            "cached depends on token ids only, and the runs take minutes instead of an hour.",
+            show_default=False,
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the streams.")] = 0
+    work: WorkOption = WORK
+    json_file: JsonOption = None
+
+    def __post_init__(self) -> None:
+        """Raises `BadParameter` for names that there are not."""
+        for option, text, known in (
+            ("--parts", self.parts, PARTS),
+            ("--streams", self.streams, STREAMS),
+        ):
+            if unknown := set(text.split(",")) - set(known):
+                raise typer.BadParameter(
+                    f"{option} {text}: {', '.join(sorted(unknown))} is none of {', '.join(known)}"
+                )
+
+
+@command
+def generation(options: GenerationOptions) -> bool:
+    """How many prompt tokens does an order save, and is the simulation right?
+
+    Sends streams of real prompts through the generator's queue to a simulated vLLM, which evicts
+    blocks by LRU: in the order of arrival, in the generator's orders, in orders that do not know
+    the cache (sorted by shared passages, ContextPilot), and as if no block were computed twice (the
+    oracle: memory without end, all prompts known). Simulates RAGCache's tree of passages on GPU and
+    host with LRU, LFU, GDSF, PGDSF and an oracle. With --parts real it sends the same prompts to a
+    real vLLM and compares the cached tokens.
+
+    A backlog is the number of prompts that wait. Passages may change places where the loss of score
+    allows it. Simulated rows take some minutes, one process for each stream.
+
+    Ends with 1 when a promise is broken: with a backlog of 1,024 and no bound of overtaking 27 % of
+    the tokens of the natural stream are cached, and 60 % by Zipf, in prompts of the template
+    cited_json; and simulated shares are within 0.005 of vLLM's.
+
+    Example:  carpool bench generation --data DATA --json generation.json
+
+    Example:  carpool bench generation --data DATA --parts real --layers 2 --json real.json
+    """
+    from bench.generation.generation import run
 
     return run(options)

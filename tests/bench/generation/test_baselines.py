@@ -15,15 +15,14 @@ from bench.generation.baselines import (
 )
 from bench.generation.block_simulator import CacheSize
 from bench.generation.simulation import (
-    ORDER_NAMES,
     OrderCase,
-    OrderName,
     Renderer,
     by_score,
     send_in_order,
     share_of,
 )
 from bench.generation.streams import Ask
+from generator.plan.order.factory import ORDER_NAMES, OrderName
 
 BLOCK = 4
 

@@ -1,0 +1,219 @@
+"""`carpool bench generation`: what do orders, trees and servers cost in prompt tokens?"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from multiprocessing import Manager, get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.core.command import reported
+from bench.core.machine import data_file
+from bench.core.progress import Tell, progress_bars
+from bench.core.report import RunStart, finish
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
+from bench.generation.block_simulator import CacheSize
+from bench.generation.cli import GenerationOptions
+from bench.generation.generation_tables import print_generation
+from bench.generation.llm_server import llm_server
+from bench.generation.order_rows import (
+    CASES,
+    PROMISED_CASES,
+    SHARE_MIN,
+    OrderBench,
+    OrderRow,
+)
+from bench.generation.real_rows import OFF_MAX, RealRow, cache_size, real_rows
+from bench.generation.simulation import Renderer
+from bench.generation.streams import (
+    STREAM_NAMES,
+    Ask,
+    PromptIds,
+    StreamName,
+    StreamShape,
+    make_stream,
+    natural_stream,
+    shape_of,
+)
+from bench.generation.tier_rows import TierRow, tier_rows, tree_prompts
+from carpool.vllm import VllmSettings
+from generator.prompts import load_templates
+from generator.settings import GeneratorSettings
+
+LONGER_TEMPLATE = "cited_json"
+"""The prompts for which the shares are promised: their head is longer than that of `cited`."""
+REAL_STREAMS: tuple[StreamName, ...] = ("natural", "zipf")
+_TOLD_S = 0.5
+
+
+class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a run. Those of a part that was not asked for are missing."""
+
+    shapes: dict[StreamName, StreamShape] = {}
+    orders: tuple[OrderRow, ...] = ()
+    tiers: tuple[TierRow, ...] = ()
+    real: tuple[RealRow, ...] = ()
+
+
+def run(options: GenerationOptions) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Blocks, for minutes.
+
+    Raises `CarpoolError`.
+    """
+    start = RunStart.now()
+    data = find_data(options.data)
+    model_dir = Path(options.llm or VllmSettings().model_dir)
+    PromptIds(data, model_dir, load_templates(GeneratorSettings())[options.template])
+    result = GenerationResult()
+    with progress_bars() as tell:
+        if {"orders", "tiers"} & _parts(options):
+            result = _simulate(options, data, model_dir, tell)
+        if "real" in _parts(options):
+            real = _ask_vllm(options, data, model_dir, tell)
+            result = msgspec.structs.replace(result, real=tuple(real))
+    report = start.report(
+        "generation",
+        settings=reported(msgspec.structs.replace(options, llm=model_dir.name)),
+        promises=promises_of(result),
+        results=result,
+        data=tuple(
+            data_file(path)
+            for path in (
+                data.corpus_path,
+                data.questions_path(TRAFFIC),
+                data.vectors_path(CORPUS),
+                data.vectors_path(TRAFFIC),
+            )
+        ),
+    )
+    return finish(report, options.json_file, partial(print_generation, result=result))
+
+
+def promises_of(result: GenerationResult) -> dict[str, bool]:
+    """Returns each promise and whether it was kept."""
+    promises = {}
+    for stream, share_min in SHARE_MIN.items():
+        shares = [
+            row.hit_share
+            for row in result.orders
+            if row.stream == stream
+            and row.template == LONGER_TEMPLATE
+            and row.order == "cached_prefix"
+            and row.overtaken_max is None
+        ]
+        if shares:
+            name = (
+                f"{stream}: a backlog of 1,024 without a bound of overtaking hits {share_min:.0%} "
+                f"of the tokens of {LONGER_TEMPLATE} prompts or more"
+            )
+            promises[name] = shares[0] >= share_min
+    if result.real:
+        promises[f"the simulated hit share is within {OFF_MAX} of vLLM's in every run"] = all(
+            abs(row.off) <= OFF_MAX for row in result.real
+        )
+    return promises
+
+
+def _simulate(
+    options: GenerationOptions, data: EvaluationData, model_dir: Path, tell: Tell
+) -> GenerationResult:
+    """Simulates each stream in a process of its own."""
+    with Manager() as manager, ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        told: Any = manager.Queue()
+        results: list[Future[GenerationResult]] = [
+            pool.submit(_simulate_stream, options, data, model_dir, stream, told)
+            for stream in _streams(options)
+        ]
+        while not all(result.done() for result in results) or not told.empty():
+            try:
+                tell(*told.get(timeout=_TOLD_S))
+            except queue.Empty:
+                continue
+        found = [result.result() for result in results]
+    return GenerationResult(
+        shapes={name: shape for each in found for name, shape in each.shapes.items()},
+        orders=tuple(row for each in found for row in each.orders),
+        tiers=tuple(row for each in found for row in each.tiers),
+    )
+
+
+def _simulate_stream(
+    options: GenerationOptions,
+    data: EvaluationData,
+    model_dir: Path,
+    stream: StreamName,
+    told: Any,
+) -> GenerationResult:
+    natural = natural_stream(data, passages=options.passages)
+    asks = make_stream(stream, natural, asks=options.asks, seed=options.seed)
+    making: list[tuple[str, Iterator[OrderRow] | Iterator[TierRow], int]] = []
+    ids, renderer = _renderer(options, data, model_dir, options.template)
+    if "orders" in _parts(options):
+        size = _size(options)
+        bench = OrderBench(stream, asks, size, renderer, template=options.template)
+        making.append((f"orders, {stream}", bench.rows(CASES), len(CASES)))
+        making.append((f"baselines, {stream}", bench.compared(), 7))
+        if stream in SHARE_MIN and options.template != LONGER_TEMPLATE:
+            _, longer = _renderer(options, data, model_dir, LONGER_TEMPLATE)
+            bench = OrderBench(stream, asks, size, longer, template=LONGER_TEMPLATE)
+            rows = bench.rows(PROMISED_CASES)
+            making.append((f"longer prompts, {stream}", rows, len(PROMISED_CASES)))
+    if "tiers" in _parts(options):
+        rows_of_tiers = tier_rows(stream, tree_prompts(asks, ids, renderer), options.kv_tokens)
+        making.append((f"tree of passages, {stream}", rows_of_tiers, 15))
+    made: list[OrderRow | TierRow] = []
+    for step, steps, total in making:
+        for done, row in enumerate(steps, start=1):
+            made.append(row)
+            told.put((step, done, total))
+    return GenerationResult(
+        shapes={stream: shape_of(asks)},
+        orders=tuple(row for row in made if isinstance(row, OrderRow)),
+        tiers=tuple(row for row in made if isinstance(row, TierRow)),
+    )
+
+
+def _ask_vllm(
+    options: GenerationOptions, data: EvaluationData, model_dir: Path, tell: Tell
+) -> list[RealRow]:
+    natural = natural_stream(data, passages=options.passages)
+    streams: dict[StreamName, Sequence[Ask]] = {
+        name: make_stream(name, natural, asks=options.real_prompts, seed=options.seed)
+        for name in REAL_STREAMS
+        if name in _streams(options)
+    }
+    folder = options.work / "generation"
+    arguments = ["--num-gpu-blocks-override", str(options.kv_tokens // options.block_tokens)]
+    if options.layers is not None:
+        arguments += ["--load-format", "dummy"]
+        arguments += ["--hf-overrides", f'{{"num_hidden_layers": {options.layers}}}']
+    with llm_server(None, None, str(model_dir), folder, tuple(arguments)) as server:
+        size = cache_size(server, concurrency=_size(options).concurrency)
+        _, renderer = _renderer(options, data, model_dir, options.template)
+        return real_rows(streams, server, size, renderer, tell)
+
+
+def _parts(options: GenerationOptions) -> set[str]:
+    return set(options.parts.split(","))
+
+
+def _streams(options: GenerationOptions) -> list[StreamName]:
+    return [name for name in STREAM_NAMES if name in options.streams.split(",")]
+
+
+def _size(options: GenerationOptions) -> CacheSize:
+    """Returns the memory of the simulated server. vLLM keeps one block for itself."""
+    blocks = options.kv_tokens // options.block_tokens
+    return CacheSize(blocks=blocks - 1, block_tokens=options.block_tokens)
+
+
+def _renderer(
+    options: GenerationOptions, data: EvaluationData, model_dir: Path, template: str
+) -> tuple[PromptIds, Renderer]:
+    ids = PromptIds(data, model_dir, load_templates(GeneratorSettings())[template])
+    return ids, Renderer(ids, block_tokens=options.block_tokens)

@@ -1,0 +1,82 @@
+"""The tables of `carpool bench generation`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.generation.order_rows import OrderRow
+from bench.generation.real_rows import RealRow
+from bench.generation.tier_rows import TierRow
+
+if TYPE_CHECKING:
+    from bench.generation.generation import GenerationResult
+
+
+def print_generation(console: Console, result: GenerationResult) -> None:
+    """Prints a table for each part that was run."""
+    if result.orders:
+        console.print(orders_table(result.orders))
+    if result.tiers:
+        console.print(tiers_table(result.tiers))
+    if result.real:
+        console.print(real_table(result.real))
+
+
+def orders_table(rows: Sequence[OrderRow]) -> Table:
+    """Returns a line for each order, with the hit share and the computed tokens by stream."""
+    streams = list(dict.fromkeys(row.stream for row in rows))
+    table = Table(
+        *("prompts", "order", "backlog", "overtaken at most", "score loss at most"),
+        *streams,
+        title="Simulated: cached share of the prompt tokens; computed tokens an answer",
+    )
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        key = (
+            row.template,
+            row.order + (", one generation for equal prompts" if row.reuse else ""),
+            "all" if row.backlog == 0 else f"{row.backlog:,}",
+            "-" if row.overtaken_max is None else f"{row.overtaken_max:,}",
+            "-" if row.score_loss_max is None else f"{row.score_loss_max:g}",
+        )
+        cell = f"{row.hit_share:.1%}; {row.computed_per_answer:.0f}"
+        lines.setdefault(key, {})[row.stream] = cell
+    for key, cells in lines.items():
+        table.add_row(*key, *(cells.get(stream, "") for stream in streams))
+    return table
+
+
+def tiers_table(rows: Sequence[TierRow]) -> Table:
+    """Returns a line for each size of the host's memory and policy."""
+    streams = list(dict.fromkeys(row.stream for row in rows))
+    table = Table(
+        *("host over GPU", "policy", *streams),
+        title="Simulated tree of passages: cached share in both tiers (on the host); swapped out",
+    )
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        cell = f"{row.hit_share:.1%} ({row.host_share:.1%}); {row.swapped_out_share:.1%}"
+        lines.setdefault((str(row.host_times), row.policy), {})[row.stream] = cell
+    for key, cells in lines.items():
+        table.add_row(*key, *(cells.get(stream, "") for stream in streams))
+    return table
+
+
+def real_table(rows: Sequence[RealRow]) -> Table:
+    """Returns a line for each run of vLLM."""
+    table = Table(
+        *("stream", "order", "backlog", "prompts", "simulated", "reported", "difference"),
+        "prompts with equal counts",
+        title="Cached share of the prompt tokens, simulated and as a real vLLM reports it",
+    )
+    for row in rows:
+        table.add_row(
+            *(row.stream, row.order, str(row.backlog), str(row.prompts)),
+            *(f"{row.simulated_share:.4f}", f"{row.reported_share:.4f}", f"{row.off:+.4f}"),
+            str(row.equal_prompts),
+        )
+    return table
