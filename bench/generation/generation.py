@@ -8,7 +8,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import Manager, get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,14 @@ from bench.generation.order_rows import (
     OrderRow,
 )
 from bench.generation.real_rows import OFF_MAX, RealRow, cache_size, real_rows
+from bench.generation.replica_rows import (
+    REPLICA_CASES,
+    REPLICA_LOAD_MAX,
+    REPLICA_SHARE_MIN,
+    SERVERS,
+    ReplicaRow,
+    replica_rows,
+)
 from bench.generation.simulation import Renderer
 from bench.generation.streams import (
     STREAM_NAMES,
@@ -48,6 +56,8 @@ from generator.settings import GeneratorSettings
 LONGER_TEMPLATE = "cited_json"
 """The prompts for which the shares are promised: their head is longer than that of `cited`."""
 REAL_STREAMS: tuple[StreamName, ...] = ("natural", "zipf")
+REPLICA_STREAM: StreamName = "zipf"
+SimulatedRow: TypeAlias = OrderRow | TierRow | ReplicaRow
 _TOLD_S = 0.5
 
 
@@ -57,6 +67,7 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     shapes: dict[StreamName, StreamShape] = {}
     orders: tuple[OrderRow, ...] = ()
     tiers: tuple[TierRow, ...] = ()
+    replicas: tuple[ReplicaRow, ...] = ()
     real: tuple[RealRow, ...] = ()
 
 
@@ -71,7 +82,7 @@ def run(options: GenerationOptions) -> bool:
     PromptIds(data, model_dir, load_templates(GeneratorSettings())[options.template])
     result = GenerationResult()
     with progress_bars() as tell:
-        if {"orders", "tiers"} & _parts(options):
+        if _parts(options) - {"real"}:
             result = _simulate(options, data, model_dir, tell)
         if "real" in _parts(options):
             real = _ask_vllm(options, data, model_dir, tell)
@@ -112,6 +123,19 @@ def promises_of(result: GenerationResult) -> dict[str, bool]:
                 f"of the tokens of {LONGER_TEMPLATE} prompts or more"
             )
             promises[name] = shares[0] >= share_min
+    if result.replicas:
+        routed = [row for row in result.replicas if row.order == "cached_prefix"]
+        promises[
+            f"{SERVERS} servers, zipf: {REPLICA_SHARE_MIN:.0%} or more, and the busiest one has at "
+            f"most {REPLICA_LOAD_MAX} of the mean"
+        ] = all(
+            row.hit_share >= REPLICA_SHARE_MIN and row.requests_of_mean <= REPLICA_LOAD_MAX
+            for row in routed
+            if not row.is_killed
+        )
+        promises["after a kill all are answered, and no block is credited that is not there"] = all(
+            not row.miscredited_blocks and not row.unanswered for row in result.replicas
+        )
     if result.real:
         promises[f"the simulated hit share is within {OFF_MAX} of vLLM's in every run"] = all(
             abs(row.off) <= OFF_MAX for row in result.real
@@ -139,6 +163,7 @@ def _simulate(
         shapes={name: shape for each in found for name, shape in each.shapes.items()},
         orders=tuple(row for each in found for row in each.orders),
         tiers=tuple(row for each in found for row in each.tiers),
+        replicas=tuple(row for each in found for row in each.replicas),
     )
 
 
@@ -151,7 +176,7 @@ def _simulate_stream(
 ) -> GenerationResult:
     natural = natural_stream(data, passages=options.passages)
     asks = make_stream(stream, natural, asks=options.asks, seed=options.seed)
-    making: list[tuple[str, Iterator[OrderRow] | Iterator[TierRow], int]] = []
+    making: list[tuple[str, Iterator[SimulatedRow], int]] = []
     ids, renderer = _renderer(options, data, model_dir, options.template)
     if "orders" in _parts(options):
         size = _size(options)
@@ -166,7 +191,10 @@ def _simulate_stream(
     if "tiers" in _parts(options):
         rows_of_tiers = tier_rows(stream, tree_prompts(asks, ids, renderer), options.kv_tokens)
         making.append((f"tree of passages, {stream}", rows_of_tiers, 15))
-    made: list[OrderRow | TierRow] = []
+    if "replicas" in _parts(options) and stream == REPLICA_STREAM:
+        replicas = replica_rows(stream, asks, _size(options), renderer)
+        making.append((f"{SERVERS} servers, {stream}", replicas, len(REPLICA_CASES)))
+    made: list[SimulatedRow] = []
     for step, steps, total in making:
         for done, row in enumerate(steps, start=1):
             made.append(row)
@@ -175,6 +203,7 @@ def _simulate_stream(
         shapes={stream: shape_of(asks)},
         orders=tuple(row for row in made if isinstance(row, OrderRow)),
         tiers=tuple(row for row in made if isinstance(row, TierRow)),
+        replicas=tuple(row for row in made if isinstance(row, ReplicaRow)),
     )
 
 

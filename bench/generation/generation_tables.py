@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench.generation.order_rows import OrderRow
 from bench.generation.real_rows import RealRow
+from bench.generation.replica_rows import ReplicaRow
 from bench.generation.tier_rows import TierRow
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ def print_generation(console: Console, result: GenerationResult) -> None:
         console.print(orders_table(result.orders))
     if result.tiers:
         console.print(tiers_table(result.tiers))
+    if result.replicas:
+        console.print(replicas_table(result.replicas))
     if result.real:
         console.print(real_table(result.real))
 
@@ -63,6 +66,22 @@ def tiers_table(rows: Sequence[TierRow]) -> Table:
         lines.setdefault((str(row.host_times), row.policy), {})[row.stream] = cell
     for key, cells in lines.items():
         table.add_row(*key, *(cells.get(stream, "") for stream in streams))
+    return table
+
+
+def replicas_table(rows: Sequence[ReplicaRow]) -> Table:
+    """Returns a line for each way to share prompts out."""
+    table = Table(
+        *("stream", "order", "backlog", "one is killed", "cached", "requests over the mean"),
+        *("computed over the mean", "sent again", "credited in vain"),
+        title="Simulated: several servers",
+    )
+    for row in rows:
+        table.add_row(
+            *(row.stream, row.order, f"{row.backlog:,}", "yes" if row.is_killed else "no"),
+            *(f"{row.hit_share:.1%}", f"{row.requests_of_mean:.2f}"),
+            *(f"{row.computed_of_mean:.2f}", str(row.resent), str(row.miscredited_blocks)),
+        )
     return table
 
 
