@@ -52,11 +52,9 @@ class OrderRow(msgspec.Struct, frozen=True, kw_only=True):
 CASES = (
     OrderCase(order="arrival", backlog=1),
     OrderCase(order="cache_aware", backlog=BACKLOG, overtaken_max=32),
-    OrderCase(order="cache_aware", backlog=BACKLOG, overtaken_max=256),
     OrderCase(order="cache_aware", backlog=BACKLOG),
     OrderCase(order="aligned", backlog=BACKLOG, overtaken_max=64, score_loss_max=SCORE_LOSS_MAX),
     OrderCase(order="aligned", backlog=BACKLOG, score_loss_max=SCORE_LOSS_MAX),
-    OrderCase(order="cached_prefix", backlog=BACKLOG, overtaken_max=BACKLOG),
     OrderCase(order="cached_prefix", backlog=BACKLOG),
     *(
         OrderCase(
