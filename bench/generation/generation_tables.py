@@ -39,7 +39,7 @@ def orders_table(rows: Sequence[OrderRow]) -> Table:
     )
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
-        key = (
+        key: tuple[str, ...] = (
             row.template,
             row.order + (", one generation for equal prompts" if row.reuse else ""),
             "all" if row.backlog == 0 else f"{row.backlog:,}",
