@@ -79,7 +79,6 @@ def run(options: GenerationOptions) -> bool:
     start = RunStart.now()
     data = find_data(options.data)
     model_dir = Path(options.llm or VllmSettings().model_dir)
-    PromptIds(data, model_dir, load_templates(GeneratorSettings())[options.template])
     result = GenerationResult()
     with progress_bars() as tell:
         if _parts(options) - {"real"}:

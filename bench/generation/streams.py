@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +41,7 @@ RAGPULSE_ZIPF = 0.8
 """RAGPulse, a trace of a RAG service: of its passages 49 % were in the last 100 requests, 6.8 % of
 its requests repeat an ordered list of passages, and passages are popular by Zipf 0.8."""
 _ROWS_AT_A_TIME = 512
+_MARK = "the message"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,21 +146,42 @@ class PromptIds:
         self._settings = GeneratorSettings()
 
     def render(self, question: str, passages: Sequence[int]) -> tuple[int, ...]:
-        """Returns the ids of a prompt with these passages, numbered in this order."""
+        """Returns the ids of a prompt with these passages, numbered in this order.
+
+        Segments are tokenized alone, as the generator does it (`generator/llm/token_prompts.py`).
+        """
         filled = self._fill(question, passages)
+        head, tail = self._frame(filled.system)
+        segments = (self._segment(text) for text in filled.segments if text)
+        return (*head, *(id for ids in segments for id in ids), *tail)
+
+    @cache  # noqa: B019 - lives as long as the run
+    def _frame(self, system: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the ids before and after the user's message."""
         messages = [
-            {"role": "system", "content": filled.system},
-            {"role": "user", "content": filled.user},
+            {"role": "system", "content": system},
+            {"role": "user", "content": _MARK},
         ]
-        ids = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
+        text = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
         )
-        return tuple(ids)
+        head, tail = text.split(_MARK)
+        return self._ids(head), self._ids(tail)
+
+    @cache  # noqa: B019 - lives as long as the run
+    def _segment(self, text: str) -> tuple[int, ...]:
+        """Returns the ids of a segment, which is tokenized between a line break and a bracket."""
+        if text.endswith("\n"):
+            return self._ids(f"\n{text}[")[1:-1]
+        return self._ids(f"\n{text}")[1:]
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def passage_tokens(self, row: int) -> int:
         """Returns how many tokens a passage takes in a prompt, tokenized alone."""
         text = self._fill("", (row,)).segments[1] + PASSAGE_SEPARATOR
-        return len(self._tokenizer.encode(text, add_special_tokens=False))
+        return len(self._segment(text))
 
     def _fill(self, question: str, passages: Sequence[int]) -> FilledPrompt:
         hits = [self._hit(row) for row in passages]
