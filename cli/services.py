@@ -144,6 +144,7 @@ def generator(
     from generator.dedup.cancels_log import cancels_log
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
+    from generator.warming.drafts_log import drafts_log
 
     _run(
         "generator",
@@ -155,6 +156,7 @@ def generator(
             metrics,
             clock,
             cancels_log(settings.kafka, clock),
+            drafts_log(settings.kafka, clock) if settings.generator.speculation != "none" else None,
         ),
         settings.generator.intake_records_max,
         Intake(

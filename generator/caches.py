@@ -40,7 +40,7 @@ class ServerCaches:
             self._count(place, "unreadable", 0)
             self.measure(place, KvTree())
 
-    def start(self, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def start(self, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         """Starts to follow, by tasks that `run` starts."""
         if self._servers and not can_follow():
             log.warning(

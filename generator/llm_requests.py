@@ -37,7 +37,7 @@ class RequestsInFlight:
         """Starts the event loop."""
         self._thread.start()
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def soon(self, call: Callable[[], object]) -> None:
         """Makes a call on the event loop, in the order of `soon`. Not allowed after `close`."""
         self._loop.call_soon_threadsafe(call)
 
@@ -57,11 +57,12 @@ class RequestsInFlight:
         self._tasks[id] = task
         task.add_done_callback(lambda task: self._ended(id, task))
 
-    def prepare(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts a task that only the end cancels: it is short, or follows a server."""
+    def prepare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task that is no request for an answer. The caller may cancel it."""
         task = self._loop.create_task(work)
         self._preparing.add(task)
         task.add_done_callback(self._prepared)
+        return task
 
     def cancel(self, id: int) -> bool:
         """Cancels a request; returns False if it has ended."""

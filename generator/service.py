@@ -69,6 +69,8 @@ from generator.plan.dispatch_events import (
 from generator.plan.kv_tree import KvTreeEvent
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
+from generator.plan.speculation.factory import make_policy
+from generator.plan.speculation.protocol import EngineLoad
 from generator.prompt_forms import PromptForms
 from generator.prompts import (
     PreparedPrompt,
@@ -86,6 +88,7 @@ from generator.query_in_progress import (
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.stream_answer import stream_answer
 from generator.tracing import inference
+from generator.warming.warmer import Warmer
 from schemas.answer import Answer, ErrorType
 from schemas.codec import tenant_of
 from schemas.errors import RecordError
@@ -171,6 +174,15 @@ class GeneratorStage:
             endpoints, servers.labels, self._cache_changed, metrics.generator
         )
         self._requests = RequestsInFlight(servers, on_error=self._broke)
+        self._warmer = Warmer(
+            servers[0],
+            make_policy(settings.speculation if len(servers) == 1 else "none"),
+            prepare=self._prepare_draft,
+            run=self._requests.prepare,
+            load=self._load,
+            metrics=metrics,
+            clock=clock,
+        )
         self._sink: Sink | None = None
 
     # ---- the polling thread
@@ -231,6 +243,7 @@ class GeneratorStage:
         self._happened(PromptArrived(prompt=prompt))
         with self._lock:  # after it has arrived: forms of a prompt that is not known are ignored
             if not self._is_closed:
+                self._requests.soon(partial(self._warmer.searched, retrieval))
                 self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
 
     def prompt_key(self, retrieval: Retrieval) -> str | None:
@@ -244,6 +257,12 @@ class GeneratorStage:
         except RecordError:
             return None  # `offer` answers it
         return reusable_key(retrieval, prepared, self._settings, self._model)
+
+    def draft(self, draft: Retrieval) -> None:
+        """Takes a draft of a query whose search still runs. For any thread."""
+        with self._lock:
+            if not self._is_closed:
+                self._requests.soon(partial(self._warmer.draft, draft))
 
     def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
         """Sends a prompt as soon as if it had this priority and deadline, unless it was sent."""
@@ -354,6 +373,29 @@ class GeneratorStage:
 
     # ---- the event loop
 
+    def _prepare_draft(self, draft: Retrieval) -> PreparedPrompt | None:
+        try:
+            prepared = prepare_prompt(
+                draft,
+                self._settings,
+                self._templates,
+                has_model=self._has_model,
+                form=self._servers.form,
+            )
+        except RecordError:
+            return None  # the final retrieval is refused
+        return None if prepared.is_extractive else prepared
+
+    def _load(self, warm_ups: int) -> EngineLoad:
+        """Returns the load of the server with so many warm-ups; a prompt waits if it refuses."""
+        with self._lock:
+            is_closed = self._is_draining or not self._dispatcher.is_open
+            return EngineLoad(
+                in_flight=self._dispatcher.in_flight + warm_ups,
+                waiting=max(self._dispatcher.waiting, is_closed),
+                limit=self._dispatcher.concurrency(0),
+            )
+
     def _act(self, actions: tuple[DispatchAction, ...]) -> None:
         try:
             for action in actions:
@@ -369,6 +411,7 @@ class GeneratorStage:
                     if form is not None:
                         with self._lock:
                             self._forms.put_in(work, form)
+                    self._warmer.make_room()
                     self._requests.send(id, self._ask(work))
             case CheckServer(server=server):
                 self._requests.send(check_id(server), self._check(server))
@@ -526,6 +569,7 @@ class GeneratorStage:
         metrics.citations.labels(result="invented").inc(len(citations.invented))
         url = self._servers[work.server].address
         operation = inference(work, finished, now_us, model=self._model, url=url)
+        self._note_warmth(work, finished.cached_tokens)
         late = self._late(work.unit.record, work.progress)
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
@@ -537,6 +581,14 @@ class GeneratorStage:
         tokens.add("computed", tenant, max(0, used.input_tokens - used.cached_tokens))
         tokens.add("cached", tenant, used.cached_tokens)
         tokens.add(written_as, tenant, used.output_tokens)
+
+    def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> None:
+        """Tells the warmer what its work was good for."""
+        progress, wait_us = work.progress, None
+        if progress.attempts == 1 and progress.first_token_us is not None:
+            wait_us = progress.first_token_us - progress.arrived_us
+        place = work.unit.record.source.place
+        self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
 
     def _extract(
         self,

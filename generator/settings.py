@@ -12,6 +12,7 @@ from msgspec import Meta
 from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
 from generator.plan.order.factory import OrderName
+from generator.plan.speculation.factory import SpeculationName
 
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
@@ -186,6 +187,16 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "template and index; a query refuses it by `generation.reuse`"
         ),
     ] = True
+    speculation: Annotated[
+        SpeculationName,
+        Meta(
+            description="what is computed while a search still runs, from the drafts that a "
+            "searcher with `searcher.drafts_after_ms` sends: `stable` the passages that an eighth "
+            "of the clusters left in their place; `auto` the same, and nothing while that makes no "
+            "answer begin sooner; `none` nothing; `ragcache`, `aquapipe`, `hedrarag` as in these "
+            "papers, to compare. Only for servers with a prefix cache that take token ids"
+        ),
+    ] = "auto"
     partials: Annotated[
         bool,
         Meta(

@@ -122,7 +122,8 @@ def _message(topic: Topic, schema_files: dict[str, str]) -> dict[str, Any]:
         "headers": {"type": "object", "properties": headers},
         "bindings": {"kafka": _key(topic) | {"bindingVersion": "0.5.0"}},
     }
-    file = schema_files.get(topic.name.replace(".batch.", ".").replace("retries", "queries"))
+    like = topic.name.replace(".batch.", ".").replace(".draft.", ".").replace("retries", "queries")
+    file = schema_files.get(like)
     if file is None or topic.name.endswith(DEAD_LETTER_SUFFIX):
         message["contentType"] = "application/octet-stream"
         message["payload"] = {"description": "the bytes of the record that could not be used"}

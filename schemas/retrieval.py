@@ -1,4 +1,4 @@
-"""The record of `rag.retrievals.v1`: the result of one query; drafts (*later*) have its shape."""
+"""The record of `rag.retrievals.v1`: the result of one query. Drafts have its shape."""
 
 from __future__ import annotations
 
@@ -65,6 +65,11 @@ class Retrieval(Record, frozen=True, kw_only=True):
 
     `bytes_read`: read from disk for this query. `batch_size`: queries of its group. `completed_us`:
     epoch microseconds at the end of the search. `timings_us`: time by stage.
+
+    A draft (`is_final` is false, on `rag.retrievals.draft.v1`) has the best passages of the first
+    `clusters_done` of `clusters_total` clusters, perhaps fewer than `top_k`, with their texts;
+    `completed_us` is when it was made. Drafts of a query have growing revisions. The final
+    retrieval supersedes them all. `added`, `removed`, `stable_prefix` and `confidence`: *later*.
     """
 
     query: Query

@@ -72,6 +72,14 @@ RETRIEVALS = Topic(
     max_message_bytes=4 * MIB,
     purpose="exactly one final retrieval a query",
 )
+RETRIEVAL_DRAFTS = Topic(
+    name="rag.retrievals.draft.v1",
+    partition_by="query_id",
+    retention_ms=HOUR_MS,
+    max_message_bytes=MIB,
+    best_effort=True,
+    purpose="what searches that take long have found so far, best effort",
+)
 ANSWERS = Topic(
     name="rag.answers.v1",
     partition_by="query_id",
@@ -184,6 +192,7 @@ TOPICS: tuple[Topic, ...] = (
     SCANS,
     RETRIEVALS,
     RETRIEVALS_BATCH,
+    RETRIEVAL_DRAFTS,
     ANSWERS,
     PARTIAL_ANSWERS,
     CANCELS,

@@ -21,7 +21,15 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.events import EventLog
-from searcher.executor import Finish, ReadError, ScanResult, Search, SearchGroup, SearchResult
+from searcher.executor import (
+    Finish,
+    ReadError,
+    ScanResult,
+    Search,
+    SearchDraft,
+    SearchGroup,
+    SearchResult,
+)
 from searcher.memory.cluster_memory import ClusterMemory
 from searcher.memory.slice_reads import (
     MemoryEvent,
@@ -51,6 +59,7 @@ from searcher.plan.cluster_steps import (
     Wanted,
 )
 from searcher.plan.cut import Slices
+from searcher.plan.read_speed import ReadSpeed
 from searcher.plan.slices import SliceId
 from searcher.plan.substage import SubstageBudget
 from searcher.scoring.pool import ScoringPool
@@ -73,6 +82,7 @@ class _SearchState:
     started_us: int
     search_us: int = 0
     bytes_read: int = 0
+    clusters_drafted: int = 0  # done when the last draft was sent
     errors: dict[ClusterId, ReadError] = field(default_factory=dict)
 
 
@@ -109,6 +119,7 @@ class ClusterMajorExecutor:
         self._window: object = object()  # of the group that joined last
         self._failures: dict[SliceId, ReadError] = {}  # errors of the read that just failed
         self._budget = SubstageBudget()
+        self._speed = ReadSpeed()
         self._ahead: set[SliceId] = set()  # read ahead, not wanted by a query so far
         self._is_stopped = False
 
@@ -151,6 +162,7 @@ class ClusterMajorExecutor:
             if tasks:
                 scored = self._score(tasks)
                 self._tell(SubstageEnded(), finish)
+                self._send_drafts(tasks)
                 took_us = self._record_times(tasks, *scored)
                 self._budget.scheduled(self._clock.now_us() - began_us - took_us)
             elif self._mailbox.empty():
@@ -195,6 +207,9 @@ class ClusterMajorExecutor:
 
     def _end_read(self, event: MemoryEvent, finish: Finish) -> None:
         number = event.slice_id
+        if not isinstance(event, SpaceFreed):
+            size_bytes = self._size_bytes(number) if isinstance(event, ReadDone) else 0
+            self._speed.ended(size_bytes, self._clock.now_us())
         match event:
             case ReadDone():
                 self._tell(ReadEnded(slice_id=number), finish)
@@ -250,7 +265,21 @@ class ClusterMajorExecutor:
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
         slices = self._slices.of_all(search.clusters)
-        return Wanted(query=search.key, slices=slices, deadline_us=search.deadline_us)
+        wish = search.drafts
+        return Wanted(
+            query=search.key,
+            slices=slices,
+            deadline_us=search.deadline_us,
+            is_nearest_first=wish is not None and self._expected_us(slices) > wish.after_us,
+        )
+
+    def _expected_us(self, slices: Sequence[SliceId]) -> int:
+        """Returns how long it should take to read those of `slices` that are not in memory."""
+        absent = (number for number in slices if not self._planner.is_resident(number))
+        return self._speed.expected_us(sum(map(self._size_bytes, absent)))
+
+    def _size_bytes(self, number: SliceId) -> int:
+        return self._slices.extents[number].size_bytes
 
     def _tier(self, cluster: ClusterId) -> Tier:
         """Returns the tier of a cluster now: `ram` only if all of it is in memory."""
@@ -278,6 +307,20 @@ class ClusterMajorExecutor:
             search = self._searches[key].search
             self._drop(key, finish)
             finish(search, None)
+
+    def _send_drafts(self, tasks: Sequence[Task]) -> None:
+        """Sends drafts of the queries of a sub-stage that did a cluster and have long to go."""
+        for key in dict.fromkeys(key for task in tasks for key in task.queries):
+            state = self._searches.get(key)
+            if state is None or (wish := state.search.drafts) is None:
+                continue
+            missing = self._planner.missing(key)
+            total = len(state.search.clusters)
+            done = total - len(set(map(self._slices.cluster, missing)))
+            if done > state.clusters_drafted and self._expected_us(missing) > wish.after_us:
+                state.clusters_drafted = done
+                best = self._table.best(state.slot)
+                wish.send(SearchDraft(best=best, clusters_done=done, clusters_total=total))
 
     def _finish(self, action: FinishQuery, finish: Finish) -> None:
         state = self._searches.pop(action.query)
@@ -333,7 +376,8 @@ class ClusterMajorExecutor:
             self._ahead.add(action.slice_id)
         elif action.query in self._searches:
             state = self._searches[action.query]
-            state.bytes_read += self._slices.extents[action.slice_id].size_bytes
+            state.bytes_read += self._size_bytes(action.slice_id)
+        self._speed.began(self._clock.now_us())
         self._memory.begin_read(action.slice_id, is_prefetch=action.query is None)
 
     # ---- scoring

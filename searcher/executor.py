@@ -20,12 +20,33 @@ ReadError = CorruptionError | RetryableError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SearchDraft:
+    """What a search has found so far. `best`: in `clusters_done` of its `clusters_total`."""
+
+    best: TopK
+    clusters_done: int
+    clusters_total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftWish:
+    """A search that has more than `after_us` to go reads the nearest clusters first.
+
+    `send` then gets a draft after each cluster, on the search thread.
+    """
+
+    after_us: int
+    send: Callable[[SearchDraft], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """One query to search. `key` is unique, and keys grow.
 
     `vector`: (dim,) float32, normalised; `clusters`: C(q), nearest first, without repetition. After
     `deadline_us` the result is of no use. `mode`: what is promised of the result. `elsewhere`:
     those of `clusters` that other searchers scan. `is_scan`: only `SearchResult.scan` is wanted.
+    `drafts`: of exact searches; others have none, because codes are scanned at once.
     """
 
     key: int
@@ -36,6 +57,7 @@ class Search:
     mode: SearchMode = "default"
     elsewhere: tuple[ClusterId, ...] = ()
     is_scan: bool = False
+    drafts: DraftWish | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,18 +117,23 @@ class SearchResult:
 
     def hits(self, passages: Sequence[Document]) -> tuple[Hit, ...]:
         """Returns `passages`, those of the best rows in order, as hits."""
-        ranked = zip(passages, self.best.scores.tolist(), self.best.clusters.tolist(), strict=True)
-        return tuple(
-            Hit(
-                doc_id=passage.doc_id,
-                score=score,
-                cluster=ClusterId(cluster),
-                title=passage.title,
-                text=passage.text,
-                metadata=passage.metadata,
-            )
-            for passage, score, cluster in ranked
+        return hits_of(self.best, passages)
+
+
+def hits_of(best: TopK, passages: Sequence[Document]) -> tuple[Hit, ...]:
+    """Returns `passages`, those of the rows of `best` in order, as hits."""
+    ranked = zip(passages, best.scores.tolist(), best.clusters.tolist(), strict=True)
+    return tuple(
+        Hit(
+            doc_id=passage.doc_id,
+            score=score,
+            cluster=ClusterId(cluster),
+            title=passage.title,
+            text=passage.text,
+            metadata=passage.metadata,
         )
+        for passage, score, cluster in ranked
+    )
 
 
 Finish = Callable[[Search, SearchResult | None], None]

@@ -135,8 +135,9 @@ class ExecutorByMode:
         """Returns `search` for the executor of exact searches. Called with the lock."""
         key, self._next_exact_key = self._next_exact_key, self._next_exact_key + 1
         self._exact_work[key] = work
-        deadline_us = None if isinstance(work, _Audit) else search.deadline_us
-        return replace(search, key=key, mode="exact", deadline_us=deadline_us)
+        if isinstance(work, _Audit):
+            search = replace(search, deadline_us=None, drafts=None)
+        return replace(search, key=key, mode="exact")
 
     # ---- ends of searches, on the two search threads
 

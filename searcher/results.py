@@ -22,9 +22,9 @@ from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
-from schemas.retrieval import Retrieval, Searched
-from schemas.topics import RETRIEVALS, in_class_of
-from searcher.executor import ReadError, SearchResult
+from schemas.retrieval import Hit, Retrieval, Searched
+from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
+from searcher.executor import ReadError, SearchDraft, SearchResult
 
 _log = structlog.get_logger(__name__)
 
@@ -100,6 +100,47 @@ def finish(
         return _unanswered(grouped, "failed", "too_large", message, False, timings_us, now_us)
     operation = _operation(group.index_version, found, len(passages), now_us)
     return Outcome(output=output, timings_us=timings_us, operations=(operation,))
+
+
+def draft_output(
+    group: Group,
+    part: int,
+    found: SearchDraft,
+    hits: tuple[Hit, ...],
+    *,
+    revision: int,
+    now_us: int,
+) -> Output | None:
+    """Returns a draft of query `part`; None where it would be larger than its topic takes.
+
+    `hits`: the best so far; `revision`: 1 for the first draft of a query.
+    """
+    grouped = group.queries[part]
+    draft = Retrieval(
+        query=msgspec.structs.replace(grouped.query, vector=None),
+        source=grouped.source,
+        headers=grouped.headers,
+        deadline_us=grouped.deadline_us,
+        revision=revision,
+        is_final=False,
+        index_version=group.index_version,
+        embedding_model=group.embedding_model,
+        hits=hits,
+        skipped_clusters=(),
+        completed_us=now_us,
+        clusters_done=found.clusters_done,
+        clusters_total=found.clusters_total,
+    )
+    value, headers = encode(
+        draft,
+        event_id=f"{draft.source.place}/d{revision}{later_attempt(draft.headers)}",
+        source=SOURCE,
+        time_us=now_us,
+        passed_on=draft.headers,
+    )
+    key = draft.query.query_id.encode()
+    output = Output(topic=RETRIEVAL_DRAFTS.name, key=key, value=value, headers=headers)
+    return output if wire_bytes(output) <= RETRIEVAL_DRAFTS.max_message_bytes else None
 
 
 def expire(grouped: GroupedQuery, now_us: int) -> Outcome:

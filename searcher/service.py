@@ -28,11 +28,13 @@ from carpool.kafka.topic_table import TableLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery
+from schemas.query import Query
 from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenSearcher, open_searcher
+from searcher.drafts import DraftRecords
 from searcher.events import EventLog, NoEvents
-from searcher.executor import Search, SearchGroup, SearchResult
+from searcher.executor import DraftWish, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.lanes import Lanes
@@ -94,6 +96,17 @@ class _PendingQuery:
         return self.unit.record.queries[self.part]
 
 
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """What the search `key` has found so far."""
+
+    key: int
+    found: SearchDraft
+
+
+_Found = tuple[Search, SearchResult | None]
+
+
 class SearcherStage:
     """Implements `Stage[Group]`. See `carpool.loop.stage` for what each method promises."""
 
@@ -120,9 +133,8 @@ class SearcherStage:
         self._missing = "the index is being opened"
         self._last_returned = ""  # version of the index of the last group that did not fit
         self._is_closing = False
-        self._found: queue.SimpleQueue[tuple[Search, SearchResult | None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._found: queue.SimpleQueue[_Found | _Drafted | None] = queue.SimpleQueue()
+        self._drafts = DraftRecords()  # of the answer thread
         self._threads: list[threading.Thread] = []
         self._sink: Sink | None = None
 
@@ -321,6 +333,17 @@ class SearcherStage:
             mode=grouped.query.search_mode or self._settings.search_mode,
             elsewhere=share.elsewhere,
             is_scan=share.kind == "scan",
+            drafts=self._draft_wish(grouped.query, key) if share.kind == "answer" else None,
+        )
+
+    def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
+        """Returns when a query sends drafts; None: never. They are for prompts of a model."""
+        after_us = self._settings.drafts_after_ms * 1_000
+        is_extractive = query.generation is not None and query.generation.extractive
+        if not after_us or query.text is None or is_extractive:
+            return None
+        return DraftWish(
+            after_us=after_us, send=lambda draft: self._found.put(_Drafted(key, draft))
         )
 
     def _let_go(self, key: int) -> _PendingQuery | None:
@@ -382,8 +405,9 @@ class SearcherStage:
         return None
 
     def _answer(self, sink: Sink) -> None:
-        while items := self._wait_for_found():
+        while taken := self._wait_for_found():
             now_us = self._clock.now_us()
+            items = [item for item in taken if not isinstance(item, _Drafted)]
             with self._lock:
                 opened = self._opened
                 pending = {search.key: self._parts.get(search.key) for search, _ in items}
@@ -400,10 +424,31 @@ class SearcherStage:
                     done.append((query, search.key, found))
             if opened is not None:
                 self._answer_together(done, opened, sink)
+                self._send_drafts([item for item in taken if isinstance(item, _Drafted)], opened)
 
-    def _wait_for_found(self) -> list[tuple[Search, SearchResult | None]]:
-        """Returns the results that wait; none at the end. Blocks until there is one."""
-        items: list[tuple[Search, SearchResult | None]] = []
+    def _send_drafts(self, drafts: Sequence[_Drafted], opened: OpenSearcher) -> None:
+        """Sends the newest draft of each search that goes on."""
+        newest = {draft.key: draft.found for draft in drafts}
+        with self._lock:
+            pending = {key: self._parts[key] for key in newest if key in self._parts}
+            self._drafts.keep_only(self._parts.keys())
+        for key, query in pending.items():
+            output = self._drafts.output(
+                key,
+                query.unit.record,
+                query.part,
+                newest[key],
+                opened.passages,
+                self._clock.now_us(),
+            )
+            if output is not None:
+                assert self._sink is not None, "drafts come after the start"
+                self._sink.hint(output)
+                self._metrics.searcher.drafts.inc()
+
+    def _wait_for_found(self) -> list[_Found | _Drafted]:
+        """Returns the results and drafts that wait; none at the end. Blocks until there is one."""
+        items: list[_Found | _Drafted] = []
         while len(items) < ANSWERED_TOGETHER_MAX:
             try:
                 item = self._found.get(block=not items)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import confluent_kafka
@@ -151,13 +152,14 @@ def open_session(
     services: Sequence[str],
     settings: Mapping[str, str],
     llm_url: str | None = None,
+    commands: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Session]:
     """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
 
     `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
-    where `services` has the generator. Logs are written to `work_dir`. The services
-    read what is published from now on, in consumer groups of this session. Raises `CarpoolError`
-    with the end of a service's log when it does not start.
+    where `services` has the generator. `commands`: see `Stack`. Logs are written to `work_dir`. The
+    services read what is published from now on, in consumer groups of this session. Raises
+    `CarpoolError` with the end of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
@@ -185,6 +187,7 @@ def open_session(
                 services=services,
                 settings={**settings, "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix},
                 llm_url=llm_url,
+                commands=commands,
             )
         )
         publisher = Publisher(kafka, ClientSettings())

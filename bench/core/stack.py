@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -184,12 +184,14 @@ class Stack:
         llm_url: str | None = None,
         llm_options: Sequence[str] = (),
         python_path: Path | None = None,
+        commands: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """`settings`: further environment variables. `members`: processes of each service.
 
         The stand-in runs when `services` has the generator, there is no `llm_url`, and the settings
         do not turn the LLM off, with `llm_options`. `python_path`: where the packages of the
-        services are; None: as in this process.
+        services are; None: as in this process. `commands`: of services that are not started by
+        `carpool SERVICE`.
         """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
@@ -216,7 +218,7 @@ class Stack:
                     **given,
                 }
                 self.processes[name] = ServiceProcess(
-                    [sys.executable, "-m", "carpool", service],
+                    commands.get(service, (sys.executable, "-m", "carpool", service)),
                     environ=environ,
                     port=port,
                     log_file=work_dir / f"{name}.log",

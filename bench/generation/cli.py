@@ -1,4 +1,4 @@
-"""The options of `carpool bench answers` and `generation`. Light to import."""
+"""The options of `carpool bench answers`, `generation` and `drafts`. Light to import."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PARTS = ("orders", "tiers", "replicas", "real")
 STREAMS = ("natural", "zipf", "ragpulse")
 
 
-class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
-    """Options of answers."""
+class LlmServerOptions(CorpusOptions, frozen=True, kw_only=True):
+    """The LLM server of a run."""
 
     llm_url: Annotated[
         str | None,
@@ -46,6 +46,11 @@ class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
             show_default=False,
         ),
     ] = None
+
+
+class AnswersOptions(LlmServerOptions, frozen=True, kw_only=True):
+    """Options of answers."""
+
     label: Annotated[
         str | None,
         typer.Option(
@@ -190,5 +195,50 @@ def generation(options: GenerationOptions) -> bool:
     Example:  carpool bench generation --data DATA --parts real --layers 2 --json real.json
     """
     from bench.generation.generation import run
+
+    return run(options)
+
+
+class DraftsOptions(LlmServerOptions, frozen=True, kw_only=True):
+    """Options of drafts."""
+
+    speculation: Annotated[
+        str, typer.Option("--speculation", help="The policy: a value of generator.speculation.")
+    ] = "stable"
+    search_s: Annotated[
+        float, typer.Option("--search", min=0.05, help="Seconds of a search on the slow disk.")
+    ] = 1.0
+    one_at_once: Annotated[
+        int, typer.Option("--one-at-once", min=0, help="Questions that are asked one by one.")
+    ] = 40
+    together: Annotated[
+        int, typer.Option("--together", min=0, help="Questions of a round, eight at once.")
+    ] = 24
+    as_it_is: Annotated[
+        int,
+        typer.Option(
+            "--as-it-is", min=0, help="Questions of a round, eight at once, with the disk as it is."
+        ),
+    ] = 24
+    rounds: Annotated[int, typer.Option("--rounds", min=0, help="Rounds of eight at once.")] = 5
+
+
+@command
+def drafts(options: DraftsOptions) -> bool:
+    """Does it pay to compute the prompt while its search still runs?
+
+    Asks the same questions of two stacks of services on one vLLM: one with drafts and warm-ups, one
+    without. Searches are exact, from a disk that is slowed down so that one takes a second. First
+    one question at once; then rounds of eight at once; then rounds with the disk and the search as
+    they are, which take milliseconds and send no drafts.
+
+    Ends with 1 when a promise is broken: one at once, a wait from the end of the search to the
+    first token of more than 0.4 of that without drafts, or more than 1.25 times the computed
+    tokens; in a round, a median wait of more than 1.02 of that without; a warm-up for a search of
+    milliseconds. A count of 0 leaves a part out.
+
+    Example:  carpool bench drafts --json drafts.json
+    """
+    from bench.generation.drafts import run
 
     return run(options)

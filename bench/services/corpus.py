@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from bench.core.machine import data_file
@@ -47,15 +48,21 @@ class CorpusRun(ServicesRun, frozen=True, kw_only=True):
         folder: Path,
         *,
         llm_url: str | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        commands: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> AbstractContextManager[Session]:
-        """Returns a session with `services` on `index`; see `open_session`."""
+        """Returns a session with `services` on `index`; see `open_session`.
+
+        `settings`: beside those of the run.
+        """
         return open_session(
             bootstrap=self.options.bootstrap,
             index_dir=index.dir,
             work_dir=folder,
             services=services,
-            settings=self.settings,
+            settings={**self.settings, **settings},
             llm_url=llm_url,
+            commands=commands,
         )
 
     def facts(self, *files: Path) -> dict[str, Any]:

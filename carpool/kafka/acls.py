@@ -24,6 +24,7 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIES_BATCH,
+    RETRIEVAL_DRAFTS,
     RETRIEVALS,
     RETRIEVALS_BATCH,
     SCANS,
@@ -46,13 +47,13 @@ LETTERS = (QUERIES_DEAD, QUERIES_BATCH_DEAD)
 READS: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (*QUESTIONS, *AGAIN),
     "searcher": (GROUPS, GROUPS_BATCH, SCANS),
-    "generator": (RETRIEVALS, RETRIEVALS_BATCH, ANSWERS, CANCELS),
+    "generator": (RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, ANSWERS, CANCELS),
     "application": (ANSWERS, PARTIAL_ANSWERS),
     "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (GROUPS, GROUPS_BATCH, *AGAIN, ANSWERS, *LETTERS),
-    "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, ANSWERS, *LETTERS),
+    "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, *AGAIN, ANSWERS, *LETTERS),
     "generator": (ANSWERS, PARTIAL_ANSWERS, *AGAIN, *LETTERS),
     "application": (*QUESTIONS, CANCELS),
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),

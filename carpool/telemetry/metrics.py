@@ -228,6 +228,7 @@ class SearcherMetrics:
         self.evictions = make.counter(
             "evictions_total", "Clusters evicted. A rise: the budget is too small."
         )
+        self.drafts = make.counter("drafts_total", "Drafts of searches that take long, sent.")
         self.resident_bytes = make.gauge("resident_bytes", "Bytes of the budget in use.", "kind")
         self.budget_bytes = make.gauge(
             "budget_bytes", "The memory budget for codes, clusters and reads."
@@ -291,6 +292,12 @@ class GeneratorMetrics:
             "prompt), conflict (the id of another question), skipped (answered before a crash); "
             "and unreadable answers, ignored.",
             "result",
+        )
+        self.warm_ups = make.counter(
+            "warm_ups_total",
+            "Warm-ups of the LLM server's prefix cache: done, cancelled, refused, text (the server "
+            "takes no token ids).",
+            "outcome",
         )
         self.followers = make.gauge(
             "prompts_following",

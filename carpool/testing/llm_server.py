@@ -18,7 +18,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
@@ -31,6 +31,8 @@ from carpool.testing.llm_tokens import decode, encode, messages_of, render
 
 HOST = "127.0.0.1"
 MODEL_TOKENS_MAX = 32_768
+BLOCK_TOKENS = 16
+"""Tokens of a block of the prefix cache."""
 NO_TEMPLATE = "The tokenizer has no chat template, so a template is needed to render a chat."
 
 T = TypeVar("T")
@@ -90,7 +92,8 @@ class LlmServer:
     """The stand-in on its own thread; a context manager.
 
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
-    `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template.
+    `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template. With
+    `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
     """
 
     def __init__(
@@ -102,10 +105,13 @@ class LlmServer:
         tokens_per_second: float | None = None,
         dialect: Dialect = "vllm",
         takes_chats: bool = True,
+        caches_prefixes: bool = False,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.dialect = dialect
         self._takes_chats = takes_chats
+        self._caches_prefixes = caches_prefixes
+        self._cached: set[tuple[int, ...]] = set()  # prefixes of whole blocks
         self.requests = LlmRequests()
         self.fault = NO_FAULT
         self.broken: dict[str, int] = {}
@@ -291,14 +297,15 @@ class LlmServer:
         limit = tokens_max(self.dialect, chat)
         limit = len(tokens) if limit is None else limit
         cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
-        read = len(encode(render(chat.messages)))
+        ids = chat.prompt if isinstance(chat.prompt, list) else encode(render(chat.messages))
+        read = len(ids)
         usage: dict[str, Any] = {
             "prompt_tokens": read,
             "completion_tokens": len(cut),
             "total_tokens": read + len(cut),
         }
         if self.dialect != "ollama":
-            usage["prompt_tokens_details"] = {"cached_tokens": 0}
+            usage["prompt_tokens_details"] = {"cached_tokens": self._cached_of(ids)}
         is_chat = chat.prompt is None
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
@@ -325,6 +332,17 @@ class LlmServer:
         else:
             choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
             await responder.json({**head, "choices": [choice], "usage": usage})
+
+    def _cached_of(self, ids: Sequence[int]) -> int:
+        """Caches a prompt, as vLLM does; returns how many of its tokens were cached before."""
+        if not self._caches_prefixes:
+            return 0
+        ends = range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS)
+        prefixes = [tuple(ids[:end]) for end in ends]
+        # The last token is always computed: the answer begins after it.
+        found = [each for each in prefixes if each in self._cached and len(each) < len(ids)]
+        self._cached.update(prefixes)
+        return len(found) * BLOCK_TOKENS
 
 
 def _choice(

@@ -42,6 +42,7 @@ from generator.plan.reuse import (
 )
 from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
 from generator.settings import GeneratorSettings
+from generator.warming.drafts_log import HORIZON_MS, READ_MAX, DraftsReader
 from schemas.answer import Answer
 from schemas.cancel import Cancel
 from schemas.codec import decode, tenant_of
@@ -79,6 +80,10 @@ class PromptStage(Stage[Retrieval], Protocol):
         """Ends a query that its asker has withdrawn, unless it was answered."""
         ...
 
+    def draft(self, draft: Retrieval) -> None:
+        """Takes a draft of a query whose search still runs. For any thread."""
+        ...
+
 
 class DedupStage:
     """Implements `Stage[Retrieval]` around another stage; `carpool.loop.stage` has the contract.
@@ -97,8 +102,11 @@ class DedupStage:
         metrics: Metrics,
         clock: Clock,
         cancels: TableLog | None = None,
+        drafts: TableLog | None = None,
     ) -> None:
-        """`cancels`: the log of withdrawn queries; None: none is withdrawn."""
+        """`cancels`: the log of withdrawn queries; None: none is withdrawn. `drafts`: that of what
+        searches have found so far; None: nothing is done before a search ends.
+        """
         self._within = within
         self._metrics = metrics
         self._clock = clock
@@ -133,6 +141,10 @@ class DedupStage:
                     rows_max=settings.dedup_ids_max,
                 )
             )
+        if drafts is not None:
+            reader = DraftsReader(within.draft)
+            table = TopicTable(drafts, reader, clock, horizon_ms=HORIZON_MS, rows_max=READ_MAX)
+            self._tables.append(table)
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
         metrics.generator.followers.set_function(lambda: self._reuse.followers)
 

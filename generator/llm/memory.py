@@ -7,7 +7,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -51,6 +51,8 @@ class MemoryLlm:
     form: AnswerForm = "json"
     requests: list[LlmRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    warmed: list[LlmRequest] = field(default_factory=list)
+    warm_ups_hang: bool = False
 
     def __post_init__(self) -> None:
         self._replies = deque(self.script)
@@ -76,6 +78,28 @@ class MemoryLlm:
         """Returns an id for each word, which is the same in every prompt."""
         words = f"{request.system}\n{request.user}".split()
         return tuple(zlib.crc32(word.encode("utf-8", "replace")) for word in words)
+
+    async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
+        """Returns an id for each word up to the end of the first passages."""
+        user = "".join(request.segments[: 1 + passages])
+        return await self.tokenize(replace(request, user=user))
+
+    async def warm(self, request: LlmRequest) -> LlmFinished:
+        """Notes the request in `warmed`; hangs while `warm_ups_hang`."""
+        self.warmed.append(request)
+        try:
+            if self.warm_ups_hang:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(request.id)
+            raise
+        return LlmFinished(
+            finish_reason="length",
+            model=NAME,
+            input_tokens=len(request.token_ids),
+            output_tokens=1,
+            cached_tokens=0,
+        )
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from generator.llm.protocol import AnswerForm, LlmEvent, LlmRequest
+from generator.llm.protocol import AnswerForm, LlmEvent, LlmFinished, LlmRequest
 
 
 class NoLlm:
@@ -31,6 +31,14 @@ class NoLlm:
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """Returns no ids: there is no server to send them to."""
         return ()
+
+    async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
+        """Returns no ids: there is nothing to warm."""
+        return ()
+
+    async def warm(self, request: LlmRequest) -> LlmFinished:
+        """Is not called."""
+        raise AssertionError("without a model, nothing is warmed")
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """Is not called."""

@@ -147,6 +147,38 @@ class OpenAiLlm:
         except Exception as error:
             raise self._failed(error, "token ids") from error
 
+    async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
+        """See `LlmEngine`."""
+        try:
+            facts = await self._known_facts()
+            if not facts.takes_ids or not request.segments:
+                return ()
+            begin = request.segments[: 1 + passages]
+            return await self._tokenizer.prefix(request.system, begin)
+        except CannotTokenize:
+            return ()
+        except LlmRefusal:
+            raise
+        except Exception as error:
+            raise self._failed(error, "token ids") from error
+
+    async def warm(self, request: LlmRequest) -> LlmFinished:
+        """See `LlmEngine`. Learns nothing from a refusal: a prompt finds it out."""
+        assert request.token_ids, "text is not warmed"
+        ended = _AnswerEnd(model=self._settings.model)
+        try:
+            async with asyncio.timeout(self._settings.first_token_timeout_s):
+                body = self._body(request, await self._known_facts(), request.token_ids)
+                stream = await self._client().completions.create(**body)
+                async with stream:
+                    async for chunk in stream:
+                        ended.take(chunk)
+        except LlmRefusal:
+            raise
+        except Exception as error:
+            raise self._failed(error, "a warm-up") from error
+        return ended.finished()
+
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
         ended = _AnswerEnd(model=self._settings.model)

@@ -136,6 +136,21 @@ class LlmEngine(Protocol):
         """
         ...
 
+    async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
+        """Returns the ids with which a prompt begins: up to the end of its first `passages`.
+
+        None if its text is sent. Raises `LlmRefusal`.
+        """
+        ...
+
+    async def warm(self, request: LlmRequest) -> LlmFinished:
+        """Lets the server compute the `token_ids` of a request, and ends after one token.
+
+        They may be the beginning of a prompt. A server with a prefix cache keeps them. Raises as
+        `stream`, and is cancelled as that.
+        """
+        ...
+
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """Yields pieces as they are written, then exactly one `LlmFinished`.
 

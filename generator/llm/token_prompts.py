@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -74,6 +74,13 @@ class PromptTokenizer:
         begin, *rest = segments
         frame = await self.frame(system, begin)
         return _joined(frame, await self._of_segments(rest))
+
+    async def prefix(self, system: str, segments: Sequence[str]) -> tuple[int, ...]:
+        """Returns the ids with which every chat begins whose message begins with `segments`."""
+        begin, *rest = segments
+        frame = await self.frame(system, begin)
+        # What follows is not known, and it must not be empty: see `_of_segments`.
+        return (*frame.head, *_flat((await self._of_segments([*rest, OTHER]))[:-1]))
 
     async def frame(self, system: str, begin: str) -> Frame:
         """Returns head and tail of the messages that begin so; asks the server the first time."""
@@ -165,4 +172,8 @@ class PromptTokenizer:
 
 
 def _joined(frame: Frame, segments: Sequence[array[int]]) -> tuple[int, ...]:
-    return (*frame.head, *(id for segment in segments for id in segment), *frame.tail)
+    return (*frame.head, *_flat(segments), *frame.tail)
+
+
+def _flat(segments: Sequence[array[int]]) -> Iterator[int]:
+    return (id for segment in segments for id in segment)

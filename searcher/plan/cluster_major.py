@@ -71,6 +71,10 @@ class ClusterMajorPlanner:
         one = self._table[number]
         return one.room is Room.RESIDENT or one.is_leaving
 
+    def missing(self, query: int) -> tuple[SliceId, ...]:
+        """Returns the slices that are not scored yet for a query in progress."""
+        return tuple(one.id for one in self._demand.missing(query))
+
     def step(self, event: Event) -> tuple[Action, ...]:
         """Applies an event; returns the actions to carry out, in this order."""
         actions: list[Action] = []
@@ -158,7 +162,13 @@ class ClusterMajorPlanner:
                 self._expect(one)
             else:
                 unfetched.append(one)
-        self._demand.add(wanted.query, wants, wanted.deadline_us, unfetched)
+        self._demand.add(
+            wanted.query,
+            wants,
+            wanted.deadline_us,
+            unfetched,
+            is_nearest_first=wanted.is_nearest_first,
+        )
 
     def _expect(self, one: Slice) -> None:
         """Pins a slice that was or is being read until it is scored for its queries."""

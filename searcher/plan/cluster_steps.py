@@ -12,12 +12,14 @@ from searcher.plan.slices import SliceId
 class Wanted:
     """A query: its number, its slices, nearest cluster first, and its deadline if any.
 
-    Each number is used once, and numbers grow. No slice is repeated.
+    Each number is used once, and numbers grow. No slice is repeated. `is_nearest_first`: what is
+    read for this query is read in the order of `slices`.
     """
 
     query: int
     slices: tuple[SliceId, ...]
     deadline_us: int | None = None
+    is_nearest_first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,14 @@
 """Which query wants which slice, and which slice to fetch next so that queries finish early.
 
 The next slice belongs to the query that lacks the fewest bytes (shortest remaining work first); of
-its slices it is the one that most queries want. A query that later arrivals overtook
-`overtaken_max` times goes first, so that none starves. A query with a deadline is never overtaken.
+its slices it is the one that most queries want. If the query sends drafts, it is the nearest one. A
+query that later arrivals overtook `overtaken_max` times goes first, so that none starves. A query
+with a deadline is never overtaken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ class _QueryDemand:
     missing: dict[Slice, None]  # not scored yet, in the order of the query
     unfetched: dict[Slice, None]  # of `missing`: not in memory, and room is not reserved
     unfetched_bytes: int
+    is_nearest_first: bool
     overtaken: int = 0
     skipped: list[SliceId] = field(default_factory=list)
 
@@ -51,7 +53,13 @@ class Demand:
         return query in self._queries
 
     def add(
-        self, query: int, wants: Iterable[Slice], deadline_us: int | None, unfetched: list[Slice]
+        self,
+        query: int,
+        wants: Iterable[Slice],
+        deadline_us: int | None,
+        unfetched: list[Slice],
+        *,
+        is_nearest_first: bool = False,
     ) -> None:
         """Adds a query that wants `wants`, each once and at least one; it lacks `unfetched`."""
         assert not self._queries or query > next(reversed(self._queries)), "numbers must grow"
@@ -62,6 +70,7 @@ class Demand:
             missing=missing,
             unfetched=dict.fromkeys(unfetched),
             unfetched_bytes=sum(one.size_bytes for one in unfetched),
+            is_nearest_first=is_nearest_first,
         )
         for one in missing:
             one.wanted_by[query] = None
@@ -107,7 +116,13 @@ class Demand:
         if not lacking:
             return None
         first = min(lacking, key=self._urgency)
+        if first.is_nearest_first:
+            return next(iter(first.unfetched)), first.number
         return max(first.unfetched, key=lambda one: (len(one.wanted_by), -one.id)), first.number
+
+    def missing(self, query: int) -> Collection[Slice]:
+        """Returns the slices of a query in progress that are not scored yet."""
+        return self._queries[query].missing.keys()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where queries and slices disagree."""

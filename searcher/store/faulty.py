@@ -32,6 +32,20 @@ class PageRead(NamedTuple):
     size_bytes: int
 
 
+class SlowDisk:
+    """The `fault` of a disk that delivers one read after another, `bytes_per_s` of them."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0  # when it has delivered all, by the monotonic clock
+
+    def __call__(self, read: PageRead) -> float:
+        """Returns how late this read ends, in seconds."""
+        now_s = time.monotonic()
+        self._free_s = max(now_s, self._free_s) + read.size_bytes / self._bytes_per_s
+        return self._free_s - now_s
+
+
 @dataclass
 class FaultyDisk:
     """Implements `PageReads` around `inner`. `fault` is called for each read that has ended.

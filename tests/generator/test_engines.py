@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,9 @@ REQUEST = LlmRequest(
     user="[1] A: a\n\n[2] B: b\n\nQuestion: why?",
     max_tokens=100,
     schema=answer_schema(2, answer_chars_max=200),
+)
+NOTHING = LlmFinished(
+    finish_reason="stop", model="", input_tokens=0, output_tokens=0, cached_tokens=0
 )
 
 
@@ -95,6 +99,20 @@ def test_pieces_come_then_one_end_and_together_they_are_a_cited_answer(engine: L
 def test_a_server_that_is_there_passes_the_check_and_has_an_address(engine: LlmEngine) -> None:
     run(engine, lambda engine: engine.check())
     assert engine.address
+
+
+def test_a_prefix_is_known_and_warmed_where_prompts_are_ids(engine: LlmEngine) -> None:
+    prompt = replace(REQUEST, segments=("", "[1] A: a\n\n", "[2] B: b\n\n", "Question: why?"))
+
+    async def warm(engine: LlmEngine) -> tuple[tuple[int, ...], tuple[int, ...], LlmFinished]:
+        begin, ids = await engine.prefix(prompt, 1), await engine.tokenize(prompt)
+        request = replace(prompt, token_ids=begin, max_tokens=1, schema=None)
+        return begin, ids, await engine.warm(request) if begin else NOTHING
+
+    begin, ids, finished = run(engine, warm)
+    assert ids[: len(begin)] == begin
+    assert bool(ids) == bool(begin) == (len(begin) < len(ids))
+    assert finished.input_tokens == len(begin) and finished.output_tokens <= 1
 
 
 def test_a_request_can_be_left_after_its_first_piece(

@@ -106,6 +106,26 @@ def test_the_ids_of_a_prompt_are_those_of_its_whole_chat(
     assert made == whole(ENCODERS[family], prompt)
 
 
+@pytest.mark.parametrize("family", ENCODERS)
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
+def test_a_prompt_begins_with_the_ids_of_its_first_passages(family: str, texts: list[str]) -> None:
+    prompt, other = filled("Why?", texts), filled("Where? When?", [*texts, "one more"])
+    tokenizer = prompt_tokenizer(ENCODERS[family])
+
+    async def check() -> None:
+        ids = await tokenizer.ids(prompt.system, prompt.segments)
+        lengths = []
+        for passages in range(len(texts) + 1):
+            begin = await tokenizer.prefix(prompt.system, prompt.segments[: 1 + passages])
+            assert begin == ids[: len(begin)]
+            lengths.append(len(begin))
+        assert lengths == sorted(set(lengths)), "every passage adds to it"
+        others = await tokenizer.ids(other.system, other.segments)
+        assert others[: len(begin)] == begin, "another question has the same beginning"
+
+    asyncio.run(check())
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_the_tokens_of_the_stand_in_are_reversible(text: str) -> None:
     assert decode(encode(text)) == text

@@ -40,7 +40,7 @@ from schemas.group import Group, GroupedQuery, NextGroup
 from schemas.query import Query
 from schemas.record import ClusterId, Source
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, RETRIEVALS
+from schemas.topics import ANSWERS, RETRIEVAL_DRAFTS, RETRIEVALS
 from searcher.service import SearcherStage, build_stage
 from searcher.settings import SearcherSettings
 
@@ -304,6 +304,7 @@ class ListSink:
     """Keeps everything, and lets a test wait for it."""
 
     dones: list[Done] = field(default_factory=list)
+    hints: list[Output] = field(default_factory=list)
     failures: list[CarpoolError] = field(default_factory=list)
     reasons_to_leave: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -314,7 +315,7 @@ class ListSink:
             self.changed.notify_all()
 
     def hint(self, output: Output) -> None:
-        raise AssertionError("the searcher sends no hints")
+        self.hints.append(output)
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         raise AssertionError("the searcher refuses no units")
@@ -356,6 +357,10 @@ class ListSink:
 
     def answers(self) -> dict[str, Answer]:
         return {answer.query_id: answer for answer in self._records(ANSWERS.name, Answer)}
+
+    def drafts(self) -> list[Retrieval]:
+        assert {output.topic for output in self.hints} <= {RETRIEVAL_DRAFTS.name}
+        return [decode(Retrieval, output.value, output.headers) for output in self.hints]
 
     def _records(self, topic: str, kind: type[Any]) -> list[Any]:
         return [decode(kind, o.value, o.headers) for o in self.outputs() if o.topic == topic]

@@ -1,0 +1,76 @@
+"""The searcher on a slow disk: `python -m bench.generation.slow_searcher BYTES_PER_S`.
+
+Settings come from the environment, as for `carpool searcher`. The disk of clusters delivers one
+read after another; passages are read as fast as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from carpool.clock import SystemClock
+from carpool.disk.settings import IndexSettings
+from carpool.kafka.settings import KafkaSettings
+from carpool.loop.priority.intake_queues import Intake
+from carpool.run_service import run_service
+from carpool.settings import load_settings
+from carpool.telemetry.settings import HttpSettings, LogSettings
+from schemas.codec import decode
+from schemas.group import Group
+from schemas.topics import GROUPS
+from searcher.build import READ_THREADS
+from searcher.service import build_stage
+from searcher.settings import SearcherSettings
+from searcher.store.factory import open_page_reads
+from searcher.store.faulty import FaultyDisk, SlowDisk
+from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import PageReads
+from searcher.store.waker import Waker
+
+
+class _SearcherSections(msgspec.Struct, frozen=True, kw_only=True):
+    kafka: KafkaSettings
+    http: HttpSettings
+    log: LogSettings
+    index: IndexSettings
+    searcher: SearcherSettings
+
+
+def command(bytes_per_s: float) -> tuple[str, ...]:
+    """Returns the command of the process."""
+    return (sys.executable, "-m", __name__, str(bytes_per_s))
+
+
+def main(bytes_per_s: float) -> None:
+    """Runs the searcher until a stop signal."""
+    prefixes = tuple(f"CARPOOL_{name.upper()}_" for name in _SearcherSections.__struct_fields__)
+    environ = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    settings = load_settings(_SearcherSections, file=None, environ=environ, flags={})
+
+    def slow(files: SegmentFiles, waker: Waker) -> PageReads:
+        engine = settings.searcher.engine
+        reads = open_page_reads(engine, files, waker, SystemClock(), READ_THREADS)
+        return FaultyDisk(reads, waker, SlowDisk(bytes_per_s))
+
+    run_service(
+        name="searcher",
+        intake=Intake(
+            topic=GROUPS.name,
+            decode=lambda message: decode(Group, message.value, message.headers),
+            bad_input="stop",
+            parts=lambda group: len(group.queries),
+        ),
+        build_stage=lambda metrics, clock: build_stage(
+            settings.searcher, settings.index, metrics, clock, engine=slow
+        ),
+        kafka=settings.kafka,
+        http=settings.http,
+        logs=settings.log,
+    )
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""`auto`: another policy, while it pays. Pure.
+
+It does nothing until searches are known to take long, and while those with warm-ups do not wait
+less for their first token than those without.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from generator.plan.speculation.gain import KEPT, MeasuredGain
+from generator.plan.speculation.protocol import (
+    DraftFound,
+    EngineLoad,
+    QueryAnswered,
+    SearchEnded,
+    SpeculationAction,
+    SpeculationEvent,
+    SpeculationPolicy,
+    WarmUpEnded,
+)
+
+SEARCH_MIN_US = 100_000
+"""From the first draft to the end of a search. Shorter ones do not hide a step of a server."""
+
+
+class Auto:
+    """Implements `SpeculationPolicy`. The first draft of a query decides whether it is warmed.
+
+    A draft costs O(`KEPT`) beside what it costs the other policy.
+    """
+
+    def __init__(self, policy: SpeculationPolicy) -> None:
+        """`policy`: decides for the queries that may be warmed."""
+        self._policy = policy
+        self._gain = MeasuredGain()
+        self._may_be_warmed: dict[str, bool] = {}
+        self._first_draft_us: dict[str, int] = {}
+        self._searches_us: deque[int] = deque(maxlen=KEPT)
+
+    def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
+        """Passes on what happens to queries that may be warmed."""
+        query = event.query
+        match event:
+            case DraftFound():
+                if query not in self._first_draft_us:
+                    self._first_draft_us[query] = event.at_us
+                    if self._takes_long():
+                        self._may_be_warmed[query] = self._gain.choose()
+            case SearchEnded():
+                first_us = self._first_draft_us.pop(query, None)
+                if first_us is not None:
+                    self._searches_us.append(event.at_us - first_us)
+            case QueryAnswered():
+                self._first_draft_us.pop(query, None)
+                chosen = self._may_be_warmed.pop(query, None)
+                if chosen is not None and event.wait_us is not None:
+                    self._gain.measured(chosen, event.wait_us)
+                return self._policy.step(event, load) if chosen else ()
+            case WarmUpEnded():
+                pass
+        return self._policy.step(event, load) if self._may_be_warmed.get(query) else ()
+
+    def _takes_long(self) -> bool:
+        return bool(self._searches_us) and median(self._searches_us) >= SEARCH_MIN_US

@@ -1,0 +1,70 @@
+"""`hedrarag`: fills an underused server with the likeliest drafts (HedraRAG, section 4.3). Pure.
+
+A server is underused while the share of its throughput that is in use is below a threshold. Of the
+searches in progress the one whose best passages are closest to its question is first, because it
+errs least. Use it where many searches are in progress at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from generator.plan.speculation.protocol import (
+    DraftFound,
+    EngineLoad,
+    QueryAnswered,
+    SearchEnded,
+    SpeculationAction,
+    SpeculationEvent,
+    StartWarmUp,
+    WarmUpEnded,
+)
+from generator.plan.speculation.warm_ups import WarmUps
+
+THRESHOLD = 0.5
+"""tau: the share of its requests up to which a server is underused."""
+
+
+class HedraRag:
+    """Implements `SpeculationPolicy`. A draft costs O(searches in progress)."""
+
+    def __init__(self, threshold: float = THRESHOLD) -> None:
+        self._threshold = threshold
+        self._drafts: dict[str, DraftFound] = {}
+        self._warm_ups = WarmUps()
+
+    def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
+        """Selects drafts, the closest first, until the threshold is reached."""
+        actions: tuple[SpeculationAction, ...] = ()
+        match event:
+            case DraftFound():
+                self._drafts[event.query] = event
+                # A draft that is contradicted was speculated in vain: its place is free.
+                actions = self._warm_ups.follow(event, 0, load)
+                load = replace(load, in_flight=load.in_flight - len(actions))
+            case WarmUpEnded():
+                self._warm_ups.ended(event, load)
+                if not event.is_done:
+                    return ()
+            case SearchEnded() | QueryAnswered():
+                self._drafts.pop(event.query, None)
+                self._warm_ups.forget(event.query)
+        return (*actions, *self._fill(load))
+
+    def _fill(self, load: EngineLoad) -> list[SpeculationAction]:
+        actions: list[SpeculationAction] = []
+        closest = sorted(self._drafts.values(), key=_distance)
+        for draft in closest:
+            # T_curr / T_max < tau
+            if load.in_flight / load.limit >= self._threshold:
+                break
+            for action in self._warm_ups.follow(draft, len(draft.passages), load):
+                actions.append(action)
+                begun = 1 if isinstance(action, StartWarmUp) else -1
+                load = replace(load, in_flight=load.in_flight + begun)
+        return actions
+
+
+def _distance(draft: DraftFound) -> tuple[float, str]:
+    mean = sum(draft.scores) / len(draft.scores) if draft.scores else 0.0
+    return -mean, draft.query

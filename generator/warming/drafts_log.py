@@ -1,0 +1,72 @@
+"""The log of drafts, `rag.retrievals.draft.v1`, followed from its end. Nothing waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from carpool.clock import Clock
+from carpool.errors import CarpoolError
+from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
+from carpool.kafka.memory.broker import MemoryBroker
+from carpool.kafka.memory.table_log import MemoryTableLog
+from carpool.kafka.records import Message
+from carpool.kafka.settings import KafkaSettings
+from schemas.codec import decode
+from schemas.errors import RecordError
+from schemas.retrieval import Retrieval
+from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS
+
+log = structlog.get_logger()
+
+HORIZON_MS = 2_000
+"""Age of the oldest drafts that are read at a start: older ones are of searches that have ended."""
+READ_MAX = 1_000
+
+
+def drafts_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
+    """Returns the log of drafts of a real broker."""
+    return LibrdkafkaTableLog(
+        settings,
+        clock,
+        topic=RETRIEVAL_DRAFTS.name,
+        same_partitions_as=RETRIEVALS.name,
+        name="drafts",
+        is_urgent=True,
+    )
+
+
+class MemoryDraftsLog(MemoryTableLog):
+    """The log of drafts of a broker in memory, for tests."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, topic=RETRIEVAL_DRAFTS.name, same_partitions_as=RETRIEVALS.name)
+
+
+class DraftsReader:
+    """The listener of the table of drafts: passes each to `read`."""
+
+    def __init__(self, read: Callable[[Retrieval], None]) -> None:
+        self._read = read
+
+    def rows_read(self, messages: Sequence[Message]) -> None:
+        """Passes on drafts. A record that is none is ignored: its prompt is not warmed."""
+        for message in messages:
+            try:
+                draft = decode(Retrieval, message.value, message.headers)
+            except RecordError as error:
+                log.warning("a record is no draft", place=message.source.place, error=str(error))
+                continue
+            if not draft.is_final:
+                self._read(draft)
+
+    def partition_read(self, partition: int) -> None:
+        """Does nothing: no query waits for it."""
+
+    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
+        """Is not called: nothing is fetched."""
+
+    def table_failed(self, error: CarpoolError) -> None:
+        """Goes on without drafts: prompts are computed when they are sent."""
+        log.error("drafts are not followed; no prompt is warmed", error=str(error))

@@ -1,0 +1,231 @@
+"""Warms the LLM server's prefix cache while searches run, and counts what that was good for.
+
+A policy decides (`generator.plan.speculation`). This is its driver, for the event loop of the
+requests. A warm-up ends at the latest when its search has ended: the server keeps the blocks that
+it has computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from carpool.clock import Clock
+from carpool.telemetry.metrics import Metrics
+from generator.llm.protocol import LlmEngine, LlmFinished, LlmRefusal, LlmRequest, PromptRefused
+from generator.plan.recent import Recent
+from generator.plan.speculation.protocol import (
+    CancelWarmUp,
+    DraftFound,
+    EngineLoad,
+    QueryAnswered,
+    SearchEnded,
+    SpeculationEvent,
+    SpeculationPolicy,
+    StartWarmUp,
+    WarmUpEnded,
+)
+from generator.prompts import PreparedPrompt
+from schemas.codec import tenant_of
+from schemas.retrieval import Retrieval
+
+SEARCHES_MAX = 1_000
+"""Queries with drafts that are remembered until they are answered; the oldest are forgotten."""
+WARM_UP_PRIORITY = 1_000_000
+"""Later than every prompt, where the server knows priorities."""
+
+
+@dataclass(slots=True)
+class _WarmUp:
+    """A prefix that the server was asked for. `finished` None: it was cancelled, or failed."""
+
+    token_ids: tuple[int, ...] = ()
+    finished: LlmFinished | None = None
+
+
+@dataclass(slots=True)
+class _SearchingQuery:
+    """A query with drafts that is not answered yet. `prompt`: of its last draft."""
+
+    tenant: str
+    revision: int
+    prompt: LlmRequest
+    warm_ups: list[_WarmUp] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class Warmer:
+    """See the module."""
+
+    def __init__(
+        self,
+        engine: LlmEngine,
+        policy: SpeculationPolicy,
+        *,
+        prepare: Callable[[Retrieval], PreparedPrompt | None],
+        run: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        load: Callable[[int], EngineLoad],
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        """`prepare`: the prompt of a draft; None: it has none. `run` starts a task.
+
+        `load`: that of the server, with so many warm-ups.
+        """
+        self._engine = engine
+        self._policy = policy
+        self._prepare = prepare
+        self._run = run
+        self._load = load
+        self._metrics = metrics.generator
+        self._clock = clock
+        self._queries: OrderedDict[str, _SearchingQuery] = OrderedDict()  # by place
+        self._searched: Recent[str, bool] = Recent(SEARCHES_MAX)
+
+    @property
+    def in_flight(self) -> int:
+        """Warm-ups at the server."""
+        return sum(query.task is not None for query in self._queries.values())
+
+    def draft(self, draft: Retrieval) -> None:
+        """Takes a draft, in any order and more than once; one behind its search is ignored."""
+        place = draft.source.place
+        query = self._queries.get(place)
+        if place in self._searched or (query is not None and draft.revision <= query.revision):
+            return
+        prepared = self._prepare(draft)
+        if prepared is None:
+            return
+        if query is None:
+            query = self._queries[place] = _SearchingQuery(
+                tenant=tenant_of(draft.headers), revision=draft.revision, prompt=prepared.request
+            )
+        query.revision, query.prompt = draft.revision, prepared.request
+        self._tell(
+            DraftFound(
+                query=place,
+                passages=tuple(hit.doc_id for hit in prepared.given),
+                scores=tuple(hit.score for hit in prepared.given),
+                clusters_done=draft.clusters_done or 0,
+                clusters_total=draft.clusters_total or 0,
+                at_us=self._clock.now_us(),
+            )
+        )
+        while len(self._queries) > SEARCHES_MAX:
+            self._end(next(iter(self._queries)), (), 0, None)
+
+    def searched(self, retrieval: Retrieval) -> None:
+        """The search of a query has ended: its prompt is known."""
+        place = retrieval.source.place
+        self._searched.put(place, True)
+        if (query := self._queries.get(place)) is None:
+            return
+        self._cancel(query)
+        prepared = self._prepare(retrieval)
+        passages = tuple(hit.doc_id for hit in prepared.given) if prepared else ()
+        now_us = self._clock.now_us()
+        self._tell(SearchEnded(query=place, passages=passages, at_us=now_us))
+
+    def answered(
+        self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
+    ) -> None:
+        """A prompt was answered, of which `cached_tokens` were cached.
+
+        `wait_us`: from the end of its search to the first token; None: it was sent more than once.
+        """
+        if place in self._queries:
+            self._end(place, token_ids, cached_tokens, wait_us)
+
+    def make_room(self) -> None:
+        """Cancels warm-ups, the newest first, until the server has room for all prompts."""
+        for place, query in reversed(tuple(self._queries.items())):
+            load = self._load(self.in_flight)
+            if load.in_flight <= load.limit:
+                return
+            if query.task is not None:
+                self._cancel(query)
+                self._warm_up_ended(place, is_done=False)
+
+    def _tell(self, event: SpeculationEvent) -> None:
+        for action in self._policy.step(event, self._load(self.in_flight)):
+            query = self._queries[action.query]
+            match action:
+                case StartWarmUp(passages=passages):
+                    assert query.task is None, "a query has one warm-up at a time"
+                    warm_up = _WarmUp()
+                    query.warm_ups.append(warm_up)
+                    query.task = self._run(self._warm(action.query, query, warm_up, len(passages)))
+                case CancelWarmUp():
+                    self._cancel(query)
+
+    def _warm_up_ended(self, place: str, *, is_done: bool) -> None:
+        self._tell(WarmUpEnded(query=place, is_done=is_done, at_us=self._clock.now_us()))
+
+    async def _warm(
+        self, place: str, query: _SearchingQuery, warm_up: _WarmUp, passages: int
+    ) -> None:
+        outcome, prompt = "cancelled", query.prompt
+        try:
+            ids = await self._engine.prefix(prompt, passages)
+            if not ids:
+                outcome = "text"  # the server takes no ids
+            else:
+                warm_up.token_ids = ids
+                warm_up.finished = await self._engine.warm(_warm_up_of(prompt, ids))
+                outcome = "done"
+        except (LlmRefusal, PromptRefused):
+            outcome = "refused"  # a prompt finds out why
+        finally:
+            self._metrics.warm_ups.labels(outcome=outcome).inc()
+        if query.task is asyncio.current_task():
+            query.task = None
+            self._warm_up_ended(place, is_done=outcome == "done")
+
+    def _cancel(self, query: _SearchingQuery) -> None:
+        if query.task is not None:
+            query.task.cancel()
+            query.task = None
+
+    def _end(
+        self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
+    ) -> None:
+        """Forgets a query, and counts the tokens that warm-ups computed: used ones, and others.
+
+        Of a warm-up that did not finish, all count that were not warmed before it.
+        """
+        self._cancel(self._queries[place])
+        self._tell(QueryAnswered(query=place, wait_us=wait_us))
+        warmed = used = 0
+        known: tuple[int, ...] = ()
+        query = self._queries.pop(place)
+        for warm_up in query.warm_ups:
+            ids = warm_up.token_ids
+            begin = warm_up.finished.cached_tokens if warm_up.finished else _common(ids, known)
+            warmed += len(ids) - begin
+            used += max(0, min(_common(ids, token_ids), cached_tokens) - begin)
+            known = ids
+        self._metrics.tokens.add("warmed_used", query.tenant, used)
+        self._metrics.tokens.add("warmed_in_vain", query.tenant, warmed - used)
+
+
+def _warm_up_of(prompt: LlmRequest, token_ids: tuple[int, ...]) -> LlmRequest:
+    return replace(
+        prompt,
+        id=f"{prompt.id}/warm-up",
+        token_ids=token_ids,
+        max_tokens=1,
+        priority=WARM_UP_PRIORITY,
+        schema=None,
+        regex=None,
+    )
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Returns the length of the common prefix."""
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))

@@ -1,0 +1,189 @@
+"""Warm-ups: what drafts begin with is computed while there is room, and is counted afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from carpool.telemetry.metrics import Metrics
+from generator.llm.memory import MemoryLlm
+from generator.plan.speculation.protocol import EngineLoad
+from generator.plan.speculation.stable import Stable
+from generator.prompts import load_templates, prepare_prompt
+from generator.settings import GeneratorSettings
+from generator.warming.warmer import Warmer
+from schemas.record import ClusterId
+from schemas.retrieval import Hit, Retrieval
+from tests.clocks import HandClock
+from tests.generator.stage import running
+from tests.records import a_query, a_retrieval, a_source
+
+SETTINGS = GeneratorSettings(passages_max=3, speculation="stable")
+TEMPLATES = load_templates(SETTINGS)
+
+
+def draft(n: int, passages: str, revision: int, **more: Any) -> Retrieval:
+    """A draft of query `n` that has found the passages of these letters."""
+    hits = tuple(
+        Hit(doc_id=one, score=1.0, cluster=ClusterId(0), title=one, text=f"all about {one} {one}")
+        for one in passages
+    )
+    query = a_query(f"q-{n}", "Why is that so?")
+    given = {
+        "revision": revision,
+        "clusters_done": revision,
+        "is_final": False,
+        "source": a_source(n),
+    } | more
+    return a_retrieval(query, hits, **given)
+
+
+def final(n: int) -> Retrieval:
+    return draft(n, "abc", 1, is_final=True)
+
+
+class Rig:
+    """A warmer on an event loop, with room for `room` warm-ups."""
+
+    def __init__(self) -> None:
+        self.engine = MemoryLlm()
+        self.room = 8
+        self.registry = CollectorRegistry()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.warmer = Warmer(
+            self.engine,
+            Stable(clusters=2),
+            prepare=lambda each: prepare_prompt(each, SETTINGS, TEMPLATES),
+            run=self._run,
+            load=lambda warm_ups: EngineLoad(in_flight=warm_ups, waiting=0, limit=self.room),
+            metrics=Metrics(self.registry),
+            clock=HandClock(),
+        )
+
+    def _run(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.append(task)
+        return task
+
+    async def drafts(self, n: int, *founds: str) -> None:
+        for revision, passages in enumerate(founds, 1):
+            self.warmer.draft(draft(n, passages, revision))
+            await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    @property
+    def warmed(self) -> list[int]:
+        """How many passages each warm-up had."""
+        return [
+            sum(id in request.token_ids for id in self.ids("[1]", "[2]", "[3]"))
+            for request in self.engine.warmed
+        ]
+
+    def ids(self, *words: str) -> tuple[int, ...]:
+        return tuple(zlib.crc32(word.encode()) for word in words)
+
+    def tokens(self, kind: str) -> float:
+        labels = {"kind": kind, "tenant": "none"}
+        found = self.registry.get_sample_value("carpool_tokens_total", labels)
+        return found or 0.0
+
+
+def through(test: Callable[[Rig], Awaitable[None]]) -> Callable[[], None]:
+    """Runs a test on an event loop."""
+
+    def run() -> None:
+        async def on_loop() -> None:
+            rig = Rig()
+            await test(rig)
+            for task in rig.tasks:
+                task.cancel()
+            await asyncio.gather(*rig.tasks, return_exceptions=True)
+
+        asyncio.run(on_loop())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@through
+async def test_a_prefix_is_warmed_once_and_grows(rig: Rig) -> None:
+    await rig.drafts(1, "abx", "aby", "abc", "abc", "abc", "abc")
+    assert rig.warmed == [2, 3]
+    first, second = (request.token_ids for request in rig.engine.warmed)
+    assert second[: len(first)] == first
+    assert rig.ids("Question:")[0] not in second, "the question comes after all passages"
+    assert {request.max_tokens for request in rig.engine.warmed} == {1}
+
+
+@through
+async def test_drafts_that_are_late_repeated_or_behind_their_search_are_ignored(rig: Rig) -> None:
+    for revision in (1, 2, 2, 1, 2):
+        rig.warmer.draft(draft(1, "abc", revision))
+    await rig.settle()
+    assert rig.warmed == []
+    rig.warmer.searched(final(1))
+    rig.warmer.draft(draft(1, "abc", 3))
+    await rig.settle()
+    assert rig.warmed == []
+
+
+@through
+async def test_without_room_nothing_is_warmed_and_prompts_take_the_room_of_warm_ups(
+    rig: Rig,
+) -> None:
+    rig.room = 0
+    await rig.drafts(1, "abc", "abc", "abc")
+    assert rig.warmed == []
+    rig.room, rig.engine.warm_ups_hang = 2, True
+    for n in (2, 3, 4):
+        await rig.drafts(n, "abc", "abc", "abc")
+    assert len(rig.engine.warmed) == rig.warmer.in_flight == 2
+    rig.room = 1
+    rig.warmer.make_room()
+    await rig.settle()
+    assert rig.warmer.in_flight == 1
+    assert rig.engine.cancelled == [f"{a_source(3).place}/warm-up"], "the newest goes first"
+
+
+@through
+async def test_another_prefix_and_the_end_of_the_search_cancel_a_warm_up(rig: Rig) -> None:
+    rig.engine.warm_ups_hang = True
+    await rig.drafts(1, "abc", "abc", "abc")
+    for revision in (4, 5, 6):
+        rig.warmer.draft(draft(1, "xbc", revision))
+        await rig.settle()
+    assert len(rig.engine.cancelled) == 1 and len(rig.engine.warmed) == 2
+    rig.warmer.searched(final(1))
+    await rig.settle()
+    assert len(rig.engine.cancelled) == 2 and rig.warmer.in_flight == 0
+
+
+@through
+async def test_tokens_count_as_used_as_far_as_the_prompt_found_them_cached(rig: Rig) -> None:
+    await rig.drafts(1, "abx", "aby", "abc")
+    (warm,) = rig.engine.warmed
+    prompt = (*warm.token_ids, 1, 2, 3)
+    rig.warmer.searched(final(1))
+    rig.warmer.answered(a_source(1).place, prompt, cached_tokens=5, wait_us=1)
+    assert (rig.tokens("warmed_used"), rig.tokens("warmed_in_vain")) == (5, len(prompt) - 3 - 5)
+    await rig.drafts(2, "abc", "abc", "abc")
+    rig.warmer.answered(a_source(2).place, (9, 9), cached_tokens=0, wait_us=1)
+    assert rig.tokens("warmed_used") == 5
+    rig.warmer.answered(a_source(3).place, prompt, cached_tokens=5, wait_us=1)
+    assert rig.tokens("warmed_used") == 5, "that query was not warmed"
+
+
+def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
+    engine = MemoryLlm()
+    with running(engine, SETTINGS) as run:
+        for revision in (1, 2, 3):
+            run.stage.draft(draft(7, "abc", revision))
+        run.wait(lambda: len(engine.warmed) == 1)
+    assert engine.requests == []
