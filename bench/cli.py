@@ -6,6 +6,7 @@ import typer
 
 from bench.data.grown.cli import data as grow_data
 from bench.generation.cli import answers, drafts, generation
+from bench.generation.speculation_cli import speculation
 from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
@@ -24,7 +25,8 @@ claims, answers, traffic and priorities start the services as processes, on an e
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
 figure run contestants in processes, simulator runs parts of the searcher, policies and grouping
-replay cluster ids. The JSON of each run names its machine, versions, data and settings.
+replay cluster ids, speculation simulates warm-ups. The JSON of each run names its machine,
+versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -36,6 +38,7 @@ Against others, in memory?     carpool bench search --index DIR
 What is a cache policy worth?  carpool bench policies --data DATA
 Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions FILE
 Does the simulator agree?      carpool bench simulator --data DATA
+What are warm-ups worth?       carpool bench speculation --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
 Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
@@ -48,7 +51,7 @@ How long is a rebalance?       carpool bench rebalance
 
 for command in (
     *(claims, answers, traffic, search, policies, simulator, grouping, priorities, figure),
-    *(generation, drafts, overhead, throughput, chaos, torn, rebalance),
+    *(generation, drafts, speculation, overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
 app.command(name="paged-codes")(paged_codes)

@@ -192,7 +192,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="what is computed while a search still runs, from the drafts that a "
             "searcher with `searcher.drafts_after_ms` sends: `stable` the passages that an eighth "
-            "of the clusters left in their place; `auto` the same, and nothing while that makes no "
+            "of the clusters left in their place; `likely` those that were final in most earlier "
+            "searches; `auto` as `stable`, and nothing while that makes no "
             "answer begin sooner; `none` nothing; `ragcache`, `aquapipe`, `hedrarag` as in these "
             "papers, to compare. Only for servers with a prefix cache that take token ids"
         ),

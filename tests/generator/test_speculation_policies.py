@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from generator.plan.speculation.aquapipe import AquaPipe, correction
 from generator.plan.speculation.auto import SEARCH_MIN_US, Auto
 from generator.plan.speculation.hedrarag import HedraRag
+from generator.plan.speculation.likely import SEEN_MIN, Likely
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
@@ -39,6 +40,7 @@ POLICIES: dict[str, Callable[[], SpeculationPolicy]] = {
     "aquapipe": AquaPipe,
     "aquapipe, fine": lambda: AquaPipe(chunk_us=0),
     "hedrarag": HedraRag,
+    "likely": Likely,
     "auto": lambda: Auto(Stable()),
 }
 
@@ -259,3 +261,14 @@ def test_auto_warms_while_that_pays() -> None:
         for number in range(400, 1_000)
     ]
     assert sum(warmed[400:]) <= 0.15 * 200
+
+
+def test_likely_warms_what_was_final_in_earlier_searches() -> None:
+    """Here the first passage of the first draft is always final, and the second one never."""
+    policy = Likely()
+    for number in range(SEEN_MIN + 1):
+        name = str(number)
+        expected = (start("a", name),) if number >= SEEN_MIN else ()
+        assert policy.step(draft("ab", 1, query=name), IDLE) == expected
+        policy.step(SearchEnded(query=name, passages=tuple("ac"), at_us=9), IDLE)
+        policy.step(QueryAnswered(query=name), IDLE)

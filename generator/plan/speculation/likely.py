@@ -1,0 +1,103 @@
+"""`likely`: warms the passages that are final often enough, as earlier searches showed. Pure.
+
+How often passages stay depends on the index, the order of its clusters, and how much of a search is
+done. So it is counted: of earlier drafts in the same state, how many began with as many final
+passages. It needs no setting for another index or order. It warms nothing before some searches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from generator.plan.speculation.protocol import (
+    DraftFound,
+    EngineLoad,
+    QueryAnswered,
+    SearchEnded,
+    SpeculationAction,
+    SpeculationEvent,
+    WarmUpEnded,
+)
+from generator.plan.speculation.stable import common
+from generator.plan.speculation.warm_ups import Passages, WarmUps
+
+SHARE_MIN = 0.75
+"""The least share of earlier drafts in the same state whose passages were final."""
+SEEN_MIN = 5
+"""With fewer earlier searches in a state nothing is known of it."""
+COUNTED_MAX = 4_000
+"""Searches in a state after which all its counts are halved, so that the newest weigh more."""
+DONE_CLASSES = 16
+AGES = 5
+
+State = tuple[int, int, int]
+"""Passages, the share of the clusters that is done, and for how long the passages are the first."""
+
+
+@dataclass(slots=True)
+class _SearchStates:
+    draft: Passages = ()
+    since: list[int] = field(default_factory=list)  # clusters done when the first n were found
+    states: dict[State, Passages] = field(default_factory=dict)
+
+
+class Likely:
+    """Implements `SpeculationPolicy`. A draft costs O(passages), the end of a search O(states)."""
+
+    def __init__(self, share_min: float = SHARE_MIN) -> None:
+        """`share_min`: higher ones waste less and hide less."""
+        self._share_min = share_min
+        self._searches: dict[str, _SearchStates] = {}
+        self._seen: Counter[State] = Counter()
+        self._right: Counter[State] = Counter()
+        self._warm_ups = WarmUps()
+
+    def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
+        """Wishes for the passages that are likely to be final; counts at the end of a search."""
+        match event:
+            case DraftFound():
+                return self._warm_ups.follow(event, self._likely(event), load)
+            case WarmUpEnded():
+                return self._warm_ups.ended(event, load)
+            case SearchEnded():
+                self._count(self._searches.pop(event.query, None), event.passages)
+            case QueryAnswered():
+                self._searches.pop(event.query, None)
+        self._warm_ups.forget(event.query)
+        return ()
+
+    def _likely(self, event: DraftFound) -> int:
+        """Returns how many passages to warm, and remembers the state of each number of them."""
+        search = self._searches.setdefault(event.query, _SearchStates())
+        same = common(search.draft, event.passages)
+        found = len(event.passages) - same
+        search.since = search.since[:same] + [event.clusters_done] * found
+        search.draft = event.passages
+        likely = 0
+        for count, since in enumerate(search.since, 1):
+            state = (
+                count,
+                DONE_CLASSES * event.clusters_done // max(1, event.clusters_total),
+                _age(event.clusters_done - since),
+            )
+            search.states[state] = event.passages[:count]
+            # P(final | state) = right / seen
+            if likely == count - 1 and self._seen[state] >= SEEN_MIN:
+                likely += self._right[state] >= self._share_min * self._seen[state]
+        return likely
+
+    def _count(self, search: _SearchStates | None, final: Passages) -> None:
+        if search is None:
+            return
+        for state, passages in search.states.items():
+            self._seen[state] += 1
+            self._right[state] += passages == final[: len(passages)]
+            if self._seen[state] >= COUNTED_MAX:
+                self._seen[state] //= 2
+                self._right[state] //= 2
+
+
+def _age(clusters: int) -> int:
+    """Returns 0, 1, 2, 3 for 0, 1, 2 to 3, 4 to 7 clusters, and so on, at most `AGES`."""
+    return min(AGES, clusters.bit_length())
