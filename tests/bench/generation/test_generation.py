@@ -23,7 +23,7 @@ from bench.generation.real_rows import REAL_CASES, RealRow, cache_size, real_row
 from bench.generation.replica_rows import ReplicaRow
 from bench.generation.simulation import Renderer
 from bench.generation.streams import Ask
-from bench.generation.tier_rows import HOST_TIMES, TreePrompts, tier_rows, tree_prompts
+from bench.generation.tier_rows import HOST_TIMES, tier_rows, tree_prompts
 from bench.generation.tree_policies import TREE_POLICY_NAMES
 from carpool.errors import CarpoolError
 
@@ -161,7 +161,7 @@ def test_the_tree_sees_head_passages_and_the_rest_of_each_prompt() -> None:
 
 
 def test_there_is_a_row_for_each_policy_and_size_of_the_host() -> None:
-    prompts: TreePrompts = tree_prompts(ASKS, StandInPrompts(), renderer())  # type: ignore[arg-type]
+    prompts = tree_prompts(ASKS, StandInPrompts(), renderer())  # type: ignore[arg-type]
     rows = list(tier_rows("zipf", prompts, 4 * BLOCK))
     assert len(rows) == len(HOST_TIMES) * len(TREE_POLICY_NAMES)
     assert all(row.host_share == row.swapped_out_share == 0 for row in rows[:5])
