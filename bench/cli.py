@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.data.grown.cli import data as grow_data
-from bench.generation.cli import answers, drafts, generation
+from bench.generation.cli import answers, concurrency, drafts, generation
 from bench.generation.speculation_cli import speculation
 from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
@@ -33,6 +33,7 @@ Is the right thing found?      carpool bench claims --data DATA
 Is the answer right?           carpool bench answers --data DATA
 Which order saves tokens?      carpool bench generation --data DATA
 Does speculation pay?          carpool bench drafts --data DATA
+How many requests at once?     carpool bench concurrency --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 What is a cache policy worth?  carpool bench policies --data DATA
@@ -51,7 +52,8 @@ How long is a rebalance?       carpool bench rebalance
 
 for command in (
     *(claims, answers, traffic, search, policies, simulator, grouping, priorities, figure),
-    *(generation, drafts, speculation, overhead, throughput, chaos, torn, rebalance),
+    *(generation, concurrency, drafts, speculation),
+    *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
 app.command(name="paged-codes")(paged_codes)

@@ -32,6 +32,7 @@ from generator.answers import (
     partial_output,
 )
 from generator.caches import ServerCaches
+from generator.found_concurrency import FoundConcurrency
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import (
@@ -42,6 +43,7 @@ from generator.llm.protocol import (
 )
 from generator.llm.servers import LlmServers
 from generator.llm_requests import RequestsInFlight, check_id
+from generator.plan.concurrency import FIRST, ConcurrencyBounds, ConcurrencyController
 from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
     AnswerCancelled,
@@ -49,6 +51,7 @@ from generator.plan.dispatch_events import (
     CancelRequest,
     CheckPassed,
     CheckServer,
+    ConcurrencyChanged,
     DeliverAnswer,
     DispatchAction,
     DispatchEvent,
@@ -150,9 +153,10 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
+        bounds = _bounds(settings)
         self._dispatcher = Dispatcher(
             DispatchLimits(
-                concurrency=settings.concurrency,
+                concurrency=settings.concurrency or bounds.first,
                 prompts_max=settings.intake_records_max,
                 backoff_us_min=llm.backoff_ms_min * 1_000,
                 backoff_us_max=llm.backoff_ms_max * 1_000,
@@ -183,6 +187,15 @@ class GeneratorStage:
             metrics=metrics,
             clock=clock,
         )
+        self._found = tuple(
+            FoundConcurrency(
+                servers[server],
+                ConcurrencyController(bounds),
+                in_flight=partial(self._in_flight, server),
+                on_limit=partial(self._change_limit, server),
+            )
+            for server in range(len(servers))
+        )
         self._sink: Sink | None = None
 
     # ---- the polling thread
@@ -192,6 +205,10 @@ class GeneratorStage:
         self._sink = sink
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
+        for server, found in enumerate(self._found):
+            self._say_limit(server, self._dispatcher.concurrency(server))
+            if self._has_model and self._settings.concurrency == 0:
+                self._requests.soon(partial(self._find, found))
         self._happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -441,6 +458,22 @@ class GeneratorStage:
             )
         )
 
+    def _find(self, found: FoundConcurrency) -> None:
+        self._requests.prepare(found.run())
+
+    def _in_flight(self, server: int) -> int:
+        with self._lock:
+            return self._dispatcher.in_flight_at(server)
+
+    def _change_limit(self, server: int, limit: int) -> None:
+        """From now on the server gets so many requests at once."""
+        self._say_limit(server, limit)
+        self._happened(ConcurrencyChanged(server=server, concurrency=limit))
+
+    def _say_limit(self, server: int, limit: int) -> None:
+        label = self._servers.labels[server]
+        self._metrics.generator.llm_concurrency.labels(server=label).set(limit)
+
     async def _check(self, server: int) -> None:
         try:
             await self._servers.check(server)
@@ -477,11 +510,14 @@ class GeneratorStage:
         work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
         metrics.llm_in_flight.inc()
         metrics.llm_server_requests.labels(server=self._servers.labels[work.server]).inc()
+        found, is_answered = self._found[work.server], False
+        found.sent(id)
         try:
             work.outcome = await stream_answer(
                 self._servers[work.server],
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
+                on_piece=found.written,
                 on_text=partial(self._written, work),
                 on_broken=partial(self._count, work, "broken"),
             )
@@ -493,8 +529,10 @@ class GeneratorStage:
             self._refused(id, work.server, refusal)
             return
         else:
+            is_answered = True
             metrics.llm_requests.labels(outcome="answered").inc()
         finally:
+            found.ended(id, is_answered=is_answered)
             metrics.llm_in_flight.dec()
         outcome, cached_tokens = work.outcome, None
         if isinstance(outcome, Generated) and outcome.finished.counts_cached:
@@ -505,9 +543,9 @@ class GeneratorStage:
         now_us, progress = self._clock.now_us(), work.progress
         assert progress.sent_us is not None
         progress.first_token_us = now_us
-        self._metrics.generator.time_to_first_token_seconds.observe(
-            (now_us - progress.sent_us) / 1_000_000
-        )
+        ttft_us = now_us - progress.sent_us
+        self._found[work.server].first_token(work.unit.id, ttft_us)
+        self._metrics.generator.time_to_first_token_seconds.observe(ttft_us / 1_000_000)
         self._happened(RequestAccepted(id=work.unit.id))
 
     def _written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
@@ -520,6 +558,7 @@ class GeneratorStage:
     def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
         """A server refused a request; `id` None: a check."""
         self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
+        self._found[server].refused(refusal.kind)
         trouble = f"refuses: {refusal}"
         with self._lock:
             is_new, self._troubles[server] = trouble != self._troubles[server], trouble
@@ -640,3 +679,12 @@ class GeneratorStage:
         answer = failed(unit.record, progress, now_us, error_type, message)
         failure = query_failure(unit.record, error_type, message, is_refusal=True)
         self._hand_over(unit, answer, now_us, failure=failure)
+
+
+def _bounds(settings: GeneratorSettings) -> ConcurrencyBounds:
+    """Returns the bounds of a limit that is found out."""
+    first = min(FIRST, settings.intake_records_max)
+    # A place that no waiting prompt can take at once would be left empty.
+    limit_max = max(first, settings.intake_records_max // 2)
+    ttft_us_max = settings.ttft_ms_max * 1_000
+    return ConcurrencyBounds(first=first, limit_max=limit_max, ttft_us_max=ttft_us_max)

@@ -26,19 +26,30 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     concurrency: Annotated[
         int,
         Meta(
-            ge=1,
+            ge=0,
             le=1024,
-            description="requests in flight at each LLM server; too low leaves it idle, too high "
-            "makes each answer slower",
+            description="requests in flight at each LLM server; 0 finds out how many give the most "
+            "tokens a second, from 8 on and up to half of intake_records_max; too low leaves the "
+            "server idle, too high makes each answer slower",
         ),
     ] = 8
+    ttft_ms_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=3_600_000,
+            description="with concurrency 0: fewer requests are in flight, but not below 8, when "
+            "more than one in twenty waits longer for its first token; too low leaves the server "
+            "idle, too high makes answers start late",
+        ),
+    ] = 10_000
     intake_records_max: Annotated[
         int,
         Meta(
             ge=1,
             le=100_000,
             description="queries waiting or in flight; too low leaves few to order, too high "
-            "takes memory and repeats more prompts after a crash",
+            "takes memory, and keeps work from a member that is started later",
         ),
     ] = 64
     intake_bytes_max: Annotated[

@@ -1,4 +1,4 @@
-"""The options of `carpool bench answers`, `generation` and `drafts`. Light to import."""
+"""The options of the benchmarks of generation. Light to import."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ from bench.services.cli import CorpusOptions
 
 PARTS = ("orders", "tiers", "replicas", "real")
 STREAMS = ("natural", "zipf", "ragpulse")
+LlmUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--llm-url",
+        metavar="URL",
+        help="An LLM server that runs already. Default: a vLLM that the run starts.",
+        show_default=False,
+    ),
+]
+LlmModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--llm-model",
+        metavar="NAME",
+        help="With --llm-url: the model to ask for. Default: the first that it lists.",
+        show_default=False,
+    ),
+]
+LlmFolderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--llm",
+        metavar="DIR",
+        help="Folder of the model that vLLM serves. Default: vllm.model_dir.",
+        show_default=False,
+    ),
+]
 
 
 class LlmServerOptions(CorpusOptions, frozen=True, kw_only=True):
     """The LLM server of a run."""
 
-    llm_url: Annotated[
-        str | None,
-        typer.Option(
-            "--llm-url",
-            metavar="URL",
-            help="An LLM server that runs already. Default: a vLLM that the run starts.",
-            show_default=False,
-        ),
-    ] = None
-    llm_model: Annotated[
-        str | None,
-        typer.Option(
-            "--llm-model",
-            metavar="NAME",
-            help="With --llm-url: the model to ask for. Default: the first that it lists.",
-            show_default=False,
-        ),
-    ] = None
-    llm: Annotated[
-        str | None,
-        typer.Option(
-            "--llm",
-            metavar="DIR",
-            help="Folder of the model that vLLM serves. Default: vllm.model_dir.",
-            show_default=False,
-        ),
-    ] = None
+    llm_url: LlmUrlOption = None
+    llm_model: LlmModelOption = None
+    llm: LlmFolderOption = None
 
 
 class AnswersOptions(LlmServerOptions, frozen=True, kw_only=True):
@@ -240,5 +243,54 @@ def drafts(options: DraftsOptions) -> bool:
     Example:  carpool bench drafts --json drafts.json
     """
     from bench.generation.drafts import run
+
+    return run(options)
+
+
+class ConcurrencyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of concurrency."""
+
+    data: DataOption = None
+    work: WorkOption = WORK
+    knee: Annotated[
+        int,
+        typer.Option(
+            "--knee",
+            min=0,
+            max=256,
+            help="Requests at once from which the stand-in gets no faster; 0: without stand-in.",
+        ),
+    ] = 96
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds", min=0, help="Rounds of each kind at the LLM server; 0: without server."
+        ),
+    ] = 2
+    seconds: Annotated[
+        int, typer.Option("--seconds", min=10, help="Seconds of a round at the LLM server.")
+    ] = 90
+    llm_url: LlmUrlOption = None
+    llm_model: LlmModelOption = None
+    llm: LlmFolderOption = None
+    json_file: JsonOption = None
+
+
+@command
+def concurrency(options: ConcurrencyOptions) -> bool:
+    """Does the generator find how many requests an LLM server takes at once?
+
+    Puts a backlog of real questions before the generator's stage, without a broker. First with a
+    stand-in in a process of its own that has the curve of a large GPU, compared with its knee as a
+    fixed number. Then with a real server: rounds with the number found out, and with 8 as before,
+    in turns. A round begins with nothing known.
+
+    Ends with 1 when a promise is broken: less than 0.9 of the knee's tokens within or after 60
+    seconds, less than 1.25 times the answers a second of the fixed number, or a p95 time to first
+    token of more than 15 seconds.
+
+    Example:  carpool bench concurrency --data DATA --json concurrency.json
+    """
+    from bench.generation.concurrency import run
 
     return run(options)

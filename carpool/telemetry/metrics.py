@@ -263,6 +263,11 @@ class GeneratorMetrics:
         self.llm_in_flight = make.gauge(
             "llm_requests_in_flight", "Requests at the LLM servers now."
         )
+        self.llm_concurrency = make.gauge(
+            "llm_concurrency",
+            "Requests that an LLM server gets at once. It falls when the server is overloaded.",
+            "server",
+        )
         self.time_to_first_token_seconds = make.seconds(
             "time_to_first_token_seconds", "Time from request to first token."
         )

@@ -53,13 +53,14 @@ class Responder:
 
     async def json(self, value: Any, status: int = 200, retry_after_s: float | None = None) -> None:
         """Writes a whole response."""
-        body = msgspec.json.encode(value)
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        headers = {"Content-Type": "application/json"}
         if retry_after_s is not None:
             headers["Retry-After"] = f"{retry_after_s:g}"
-        self._head(status, headers)
-        self._writer.write(body)
-        await self._writer.drain()
+        await self._whole(msgspec.json.encode(value), status, headers)
+
+    async def text(self, value: str) -> None:
+        """Writes a whole response of plain text."""
+        await self._whole(value.encode(), 200, {"Content-Type": "text/plain; charset=utf-8"})
 
     async def event(self, value: Any) -> None:
         """Writes one server-sent event; the first begins the response."""
@@ -88,6 +89,11 @@ class Responder:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait({self._watch})  # the next request is read by another task
+
+    async def _whole(self, body: bytes, status: int, headers: dict[str, str]) -> None:
+        self._head(status, {**headers, "Content-Length": str(len(body))})
+        self._writer.write(body)
+        await self._writer.drain()
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.has_begun = True

@@ -5,10 +5,11 @@ cites a passage that the prompt numbers.
 
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
-It answers GET /health, GET /v1/models, POST /v1/chat/completions and POST /v1/completions (streamed
-or whole); as `vllm` also GET /version, POST /tokenize, and prompts of token ids. Other dialects
-refuse what their servers refuse (`llm_dialects`). POST /_faults sets a `LlmFault`, as `refusing`
-does in Python. POST /_broken changes `LlmServer.broken`. GET /_requests returns `LlmRequests`.
+It answers GET /health, GET /v1/models, POST /v1/chat/completions and POST /v1/completions, streamed
+or whole; as `vllm` also GET /version, GET /metrics, POST /tokenize, and prompts of token ids. The
+other dialects refuse what their servers refuse (`llm_dialects`). With a `knee` it has the curve of
+a large GPU. POST /_faults sets a `LlmFault`, as `refusing` does in Python. POST /_broken changes
+`LlmServer.broken`. GET /_requests returns `LlmRequests`.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class LlmServer:
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
     `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
+    `knee`: up to so many requests each is as fast as one alone; more share the speed of as many.
+    `more_words`: of each answer.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class LlmServer:
         dialect: Dialect = "vllm",
         takes_chats: bool = True,
         caches_prefixes: bool = False,
+        knee: int | None = None,
+        more_words: int = 0,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.dialect = dialect
@@ -121,6 +126,8 @@ class LlmServer:
         self.port = port
         self._latency_s = latency_ms / 1_000
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
+        self._knee = knee
+        self._more_words = more_words
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -213,13 +220,6 @@ class LlmServer:
                 await responder.json({"object": "list", "data": [listed]})
             case ("POST", "/v1/chat/completions" | "/v1/completions"):
                 await self._complete(request, responder)
-            case ("GET", "/version") if self.dialect == "vllm":
-                await responder.json({"version": NAME})
-            case ("POST", "/tokenize") if self.dialect == "vllm":
-                await responder.json(self._tokenized(_decode(request.body, TokenizeRequest)))
-            case ("POST", "/tokenize") if self.dialect == "llama.cpp":
-                content = _decode(request.body, dict[str, Any]).get("content", "")
-                await responder.json({"tokens": encode(str(content))})
             case ("POST", "/_faults"):
                 self.fault = _decode(request.body, LlmFault)
                 await responder.json(self.fault)
@@ -229,7 +229,37 @@ class LlmServer:
             case ("GET", "/_requests"):
                 await responder.json(self.requests)
             case _:
+                await self._answer_as_dialect(request, responder)
+
+    async def _answer_as_dialect(self, request: HttpRequest, responder: Responder) -> None:
+        """Answers what is not in OpenAI's API."""
+        match (self.dialect, request.method, request.path):
+            case ("vllm", "GET", "/version"):
+                await responder.json({"version": NAME})
+            case ("vllm", "GET", "/metrics"):
+                await responder.text(self._metrics())
+            case ("vllm", "POST", "/tokenize"):
+                await responder.json(self._tokenized(_decode(request.body, TokenizeRequest)))
+            case ("llama.cpp", "POST", "/tokenize"):
+                content = _decode(request.body, dict[str, Any]).get("content", "")
+                await responder.json({"tokens": encode(str(content))})
+            case _:
                 raise RefusedRequest(404, f"{NAME} has no {request.method} {request.path}")
+
+    def _metrics(self) -> str:
+        """Returns what vLLM says of its load; no request waits here, and none is taken back."""
+        values = {
+            "vllm:num_requests_running": self.requests.in_flight,
+            "vllm:num_requests_waiting": 0,
+            "vllm:kv_cache_usage_perc": 0.0,
+            "vllm:num_preemptions_total": 0,
+        }
+        labels = f'{{engine="0",model_name="{self.model}"}}'
+        return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())
+
+    def _slowness(self) -> float:
+        """Returns how much longer everything takes than with one request."""
+        return 1.0 if self._knee is None else max(1.0, self.requests.in_flight / self._knee)
 
     def _tokenized(self, request: TokenizeRequest) -> dict[str, Any]:
         if request.messages is not None and not self._takes_chats:
@@ -292,7 +322,7 @@ class LlmServer:
         self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
     ) -> None:
         """Writes the answer as tokens, as a whole, or up to the fault."""
-        text = write(prompt_text(chat.messages), chat.response_format)
+        text = write(prompt_text(chat.messages), chat.response_format, more_words=self._more_words)
         tokens = words(text)
         limit = tokens_max(self.dialect, chat)
         limit = len(tokens) if limit is None else limit
@@ -310,12 +340,15 @@ class LlmServer:
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
         chunk = head | {"object": "chat.completion.chunk" if is_chat else kind}
-        await responder.wait(self._latency_s)
+        await responder.wait(self._latency_s * self._slowness())
         written = []
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
         for index, token in enumerate(cut):
             if fault.mode != "none" and index >= fault.after_tokens:
                 break
-            await responder.wait(self._token_s)
+            due_s += self._token_s * self._slowness()  # not later for a busy machine
+            await responder.wait(max(0.0, due_s - loop.time()))
             written.append(token)
             if chat.stream:
                 choice = _choice("delta" if is_chat else "text", token, None)
@@ -389,6 +422,8 @@ def main() -> int:
     add("--port", type=int, default=8000, help="port on loopback; 0 takes a free one")
     add("--latency-ms", type=float, default=0.0, help="wait before the first token")
     add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
+    add("--knee", type=int, help="requests from which each more slows all; None: none does")
+    add("--more-words", type=int, default=0, help="words by which each answer is longer")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
     add("--dialect", choices=get_args(Dialect), default="vllm", help="the server to behave like")
     options = parser.parse_args()

@@ -39,12 +39,16 @@ def cited_number(prompt: str) -> int | None:
     return numbers[int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % len(numbers)]
 
 
-def write(prompt: str, response_format: Mapping[str, Any] | None) -> str:
-    """Returns a sentence, or an object that is valid under the requested JSON schema."""
+def write(prompt: str, response_format: Mapping[str, Any] | None, *, more_words: int = 0) -> str:
+    """Returns a sentence, or an object that is valid under the requested JSON schema.
+
+    `more_words`: of the sentence, so that it takes longer to write.
+    """
     number = cited_number(prompt)
     digest = hashlib.sha256(prompt.encode()).hexdigest()[:8]
     sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}" + (
-        f" [{number}]." if number else "."
+        "".join(f" and-{count}" for count in range(more_words))
+        + (f" [{number}]." if number else ".")
     )
     if not response_format or response_format.get("type") not in ("json_schema", "json_object"):
         return sentence

@@ -20,6 +20,7 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
+from generator.plan.concurrency import ServerLoad
 
 NAME = "carpool-memory-model"
 _WORDS = re.compile(r"\S+\s*")
@@ -100,6 +101,10 @@ class MemoryLlm:
             output_tokens=1,
             cached_tokens=0,
         )
+
+    async def load(self) -> ServerLoad | None:
+        """Returns None: there is no server."""
+        return None
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""

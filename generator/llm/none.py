@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from generator.llm.protocol import AnswerForm, LlmEvent, LlmFinished, LlmRequest
+from generator.plan.concurrency import ServerLoad
 
 
 class NoLlm:
@@ -39,6 +40,10 @@ class NoLlm:
     async def warm(self, request: LlmRequest) -> LlmFinished:
         """Is not called."""
         raise AssertionError("without a model, nothing is warmed")
+
+    async def load(self) -> ServerLoad | None:
+        """Returns None: there is no server."""
+        return None
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """Is not called."""

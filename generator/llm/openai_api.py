@@ -31,7 +31,9 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
+from generator.llm.server_load import ServerLoadReader
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
+from generator.plan.concurrency import ServerLoad
 from generator.settings import LlmSettings
 
 log = structlog.get_logger()
@@ -65,6 +67,11 @@ class OpenAiLlm:
         self._said: tuple[object, ...] = ()
         self._tokenizer = PromptTokenizer(
             self._ask_for_ids, segments_max=settings.segments_kept_max
+        )
+        key = settings.api_key.value
+        self._load_reader = ServerLoadReader(
+            f"{self._root}/metrics",
+            ({"Authorization": f"Bearer {key}"} if key else {}) | settings.headers(),
         )
 
     @property
@@ -178,6 +185,10 @@ class OpenAiLlm:
         except Exception as error:
             raise self._failed(error, "a warm-up") from error
         return ended.finished()
+
+    async def load(self) -> ServerLoad | None:
+        """See `LlmEngine`. Asks a vLLM only."""
+        return await self._load_reader.read() if self._is_vllm else None
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
@@ -375,6 +386,7 @@ class OpenAiLlm:
     async def close(self) -> None:
         """Closes the connections."""
         await self._tokenizer.close()
+        await self._load_reader.close()
         if self._client_or_none is not None:
             await self._client_or_none.close()
             self._client_or_none = None

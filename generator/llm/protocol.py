@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError, RetryableError
+from generator.plan.concurrency import ServerLoad
 
 RefusalKind = Literal[
     "unreachable", "busy", "timeout", "broken", "model_missing", "forbidden", "misfit"
@@ -149,6 +150,10 @@ class LlmEngine(Protocol):
         They may be the beginning of a prompt. A server with a prefix cache keeps them. Raises as
         `stream`, and is cancelled as that.
         """
+        ...
+
+    async def load(self) -> ServerLoad | None:
+        """Returns what the server says about its load; None if it does not. Never raises."""
         ...
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:

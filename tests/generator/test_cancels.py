@@ -120,7 +120,9 @@ def test_a_query_that_is_generated_one_that_waits_and_a_follower_end_as_cancelle
     first, waits, follows, stays = unit("a"), unit("b"), unit("a"), unit("a")
     publish(rig.broker, first, waits, follows, stays)
     service = rig.start()
-    service.engine._replies.extend([Reply(hangs_after=1)] * 2)
+    service.engine._replies.extend(
+        [Reply(hangs_after=1)] * 4
+    )  # each may be sent before its cancel is read
     service.turn(lambda: service.loop.in_flight.units == 4 and bool(service.engine.requests))
     for one in (first, waits, follows):
         rig.cancel_record(one)

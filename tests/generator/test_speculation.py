@@ -49,5 +49,5 @@ def test_a_name_is_a_policy(name: SpeculationName) -> None:
         for start in policy.step(draft("abc", done), IDLE)
         if isinstance(start, StartWarmUp)
     ]
-    # `auto` knows of no search yet that takes long.
-    assert bool(starts) == (name not in ("none", "auto"))
+    # `likely` and `auto` have seen no search yet.
+    assert bool(starts) == (name not in ("none", "likely", "auto"))
