@@ -156,7 +156,7 @@ def passage_orders_of(
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the orders in which the passages of a prompt may stand, that of the scores first."""
     by_score = retrieval.hits[: len(prepared.given)]
-    if settings.order != "aligned" or not by_score:
+    if not (by_score and settings.score_loss_max) or settings.order == "arrival":
         return (tuple(range(len(by_score))),)
     return passage_orders(
         [hit.score for hit in by_score],

@@ -65,8 +65,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="which waiting prompt is sent next, among those of the best priority that "
             "have no deadline and of the tenant whose turn it is: `arrival`; `cache_aware` (of "
-            "which most is cached, for each token to compute); `aligned` (the same, and its "
-            "passages may change places, see score_loss_max); `cached_prefix` (as `cache_aware`; "
+            "which most is cached, for each token to compute); `cached_prefix` (as `cache_aware`; "
             "where nothing is cached, the beginning that most others share). All but `arrival` "
             "need llm.kv_events; without, prompts go in the order of arrival"
         ),
@@ -86,11 +85,11 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=2,
-            description="with the order `aligned`: how much higher the score of a passage may be "
-            "than that of one before it; 0: only equal scores change places; too low saves little, "
-            "too high puts the best passage last",
+            description="passages of a prompt change places, so that more of it is cached, where "
+            "none has a score that is so much higher than that of one before it; 0: they stay in "
+            "the order of their scores; too low saves little, too high puts the best passage last",
         ),
-    ] = 0.05
+    ] = 0.0
     template: Annotated[
         str,
         Meta(

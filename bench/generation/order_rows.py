@@ -53,8 +53,10 @@ CASES = (
     OrderCase(order="arrival", backlog=1),
     OrderCase(order="cache_aware", backlog=BACKLOG, overtaken_max=32),
     OrderCase(order="cache_aware", backlog=BACKLOG),
-    OrderCase(order="aligned", backlog=BACKLOG, overtaken_max=64, score_loss_max=SCORE_LOSS_MAX),
-    OrderCase(order="aligned", backlog=BACKLOG, score_loss_max=SCORE_LOSS_MAX),
+    OrderCase(
+        order="cache_aware", backlog=BACKLOG, overtaken_max=64, score_loss_max=SCORE_LOSS_MAX
+    ),
+    OrderCase(order="cache_aware", backlog=BACKLOG, score_loss_max=SCORE_LOSS_MAX),
     OrderCase(order="cached_prefix", backlog=BACKLOG),
     *(
         OrderCase(

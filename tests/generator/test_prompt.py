@@ -214,7 +214,7 @@ def test_only_passages_with_nearly_equal_scores_change_places_and_only_if_it_is_
         return passage_orders_of(retrieval, prepared, settings)
 
     assert orders() == ((0, 1, 2),)
-    assert orders(order="cache_aware", score_loss_max=1) == ((0, 1, 2),)
-    assert orders(order="aligned", score_loss_max=0.05) == ((0, 1, 2),)
-    assert orders(order="aligned", score_loss_max=0.15) == ((0, 1, 2), (0, 2, 1), (1, 0, 2))
-    assert orders(order="aligned", passages_max=0) == ((),)
+    assert orders(order="arrival", score_loss_max=1) == ((0, 1, 2),)
+    assert orders(order="cached_prefix", score_loss_max=0.05) == ((0, 1, 2),)
+    assert orders(order="cached_prefix", score_loss_max=0.15) == ((0, 1, 2), (0, 2, 1), (1, 0, 2))
+    assert orders(order="cached_prefix", passages_max=0) == ((),)

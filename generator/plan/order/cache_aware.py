@@ -12,8 +12,8 @@ class CacheAware:
     """The prompt with the largest ratio of cached to computed tokens; of equal ones the first.
 
     The paper's window, within which each request is processed, is the bound of overtaking here.
-    Where prompts have several forms, this is `aligned`. It ranks prompts of which nothing is cached
-    by length alone: `CachedPrefix` does better with a large backlog. Cost: O(prompts), 0.1 us each.
+    It ranks prompts of which nothing is cached by length alone: `CachedPrefix` does better with a
+    large backlog. Cost: O(prompts), 0.1 us each.
     """
 
     def __init__(self, prefixes: CachedPrefixes) -> None:

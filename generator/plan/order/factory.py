@@ -9,8 +9,7 @@ from generator.plan.order.cached_prefix import CachedPrefix
 from generator.plan.order.cached_prefixes import CachedPrefixes
 from generator.plan.order.protocol import Order
 
-OrderName = Literal["arrival", "cache_aware", "aligned", "cached_prefix"]
-"""`aligned` is `cache_aware` for prompts that have several forms."""
+OrderName = Literal["arrival", "cache_aware", "cached_prefix"]
 ORDER_NAMES: tuple[OrderName, ...] = get_args(OrderName)
 
 
