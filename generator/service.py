@@ -184,6 +184,7 @@ class GeneratorStage:
             prepare=self._prepare_draft,
             run=self._requests.prepare,
             load=self._load,
+            block_tokens=lambda: self._forms.block_tokens,
             metrics=metrics,
             clock=clock,
         )

@@ -68,18 +68,21 @@ class Warmer:
         prepare: Callable[[Retrieval], PreparedPrompt | None],
         run: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         load: Callable[[int], EngineLoad],
+        block_tokens: Callable[[], int],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         """`prepare`: the prompt of a draft; None: it has none. `run` starts a task.
 
-        `load`: that of the server, with so many warm-ups.
+        `load`: that of the server, with so many warm-ups. `block_tokens`: tokens of the blocks that
+        it caches; 0: not known. Tokens behind the last full block would be computed in vain.
         """
         self._engine = engine
         self._policy = policy
         self._prepare = prepare
         self._run = run
         self._load = load
+        self._block_tokens = block_tokens
         self._metrics = metrics.generator
         self._clock = clock
         self._queries: OrderedDict[str, _SearchingQuery] = OrderedDict()  # by place
@@ -173,6 +176,7 @@ class Warmer:
             if not ids:
                 outcome = "text"  # the server takes no ids
             else:
+                ids = ids[: len(ids) - len(ids) % (self._block_tokens() or 1)] or ids
                 warm_up.token_ids = ids
                 warm_up.finished = await self._engine.warm(_warm_up_of(prompt, ids))
                 outcome = "done"

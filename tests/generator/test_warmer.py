@@ -52,6 +52,7 @@ class Rig:
     def __init__(self) -> None:
         self.engine = MemoryLlm()
         self.room = 8
+        self.block_tokens = 0
         self.registry = CollectorRegistry()
         self.tasks: list[asyncio.Task[None]] = []
         self.warmer = Warmer(
@@ -60,6 +61,7 @@ class Rig:
             prepare=lambda each: prepare_prompt(each, SETTINGS, TEMPLATES),
             run=self._run,
             load=lambda warm_ups: EngineLoad(in_flight=warm_ups, waiting=0, limit=self.room),
+            block_tokens=lambda: self.block_tokens,
             metrics=Metrics(self.registry),
             clock=HandClock(),
         )
@@ -110,6 +112,17 @@ def through(test: Callable[[Rig], Awaitable[None]]) -> Callable[[], None]:
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
+
+
+@through
+async def test_a_warm_up_ends_with_a_full_block(rig: Rig) -> None:
+    await rig.drafts(1, "abc", "abc", "abc")
+    (whole,) = (request.token_ids for request in rig.engine.warmed)
+    rig.block_tokens = 5
+    await rig.drafts(2, "abc", "abc", "abc")
+    cut = rig.engine.warmed[-1].token_ids
+    assert cut == whole[: len(whole) // 5 * 5]
+    assert len(whole) % 5, "the test cuts something"
 
 
 @through

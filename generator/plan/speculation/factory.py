@@ -17,7 +17,7 @@ SpeculationName = Literal["none", "stable", "likely", "ragcache", "aquapipe", "h
 
 
 def make_policy(name: SpeculationName) -> SpeculationPolicy:
-    """Returns a policy; `auto` is `stable` while that pays."""
+    """Returns a policy; `auto` is `likely` while that pays."""
     match name:
         case "none":
             return NoSpeculation()
@@ -32,4 +32,4 @@ def make_policy(name: SpeculationName) -> SpeculationPolicy:
         case "hedrarag":
             return HedraRag()
         case "auto":
-            return Auto(Stable())
+            return Auto(Likely())
