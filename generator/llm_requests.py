@@ -74,6 +74,7 @@ class RequestsInFlight:
         try:
             self._loop.run_forever()
             self._loop.run_until_complete(self._cancel_all())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
 
