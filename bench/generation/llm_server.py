@@ -18,6 +18,7 @@ from carpool.kafka.embedded import free_port
 from carpool.vllm import (
     VllmSettings,
     check_vllm,
+    kv_events_in,
     model_name,
     passages_for,
     vllm_command,
@@ -32,12 +33,14 @@ class LlmAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where the server is. `is_own`: the run started it, as `carpool up` does.
 
     `passages_max`: of a prompt, as `carpool up` chooses for the model; None: the default.
+    `kv_events`: where it publishes its KV events; None: nowhere that is known.
     """
 
     url: str
     model: str
     is_own: bool
     passages_max: int | None = None
+    kv_events: str | None = None
 
     @property
     def root(self) -> str:
@@ -77,8 +80,9 @@ def llm_server(
     check_vllm(settings)
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
+    kv_events = kv_events_in(folder)
     process = ServiceProcess(
-        vllm_command(settings, port),
+        vllm_command(settings, port, kv_events=kv_events),
         environ=vllm_environment(settings, os.environ),
         port=port,
         log_file=folder / "vllm.log",
@@ -92,6 +96,7 @@ def llm_server(
             model=model_name(settings),
             is_own=True,
             passages_max=passages_for(settings),
+            kv_events=kv_events,
         )
     finally:
         process.stop()

@@ -118,6 +118,8 @@ def both_stacks(
         ("llm", "model"): llm.model,
         ("llm", "sends_priority"): str(llm.is_own).lower(),
     }
+    if llm.kv_events is not None:  # they say how large a block is, where warm-ups end
+        fixed[("llm", "kv_events")] = llm.kv_events
     if bytes_per_s is not None:
         fixed |= {
             ("searcher", "search_mode"): "exact",
