@@ -116,7 +116,7 @@ events = st.lists(
 def test_what_no_policy_may_do(name: str, events: list[Told]) -> None:
     """One warm-up of a query at a time, of what its last draft begins with, while it is searched.
 
-    Without room none is started.
+    Without room none is started; `auto` starts one on an idle server only.
     """
     policy = POLICIES[name]()
     running: dict[str, tuple[str, ...]] = {}
@@ -147,7 +147,7 @@ def test_what_no_policy_may_do(name: str, events: list[Told]) -> None:
             actions = policy.step(QueryAnswered(query=query, wait_us=at), load)
         else:
             continue
-        room = 0 if is_busy else 8
+        room = 0 if is_busy else 1 if name == "auto" else 8
         for action in actions:
             if isinstance(action, CancelWarmUp):
                 del running[action.query]
@@ -261,6 +261,19 @@ def test_auto_warms_while_that_pays() -> None:
         for number in range(400, 1_000)
     ]
     assert sum(warmed[400:]) <= 0.15 * 200
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "waiting", "limit", "is_warmed"),
+    [(0, 0, 8, True), (1, 0, 8, False), (0, 1, 8, False), (7, 0, 8, False), (0, 0, 0, False)],
+)
+def test_auto_warms_on_an_idle_server_only(
+    in_flight: int, waiting: int, limit: int, is_warmed: bool
+) -> None:
+    auto = Auto(Stable())
+    searched(auto, "first", took_us=2 * SEARCH_MIN_US, waits_us=(100, 900))
+    load = EngineLoad(in_flight=in_flight, waiting=waiting, limit=limit)
+    assert told(auto, ["abc", "abc", "abc"], load) == ([start("abc")] if is_warmed else [])
 
 
 def test_likely_warms_what_was_final_in_earlier_searches() -> None:

@@ -1,12 +1,14 @@
 """`auto`: another policy, while it pays. Pure.
 
 It does nothing until searches are known to take long, and while those with warm-ups do not wait
-less for their first token than those without.
+less for their first token than those without. A warm-up begins on an idle server only, because it
+makes a step longer for all that are in it, and whether it pays is not known at first.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from statistics import median
 
 from generator.plan.speculation.gain import KEPT, MeasuredGain
@@ -42,6 +44,7 @@ class Auto:
     def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
         """Passes on what happens to queries that may be warmed."""
         query = event.query
+        load = replace(load, limit=min(load.limit, 1))  # it has room while it is idle
         match event:
             case DraftFound():
                 if query not in self._first_draft_us:
