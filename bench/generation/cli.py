@@ -12,7 +12,8 @@ from bench.core.command import command
 from bench.core.options import WORK, DataOption, JsonOption, WorkOption
 from bench.services.cli import CorpusOptions
 
-PARTS = ("orders", "tiers", "replicas", "real")
+REAL_PARTS = ("real", "real-replicas")
+PARTS = ("orders", "tiers", "replicas", *REAL_PARTS)
 STREAMS = ("natural", "zipf", "ragpulse")
 LlmUrlOption = Annotated[
     str | None,
@@ -103,7 +104,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--parts",
             metavar="NAME,NAME",
-            help="What to run: orders, tiers and replicas are simulated; real starts a vLLM.",
+            help="What to run: orders, tiers and replicas are simulated; real starts a vLLM, and "
+            "real-replicas two.",
         ),
     ] = "orders,tiers,replicas"
     streams: Annotated[
@@ -152,8 +154,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--layers",
             min=1,
-            help="With --parts real: so many layers of the model, with random weights. What is "
-            "cached depends on token ids only, and the runs take minutes instead of an hour.",
+            help="With a vLLM: so many layers of the model, with random weights. What is cached "
+            "depends on token ids only, and the runs take minutes instead of an hour.",
             show_default=False,
         ),
     ] = None
@@ -183,7 +185,7 @@ def generation(options: GenerationOptions) -> bool:
     oracle: memory without end, all prompts known). Simulates RAGCache's tree of passages on GPU and
     host with LRU, LFU, GDSF, PGDSF and an oracle, and the generator's dispatcher with four servers,
     one of which is killed. With --parts real it sends the same prompts to a real vLLM and compares
-    the cached tokens.
+    the cached tokens; with real-replicas to two, each prompt to the server that it is simulated on.
 
     A backlog is the number of prompts that wait. Passages may change places where the loss of score
     allows it. Simulated rows take some minutes, one process for each stream.
@@ -191,7 +193,8 @@ def generation(options: GenerationOptions) -> bool:
     Ends with 1 when a promise is broken: with a backlog of 1,024 and no bound of overtaking 27 % of
     the tokens of the natural stream are cached, and 60 % by Zipf, in prompts of the template
     cited_json; with four servers 54 %, none with over 1.05 of the mean requests; after a kill no
-    block is credited that is not there; and simulated shares are within 0.005 of vLLM's.
+    block is credited that is not there; and simulated shares are within 0.005 of vLLM's, 0.01 with
+    two of them.
 
     Example:  carpool bench generation --data DATA --json generation.json
 

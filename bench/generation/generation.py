@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import Manager, get_context
 from pathlib import Path
@@ -18,7 +19,7 @@ from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.generation.block_simulator import CacheSize
-from bench.generation.cli import GenerationOptions
+from bench.generation.cli import REAL_PARTS, GenerationOptions
 from bench.generation.generation_tables import print_generation
 from bench.generation.llm_server import llm_server
 from bench.generation.order_rows import (
@@ -28,7 +29,15 @@ from bench.generation.order_rows import (
     OrderBench,
     OrderRow,
 )
-from bench.generation.real_rows import OFF_MAX, RealRow, cache_size, real_rows
+from bench.generation.real_rows import (
+    OFF_MAX,
+    REAL_REPLICAS,
+    REPLICAS_OFF_MAX,
+    RealRow,
+    cache_size,
+    real_replicas_row,
+    real_rows,
+)
 from bench.generation.replica_rows import (
     REPLICA_CASES,
     REPLICA_LOAD_MAX,
@@ -81,9 +90,9 @@ def run(options: GenerationOptions) -> bool:
     model_dir = Path(options.llm or VllmSettings().model_dir)
     result = GenerationResult()
     with progress_bars() as tell:
-        if _parts(options) - {"real"}:
+        if _parts(options) - set(REAL_PARTS):
             result = _simulate(options, data, model_dir, tell)
-        if "real" in _parts(options):
+        if _parts(options) & set(REAL_PARTS):
             real = _ask_vllm(options, data, model_dir, tell)
             result = msgspec.structs.replace(result, real=tuple(real))
     report = start.report(
@@ -135,9 +144,13 @@ def promises_of(result: GenerationResult) -> dict[str, bool]:
         promises["after a kill all are answered, and no block is credited that is not there"] = all(
             not row.miscredited_blocks and not row.unanswered for row in result.replicas
         )
-    if result.real:
+    if one := [row for row in result.real if row.servers == 1]:
         promises[f"the simulated hit share is within {OFF_MAX} of vLLM's in every run"] = all(
-            abs(row.off) <= OFF_MAX for row in result.real
+            abs(row.off) <= OFF_MAX for row in one
+        )
+    if several := [row for row in result.real if row.servers > 1]:
+        promises[f"of several servers the simulated hit share is within {REPLICAS_OFF_MAX}"] = all(
+            abs(row.off) <= REPLICAS_OFF_MAX for row in several
         )
     return promises
 
@@ -215,15 +228,31 @@ def _ask_vllm(
         for name in REAL_STREAMS
         if name in _streams(options)
     }
-    folder = options.work / "generation"
+    parts = _parts(options)
     arguments = ["--num-gpu-blocks-override", str(options.kv_tokens // options.block_tokens)]
     if options.layers is not None:
         arguments += ["--load-format", "dummy"]
         arguments += ["--hf-overrides", f'{{"num_hidden_layers": {options.layers}}}']
-    with llm_server(None, None, str(model_dir), folder, tuple(arguments)) as server:
-        size = cache_size(server, concurrency=_size(options).concurrency)
+    rows: list[RealRow] = []
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(llm_server(None, None, str(model_dir), folder, tuple(arguments)))
+            for folder in _vllm_folders(options)
+        ]
+        size = cache_size(servers[0], concurrency=_size(options).concurrency)
         _, renderer = _renderer(options, data, model_dir, options.template)
-        return real_rows(streams, server, size, renderer, tell)
+        if "real" in parts:
+            rows += real_rows(streams, servers[0], size, renderer, tell)
+        if "real-replicas" in parts and REPLICA_STREAM in streams:
+            asks = streams[REPLICA_STREAM]
+            rows.append(real_replicas_row(REPLICA_STREAM, asks, servers, size, renderer, tell))
+    return rows
+
+
+def _vllm_folders(options: GenerationOptions) -> list[Path]:
+    """Returns a folder for each vLLM of the run."""
+    count = REAL_REPLICAS.servers if "real-replicas" in _parts(options) else 1
+    return [options.work / "generation" / f"vllm-{number}" for number in range(1, count + 1)]
 
 
 def _parts(options: GenerationOptions) -> set[str]:

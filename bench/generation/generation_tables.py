@@ -88,13 +88,13 @@ def replicas_table(rows: Sequence[ReplicaRow]) -> Table:
 def real_table(rows: Sequence[RealRow]) -> Table:
     """Returns a line for each run of vLLM."""
     table = Table(
-        *("stream", "order", "backlog", "prompts", "simulated", "reported", "difference"),
-        "prompts with equal counts",
+        *("stream", "servers", "order", "backlog", "prompts", "simulated", "reported"),
+        *("difference", "prompts with equal counts"),
         title="Cached share of the prompt tokens, simulated and as a real vLLM reports it",
     )
     for row in rows:
         table.add_row(
-            *(row.stream, row.order, str(row.backlog), str(row.prompts)),
+            *(row.stream, str(row.servers), row.order, str(row.backlog), str(row.prompts)),
             *(f"{row.simulated_share:.4f}", f"{row.reported_share:.4f}", f"{row.off:+.4f}"),
             str(row.equal_prompts),
         )

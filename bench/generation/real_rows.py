@@ -1,6 +1,7 @@
 """The simulated cache beside a real vLLM's: the same prompts in the same order, and both counts.
 
-The order is chosen as in the simulation, before the first prompt is sent. Prompts are token ids.
+The order, and with several servers the server of each prompt, is chosen as in the simulation,
+before the first prompt is sent. Prompts are token ids.
 Runs of one server differ in their cache salt, so that none finds the blocks of another one; these
 are the first to be evicted.
 """
@@ -19,6 +20,7 @@ from bench.core.progress import Tell
 from bench.generation.block_simulator import CacheSize
 from bench.generation.llm_server import LlmAddress
 from bench.generation.order_rows import SCORE_LOSS_MAX
+from bench.generation.replicas import ReplicasCase, send_to_replicas
 from bench.generation.simulation import (
     OrderCase,
     Renderer,
@@ -33,21 +35,24 @@ OUTPUT_TOKENS = 4
 SEND_GAP_S = 0.01
 """Between two requests, so that the server starts them in the order in which they are sent."""
 OFF_MAX = 0.005
-"""How far apart the two shares may be."""
+REPLICAS_OFF_MAX = 0.01
+"""How far apart the two shares may be, of one server and of several."""
 REAL_CASES = (
     OrderCase(order="arrival", backlog=1),
     OrderCase(order="cached_prefix", backlog=256, score_loss_max=SCORE_LOSS_MAX),
 )
+REAL_REPLICAS = ReplicasCase(servers=2, order="cached_prefix", backlog=256, overtaken_max=256)
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 
 
 class RealRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run: the hit share of its prompts as simulated, and as the server reported.
+    """A run: the hit share of its prompts as simulated, and as the servers reported.
 
     `equal_prompts`: those whose cached tokens were the simulated ones.
     """
 
     stream: StreamName
+    servers: int
     order: str
     backlog: int
     prompts: int
@@ -95,22 +100,61 @@ def real_rows(
             step = f"vLLM, {stream}, {case.order}"
             salt = f"{stream}-{case.order}"
             reported = asyncio.run(_send_all(sent, address, size.concurrency, salt, step, tell))
-            tokens = sum(len(prompt.token_ids) for prompt in sent)
-            rows.append(
-                RealRow(
-                    stream=stream,
-                    order=case.order,
-                    backlog=case.backlog,
-                    prompts=len(sent),
-                    simulated_share=share_of(sent).share,
-                    reported_share=sum(reported) / tokens,
-                    equal_prompts=sum(
-                        prompt.cached_tokens == cached
-                        for prompt, cached in zip(sent, reported, strict=True)
-                    ),
-                )
-            )
+            rows.append(_row(stream, case, sent, reported))
     return rows
+
+
+def real_replicas_row(
+    stream: StreamName,
+    asks: Sequence[Ask],
+    addresses: Sequence[LlmAddress],
+    size: CacheSize,
+    renderer: Renderer,
+    tell: Tell,
+) -> RealRow:
+    """Sends each of equal servers its prompts of `REAL_REPLICAS`, all servers at once. Blocks."""
+    found = send_to_replicas(asks, REAL_REPLICAS, size, renderer)
+    reported = asyncio.run(_send_to_each(found.sent, addresses, size.concurrency, stream, tell))
+    sent = [prompt for each in found.sent for prompt in each]
+    return _row(stream, REAL_REPLICAS, sent, reported, servers=len(addresses))
+
+
+def _row(
+    stream: StreamName,
+    case: OrderCase | ReplicasCase,
+    sent: Sequence[SentPrompt],
+    reported: Sequence[int],
+    servers: int = 1,
+) -> RealRow:
+    return RealRow(
+        stream=stream,
+        servers=servers,
+        order=case.order or "round robin",
+        backlog=case.backlog,
+        prompts=len(sent),
+        simulated_share=share_of(sent).share,
+        reported_share=sum(reported) / sum(len(prompt.token_ids) for prompt in sent),
+        equal_prompts=sum(
+            prompt.cached_tokens == cached for prompt, cached in zip(sent, reported, strict=True)
+        ),
+    )
+
+
+async def _send_to_each(
+    sent: Sequence[Sequence[SentPrompt]],
+    addresses: Sequence[LlmAddress],
+    concurrency: int,
+    stream: StreamName,
+    tell: Tell,
+) -> list[int]:
+    """Returns the cached tokens of the prompts, one server after the other."""
+    reported = await asyncio.gather(
+        *(
+            _send_all(each, address, concurrency, "replicas", f"vLLM {number}, {stream}", tell)
+            for number, (each, address) in enumerate(zip(sent, addresses, strict=True), start=1)
+        )
+    )
+    return [cached for each in reported for cached in each]
 
 
 async def _send_all(

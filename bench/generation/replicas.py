@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from bench.generation.block_simulator import BlockSimulator, CacheSize
-from bench.generation.simulation import CachedShare, Renderer
+from bench.generation.simulation import CachedShare, Renderer, SentPrompt, share_of
 from bench.generation.streams import Ask
 from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
@@ -64,7 +64,8 @@ class ReplicasResult(msgspec.Struct, frozen=True, kw_only=True):
     `requests_of_mean`, `computed_of_mean`: the requests, and the computed tokens, of the server
     with most of them, divided by the mean. `resent`: prompts that were sent again after the kill.
     `answered`: prompts that were, each once. `miscredited_blocks`: blocks that the dispatcher
-    thought cached when it sent a prompt, and which were not.
+    thought cached when it sent a prompt, and which were not. `sent`: the prompts of each server, in
+    order.
     """
 
     share: CachedShare
@@ -73,24 +74,21 @@ class ReplicasResult(msgspec.Struct, frozen=True, kw_only=True):
     resent: int
     answered: int
     miscredited_blocks: int
+    sent: tuple[tuple[SentPrompt, ...], ...]
 
 
 @dataclass(slots=True)
 class _Replica:
     cache: BlockSimulator
     next_seq: int = 0
-    requests: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
+    sent: list[SentPrompt] = field(default_factory=list)
     is_down: bool = False
 
-    def start(self, token_ids: Sequence[int]) -> int:
-        """Starts a request; returns how long it lasts."""
-        found = self.cache.start(token_ids)
-        self.requests += 1
-        self.cached_tokens += found.cached
-        self.computed_tokens += found.computed
-        return found.cached
+    def start(self, token_ids: tuple[int, ...]) -> int:
+        """Starts a request; returns its cached tokens."""
+        cached = self.cache.start(token_ids).cached
+        self.sent.append(SentPrompt(token_ids=token_ids, cached_tokens=cached))
+        return cached
 
 
 def send_to_replicas(
@@ -235,17 +233,14 @@ class _Run:
 def _result(
     replicas: Sequence[_Replica], *, resent: int, answered: int, miscredited: int
 ) -> ReplicasResult:
-    requests = [replica.requests for replica in replicas]
-    computed = [replica.computed_tokens for replica in replicas]
+    requests = [len(replica.sent) for replica in replicas]
+    computed = [share_of(replica.sent).computed_tokens for replica in replicas]
     return ReplicasResult(
-        share=CachedShare(
-            prompts=sum(requests),
-            cached_tokens=sum(replica.cached_tokens for replica in replicas),
-            computed_tokens=sum(computed),
-        ),
+        share=share_of([prompt for replica in replicas for prompt in replica.sent]),
         requests_of_mean=max(requests) * len(requests) / sum(requests),
         computed_of_mean=max(computed) * len(computed) / sum(computed),
         resent=resent,
         answered=answered,
         miscredited_blocks=miscredited,
+        sent=tuple(tuple(replica.sent) for replica in replicas),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
@@ -19,7 +20,14 @@ from bench.generation.generation import GenerationResult, promises_of
 from bench.generation.generation_tables import print_generation
 from bench.generation.llm_server import LlmAddress
 from bench.generation.order_rows import CASES, PROMISED_CASES, OrderBench, OrderRow
-from bench.generation.real_rows import REAL_CASES, RealRow, cache_size, real_rows
+from bench.generation.real_rows import (
+    REAL_CASES,
+    REAL_REPLICAS,
+    RealRow,
+    cache_size,
+    real_replicas_row,
+    real_rows,
+)
 from bench.generation.replica_rows import ReplicaRow
 from bench.generation.simulation import Renderer
 from bench.generation.streams import Ask
@@ -97,8 +105,8 @@ class StandInVllm(BaseHTTPRequestHandler):
         """Is quiet."""
 
 
-@pytest.fixture
-def vllm() -> Iterator[tuple[LlmAddress, type[StandInVllm]]]:
+@contextmanager
+def stand_in() -> Iterator[tuple[LlmAddress, type[StandInVllm]]]:
     handler = type("Handler", (StandInVllm,), {"servers": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -107,6 +115,12 @@ def vllm() -> Iterator[tuple[LlmAddress, type[StandInVllm]]]:
         yield LlmAddress(url=url, model="m", is_own=False), handler
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def vllm() -> Iterator[tuple[LlmAddress, type[StandInVllm]]]:
+    with stand_in() as started:
+        yield started
 
 
 def test_the_reported_counts_stand_beside_the_simulated_ones(
@@ -120,6 +134,17 @@ def test_the_reported_counts_stand_beside_the_simulated_ones(
     assert all(row.off == 0 and row.equal_prompts == row.prompts == 6 for row in rows)
     assert rows[1].reported_share > rows[0].reported_share
     assert len(handler.servers) == 2, "each run has a salt of its own"
+
+
+def test_each_of_two_servers_gets_the_prompts_that_it_is_simulated_with(
+    vllm: tuple[LlmAddress, type[StandInVllm]],
+) -> None:
+    with stand_in() as (second, _):
+        row = real_replicas_row("zipf", ASKS, [vllm[0], second], SIZE, renderer(), silent)
+    assert (row.servers, row.order, row.backlog) == (2, REAL_REPLICAS.order, REAL_REPLICAS.backlog)
+    assert row.off == 0
+    assert row.equal_prompts == row.prompts == 6
+    assert row.reported_share > 0
 
 
 def test_a_server_that_reports_nothing_is_named(
@@ -170,6 +195,7 @@ def test_there_is_a_row_for_each_policy_and_size_of_the_host() -> None:
 
 REAL = RealRow(
     stream="zipf",
+    servers=1,
     order="arrival",
     backlog=1,
     prompts=9,
@@ -217,6 +243,8 @@ def test_each_promise_is_broken_by_the_row_that_is_promised() -> None:
     assert held(replicas=[changed(REPLICA, unanswered=1)]) == [True, False]
     assert held(real=[REAL]) == [True]
     assert held(real=[REAL, changed(REAL, reported_share=0.506)]) == [False]
+    assert held(real=[REAL, changed(REAL, servers=2, reported_share=0.509)]) == [True, True]
+    assert held(real=[changed(REAL, servers=2, reported_share=0.511)]) == [False]
 
 
 def test_the_tables_show_shares_side_by_side() -> None:
