@@ -13,6 +13,7 @@ from generator.plan.query_digest import query_digest
 from generator.plan.quote import choose_quote
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
+from generator.warming.warmer import Warmed
 from schemas.answer import (
     Answer,
     AnswerError,
@@ -49,7 +50,7 @@ RECORD_EXTRA_BYTES = 4 * 1024
 
 
 def answered(
-    work: QueryInProgress, generated: Generated, now_us: int, *, citations_max: int
+    work: QueryInProgress, generated: Generated, now_us: int, warmed: Warmed, *, citations_max: int
 ) -> tuple[Answer, Citations]:
     """Returns the answer that the model wrote, and its citations.
 
@@ -96,6 +97,8 @@ def answered(
             input_tokens=finished.input_tokens,
             output_tokens=finished.output_tokens,
             cached_tokens=finished.cached_tokens,
+            warmed_tokens=warmed.used,
+            warmed_in_vain_tokens=warmed.in_vain,
         ),
         model=finished.model or None,
         timings_ms=_timings_ms(retrieval, work.progress, now_us),

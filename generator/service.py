@@ -91,7 +91,7 @@ from generator.query_in_progress import (
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.stream_answer import stream_answer
 from generator.tracing import inference
-from generator.warming.warmer import Warmer
+from generator.warming.warmer import Warmed, Warmer
 from schemas.answer import Answer, ErrorType
 from schemas.codec import tenant_of
 from schemas.errors import RecordError
@@ -600,8 +600,9 @@ class GeneratorStage:
 
     def _answer(self, work: QueryInProgress, outcome: Generated, now_us: int) -> None:
         finished = outcome.finished
+        warmed = self._note_warmth(work, finished.cached_tokens)
         answer, citations = answered(
-            work, outcome, now_us, citations_max=self._settings.citations_max
+            work, outcome, now_us, warmed, citations_max=self._settings.citations_max
         )
         metrics = self._metrics.generator
         self._count(work, "output", finished)
@@ -609,7 +610,6 @@ class GeneratorStage:
         metrics.citations.labels(result="invented").inc(len(citations.invented))
         url = self._servers[work.server].address
         operation = inference(work, finished, now_us, model=self._model, url=url)
-        self._note_warmth(work, finished.cached_tokens)
         late = self._late(work.unit.record, work.progress)
         self._hand_over(work.unit, answer, now_us, (operation,), late=late)
 
@@ -622,13 +622,13 @@ class GeneratorStage:
         tokens.add("cached", tenant, used.cached_tokens)
         tokens.add(written_as, tenant, used.output_tokens)
 
-    def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> None:
-        """Tells the warmer what its work was good for."""
+    def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
+        """Tells the warmer what its work was good for, and returns that."""
         progress, wait_us = work.progress, None
         if progress.attempts == 1 and progress.first_token_us is not None:
             wait_us = progress.first_token_us - progress.arrived_us
         place = work.unit.record.source.place
-        self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
+        return self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
 
     def _extract(
         self,

@@ -73,14 +73,17 @@ class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Tokens, counted by the LLM server.
 
     Of the `input_tokens` of the prompt, `cached_tokens` came from its prefix cache, and it computed
-    the others. `reused_tokens`: input and output of the earlier answer that this one repeats; of a
-    replayed answer the others are 0.
+    the others. Warm-ups computed `warmed_tokens` of the cached ones while the search still ran, and
+    `warmed_in_vain_tokens` that are not part of the prompt. `reused_tokens`: input and output of
+    the earlier answer that this one repeats; of a replayed answer the others are 0.
     """
 
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0
     cached_tokens: NonNegative = 0
     reused_tokens: NonNegative = 0
+    warmed_tokens: NonNegative = 0
+    warmed_in_vain_tokens: NonNegative = 0
 
 
 class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):

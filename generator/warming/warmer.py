@@ -38,6 +38,14 @@ WARM_UP_PRIORITY = 1_000_000
 """Later than every prompt, where the server knows priorities."""
 
 
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """Tokens that warm-ups computed for a query: cached parts of its prompt, and others."""
+
+    used: int = 0
+    in_vain: int = 0
+
+
 @dataclass(slots=True)
 class _WarmUp:
     """A prefix that the server was asked for. `finished` None: it was cancelled, or failed."""
@@ -134,13 +142,14 @@ class Warmer:
 
     def answered(
         self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
-    ) -> None:
-        """A prompt was answered, of which `cached_tokens` were cached.
+    ) -> Warmed:
+        """A prompt was answered, of which `cached_tokens` were cached. Returns what was warmed.
 
         `wait_us`: from the end of its search to the first token; None: it was sent more than once.
         """
-        if place in self._queries:
-            self._end(place, token_ids, cached_tokens, wait_us)
+        if place not in self._queries:
+            return Warmed()
+        return self._end(place, token_ids, cached_tokens, wait_us)
 
     def make_room(self) -> None:
         """Cancels warm-ups, the newest first, until the server has room for all prompts."""
@@ -195,7 +204,7 @@ class Warmer:
 
     def _end(
         self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
-    ) -> None:
+    ) -> Warmed:
         """Forgets a query, and counts the tokens that warm-ups computed: used ones, and others.
 
         Of a warm-up that did not finish, all count that were not warmed before it.
@@ -213,6 +222,7 @@ class Warmer:
             known = ids
         self._metrics.tokens.add("warmed_used", query.tenant, used)
         self._metrics.tokens.add("warmed_in_vain", query.tenant, warmed - used)
+        return Warmed(used=used, in_vain=warmed - used)
 
 
 def _warm_up_of(prompt: LlmRequest, token_ids: tuple[int, ...]) -> LlmRequest:

@@ -31,6 +31,7 @@ from schemas.deadletter import DeadLetterMark
 from schemas.headers import ATTEMPT_HEADER
 from schemas.jsonschema import RECORDS
 from schemas.record import Headers, Record, Source
+from schemas.retrieval import Retrieval
 from schemas.topics import (
     ANSWERS,
     CANCELS,
@@ -40,6 +41,7 @@ from schemas.topics import (
     QUERIES,
     QUERIES_DEAD,
     RETRIES,
+    RETRIEVAL_DRAFTS,
     RETRIEVALS,
     SCANS,
 )
@@ -52,6 +54,7 @@ from tests.records import (
     a_retrieval,
     a_scan,
     an_answer,
+    some_hits,
 )
 
 FOLDER = Path(__file__).parent / "v1-records"
@@ -60,6 +63,7 @@ STORED = (
     GROUPS.name,
     SCANS.name,
     RETRIEVALS.name,
+    RETRIEVAL_DRAFTS.name,
     ANSWERS.name,
     PARTIAL_ANSWERS.name,
     CANCELS.name,
@@ -86,6 +90,9 @@ def sample_of(topic: str) -> Record:
         GROUPS.name: lambda: a_group(a_grouped_query("q-1", (3, 1))),
         SCANS.name: a_scan,
         RETRIEVALS.name: lambda: a_retrieval("q-1"),
+        RETRIEVAL_DRAFTS.name: lambda: a_retrieval(
+            "q-1", some_hits(), is_final=False, clusters_done=4, clusters_total=20
+        ),
         ANSWERS.name: lambda: an_answer("q-1"),
         PARTIAL_ANSWERS.name: lambda: PartialAnswer(
             query_id="q-1", generation_id="g-1", seq=3, text="In 1889"
@@ -157,7 +164,8 @@ def stored_sample(topic: str) -> tuple[bytes, Headers, Any]:
 @pytest.mark.parametrize("topic", STORED)
 def test_a_stored_record_is_read_as_it_was_written(topic: str) -> None:
     value, headers, decoded = stored_sample(topic)
-    found = json.loads(msgspec.json.encode(decode(RECORDS[topic], value, headers)))
+    kind = Retrieval if topic == RETRIEVAL_DRAFTS.name else RECORDS[topic]
+    found = json.loads(msgspec.json.encode(decode(kind, value, headers)))
     assert {name: found[name] for name in decoded} == decoded
 
 

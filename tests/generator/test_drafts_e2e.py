@@ -69,6 +69,7 @@ def test_a_prompt_finds_the_passages_warm_that_its_search_found_early(
     assert len(drafts) == sent > 0
     assert [each.status for each in answers] == ["ok"] * QUESTIONS
     assert done > 0 and used > 0
+    assert used == sum(each.usage.warmed_tokens for each in answers if each.usage)
     completed = llm.requests.completed_by_id
     assert done == sum(completed[name] for name in completed if name.endswith("/warm-up"))
     cached = [each.usage.cached_tokens if each.usage else 0 for each in answers]

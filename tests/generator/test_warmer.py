@@ -20,7 +20,7 @@ from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock
 from tests.generator.stage import running
-from tests.records import a_query, a_retrieval, a_source
+from tests.records import a_query, a_retrieval, a_source, a_unit
 
 SETTINGS = GeneratorSettings(passages_max=3, speculation="stable")
 TEMPLATES = load_templates(SETTINGS)
@@ -184,13 +184,15 @@ async def test_tokens_count_as_used_as_far_as_the_prompt_found_them_cached(rig: 
     (warm,) = rig.engine.warmed
     prompt = (*warm.token_ids, 1, 2, 3)
     rig.warmer.searched(final(1))
-    rig.warmer.answered(a_source(1).place, prompt, cached_tokens=5, wait_us=1)
+    warmed = rig.warmer.answered(a_source(1).place, prompt, cached_tokens=5, wait_us=1)
     assert (rig.tokens("warmed_used"), rig.tokens("warmed_in_vain")) == (5, len(prompt) - 3 - 5)
+    assert (warmed.used, warmed.in_vain) == (5, len(prompt) - 3 - 5)
     await rig.drafts(2, "abc", "abc", "abc")
     rig.warmer.answered(a_source(2).place, (9, 9), cached_tokens=0, wait_us=1)
     assert rig.tokens("warmed_used") == 5
-    rig.warmer.answered(a_source(3).place, prompt, cached_tokens=5, wait_us=1)
+    warmed = rig.warmer.answered(a_source(3).place, prompt, cached_tokens=5, wait_us=1)
     assert rig.tokens("warmed_used") == 5, "that query was not warmed"
+    assert (warmed.used, warmed.in_vain) == (0, 0)
 
 
 def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
@@ -199,4 +201,11 @@ def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
         for revision in (1, 2, 3):
             run.stage.draft(draft(7, "abc", revision))
         run.wait(lambda: len(engine.warmed) == 1)
-    assert engine.requests == []
+        assert engine.requests == []
+        run.offer(a_unit(7, final(7)))
+        (answer,) = run.wait_for_answers(1)
+        counted = (run.tokens("warmed_used"), run.tokens("warmed_in_vain"))
+    (warm,) = engine.warmed
+    assert answer.status == "ok" and answer.usage is not None
+    usage = (answer.usage.warmed_tokens, answer.usage.warmed_in_vain_tokens)
+    assert usage == counted == (0, len(warm.token_ids)), "this model caches whole prompts only"
