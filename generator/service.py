@@ -69,10 +69,10 @@ from generator.plan.dispatch_events import (
     SendPrompt,
     TimePassed,
 )
-from generator.plan.kv_tree import KvTreeEvent
+from generator.plan.kv_tree import KvTreeEvent, digests_of
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
-from generator.plan.speculation.factory import make_policy
+from generator.plan.speculation.factory import SpeculationName, make_policy
 from generator.plan.speculation.protocol import EngineLoad
 from generator.prompt_forms import PromptForms
 from generator.prompts import (
@@ -179,10 +179,11 @@ class GeneratorStage:
         )
         self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._warmer = Warmer(
-            servers[0],
-            make_policy(settings.speculation if len(servers) == 1 else "none"),
+            servers,
+            make_policy(_speculation(settings, servers, follows_caches=bool(endpoints))),
             prepare=self._prepare_draft,
             run=self._requests.prepare,
+            choose=self._server_to_warm,
             load=self._load,
             block_tokens=lambda: self._forms.block_tokens,
             metrics=metrics,
@@ -248,6 +249,7 @@ class GeneratorStage:
             priority=prepared.request.priority,
             deadline_us=deadline_us_of(retrieval),
             tenant=retrieval.query.tenant or "",
+            warmed_at=self._warmer.server_of(retrieval.source.place),
         )
         work = QueryInProgress(
             unit=unit,
@@ -404,14 +406,20 @@ class GeneratorStage:
             return None  # the final retrieval is refused
         return None if prepared.is_extractive else prepared
 
-    def _load(self, warm_ups: int) -> EngineLoad:
-        """Returns the load of the server with so many warm-ups; a prompt waits if it refuses."""
+    def _server_to_warm(self, token_ids: tuple[int, ...], warm_ups: Sequence[int]) -> int:
+        size = self._forms.block_tokens
+        digests = digests_of(token_ids, block_tokens=size) if size else ()
         with self._lock:
-            is_closed = self._is_draining or not self._dispatcher.is_open
+            return self._dispatcher.server_to_warm(digests, warm_ups)
+
+    def _load(self, server: int, warm_ups: int) -> EngineLoad:
+        """Returns the load of a server with so many warm-ups; a prompt waits if it refuses."""
+        with self._lock:
+            is_open = self._dispatcher.health(server).state == "open"
             return EngineLoad(
-                in_flight=self._dispatcher.in_flight + warm_ups,
-                waiting=max(self._dispatcher.waiting, is_closed),
-                limit=self._dispatcher.concurrency(0),
+                in_flight=self._dispatcher.in_flight_at(server) + warm_ups,
+                waiting=max(self._dispatcher.waiting, self._is_draining or not is_open),
+                limit=self._dispatcher.concurrency(server),
             )
 
     def _act(self, actions: tuple[DispatchAction, ...]) -> None:
@@ -429,7 +437,7 @@ class GeneratorStage:
                     if form is not None:
                         with self._lock:
                             self._forms.put_in(work, form)
-                    self._warmer.make_room()
+                    self._warmer.make_room(server)
                     self._requests.send(id, self._ask(work))
             case CheckServer(server=server):
                 self._requests.send(check_id(server), self._check(server))
@@ -680,6 +688,16 @@ class GeneratorStage:
         answer = failed(unit.record, progress, now_us, error_type, message)
         failure = query_failure(unit.record, error_type, message, is_refusal=True)
         self._hand_over(unit, answer, now_us, failure=failure)
+
+
+def _speculation(
+    settings: GeneratorSettings, servers: LlmServers, *, follows_caches: bool
+) -> SpeculationName:
+    """Returns the policy of warm-ups: none where a prompt may miss the server that was warmed."""
+    if len(servers) == 1 or follows_caches or settings.speculation == "none":
+        return settings.speculation
+    log.info("several LLM servers are warmed only if llm.kv_events says what they have cached")
+    return "none"
 
 
 def _bounds(settings: GeneratorSettings) -> ConcurrencyBounds:

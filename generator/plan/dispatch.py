@@ -6,7 +6,8 @@ queue of prompts. Each has its health, its requests in flight, and what it has c
 *Which prompt, which server.* A server that has a free place takes the prompt that the order of
 `queue` chooses for it. Of several with a free place the one takes it that has most of it cached,
 unless it has more than its share of the work: the least loaded one, or one with `LEAD_MAX` requests
-more than that. Where nothing is known to be cached, the least loaded one takes it.
+more than that. Of a prompt whose blocks are not known yet, that is the server that was warmed for
+it. Where nothing is known to be cached, the least loaded one takes it.
 
 *Failures.* A refused prompt is retried until the deadline of its query, or without end if it has
 none; at once if another server is open. A prompt over which servers fail again and again, although
@@ -43,7 +44,7 @@ from generator.plan.dispatch_events import (
     SendPrompt,
 )
 from generator.plan.health import CHECK, ServerHealth
-from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost
+from generator.plan.kv_tree import BlockDigest, KvTree, KvTreeEvent, ServerLost
 from generator.plan.order.cached_prefixes import CachedPrefixes
 from generator.plan.order.factory import OrderName, make_order
 from generator.plan.queue import PromptQueue, QueuedPrompt, ServerCache
@@ -175,6 +176,21 @@ class Dispatcher:
     def in_flight(self) -> int:
         """Prompts at the servers."""
         return len(self._in_flight)
+
+    def server_to_warm(self, digests: Sequence[BlockDigest], warm_ups: Sequence[int]) -> int:
+        """Returns the server for a warm-up of these blocks; `warm_ups`: those at each server.
+
+        Of the open ones with a free place it is the one that has most of them cached, of equal ones
+        that with the fewest requests. Without a free place it is any.
+        """
+
+        def merit(place: int) -> tuple[bool, int, int]:
+            server = self._servers[place]
+            requests = server.in_flight + warm_ups[place]
+            cached = 0 if server.tree is None else server.tree.cached_blocks(digests)
+            return server.is_open and requests < server.concurrency, cached, -requests
+
+        return max(range(len(self._servers)), key=merit)
 
     def credit(self) -> int:
         """Returns how many more prompts may arrive: none unless a server is open."""

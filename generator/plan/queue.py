@@ -32,7 +32,7 @@ class Prompt:
     """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds.
 
     `due_us`: the deadline of another query that waits for its answer; it only orders. `forms`: the
-    ways to send it, as far as its tokens are known.
+    ways to send it, as far as its tokens are known. `warmed_at`: the server that was warmed for it.
     """
 
     id: int
@@ -42,6 +42,7 @@ class Prompt:
     due_us: int | None = None
     tenant: str = ""
     forms: tuple[PromptForm, ...] = ()
+    warmed_at: int | None = None
 
     def is_late(self, now_us: int) -> bool:
         """Returns whether the deadline has passed."""
@@ -221,7 +222,9 @@ class PromptQueue:
 
     def _gain(self, server: int, id: int) -> float:
         found = self._cached(server, id)
-        return 0.0 if found is None else found.cached_over_computed
+        if found is None:  # most prompts that were warmed are sent before their blocks are known
+            return float(self._waiting[id].prompt.warmed_at == server)
+        return found.cached_over_computed
 
     def _take(
         self, id: int, servers: Sequence[int], form: PromptForm | None = None

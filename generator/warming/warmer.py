@@ -1,4 +1,4 @@
-"""Warms the LLM server's prefix cache while searches run, and counts what that was good for.
+"""Warms the prefix caches of the LLM servers while searches run, and counts what that was good for.
 
 A policy decides (`generator.plan.speculation`). This is its driver, for the event loop of the
 requests. A warm-up ends at the latest when its search has ended: the server keeps the blocks that
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from carpool.clock import Clock
 from carpool.telemetry.metrics import Metrics
-from generator.llm.protocol import LlmEngine, LlmFinished, LlmRefusal, LlmRequest, PromptRefused
+from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest, PromptRefused
+from generator.llm.servers import LlmServers
 from generator.plan.recent import Recent
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
@@ -56,12 +57,16 @@ class _WarmUp:
 
 @dataclass(slots=True)
 class _SearchingQuery:
-    """A query with drafts that is not answered yet. `prompt`: of its last draft."""
+    """A query with drafts that is not answered yet. `prompt`: of its last draft.
+
+    `server`: of its last warm-up.
+    """
 
     tenant: str
     revision: int
     prompt: LlmRequest
     warm_ups: list[_WarmUp] = field(default_factory=list)
+    server: int = 0
     task: asyncio.Task[None] | None = None
 
 
@@ -70,25 +75,29 @@ class Warmer:
 
     def __init__(
         self,
-        engine: LlmEngine,
+        servers: LlmServers,
         policy: SpeculationPolicy,
         *,
         prepare: Callable[[Retrieval], PreparedPrompt | None],
         run: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        load: Callable[[int], EngineLoad],
+        choose: Callable[[tuple[int, ...], Sequence[int]], int],
+        load: Callable[[int, int], EngineLoad],
         block_tokens: Callable[[], int],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         """`prepare`: the prompt of a draft; None: it has none. `run` starts a task.
 
-        `load`: that of the server, with so many warm-ups. `block_tokens`: tokens of the blocks that
-        it caches; 0: not known. Tokens behind the last full block would be computed in vain.
+        `choose`: the server for a prefix (none: not known yet), with so many warm-ups at each
+        server. `load`: that of a server, with so many warm-ups. `block_tokens`: tokens of the
+        blocks that servers cache; 0: not known. Tokens behind the last full block would be computed
+        in vain.
         """
-        self._engine = engine
+        self._servers = servers
         self._policy = policy
         self._prepare = prepare
         self._run = run
+        self._choose = choose
         self._load = load
         self._block_tokens = block_tokens
         self._metrics = metrics.generator
@@ -98,8 +107,14 @@ class Warmer:
 
     @property
     def in_flight(self) -> int:
-        """Warm-ups at the server."""
-        return sum(query.task is not None for query in self._queries.values())
+        """Warm-ups at the servers."""
+        return sum(self._at_servers())
+
+    def server_of(self, place: str) -> int | None:
+        """Returns the server that was warmed for a query; None: none was. For any thread."""
+        query = self._queries.get(place)
+        is_warmed = query is not None and any(each.token_ids for each in query.warm_ups)
+        return query.server if query is not None and is_warmed else None
 
     def draft(self, draft: Retrieval) -> None:
         """Takes a draft, in any order and more than once; one behind its search is ignored."""
@@ -151,27 +166,39 @@ class Warmer:
             return Warmed()
         return self._end(place, token_ids, cached_tokens, wait_us)
 
-    def make_room(self) -> None:
-        """Cancels warm-ups, the newest first, until the server has room for all prompts."""
+    def make_room(self, server: int) -> None:
+        """Cancels warm-ups, the newest first, until the server has room for its prompts."""
         for place, query in reversed(tuple(self._queries.items())):
-            load = self._load(self.in_flight)
+            load = self._load_at(server)
             if load.in_flight <= load.limit:
                 return
-            if query.task is not None:
+            if query.task is not None and query.server == server:
                 self._cancel(query)
                 self._warm_up_ended(place, is_done=False)
 
     def _tell(self, event: SpeculationEvent) -> None:
-        for action in self._policy.step(event, self._load(self.in_flight)):
+        load = self._load_at(self._choose((), self._at_servers()))
+        for action in self._policy.step(event, load):
             query = self._queries[action.query]
             match action:
                 case StartWarmUp(passages=passages):
                     assert query.task is None, "a query has one warm-up at a time"
                     warm_up = _WarmUp()
                     query.warm_ups.append(warm_up)
+                    query.server = self._choose((), self._at_servers())
                     query.task = self._run(self._warm(action.query, query, warm_up, len(passages)))
                 case CancelWarmUp():
                     self._cancel(query)
+
+    def _load_at(self, server: int) -> EngineLoad:
+        return self._load(server, self._at_servers()[server])
+
+    def _at_servers(self, *, but: _SearchingQuery | None = None) -> list[int]:
+        """Returns the warm-ups at each server, without that of one query."""
+        counts = [0] * len(self._servers)
+        for query in self._queries.values():
+            counts[query.server] += query.task is not None and query is not but
+        return counts
 
     def _warm_up_ended(self, place: str, *, is_done: bool) -> None:
         self._tell(WarmUpEnded(query=place, is_done=is_done, at_us=self._clock.now_us()))
@@ -181,13 +208,15 @@ class Warmer:
     ) -> None:
         outcome, prompt = "cancelled", query.prompt
         try:
-            ids = await self._engine.prefix(prompt, passages)
+            ids = await self._servers[query.server].prefix(prompt, passages)
             if not ids:
                 outcome = "text"  # the server takes no ids
             else:
                 ids = ids[: len(ids) - len(ids) % (self._block_tokens() or 1)] or ids
+                query.server = self._choose(ids, self._at_servers(but=query))
                 warm_up.token_ids = ids
-                warm_up.finished = await self._engine.warm(_warm_up_of(prompt, ids))
+                engine = self._servers[query.server]
+                warm_up.finished = await engine.warm(_warm_up_of(prompt, ids))
                 outcome = "done"
         except (LlmRefusal, PromptRefused):
             outcome = "refused"  # a prompt finds out why

@@ -495,6 +495,30 @@ def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() ->
     assert sent.server == 0, "it has one block of it, the other none that is known"
 
 
+def test_a_warm_up_goes_to_an_open_server_with_a_place_that_has_most_cached() -> None:
+    dispatcher = caching_dispatcher("arrival", concurrency=2)
+    warm = [dispatcher.server_to_warm(form.digests, (0, 0)) for form in FORMS[:2]]
+    assert warm == [0, 1]
+    assert [dispatcher.server_to_warm((), each) for each in ((0, 0), (1, 0), (0, 1))] == [0, 1, 0]
+    assert dispatcher.server_to_warm(FORMS[1].digests, (0, 2)) == 0, "the other one is full"
+    (sent,) = arrive(dispatcher, 1, form=1)
+    assert sent.server == 1
+    assert dispatcher.server_to_warm((), (0, 0)) == 0, "the other one has a prompt"
+    dispatcher.step(RequestRefused(id=1, server=1), 2)
+    assert dispatcher.server_to_warm(FORMS[1].digests, (0, 0)) == 0, "the other one is not open"
+
+
+def test_a_prompt_with_unknown_blocks_goes_to_the_server_that_was_warmed_for_it() -> None:
+    dispatcher = caching_dispatcher("cached_prefix", concurrency=8)
+    servers = []
+    for id in range(4):
+        prompt = Prompt(id=id, arrival_us=id, warmed_at=1)
+        (sent,) = dispatcher.step(PromptArrived(prompt=prompt), 1)
+        assert isinstance(sent, SendPrompt)
+        servers.append(sent.server)
+    assert servers == [1, 1, 0, 1], "not where it has more than its share of the work"
+
+
 def test_a_gap_in_a_servers_events_asks_for_a_replay() -> None:
     dispatcher = caching_dispatcher("cached_prefix")
     event = CacheChanged(server=1, event=KvBatch(seq=5, events=()))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from carpool.telemetry.metrics import Metrics
+from carpool.testing.kv_events import KvPublisher
 from generator.llm.memory import MemoryLlm
+from generator.llm.servers import LlmServers
 from generator.plan.speculation.protocol import EngineLoad
 from generator.plan.speculation.stable import Stable
 from generator.prompts import load_templates, prepare_prompt
@@ -19,7 +24,7 @@ from generator.warming.warmer import Warmer
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock
-from tests.generator.stage import running
+from tests.generator.stage import LLM, running, unit
 from tests.records import a_query, a_retrieval, a_source, a_unit
 
 SETTINGS = GeneratorSettings(passages_max=3, speculation="stable")
@@ -47,24 +52,35 @@ def final(n: int) -> Retrieval:
 
 
 class Rig:
-    """A warmer on an event loop, with room for `room` warm-ups."""
+    """A warmer on an event loop, with room for `room` warm-ups at each of `servers`.
 
-    def __init__(self) -> None:
-        self.engine = MemoryLlm()
+    `cached`: the server that is said to have most of every prefix.
+    """
+
+    def __init__(self, servers: int = 1) -> None:
+        self.engines = [MemoryLlm() for _ in range(servers)]
+        self.engine = self.engines[0]
+        self.cached: int | None = None
         self.room = 8
         self.block_tokens = 0
         self.registry = CollectorRegistry()
         self.tasks: list[asyncio.Task[None]] = []
         self.warmer = Warmer(
-            self.engine,
+            LlmServers(self.engines),
             Stable(clusters=2),
             prepare=lambda each: prepare_prompt(each, SETTINGS, TEMPLATES),
             run=self._run,
-            load=lambda warm_ups: EngineLoad(in_flight=warm_ups, waiting=0, limit=self.room),
+            choose=self._choose,
+            load=lambda _, warm_ups: EngineLoad(in_flight=warm_ups, waiting=0, limit=self.room),
             block_tokens=lambda: self.block_tokens,
             metrics=Metrics(self.registry),
             clock=HandClock(),
         )
+
+    def _choose(self, ids: tuple[int, ...], warm_ups: Sequence[int]) -> int:
+        if ids and self.cached is not None:
+            return self.cached
+        return min(range(len(self.engines)), key=lambda server: warm_ups[server])
 
     def _run(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -97,12 +113,12 @@ class Rig:
         return found or 0.0
 
 
-def through(test: Callable[[Rig], Awaitable[None]]) -> Callable[[], None]:
+def through(test: Callable[[Rig], Awaitable[None]], *, servers: int = 1) -> Callable[[], None]:
     """Runs a test on an event loop."""
 
     def run() -> None:
         async def on_loop() -> None:
-            rig = Rig()
+            rig = Rig(servers)
             await test(rig)
             for task in rig.tasks:
                 task.cancel()
@@ -159,7 +175,7 @@ async def test_without_room_nothing_is_warmed_and_prompts_take_the_room_of_warm_
         await rig.drafts(n, "abc", "abc", "abc")
     assert len(rig.engine.warmed) == rig.warmer.in_flight == 2
     rig.room = 1
-    rig.warmer.make_room()
+    rig.warmer.make_room(0)
     await rig.settle()
     assert rig.warmer.in_flight == 1
     assert rig.engine.cancelled == [f"{a_source(3).place}/warm-up"], "the newest goes first"
@@ -195,6 +211,32 @@ async def test_tokens_count_as_used_as_far_as_the_prompt_found_them_cached(rig: 
     assert (warmed.used, warmed.in_vain) == (0, 0)
 
 
+@partial(through, servers=2)
+async def test_warm_ups_are_spread_and_a_prompt_takes_the_room_of_those_at_its_server(
+    rig: Rig,
+) -> None:
+    for engine in rig.engines:
+        engine.warm_ups_hang = True
+    for n in (1, 2, 3, 4):
+        await rig.drafts(n, "abc", "abc", "abc")
+    assert [len(engine.warmed) for engine in rig.engines] == [2, 2]
+    assert [rig.warmer.server_of(a_source(n).place) for n in (1, 2, 3, 4)] == [0, 1, 0, 1]
+    assert rig.warmer.server_of(a_source(5).place) is None, "it has no drafts"
+    rig.room = 1
+    rig.warmer.make_room(1)
+    await rig.settle()
+    cancelled = [engine.cancelled for engine in rig.engines]
+    assert cancelled == [[], [f"{a_source(4).place}/warm-up"]], "the newest goes first"
+
+
+@partial(through, servers=2)
+async def test_a_warm_up_goes_to_the_server_that_has_most_of_it_cached(rig: Rig) -> None:
+    rig.cached = 1
+    await rig.drafts(1, "abc", "abc", "abc")
+    assert [len(engine.warmed) for engine in rig.engines] == [0, 1]
+    assert rig.warmer.server_of(a_source(1).place) == 1
+
+
 def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
     engine = MemoryLlm()
     with running(engine, SETTINGS) as run:
@@ -209,3 +251,34 @@ def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
     assert answer.status == "ok" and answer.usage is not None
     usage = (answer.usage.warmed_tokens, answer.usage.warmed_in_vain_tokens)
     assert usage == counted == (0, len(warm.token_ids)), "this model caches whole prompts only"
+
+
+def test_several_servers_are_not_warmed_unless_they_say_what_they_have_cached() -> None:
+    engines = [MemoryLlm(), MemoryLlm()]
+    with capture_logs() as logs, running(engines, SETTINGS) as run:
+        for revision in (1, 2, 3):
+            run.stage.draft(draft(7, "abc", revision))
+        run.offer(unit())
+        run.wait_for_answers(1)
+    assert [engine.warmed for engine in engines] == [[], []]
+    assert len([entry for entry in logs if "llm.kv_events" in entry["event"]]) == 1
+
+
+def test_a_prompt_goes_to_the_server_that_was_warmed_for_it() -> None:
+    """Both are idle, so it is sent before its blocks are known."""
+    engines = [MemoryLlm(), MemoryLlm()]
+    with KvPublisher(block_tokens=4) as one, KvPublisher(block_tokens=4) as other:
+        llm = msgspec.structs.replace(LLM, kv_events=f"{one.endpoint},{other.endpoint}")
+        with running(engines, SETTINGS, llm) as run:
+            run.wait(lambda: one.has_subscriber() and other.has_subscriber())
+            dispatcher = run.stage._dispatcher
+            run.wait(lambda: all(dispatcher.health(n).state == "open" for n in (0, 1)))
+            engines[0].warm_ups_hang = True
+            for n in (7, 8):
+                for revision in (1, 2, 3):
+                    run.stage.draft(draft(n, "abc", revision))
+            run.wait(lambda: [len(engine.warmed) for engine in engines] == [1, 1])
+            found = draft(8, "abc", 1, is_final=True)
+            run.offer(unit(found=found.hits, source=found.source))
+            run.wait_for_answers(1)
+    assert [len(engine.requests) for engine in engines] == [0, 1]
