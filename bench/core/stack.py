@@ -39,6 +39,7 @@ class ServiceProcess:
     ) -> None:
         """`ready_page`: the HTTP path that answers 200 when the process is ready."""
         self.command = tuple(command)
+        """Of the next start."""
         self.port = port
         self.log_file = log_file
         self._environ = dict(environ)
@@ -170,7 +171,7 @@ def parse_settings(given: Sequence[str]) -> dict[str, str]:
 
 
 class Stack:
-    """Grouper, searcher, generator and an LLM stand-in as processes on a broker that exists."""
+    """Grouper, searcher, generator and LLM stand-ins as processes on a broker that exists."""
 
     def __init__(
         self,
@@ -183,28 +184,39 @@ class Stack:
         settings: Mapping[str, str] | None = None,
         llm_url: str | None = None,
         llm_options: Sequence[str] = (),
+        llm_servers: int = 1,
+        kv_folder: Path | None = None,
         python_path: Path | None = None,
         commands: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """`settings`: further environment variables. `members`: processes of each service.
 
-        The stand-in runs when `services` has the generator, there is no `llm_url`, and the settings
-        do not turn the LLM off, with `llm_options`. `python_path`: where the packages of the
+        The stand-ins run when `services` has the generator, there is no `llm_url`, and the settings
+        do not turn the LLM off: `llm_servers` with `llm_options`. In a `kv_folder`, of a short
+        path, they say what they have cached. `python_path`: where the packages of the
         services are; None: as in this process. `commands`: of services that are not started by
         `carpool SERVICE`.
         """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
         self.processes: dict[str, ServiceProcess] = {}
+        self.llm_names: tuple[str, ...] = ()
         base, given = clean_environment(), dict(settings or {})
         if (
             llm_url is None
             and "generator" in services
             and given.get("CARPOOL_LLM_ENGINE") != "none"
         ):
-            self.processes["llm"] = stand_in = _llm_stand_in(base, work_dir, llm_options)
-            llm_url = f"http://{LOOPBACK}:{stand_in.port}/v1"
+            self.llm_names = tuple(member_names("llm", llm_servers))
+            kv_events = [f"ipc://{kv_folder}/{name}" for name in self.llm_names if kv_folder]
+            for number, name in enumerate(self.llm_names):
+                options = (*llm_options, "--kv-events", kv_events[number]) if kv_events else None
+                stand_in = _llm_stand_in(name, base, work_dir, options or llm_options)
+                self.processes[name] = stand_in
+            ports = [self.processes[name].port for name in self.llm_names]
+            llm_url = ",".join(f"http://{LOOPBACK}:{port}/v1" for port in ports)
             base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
+            base["CARPOOL_LLM_KV_EVENTS"] = ",".join(kv_events)
         for service in services:
             for name in member_names(service, members):
                 port = free_port()
@@ -238,16 +250,16 @@ class Stack:
             process.wait_ready(timeout_s)
 
     def stop_services(self) -> None:
-        """Ends all processes but the LLM."""
+        """Ends all processes but the LLM servers."""
         for name, process in self.processes.items():
-            if name != "llm":
+            if name not in self.llm_names:
                 process.stop()
 
     def stop(self) -> None:
-        """Ends all processes, the LLM last."""
+        """Ends all processes, the LLM servers last."""
         self.stop_services()
-        if "llm" in self.processes:
-            self.processes["llm"].stop()
+        for name in self.llm_names:
+            self.processes[name].stop()
 
     def __enter__(self) -> Stack:
         """Starts all processes."""
@@ -274,13 +286,13 @@ def _search_path(folder: Path | None) -> dict[str, str]:
 
 
 def _llm_stand_in(
-    environ: Mapping[str, str], work_dir: Path, options: Sequence[str]
+    name: str, environ: Mapping[str, str], work_dir: Path, options: Sequence[str]
 ) -> ServiceProcess:
     port = free_port()
     return ServiceProcess(
         [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port), *options],
         environ=environ,
         port=port,
-        log_file=work_dir / "llm.log",
+        log_file=work_dir / f"{name}.log",
         ready_page="/health",
     )

@@ -23,6 +23,16 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     network: Annotated[
         int, typer.Option("--network", min=0, help="Faults of the network before the brokers.")
     ] = 60
+    llm_servers: Annotated[
+        int,
+        typer.Option(
+            "--llm-servers",
+            min=1,
+            max=8,
+            help="Stand-ins for the LLM. Of several, one is killed: once for every five --kills, "
+            "at least once.",
+        ),
+    ] = 2
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of victims, kinds and times of faults.")
     ] = 0
@@ -147,7 +157,8 @@ def chaos(options: ChaosOptions) -> bool:
     """Is anything lost or repeated while services and brokers are killed and paused?
 
     Starts three brokers of Apache Kafka from KAFKA_HOME, a proxy before each, two of each service
-    and a stand-in for the LLM. Publishes questions of both classes at a steady rate, and injects
+    and two stand-ins for the LLM. Searches read from a slow disk and send drafts, from which the
+    stand-ins are warmed. Publishes questions of both classes at a steady rate, and injects
     faults at times drawn from the seed. A process fault is SIGKILL, or SIGSTOP for some seconds, of
     a service or of one broker at a time; what died is started again. A network fault is a delay, a
     cut, a half-open or broken network, the late end of a transaction, or a lost reply. A fault

@@ -21,14 +21,14 @@ KvEventMap: TypeAlias = Mapping[str, Any]
 
 
 class KvPublisher:
-    """A context manager; `endpoint` is for `llm.kv_events`. Use it from one thread.
+    """A context manager; `endpoint` is for `llm.kv_events`, None: one of its own.
 
-    Batches are numbered from 0.
+    Batches are numbered from 0. Use it from one thread.
     """
 
-    def __init__(self, *, block_tokens: int = 16) -> None:
+    def __init__(self, *, endpoint: str | None = None, block_tokens: int = 16) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="carpool-")
-        self.endpoint = f"ipc://{self._folder.name}/kv"
+        self.endpoint = endpoint or f"ipc://{self._folder.name}/kv"
         self.block_tokens = block_tokens
         self.replays = 0
         """Replays that were asked for."""

@@ -20,8 +20,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, get_args
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -29,6 +29,9 @@ from carpool.testing.http import HttpRequest, RefusedRequest, Responder, serve_c
 from carpool.testing.llm_dialects import ChatRequest, Dialect, refusal, tokens_max
 from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
 from carpool.testing.llm_tokens import decode, encode, messages_of, render
+
+if TYPE_CHECKING:
+    from carpool.testing.kv_events import KvPublisher
 
 HOST = "127.0.0.1"
 MODEL_TOKENS_MAX = 32_768
@@ -96,7 +99,7 @@ class LlmServer:
     `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
     `knee`: up to so many requests each is as fast as one alone; more share the speed of as many.
-    `more_words`: of each answer.
+    `more_words`: of each answer. `kv_events`: where it says what it caches, as vLLM does.
     """
 
     def __init__(
@@ -111,11 +114,14 @@ class LlmServer:
         caches_prefixes: bool = False,
         knee: int | None = None,
         more_words: int = 0,
+        kv_events: str | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.dialect = dialect
         self._takes_chats = takes_chats
-        self._caches_prefixes = caches_prefixes
+        self._caches_prefixes = caches_prefixes or kv_events is not None
+        self._kv_events = kv_events
+        self._publisher: KvPublisher | None = None
         self._cached: set[tuple[int, ...]] = set()  # prefixes of whole blocks
         self.requests = LlmRequests()
         self.fault = NO_FAULT
@@ -177,6 +183,15 @@ class LlmServer:
 
     async def serve(self, *, announce: bool = False) -> None:
         """Serves until it is stopped or cancelled; `announce` prints the address. `OSError`."""
+        with ExitStack() as opened:
+            if self._kv_events is not None:
+                from carpool.testing.kv_events import KvPublisher  # needs ZeroMQ
+
+                publisher = KvPublisher(endpoint=self._kv_events, block_tokens=BLOCK_TOKENS)
+                self._publisher = opened.enter_context(publisher)
+            await self._serve_until_stopped(announce)
+
+    async def _serve_until_stopped(self, announce: bool) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._serve, HOST, self.port)
         self.port = server.sockets[0].getsockname()[1]
@@ -374,6 +389,9 @@ class LlmServer:
         prefixes = [tuple(ids[:end]) for end in ends]
         # The last token is always computed: the answer begins after it.
         found = [each for each in prefixes if each in self._cached and len(each) < len(ids)]
+        if self._publisher is not None and (new := len(set(prefixes) - self._cached)):
+            first = len(prefixes) - new
+            self._publisher.publish(self._publisher.store(ids, first=first))
         self._cached.update(prefixes)
         return len(found) * BLOCK_TOKENS
 
@@ -425,9 +443,14 @@ def main() -> int:
     add("--knee", type=int, help="requests from which each more slows all; None: none does")
     add("--more-words", type=int, default=0, help="words by which each answer is longer")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
+    add("--kv-events", help="where to say what it caches, for llm.kv_events")
+    add("--broken", type=msgspec.json.decode, default={}, help="`LlmServer.broken`, in JSON")
     add("--dialect", choices=get_args(Dialect), default="vllm", help="the server to behave like")
     options = parser.parse_args()
-    server = LlmServer(**vars(options))
+    given = vars(options)
+    broken = given.pop("broken")
+    server = LlmServer(**given)
+    server.broken = broken
     try:
         asyncio.run(server.serve(announce=True))
     except KeyboardInterrupt:

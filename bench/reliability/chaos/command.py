@@ -15,6 +15,7 @@ from rich.table import Table
 
 from bench.core.services_run import begin_run
 from bench.core.spread import Spread, spread
+from bench.core.stack import member_names
 from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
 from bench.reliability.chaos.asked import drawn_questions
@@ -22,8 +23,11 @@ from bench.reliability.chaos.faults import quiet_after_s
 from bench.reliability.chaos.live import MEMBERS, broker_names, members
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.plan import (
+    LLM_SHARES,
     NETWORK_SHARES,
+    OF_LLM,
     OF_NETWORK,
+    PlannedFault,
     in_transaction_min,
     interleaved,
     plan_faults,
@@ -39,6 +43,7 @@ from carpool.settings import environment_name
 
 TIME_MAX_S = 1_200.0
 MUTANT_STALLED_S = 40.0
+LLM_KILL_EACH = 5
 
 
 class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +121,26 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
                 members=members(),
                 brokers=names,
             ),
+            plan_faults(
+                llm_kills(options.kills) if options.llm_servers > 1 else 0,
+                shares=LLM_SHARES,
+                duration_s=duration_s,
+                seed=options.seed,
+                members=member_names("llm", options.llm_servers),
+                brokers=names,
+            ),
         ),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
         settings={environment_name("kafka", "lanes"): str(MEMBERS), **settings},
+        llm_servers=options.llm_servers,
+        has_drafts=True,
     )
+
+
+def llm_kills(kills: int) -> int:
+    """Returns how often one of several LLM servers is killed, beside so many other kills."""
+    return max(1, kills // LLM_KILL_EACH)
 
 
 def mutant_plan(mutant: Mutant, index: BenchIndex) -> ChaosPlan:
@@ -200,14 +220,8 @@ def promises_of_data(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
 def promises_of_run(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
     """Returns what the run must contain, and whether it did."""
     run = result.run
-    planned = Counter(
-        "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
-        for fault in plan.faults
-    )
-    left = Counter(
-        "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
-        for fault in run.not_injected
-    )
+    planned = Counter(_sort_of(fault) for fault in plan.faults)
+    left = Counter(_sort_of(fault) for fault in run.not_injected)
     answers, asked = run.audit.answers, plan.asked.questions
     inside = in_transaction_min(planned["kills and pauses"])
     is_killing = any(fault.kind == "kill in a transaction" for fault in plan.faults)
@@ -220,8 +234,15 @@ def promises_of_run(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
         "some answers were given again to an equal prompt": answers.reused > 0
         or not asked.has_equal_texts,
         "some questions ended as withdrawn": answers.cancelled > 0 or not asked.withdrawn,
+        "some prefixes were warmed from drafts": run.calls.warm_ups > 0 or not plan.has_drafts,
         f"done within {TIME_MAX_S / 60:g} minutes": run.took_s <= TIME_MAX_S,
     }
+
+
+def _sort_of(fault: PlannedFault) -> str:
+    if fault.kind in OF_LLM:
+        return "kills of LLM servers"
+    return "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
 
 
 def print_chaos(console: Console, result: ChaosResult) -> None:
@@ -247,6 +268,7 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
         "offsets behind": _counts(run.behind),
         "LLM calls": f"{run.calls.started:,}; {run.calls.faulted:,} failed as the load wanted; "
         f"{run.calls_repeated:,} repeated, of {run.calls_allowed:,} in flight at faults",
+        "warm-ups that ended": run.calls.warm_ups,
         "faults by kind": _counts(result.faults_by_kind),
         "kills inside an open transaction": f"{result.in_transaction}, "
         f"{result.in_transaction_with_offsets} of them with offsets",

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from bench.reliability.chaos.network import NetworkFaults
-from bench.reliability.chaos.plan import OF_BROKERS, OF_NETWORK, Kind, PlannedFault
+from bench.reliability.chaos.plan import OF_BROKERS, OF_LLM, OF_NETWORK, Kind, PlannedFault
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from carpool.testing.transactions import DescribedTransaction
 
@@ -30,9 +30,9 @@ TRIES_MAX = 20
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that counted.
 
-    `transaction`: the victim's, as its coordinator described it. `in_flight`: records that the
-    victim had in flight; for a broker or a network, unanswered questions. `answers`: read until
-    then.
+    `transaction`: the victim's, as its coordinator described it. `in_flight`: records or requests
+    that the victim had in flight; for a broker or a network, unanswered questions. `answers`: read
+    until then.
     """
 
     at_s: float
@@ -63,7 +63,7 @@ class RunState(Protocol):
         """Returns the number of questions with a committed answer so far."""
 
     def in_flight(self, member: str) -> int:
-        """Returns the records that a member has in flight; 0 when it does not answer."""
+        """Returns the records, or requests, that it has in flight; 0 when it does not answer."""
 
     def transaction(self, member: str) -> DescribedTransaction | None:
         """Returns the transaction of a member, as its coordinator describes it."""
@@ -133,6 +133,9 @@ class FaultInjector:
 
     def _hit(self, fault: PlannedFault, victim: str, in_flight: int) -> InjectedFault | None:
         process = self.supervisor.processes[victim].process
+        if fault.kind in OF_LLM:
+            process.kill()
+            return self._note(fault, victim, in_flight, None)
         needs_open = fault.kind == "kill in a transaction"
         for _ in range(TRIES_MAX if needs_open else 1):
             process.pause()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
-from bench.reliability.chaos.llm_calls import CallsAtRisk
+from bench.reliability.chaos.llm_calls import CallsAtRisk, LlmStandIn
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
@@ -41,18 +41,20 @@ class LiveRun:
         withdrawals: Withdrawals,
         replays: LetterReplays,
         replays_expected: int,
+        stand_ins: Mapping[str, LlmStandIn],
     ) -> None:
-        self.supervisor = ProcessSupervisor(
-            {
-                each.name: each
-                for each in (*_supervised_members(stack), *_supervised_brokers(cluster))
-            }
+        supervised = (
+            *_supervised_members(stack),
+            *_supervised_brokers(cluster),
+            *_supervised_stand_ins(stand_ins),
         )
+        self.supervisor = ProcessSupervisor({each.name: each for each in supervised})
         self.network = network
         self.calls = CallsAtRisk()
         self.started_us = 0
         self._cluster = cluster
         self._stack = stack
+        self._stand_ins = stand_ins
         self._kafka = kafka
         self._recorder = recorder
         self._loads = loads
@@ -90,6 +92,8 @@ class LiveRun:
         return self._recorder.distinct(ANSWERS.name)
 
     def in_flight(self, member: str) -> int:
+        if member in self._stand_ins:
+            return self._stand_ins[member].in_flight()
         return int(self._stack[member].metric("carpool_units_in_flight"))
 
     def transaction(self, member: str) -> DescribedTransaction | None:
@@ -166,3 +170,8 @@ def _supervised_brokers(cluster: KafkaCluster) -> Iterator[SupervisedProcess]:
         yield SupervisedProcess(
             name=name, process=server, start=server.launch, is_up=server.is_listening
         )
+
+
+def _supervised_stand_ins(stand_ins: Mapping[str, LlmStandIn]) -> Iterator[SupervisedProcess]:
+    for name, each in stand_ins.items():
+        yield SupervisedProcess(name=name, process=each, start=each.start, is_up=each.is_up)

@@ -137,7 +137,7 @@ class LetterReplays(threading.Thread):
         self.replayed = 0
         """Letters that are known to be replayed."""
         self.failures = 0
-        """Rounds in which the brokers did not answer."""
+        """Rounds in which the brokers, or an LLM server, did not answer."""
 
     def run(self) -> None:
         while not self._stopping.wait(REPLAY_PAUSE_S):

@@ -20,6 +20,7 @@ Kind = Literal[
     "network down",
     "late end of a transaction",
     "lost reply",
+    "kill an LLM server",
 ]
 
 PROCESS_SHARES: Mapping[Kind, float] = {
@@ -37,6 +38,8 @@ NETWORK_SHARES: Mapping[Kind, float] = {
     "late end of a transaction": 0.20,
     "lost reply": 0.20,
 }
+LLM_SHARES: Mapping[Kind, float] = {"kill an LLM server": 1.0}
+OF_LLM: frozenset[Kind] = frozenset(LLM_SHARES)
 OF_BROKERS: frozenset[Kind] = frozenset({"kill a broker", "pause a broker"})
 OF_NETWORK: frozenset[Kind] = frozenset(NETWORK_SHARES)
 BEGIN_SHARE, END_SHARE = 0.04, 0.92
@@ -98,7 +101,7 @@ def plan_faults(
     begin_s, length_s = duration_s * BEGIN_SHARE, duration_s * (END_SHARE - BEGIN_SHARE)
     faults = []
     for number, kind in enumerate(kinds):
-        names = members if kind in PROCESS_SHARES and kind not in OF_BROKERS else brokers
+        names = brokers if kind in OF_BROKERS | OF_NETWORK else members
         faults.append(
             PlannedFault(
                 at_s=begin_s + length_s * (number + rng.random()) / count,

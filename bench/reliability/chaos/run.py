@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,12 +17,13 @@ from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL
+from bench.generation.slow_searcher import command as slow_searcher
 from bench.reliability.chaos.answer_audit import AnswerAudit
 from bench.reliability.chaos.asked import AskedQuestions
 from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
 from bench.reliability.chaos.live import MEMBERS, STEP_S, LiveRun, broker_names, members
-from bench.reliability.chaos.llm_calls import LlmCalls, break_on, calls_of
+from bench.reliability.chaos.llm_calls import LlmCalls, LlmStandIn, break_on, calls_of
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
 from bench.reliability.chaos.plan import PlannedFault
@@ -39,6 +41,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from producers.read_questions import Question
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
+from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 
 BROKERS = 3
 NOTE_S = 5.0
@@ -59,6 +62,18 @@ ENVIRONMENT = {
 }
 """Settings of the services: no embedding model, and an LLM that fails on some questions."""
 
+DISK_BYTES_PER_S = 1_500_000
+"""A search of 16 clusters takes 0.4 s at most, because the searches share their reads."""
+DRAFTS = {
+    "CARPOOL_SEARCHER_SEARCH_MODE": "exact",
+    "CARPOOL_SEARCHER_DRAFTS_AFTER_MS": "20",
+    "CARPOOL_SEARCHER_BUDGET_BYTES": str(PASSAGE_BUFFERS_BYTES + 256 * 1024),
+    # A searcher that is stopped for longer than a read may take would give up that read.
+    "CARPOOL_SEARCHER_READ_TIMEOUT_MS": "60000",
+    "CARPOOL_GENERATOR_SPECULATION": "stable",
+}
+"""Settings with which searches from a slow disk send drafts, and LLM servers are warmed."""
+
 Note = Callable[[str], None]
 
 
@@ -66,8 +81,9 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked and broken. `settings`: environment variables of the services.
 
     `wait_s_max`: the longest allowed time from a question to its answer; None: any. `stalled_s`:
-    without an answer for so long, the run ends.
-    `python_path`: the packages that the services run; None: those of this process.
+    without an answer for so long, the run ends. `has_drafts`: searches are slow, and LLM servers
+    say what they have cached. `python_path`: the packages that the services run; None: those of
+    this process.
     """
 
     asked: AskedQuestions
@@ -77,6 +93,8 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str]
     wait_s_max: float | None = None
     stalled_s: float = STALLED_S
+    llm_servers: int = 1
+    has_drafts: bool = False
     python_path: Path | None = None
 
 
@@ -115,6 +133,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
         make_topics(kafka)
+        kv_folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="carpool-")))
         stack = opened.enter_context(
             Stack(
                 bootstrap=cluster.bootstrap,
@@ -123,14 +142,19 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
                 members=MEMBERS,
                 settings={
                     **ENVIRONMENT,
+                    **(DRAFTS if plan.has_drafts else {}),
                     **plan.settings,
                     "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
                 },
                 llm_options=("--latency-ms", str(LLM_LATENCY_MS)),
+                llm_servers=plan.llm_servers,
+                kv_folder=kv_folder if plan.has_drafts else None,
                 python_path=plan.python_path,
+                commands={"searcher": slow_searcher(DISK_BYTES_PER_S)} if plan.has_drafts else {},
             )
         )
-        llm = stack["llm"]
+        stand_ins = {name: LlmStandIn(stack[name]) for name in stack.llm_names}
+        llm = tuple(stand_ins.values())
         break_on(llm, asked.broken)
         recorder = opened.enter_context(
             TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
@@ -147,6 +171,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             withdrawals=withdrawals,
             replays=replays,
             replays_expected=len(asked.dead),
+            stand_ins=stand_ins,
         )
         faults = list(plan.faults)
         injector = FaultInjector(faults, run.supervisor, run.network, run, random.Random(plan.seed))
