@@ -64,8 +64,9 @@ def answer_text(answer: Answer) -> RenderableType:
 def text_after(shown: str, answer: Answer) -> Text:
     """Returns what to print after the pieces of an answer, of which `shown` was printed.
 
-    It is what the pieces lack. If they go on where the answer ends, because the text began to
-    repeat itself, it says where. A text that differs from the pieces is printed again.
+    This is the rest of the answer. If the pieces are longer than the answer, because the text began
+    to repeat itself, a line says where the answer ends. A text that differs from the pieces is
+    printed again.
     """
     if answer.status not in ANSWERED:
         return Text()
@@ -75,7 +76,7 @@ def text_after(shown: str, answer: Answer) -> Text:
     if shown.startswith(text):
         words = text.split()
         last = ("… " if len(words) > LAST_WORDS else "") + " ".join(words[-LAST_WORDS:])
-        return Text(f"\n(cut, for it repeats itself: the answer ends with “{last}”)", style="dim")
+        return Text(f"\n(the text repeats itself; the answer ends with “{last}”)", style="dim")
     return Text(f"\n{text}")
 
 

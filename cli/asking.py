@@ -186,11 +186,11 @@ def cancel(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Withdraw questions: each ends as `cancelled` and frees its place at the LLM server.
+    """Withdraw questions: each ends as `cancelled` and frees its slot at the LLM server.
 
-    Prints each id once the brokers have its withdrawal (rag.cancels.v1). A question that has its
-    answer keeps it. Withdrawn is what was published with the id so far: what is published with it
-    later is answered. So for an id that nobody has asked, nothing happens.
+    Prints each id once the brokers have its cancel (rag.cancels.v1). A question that has its answer
+    keeps it. A cancel withdraws the questions that were published with the id before it; a question
+    that is published later is answered. A cancel of an unused id has no effect.
 
     \b
     Examples:

@@ -121,7 +121,7 @@ def searcher(
 def generator(
     bootstrap: BootstrapOption = None,
     llm_url: str | None = typer.Option(
-        None, "--llm-url", metavar="URL", help="The LLM server's API; several: with commas."
+        None, "--llm-url", metavar="URL", help="The LLM server's API; several URLs: with commas."
     ),
     model: str | None = typer.Option(None, "--model", help="Its model's name."),
     port: int | None = PortOption,

@@ -44,10 +44,9 @@ STOP_ORDER = (*SERVICES, VLLM, BROKER)
 
 @dataclass(frozen=True, kw_only=True)
 class StackPlan:
-    """The addresses of everything. `broker_port`, `vllm_port`: None where it runs already.
-
-    `passages_max`: of a prompt for the model of the own vLLM; None: as the settings say.
-    `kv_events`: where the own vLLM publishes its KV events; None: nowhere.
+    """The addresses of everything. `broker_port`, `vllm_port`: None where the server runs already.
+    `passages_max`: passages of a prompt, for the model of the vLLM that is started; None: as the
+    settings say. `kv_events`: where this vLLM publishes its KV events; None: nowhere.
     """
 
     bootstrap: str

@@ -186,7 +186,7 @@ def _print(found: Status) -> None:
 
 
 def _service_lines(services: list[ServiceStatus]) -> Iterator[Text]:
-    """Yields what generators cost and saved since their start, and what services lack."""
+    """Yields the tokens that generators paid and saved since their start, and service problems."""
     for service in services:
         if service.tokens:
             counts = ", ".join(

@@ -3,6 +3,7 @@
 *Invariant:* a query that was taken in ends in exactly one terminal answer, or in none if its
 partition was revoked; a server that refuses is waited for. *Invariant:* citations are numbers that
 the model wrote, limited to the passages in its prompt; the generator adds none. *Invariant:* a late
-answer is `expired`, never `ok`. *Invariant:* an answered query is not generated again. Absent on
-purpose: an order by cached prefixes, and speculation on drafts.
+answer is `expired`, never `ok`. *Invariant:* an answered query is not generated again. Not here, on
+purpose: a tokenizer, control of what a server evicts, and answers that begin before their search
+ends.
 """

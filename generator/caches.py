@@ -1,4 +1,4 @@
-"""What the LLM servers have cached: their KV events on the event loop, and the metrics of them."""
+"""Follows the KV events of all LLM servers on the event loop, and writes their metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 class ServerCaches:
     """Follows each server. For the event loop.
 
-    `on_event` gets each event with the place of its server. `labels`: the servers in metrics.
+    `on_event` gets each event with the position of its server. `labels`: the servers in metrics.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ServerCaches:
         self._count(server, "less", tree.overestimated)
 
     def block_tokens(self, sizes: Sequence[int]) -> int:
-        """Returns the size of blocks that prompts are cut in, of those of the servers.
+        """Returns the tokens of a block, as prompts are cut for all servers; 0: not known.
 
-        0 is a size that is not known. It is that of the first server whose size is known; another
-        one with another size is found to have nothing cached, and a log line says so.
+        `sizes`: of the servers; 0: not known. The first known size is used. A server with another
+        size counts as having nothing cached, and a log line says so.
         """
         size = next((one for one in sizes if one), 0)
         for server, one in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Finds out how many requests one LLM server takes at once: counts, and asks the plan each second.
+"""Measures one LLM server each second; `plan/concurrency.py` sets its number of requests at once.
 
 All calls are made on the event loop.
 """
@@ -51,7 +51,7 @@ class FoundConcurrency:
         self._output_tokens += 1
 
     def ended(self, id: int, *, is_answered: bool) -> None:
-        """A request is over, whatever became of it."""
+        """A request has ended: answered, refused or cancelled."""
         self._pending.discard(id)
         self._answers += is_answered
 

@@ -58,7 +58,7 @@ class RequestsInFlight:
         task.add_done_callback(lambda task: self._ended(id, task))
 
     def prepare(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a task that is no request for an answer. The caller may cancel it."""
+        """Starts another task than a request for an answer. The caller may cancel it."""
         task = self._loop.create_task(work)
         self._preparing.add(task)
         task.add_done_callback(self._prepared)

@@ -1,4 +1,4 @@
-"""The forms of a waiting prompt: its token ids, and the blocks of tokens that a server caches."""
+"""Makes the forms of a waiting prompt: its token ids, and the blocks that a server caches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PromptForms:
 
     `block_tokens`: tokens of a block of the servers; 0: not known, so prompts have no forms.
 
-    Passages are numbered in the text of a prompt, so that a passage has another text, and other
-    ids, at each place. That costs no cached block: blocks are equal only where all passages before
-    them are, and then they have the same numbers.
+    Passages are numbered in the text of a prompt, so a passage has another text, and other token
+    ids, at each position. This loses no cached block: two prompts share a block only if all
+    passages before it are equal, and then their numbers are equal too.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class PromptForms:
         self.block_tokens = 0
 
     async def find(self, work: QueryInProgress) -> tuple[PromptForm, ...]:
-        """Finds out the ids of a prompt. Returns its forms, that with the passages by score first.
+        """Gets the token ids of a prompt and returns its forms, first the form by score.
 
-        None if text is sent, or while the size of blocks is not known. Raises `LlmRefusal`.
+        Returns no forms if text is sent, or while the size of blocks is not known. Raises
+        `LlmRefusal`.
         """
         retrieval = work.unit.record
         orders = passage_orders_of(retrieval, work.prepared, self._settings)

@@ -26,7 +26,7 @@ SUFFIX = ".txt"
 JSON_SUFFIX = "_json"
 """A template NAME_json takes the place of NAME where the answer is a JSON object."""
 PASSAGE_ORDERS_MAX = 24
-"""Orders of passages that are tried for one prompt: all of four passages."""
+"""Orders of passages that are tried for one prompt: all orders of four passages."""
 ANSWER_CHARS_PER_TOKEN = 2
 """Bounds the text of an answer to 2 characters for each token of `max_tokens`.
 
@@ -82,8 +82,7 @@ def prepare_prompt(
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
-    `order`: the places of the passages among the hits, from 0, as they stand in the prompt, where
-    they are numbered; None: by score.
+    `order`: the ranks of the passages by score, from 0, in the order of the prompt; None: by score.
 
     A retrieval without hits is sent to the model too: its prompt says that nothing was found.
     The answer is extractive without a model (`has_model`), or where the query asks for it. Raises

@@ -261,7 +261,7 @@ class GeneratorStage:
             self._queries[unit.id] = work
             self._queries_bytes += unit.message.size_bytes
         self._happened(PromptArrived(prompt=prompt))
-        with self._lock:  # after it has arrived: forms of a prompt that is not known are ignored
+        with self._lock:  # after its arrival: forms of an unknown prompt are ignored
             if not self._is_closed:
                 self._requests.soon(partial(self._warmer.searched, retrieval))
                 self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
@@ -321,9 +321,9 @@ class GeneratorStage:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns why no server takes prompts; nothing if one does, or still answers the last.
+        """Returns why no server takes prompts; nothing if a server takes prompts.
 
-        Before the end, the answers in progress are worth waiting for.
+        Returns nothing, too, while the service stops and the last answers are in progress.
         """
         with self._lock:
             is_finishing = self._is_draining and self._dispatcher.in_flight > 0
@@ -475,7 +475,7 @@ class GeneratorStage:
             return self._dispatcher.in_flight_at(server)
 
     def _change_limit(self, server: int, limit: int) -> None:
-        """From now on the server gets so many requests at once."""
+        """Changes how many requests the server gets at once."""
         self._say_limit(server, limit)
         self._happened(ConcurrencyChanged(server=server, concurrency=limit))
 
@@ -499,7 +499,7 @@ class GeneratorStage:
                 self._happened(PromptTokenized(id=work.unit.id, forms=forms))
 
     def _cache_changed(self, server: int, event: KvTreeEvent) -> None:
-        """Passes on what a server has cached. Blocks of another size make other forms."""
+        """Passes on a KV event. If the size of blocks changes, the forms are made again."""
         self._happened(CacheChanged(server=server, event=event))
         with self._lock:
             trees = [self._dispatcher.tree(one) for one in range(len(self._servers))]
@@ -631,7 +631,7 @@ class GeneratorStage:
         tokens.add(written_as, tenant, used.output_tokens)
 
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
-        """Tells the warmer what its work was good for, and returns that."""
+        """Tells the warmer how many tokens were cached; returns what was warmed for the prompt."""
         progress, wait_us = work.progress, None
         if progress.attempts == 1 and progress.first_token_us is not None:
             wait_us = progress.first_token_us - progress.arrived_us
@@ -701,9 +701,9 @@ def _speculation(
 
 
 def _bounds(settings: GeneratorSettings) -> ConcurrencyBounds:
-    """Returns the bounds of a limit that is found out."""
+    """Returns the bounds of `concurrency` 0."""
     first = min(FIRST, settings.intake_records_max)
-    # A place that no waiting prompt can take at once would be left empty.
+    # Half of the prompts wait, so that each free slot gets a prompt at once.
     limit_max = max(first, settings.intake_records_max // 2)
     ttft_us_max = settings.ttft_ms_max * 1_000
     return ConcurrencyBounds(first=first, limit_max=limit_max, ttft_us_max=ttft_us_max)

@@ -28,9 +28,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1024,
-            description="requests in flight at each LLM server; 0 finds out how many give the most "
-            "tokens a second, from 8 on and up to half of intake_records_max; too low leaves the "
-            "server idle, too high makes each answer slower",
+            description="requests in flight at each LLM server; with 0 the generator finds the "
+            "number with the most tokens a second: it begins with 8, and takes at most half of "
+            "intake_records_max; too low leaves the server idle, too high makes each answer slower",
         ),
     ] = 8
     ttft_ms_max: Annotated[
@@ -38,9 +38,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=3_600_000,
-            description="with concurrency 0: fewer requests are in flight, but not below 8, when "
-            "more than one in twenty waits longer for its first token; too low leaves the server "
-            "idle, too high makes answers start late",
+            description="with concurrency 0: when more than one in twenty requests waits longer "
+            "for its first token, fewer requests are sent at once, but at least 8; too low leaves "
+            "the server idle, too high makes answers start late",
         ),
     ] = 10_000
     intake_records_max: Annotated[
@@ -64,10 +64,11 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         OrderName,
         Meta(
             description="which waiting prompt is sent next, among those of the best priority that "
-            "have no deadline and of the tenant whose turn it is: `arrival`; `cache_aware` (of "
-            "which most is cached, for each token to compute); `cached_prefix` (as `cache_aware`; "
-            "where nothing is cached, the beginning that most others share). All but `arrival` "
-            "need llm.kv_events; without, prompts go in the order of arrival"
+            "have no deadline and of the tenant whose turn it is: `arrival`, the oldest; "
+            "`cache_aware`, the prompt with most cached tokens for each token to compute; "
+            "`cached_prefix`, the same, and where nothing is cached, the prompt whose beginning "
+            "most others share. All but `arrival` need llm.kv_events; without them prompts go in "
+            "the order of arrival"
         ),
     ] = "cached_prefix"
     overtaken_max: Annotated[
@@ -75,9 +76,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1_000_000,
-            description="how many later prompts may be sent before a waiting one, because more of "
-            "them is cached; 0: as many as intake_records_max, so none waits longer than two full "
-            "backlogs; too low saves little, too high makes some answers late",
+            description="how many later prompts may be sent before a waiting prompt, because more "
+            "of them is cached; 0: as many as intake_records_max, so no prompt waits longer than "
+            "two full backlogs; too low saves little, too high makes some answers late",
         ),
     ] = 0
     score_loss_max: Annotated[
@@ -85,9 +86,10 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=2,
-            description="passages of a prompt change places, so that more of it is cached, where "
-            "none has a score that is so much higher than that of one before it; 0: they stay in "
-            "the order of their scores; too low saves little, too high puts the best passage last",
+            description="passages of a prompt may be reordered, so that more of the prompt is "
+            "cached; the score of a passage may be higher than that of an earlier passage by at "
+            "most this value; 0: the order of the scores; too low saves little, too high puts the "
+            "best passage last",
         ),
     ] = 0.0
     template: Annotated[
@@ -256,8 +258,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             description="URL of the server's API, with its version: http://HOST:PORT/v1; of "
-            "several servers with the same model, all, separated by commas. A password in it "
-            "(http://NAME:PASSWORD@HOST) is printed as stars; set it by the environment",
+            "several servers with the same model, all URLs, separated by commas. A password in a "
+            "URL (http://NAME:PASSWORD@HOST) is printed as stars; set it by the environment",
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[
@@ -297,8 +299,8 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="where a vLLM publishes its KV events (--kv-events-config): "
             "tcp://HOST:PORT, with replays at the next port, or ipc://PATH, with replays at "
-            "PATH.replay. Of several servers all, in the order of base_url, separated by commas. "
-            "Empty: prompts are sent in the order of arrival"
+            "PATH.replay. For several servers one endpoint each, in the order of base_url, "
+            "separated by commas. Empty: prompts are sent in the order of arrival"
         ),
     ] = ""
     prompts: Annotated[

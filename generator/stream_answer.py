@@ -36,14 +36,14 @@ async def stream_answer(
 ) -> Generated:
     """Sends one request and returns its result. Raises what the engine raises.
 
-    `on_broken` is called with the tokens so far before an error is raised, or if the call is
-    cancelled: those that the server had counted, else one for each piece.
+    `on_broken` is called before an error is raised, or if the call is cancelled, with the tokens so
+    far: as the server counted them, else one for each piece.
 
     `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
     JSON around it. Every call has a new generation id. To cancel the call cancels the request.
 
     A text that repeats itself (`generator.plan.repeats`) ends before the repetition, and the
-    request is cancelled. Its tokens are those that the server had counted, else one for each piece.
+    request is cancelled. Its tokens are counted in the same way.
     """
     pieces: list[LlmPiece] = []
     try:

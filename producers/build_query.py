@@ -111,7 +111,7 @@ def source_of(question: QueryRecord, place: Place | None) -> Source | None:
 
 
 def build_cancel(query_id: str, source: Source | None, now_us: int) -> QueryRecord:
-    """Returns the record that withdraws `source`, or all that was published with this id so far.
+    """Returns the record that withdraws `source`, or all questions with this id so far.
 
     Raises `RecordError` for an id that no question can have.
     """

@@ -155,12 +155,12 @@ class Client:
         return record.query_id
 
     async def cancel(self, query_id: str) -> None:
-        """Withdraws what was published with this id; returns once the brokers have the withdrawal.
+        """Withdraws the questions with this id; returns once the brokers have the cancel.
 
-        A question without an answer ends as `cancelled`, which an `ask` that waits for it returns;
-        one with its answer keeps it. Best effort: an answer may be on its way. An id that nobody
-        asked is no error, and what is published with it later is answered. Raises `RecordError`,
-        `PublishError`.
+        A question without an answer ends as `cancelled`, and an `ask` that waits for it returns
+        that. A question with an answer keeps it. Best effort: an answer may be on its way. An
+        unused id is no error, and a question that is published with it later is answered. Raises
+        `RecordError`, `PublishError`.
         """
         await self._send(build_cancel(query_id, None, self._clock.now_us()))
 

@@ -78,7 +78,7 @@ RETRIEVAL_DRAFTS = Topic(
     retention_ms=HOUR_MS,
     max_message_bytes=MIB,
     best_effort=True,
-    purpose="what searches that take long have found so far, best effort",
+    purpose="drafts: the passages that long searches have found so far",
 )
 ANSWERS = Topic(
     name="rag.answers.v1",

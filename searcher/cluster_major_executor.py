@@ -309,7 +309,7 @@ class ClusterMajorExecutor:
             finish(search, None)
 
     def _send_drafts(self, tasks: Sequence[Task]) -> None:
-        """Sends drafts of the queries of a sub-stage that did a cluster and have long to go."""
+        """Sends a draft for each query that has a new cluster done and still takes long."""
         for key in dict.fromkeys(key for task in tasks for key in task.queries):
             state = self._searches.get(key)
             if state is None or (wish := state.search.drafts) is None:

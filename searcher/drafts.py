@@ -1,4 +1,4 @@
-"""Drafts as records: the best passages so far of searches that take long."""
+"""Makes the records of drafts: the best passages that a long search has found so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from searcher.results import draft_output
 from searcher.scoring.top_k import TopK
 
 DRAFT_HITS_MAX = 8
-"""Passages of a draft. A prompt has three by default, and each takes a kilobyte in every draft."""
+"""Passages of a draft. A prompt has three by default; a passage takes a kilobyte in each draft."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class DraftRecords:
         passages = {row: sent.passages[row] for row in rows if row in sent.passages}
         for _, read in reader.read([unread]) if unread else ():
             if not isinstance(read, list):
-                return None  # the final result says what is wrong
+                return None  # the final result reports the error
             passages |= zip(unread, read, strict=True)
         sent.passages = passages
         if not passages:

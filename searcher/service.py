@@ -337,7 +337,7 @@ class SearcherStage:
         )
 
     def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
-        """Returns when a query sends drafts; None: never. They are for prompts of a model."""
+        """Returns when a query sends drafts; None: never, because no model answers it."""
         after_us = self._settings.drafts_after_ms * 1_000
         is_extractive = query.generation is not None and query.generation.extractive
         if not after_us or query.text is None or is_extractive:

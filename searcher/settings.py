@@ -103,12 +103,12 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=3_600_000,
-            description="An exact search that should take longer than so many milliseconds more "
-            "sends drafts to rag.retrievals.draft.v1, from which a generator warms its LLM "
-            "server's prefix cache, and reads its nearest clusters first; 0: no drafts. It is off "
-            "because the order of the reads shares fewer of them among queries. Warming pays from "
-            "about 300. Too low: drafts are of no use. Searches with codes take milliseconds and "
-            "send none.",
+            description="An exact search that should take this many milliseconds more reads its "
+            "nearest clusters first, and sends drafts to rag.retrievals.draft.v1; from drafts a "
+            "generator warms its LLM server's prefix cache. 0: no drafts, the default, because "
+            "queries share fewer reads in this order. Warming pays from about 300. Too low: drafts "
+            "are of no use; too high: no search sends drafts. Searches with codes take "
+            "milliseconds and send none.",
         ),
     ] = 0
     queries_in_hand_max: Annotated[

@@ -1,1 +1,1 @@
-"""Is the generator worth its tokens?"""
+"""Are answers right, and what do orders of prompts, several servers and warm-ups save?"""

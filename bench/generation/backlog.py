@@ -1,4 +1,4 @@
-"""A backlog of prompts at the generator's stage for some seconds, without a broker."""
+"""Keeps a backlog of prompts at the generator's stage for some seconds, without a broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class BacklogRound(msgspec.Struct, frozen=True, kw_only=True):
     """What a server did in the seconds after a backlog began.
 
     `tokens`, `limits`: output tokens, and the requests that it gets at once, in each second.
-    `ttft_p95_s`: of all requests that were sent; one that got no token counts with its wait so far.
+    `ttft_p95_s`: of all requests that were sent; a request without a token counts with its wait so
+    far.
     """
 
     concurrency: str

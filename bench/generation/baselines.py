@@ -1,4 +1,4 @@
-"""Orders that do not know what is cached, to compare with, and what no order can surpass. Pure."""
+"""Orders that do not know the cache, for comparison, and a bound that no order surpasses. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from generator.plan.kv_tree import BlockDigest
 from generator.plan.order.cached_prefixes import PromptForm
 
 Places = tuple[int, ...]
-"""The order of an ask's passages, as their places in the order of scores."""
+"""The order of an ask's passages, as their ranks by score."""
 
 
 def by_shared_passages(asks: Sequence[Ask], *, backlog: int) -> Iterator[Ask]:
@@ -86,8 +86,9 @@ class ContextIndex:
 def context_pilot(asks: Sequence[Ask], *, backlog: int) -> Iterator[tuple[Ask, Places]]:
     """Yields asks as ContextPilot orders batches of `backlog`, each with the order of its passages.
 
-    Passages are aligned as the asks come. Those that begin with the same passage are sent one after
-    the other, first those that followed an earlier prompt longest. 1: alignment alone.
+    Passages are aligned in the order in which asks come. Asks of a batch that begin with the same
+    passage are sent one after the other, first the ask that shares most with an earlier prompt.
+    `backlog` 1: alignment alone.
     """
     index, arriving = ContextIndex(), iter(asks)
     while batch := list(islice(arriving, backlog)):
@@ -116,9 +117,9 @@ def computed_once(
 ) -> CachedShare:
     """Returns what no order of the asks can surpass, because it computes no block twice.
 
-    It knows all asks before the first one, and its memory has no end. Where passages may change
-    places, nobody computes what two different prompts have in any of their forms, which is less
-    than can be done.
+    It knows all asks in advance, and its memory has no bound. Where passages may be reordered, it
+    computes no block that two different prompts have in any of their forms; no real order can reach
+    that.
     """
     forms = {ask: renderer.forms(ask, score_loss_max) for ask in asks}
     having = Counter(block for each in forms.values() for block in _blocks(each))

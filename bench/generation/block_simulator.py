@@ -7,8 +7,8 @@ the last block of the prompt first, those without a name at its front. A new blo
 the queue, and its old name is forgotten: LRU over blocks, and of a prompt the end goes first. A
 prompt whose first blocks are cached takes them out of the queue.
 
-Time is not modelled: requests end in the order in which they started, when another one needs their
-place. Preemption is not modelled: a request starts when all its blocks are free.
+Time is not modelled: requests end in the order in which they started, when another request needs
+their slot. Preemption is not modelled: a request starts when all its blocks are free.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BlockSimulator:
         self._events: list[KvEvent] = []
 
     def start(self, token_ids: Sequence[int]) -> PromptTokens:
-        """Starts the request of a prompt, and ends others whose place or blocks it needs.
+        """Starts the request of a prompt, and ends others whose slot or blocks it needs.
 
         Raises `ValueError` for a prompt that does not fit the memory.
         """

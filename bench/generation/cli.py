@@ -59,7 +59,7 @@ class AnswersOptions(LlmServerOptions, frozen=True, kw_only=True):
         str | None,
         typer.Option(
             "--label",
-            help="What the table calls this run. Default: the commit.",
+            help="Name of this run in the table. Default: the commit.",
             show_default=False,
         ),
     ] = None
@@ -68,8 +68,8 @@ class AnswersOptions(LlmServerOptions, frozen=True, kw_only=True):
         typer.Option(
             "--beside",
             metavar="FILE",
-            help="The JSON of an earlier run: shown in the same table, and what this run is "
-            "compared with.",
+            help="The JSON of an earlier run, which the table shows, and with which this run is "
+            "compared.",
             show_default=False,
         ),
     ] = None
@@ -164,7 +164,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     json_file: JsonOption = None
 
     def __post_init__(self) -> None:
-        """Raises `BadParameter` for names that there are not."""
+        """Raises `BadParameter` for unknown names."""
         for option, text, known in (
             ("--parts", self.parts, PARTS),
             ("--streams", self.streams, STREAMS),
@@ -234,14 +234,14 @@ def drafts(options: DraftsOptions) -> bool:
     """Does it pay to compute the prompt while its search still runs?
 
     Asks the same questions of two stacks of services on one vLLM: one with drafts and warm-ups, one
-    without. Searches are exact, from a disk that is slowed down so that one takes a second. First
-    one question at once; then rounds of eight at once; then rounds with the disk and the search as
-    they are, which take milliseconds and send no drafts.
+    without. Searches are exact, from a disk that is slowed down so that a search takes a second.
+    First it asks one question at a time, then rounds of eight questions at once. In the last rounds
+    the disk is not slowed down: searches take milliseconds and send no drafts.
 
-    Ends with 1 when a promise is broken: one at once, a wait from the end of the search to the
-    first token of more than 0.4 of that without drafts, or more than 1.25 times the computed
-    tokens; in a round, a median wait of more than 1.02 of that without; a warm-up for a search of
-    milliseconds. A count of 0 leaves a part out.
+    The wait is the time from the end of the search to the first token. Ends with 1 when a promise
+    is broken: with one question at a time, a median wait of more than 0.4 of that without drafts,
+    or more than 1.25 times the computed tokens; in a round, a median wait of more than 1.02 of that
+    without drafts; a warm-up for a search of milliseconds. A count of 0 skips a part.
 
     Example:  carpool bench drafts --json drafts.json
     """
@@ -261,13 +261,13 @@ class ConcurrencyOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--knee",
             min=0,
             max=256,
-            help="Requests at once from which the stand-in gets no faster; 0: without stand-in.",
+            help="Requests at once above which the stand-in gets no faster; 0: no stand-in.",
         ),
     ] = 96
     rounds: Annotated[
         int,
         typer.Option(
-            "--rounds", min=0, help="Rounds of each kind at the LLM server; 0: without server."
+            "--rounds", min=0, help="Rounds of each kind at the LLM server; 0: no server."
         ),
     ] = 2
     seconds: Annotated[
@@ -283,14 +283,14 @@ class ConcurrencyOptions(msgspec.Struct, frozen=True, kw_only=True):
 def concurrency(options: ConcurrencyOptions) -> bool:
     """Does the generator find how many requests an LLM server takes at once?
 
-    Puts a backlog of real questions before the generator's stage, without a broker. First with a
-    stand-in in a process of its own that has the curve of a large GPU, compared with its knee as a
-    fixed number. Then with a real server: rounds with the number found out, and with 8 as before,
-    in turns. A round begins with nothing known.
+    Puts a backlog of real questions before the generator's stage, without a broker. The first
+    server is a stand-in, in a process of its own, that has the curve of a large GPU: the generator
+    with concurrency 0 is compared with a fixed concurrency at the knee. The second server is real:
+    rounds with concurrency 0 and with concurrency 8 take turns. Each round begins anew with 8.
 
-    Ends with 1 when a promise is broken: less than 0.9 of the knee's tokens within or after 60
-    seconds, less than 1.25 times the answers a second of the fixed number, or a p95 time to first
-    token of more than 15 seconds.
+    Ends with 1 when a promise is broken: less than 0.9 of the tokens a second at the knee, within
+    60 seconds and after them; less than 1.25 times the answers a second of the fixed concurrency; a
+    p95 time to first token of more than 15 seconds.
 
     Example:  carpool bench concurrency --data DATA --json concurrency.json
     """

@@ -33,12 +33,12 @@ from schemas.retrieval import Retrieval
 INTAKE_RECORDS = 512
 """The backlog. A number that is found is at most half of it."""
 FIXED = 8
-"""The default of before: what the found number is compared with."""
+"""The default of generator.concurrency, with which the number that is found is compared."""
 PASSAGES = 3
 STAND_IN_PIECES_PER_S = 1.0
 STAND_IN_WORDS = 0
 STAND_IN_LATENCY_MS = 300
-"""Slow, with answers of eight pieces: the processors of this machine must not be the knee."""
+"""Slow, with answers of eight pieces, so that the processors of this machine are not the limit."""
 FIND_S, AFTER_S, KNEE_S = 60, 30, 30
 WINDOW_S = 10
 KNEE_SHARE_MIN = 0.9
@@ -49,11 +49,10 @@ Units = Iterator[Unit[Retrieval]]
 
 
 class KneeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A stand-in with the curve of a large GPU. `at_knee`: a fixed number, that of its knee.
-
-    `knee_tokens_per_s`: what it writes at the knee and above, if the machine lets it.
-    `found_after_s`: the end of the first ten seconds with 0.9 of that. `share_after`: of that, in
-    the seconds after `FIND_S`.
+    """A stand-in with the curve of a large GPU. `at_knee`: the run with a fixed concurrency at the
+    knee. `knee_tokens_per_s`: tokens that the stand-in writes at the knee and above, if the machine
+    is fast enough. `found_after_s`: the end of the first ten seconds with 0.9 of these tokens.
+    `share_after`: the share of these tokens after `FIND_S`.
     """
 
     knee: int
@@ -108,7 +107,7 @@ def run(options: ConcurrencyOptions) -> bool:
 
 
 def measure_knee(units: Units, knee: int, folder: Path, tell: Tell) -> KneeResult:
-    """Measures the stand-in at its knee, and while the number is found. Blocks."""
+    """Measures the stand-in with the knee as a fixed number, and with concurrency 0. Blocks."""
     with _stand_in(knee, folder) as url:
         # As light as can be, for the same reason.
         llm = LlmSettings(base_url=url, model=STAND_IN_MODEL, prompts="text")

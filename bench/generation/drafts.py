@@ -27,16 +27,16 @@ from bench.generation.real_drafts import (
 from bench.services.corpus import CorpusRun, open_run
 
 WARM_UP = 3
-"""Questions that are asked first and not measured: the searcher learns how slow its disk is."""
+"""The first questions are not measured: from them the searcher learns how slow its disk is."""
 WAIT_MAX = 0.4
 COMPUTED_MAX = 1.25
 ROUND_WAIT_MAX = 1.02
 
 
 class DraftsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a run. `one_at_once`: in two halves, the second with drafts first.
-
-    `together`: eight at once. `as_it_is`: eight at once, with the disk and the search as they are.
+    """The figures of a run. `one_at_once`: two halves; in the second one the stack with drafts is
+    asked first. `together`: eight questions at once. `as_it_is`: eight at once, with a disk that is
+    not slowed down.
     """
 
     speculation: str
@@ -157,7 +157,7 @@ def promises_of(result: DraftsResult) -> dict[str, bool]:
 
 
 def ratios(rounds: Sequence[Round]) -> tuple[float, float]:
-    """Returns the median wait with drafts over that without, and the computed tokens so."""
+    """Returns the median wait, and the computed tokens, with drafts over those without."""
     with_drafts, without = [each.with_drafts for each in rounds], [each.without for each in rounds]
     computed = [sum(arm.computed_tokens for arm in arms) for arms in (with_drafts, without)]
     return _median_wait(with_drafts) / _median_wait(without), computed[0] / computed[1]

@@ -133,7 +133,7 @@ class PassageTree:
         )
 
     def check_integrity(self) -> None:
-        """Asserts that tiers hold what they may, and that each node has what it stands on."""
+        """Asserts that no tier holds too much, and that each cached node has its parent."""
         gpu = sum(node.tokens for node in self._on_gpu)
         assert gpu + self._root.tokens == self._gpu_used <= self._gpu_tokens
         cached = [*self._on_gpu, *self._on_host_only]
@@ -182,7 +182,7 @@ class PassageTree:
             node.on_host = True
             self._host_used += node.tokens
             self._swapped_out += node.tokens
-        if not node.on_host:  # what stands on it is on the host only, and is lost with it
+        if not node.on_host:  # its children are on the host only, and are lost with it
             for below in _below(node):
                 if below.is_cached:
                     self._leave_host(below)

@@ -1,4 +1,4 @@
-"""What each order of prompts is worth: the rows of simulated hits for one stream."""
+"""Simulates each order of prompts on one stream: rows with the cached share."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ PROMISED_CASES = (
         for overtaken_max in (BACKLOG, None)
     ),
 )
-"""What is simulated with the longer prompts for which the shares are promised."""
+"""The rows for the longer prompts, whose cached shares are promised."""
 
 
 class OrderBench:

@@ -73,7 +73,7 @@ POLICIES: dict[PolicyRow, Callable[[], SpeculationPolicy]] = {
     "auto": lambda: Auto(Likely()),
 }
 REMOVAL_US = 10_000
-"""Assumed: what it takes to remove a passage from a cache. No server of today offers it."""
+"""Assumed time to remove a passage from a prefix cache; vLLM cannot do it."""
 AT_ONCE = 8
 SHORT_S = 0.006
 CASES: tuple[tuple[ScanOrder, int, tuple[float, ...]], ...] = (

@@ -1,7 +1,8 @@
-"""Drafts on a real LLM server: what they save a search that takes long, and what they cost others.
+"""Measures drafts on a real LLM server: time that long searches save, and what other queries pay.
 
-Two stacks of services use one vLLM in turn: one with drafts and warm-ups, one without. They ask the
-same questions. The salt of its prefix cache keeps what one has asked from the other.
+Two stacks of services use one vLLM in turn: one with drafts and warm-ups, one without. Both stacks
+answer the same questions. Each has its own salt of the prefix cache, so that neither finds blocks
+of the other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 SERVICES = ("grouper", "searcher", "generator")
 MIB = 1 << 20
 BUDGET_BYTES = PASSAGE_BUFFERS_BYTES + 2 * MIB
-"""Of the searcher: nearly nothing stays in memory, so that each search reads its clusters."""
+"""The searcher's budget: nearly nothing stays in memory, so each search reads its clusters."""
 ANSWER_TOKENS = 16
 PASSAGES = 3
 STALLED_S = 120.0
@@ -108,7 +109,7 @@ def both_stacks(
 ) -> Iterator[tuple[Session, Session]]:
     """Yields a stack without drafts and one with them. `bytes_per_s`: of the disk; None: as it is.
 
-    Where the disk is as it is, all clusters fit memory, and a search takes milliseconds.
+    Where the disk is not slowed down, all clusters fit memory, and a search takes milliseconds.
     """
     fixed = {
         ("generator", "reuse"): "false",
@@ -118,7 +119,7 @@ def both_stacks(
         ("llm", "model"): llm.model,
         ("llm", "sends_priority"): str(llm.is_own).lower(),
     }
-    if llm.kv_events is not None:  # they say how large a block is, where warm-ups end
+    if llm.kv_events is not None:  # with them, warm-ups end with a full block
         fixed[("llm", "kv_events")] = llm.kv_events
     if bytes_per_s is not None:
         fixed |= {
@@ -151,7 +152,7 @@ def _salted(arm: str) -> dict[tuple[str, str], str]:
 
 
 def questions_of(run: CorpusRun, first: int, count: int) -> list[Question]:
-    """Returns `count` questions with text and vector, from the place `first` on."""
+    """Returns `count` questions with text and vector, from the index `first` on."""
     rows = NpyRows(run.data.vectors_path(TRAFFIC))
     questions = with_vectors(run.data.questions(TRAFFIC), rows, keep_text=True)
     return list(questions[first : first + count])
@@ -166,9 +167,8 @@ def measure_round(
     at_once: int,
     drafts_first: bool,
 ) -> Round:
-    """Asks the questions of both stacks, `at_once` of one, then the same of the other.
-
-    The stack that is first changes each time.
+    """Sends the same questions to both stacks, `at_once` to one and then to the other. The stacks
+    are first in turns.
     """
     order = [0, 1]
     if drafts_first:

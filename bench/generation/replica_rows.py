@@ -1,4 +1,4 @@
-"""What routing by cached prefixes is worth: rows of four simulated servers for one stream."""
+"""Simulates one stream at four servers: rows for routing by cached prefixes and for baselines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REPLICA_CASES = (
 class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True):
     """A way to share prompts out to servers, and what came of it.
 
-    `order`: "round robin" knows no cache. `backlog`: prompts that wait; less than 0: so many places
+    `order`: "round robin" knows no cache. `backlog`: prompts that wait; less than 0: so many slots
     are free. The other fields are those of `ReplicasResult`.
     """
 

@@ -1,7 +1,7 @@
 """The searcher on a slow disk: `python -m bench.generation.slow_searcher BYTES_PER_S`.
 
 Settings come from the environment, as for `carpool searcher`. The disk of clusters delivers one
-read after another; passages are read as fast as ever.
+read after another; reads of passages are not slowed down.
 """
 
 from __future__ import annotations

@@ -247,5 +247,5 @@ class SpeculationSimulation:
 
 
 def _spread(tokens: int, number: int) -> int:
-    """Returns from half to one and a half of `tokens`, so that clients do not go in step."""
+    """Returns from half to one and a half of `tokens`, so that clients do not run in lockstep."""
     return max(1, tokens // 2 + number * 37 % (tokens + 1))

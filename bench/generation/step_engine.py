@@ -1,8 +1,8 @@
 """A model of an LLM server's time: it works in steps, and a step in progress cannot be cut.
 
-A step takes one token of each answer in progress, and as much of the prompts and warm-ups that it
-has as fits. Requests that were begun come first, then prompts, then warm-ups. The prefix cache
-holds what was computed for a question, in full blocks; other questions share nothing with it.
+A step takes one token of each answer in progress, and as many tokens of prompts and warm-ups as
+fit. Requests that were begun come first, then prompts, then warm-ups. The prefix cache holds what
+was computed for a question, in full blocks; other questions share nothing with it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ class StepEngine:
         one.cached = min(one.cached, (one.length - 1) // block * block)
 
     def _remove_from(self, other: EngineRequest, one: EngineRequest) -> None:
-        """Uses what stands behind wrong passages, where that is the cheaper correction.
+        """Removes wrong passages and keeps the tokens behind them, where that is the cheaper
+        correction.
 
         The prefill of the wrong ones has ended, because a step in progress cannot be cut.
         """
@@ -193,7 +194,7 @@ def _common_tokens(one: EngineRequest, passages: Sequence[str]) -> int:
 
 
 def _tokens_in_order(one: EngineRequest, passages: Sequence[str]) -> int:
-    """Returns the computed tokens of the first of `passages` that are in `one`, with gaps."""
+    """Returns the computed tokens of those first `passages` that `one` has, in its order."""
     at = tokens = place = 0
     for passage in passages:
         while place < len(one.passages) and one.passages[place] != passage:

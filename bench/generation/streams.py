@@ -55,7 +55,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamShape:
-    """What a stream repeats. Shares of passages, and of lists: equal passages in equal order.
+    """How much a stream repeats. A list is the passages of a request, in their order.
 
     `recent_share`: passages that were in the last 100 requests. `repeated_lists_share`: lists that
     were there before. `zipf_exponent`: of the popularity of passages, by least squares of the

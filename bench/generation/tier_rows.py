@@ -1,4 +1,4 @@
-"""What RAGCache's tree of passages would hit with each policy: rows for one stream."""
+"""Simulates RAGCache's tree of passages with each policy: rows for one stream."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ PROFILE = PrefillProfile(
         (201.2, 469.1, 1860.1, 4225.0),
     ),
 )
-"""Measured for PGDSF: CPU time of SmolLM2-135M in float32 on one thread, the least of two or three
-runs."""
+"""Prefill times for PGDSF: CPU time of SmolLM2-135M, float32, one thread, the least of 2 or 3."""
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Which passages leave RAGCache's tree first: LRU, LFU, GDSF, PGDSF, and an oracle. Pure.
 
-A node of the least priority is evicted first, of equal ones the one that is longer in the cache.
+The node with the least priority is evicted first; if equal, the node that is longer in the cache.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TreeLru:
 
 
 class TreeLfu:
-    """The node that fewest requests had goes first."""
+    """The node that the fewest requests used goes first."""
 
     def touch(self, node: TreeNode, request: TreeRequest, *, was_cached: bool) -> None:
         """See `TreePolicy`."""
@@ -117,7 +117,7 @@ class TreePgdsf(TreeGdsf):
 
 
 class TreeOracle:
-    """The node that is next used farthest in the future goes first. It knows all requests.
+    """The node whose next use is farthest in the future goes first. It knows all requests.
 
     Not the optimum where passages differ in size, and it admits all passages, as the others do.
     """

@@ -265,7 +265,7 @@ class GeneratorMetrics:
         )
         self.llm_concurrency = make.gauge(
             "llm_concurrency",
-            "Requests that an LLM server gets at once. It falls when the server is overloaded.",
+            "Requests that an LLM server may get at once. It falls when the server is overloaded.",
             "server",
         )
         self.time_to_first_token_seconds = make.seconds(
@@ -275,10 +275,11 @@ class GeneratorMetrics:
             make.counter(
                 "tokens_total",
                 "Tokens by kind. Paid: computed (of prompts); output; broken (written for answers "
-                "that broke off or were cancelled); warmed_used and warmed_in_vain (computed while "
-                "a search ran, and then part of its prompt or not). Saved: cached (of prompts, by "
-                "the prefix cache); reused (input and output of answers that were given again). "
-                "Tenants after the first http.tenants_max are `other`; no tenant is `none`.",
+                "that broke off or were cancelled); warmed_used and warmed_in_vain (computed by "
+                "warm-ups, and then part of a prompt or not). Saved: cached (prompt tokens that "
+                "the prefix cache had); reused (input and output of answers that were given "
+                "again). Tenants after the first http.tenants_max are `other`; no tenant is "
+                "`none`.",
                 "kind",
                 "tenant",
             ),
@@ -314,7 +315,7 @@ class GeneratorMetrics:
         """Makes the metrics that each LLM server has: label `server`, its HOST:PORT."""
         self.llm_server_open = make.gauge(
             "llm_server_open",
-            "1 while an LLM server takes prompts, 0 while it refuses or is found out about. The "
+            "1 while an LLM server takes prompts; 0 while it refuses, or is not checked yet. The "
             "log says why.",
             "server",
         )
@@ -326,7 +327,7 @@ class GeneratorMetrics:
         )
         self.kv_known = make.gauge(
             "kv_cache_known",
-            "1 while it is known what a server has cached; 0: prompts for it go in the order of "
+            "1 while it is known what a server has cached; 0: prompts go to it in the order of "
             "arrival.",
             "server",
         )
@@ -335,11 +336,11 @@ class GeneratorMetrics:
         )
         self.kv_events = make.counter(
             "kv_cache_events_total",
-            "Of what a server says that it has cached: replayed (events were lost, and asked for "
-            "again), emptied (they were lost for good, or it was started anew), unreadable; and "
-            "answers of which it had cached as much as expected (agreed), more (another request "
-            "had just computed it) or less. A rise of less: another program uses the server, or "
-            "its events come late.",
+            "KV events of a server: replayed (lost events were requested again), emptied (events "
+            "were lost for good, or the server was restarted), unreadable (a batch). Answers: "
+            "agreed (as many prompt tokens were cached as expected), more (another request had "
+            "just computed them), less. A rise of less: another program uses the server, or its "
+            "events come late.",
             "server",
             "event",
         )

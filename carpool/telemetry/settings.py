@@ -62,8 +62,9 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=10_000,
-            description="Tenants (header rag-tenant) whose tokens /metrics counts by name; those "
-            "that come later are counted as `other`. Low: hides who costs what; high: large pages.",
+            description="Tenants (header rag-tenant) whose tokens /metrics counts by name; later "
+            "tenants are counted as `other`. Too low hides who costs what, too high makes /metrics "
+            "large.",
         ),
     ] = TENANTS_MAX
 

@@ -33,7 +33,7 @@ class KvPublisher:
         self.replays = 0
         """Replays that were asked for."""
         self.is_mute = False
-        """It does not answer who asks for a replay."""
+        """Requests for a replay get no answer."""
         self._seq = 0
         self._kept: list[tuple[int, bytes]] = []
         self._subscribers = 0
@@ -75,7 +75,7 @@ class KvPublisher:
         self._start()
 
     def has_subscriber(self) -> bool:
-        """Returns whether somebody gets what is published from now on."""
+        """Returns whether a subscriber gets what is published after this call."""
         assert self._pub is not None
         while self._pub.poll(0):
             self._subscribers += 1 if self._pub.recv()[:1] == b"\x01" else -1
@@ -131,7 +131,7 @@ class KvPublisher:
         self._pub.send_multipart(frames)
 
     def forget(self) -> None:
-        """Keeps nothing of what it published: a replay has nothing."""
+        """Forgets all batches: a replay is empty."""
         self._kept = []
 
     def _serve_replays(self, bound: threading.Event) -> None:

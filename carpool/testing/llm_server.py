@@ -98,8 +98,9 @@ class LlmServer:
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
     `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
-    `knee`: up to so many requests each is as fast as one alone; more share the speed of as many.
-    `more_words`: of each answer. `kv_events`: where it says what it caches, as vLLM does.
+    `knee`: up to so many requests at once, each is as fast as a single request; more requests share
+    the speed at the knee. `more_words`: words by which each answer is longer. `kv_events`: where
+    the stand-in says what it caches, as vLLM does.
     """
 
     def __init__(
@@ -440,7 +441,7 @@ def main() -> int:
     add("--port", type=int, default=8000, help="port on loopback; 0 takes a free one")
     add("--latency-ms", type=float, default=0.0, help="wait before the first token")
     add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
-    add("--knee", type=int, help="requests from which each more slows all; None: none does")
+    add("--knee", type=int, help="requests at once above which each more slows all; None: no limit")
     add("--more-words", type=int, default=0, help="words by which each answer is longer")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
     add("--kv-events", help="where to say what it caches, for llm.kv_events")

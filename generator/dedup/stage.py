@@ -104,8 +104,8 @@ class DedupStage:
         cancels: TableLog | None = None,
         drafts: TableLog | None = None,
     ) -> None:
-        """`cancels`: the log of withdrawn queries; None: none is withdrawn. `drafts`: that of what
-        searches have found so far; None: nothing is done before a search ends.
+        """`cancels`: the log of withdrawn queries; None: none is withdrawn. `drafts`: the log of
+        drafts; None: nothing is computed before a search ends.
         """
         self._within = within
         self._metrics = metrics

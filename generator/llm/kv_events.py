@@ -1,9 +1,9 @@
-"""vLLM's KV events: which blocks of tokens a server has stored and removed, as it says so.
+"""Reads vLLM's KV events, which say which blocks of tokens the server has stored and removed.
 
-vLLM publishes numbered batches of events over ZeroMQ (PUB), and sends earlier ones again to who
-asks (ROUTER). Each connection has a socket of its own, so all batches of a socket are of one
-process of the server. What comes is validated; a batch that cannot be read is left out, and the
-tree finds the gap in the numbers.
+vLLM publishes numbered batches of events over ZeroMQ (PUB), and sends earlier batches again on
+request (ROUTER). Each connection has a socket of its own, so all batches of a socket come from one
+server process. Batches are validated. One that cannot be read is skipped, and the tree finds the
+gap in the numbers.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class KvEvents:
     """Follows one server. For one event loop.
 
     `on_event` gets batches, `ReplayEnded` after each replay, and `ServerLost` when the connection
-    is lost: what comes next may be of another process. `on_unreadable` is called for each batch
-    that cannot be read.
+    is lost: later batches may come from another server process. `on_unreadable` is called for each
+    batch that cannot be read.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class KvEvents:
 
     async def run(self) -> None:
         """Follows the server until it is cancelled; connects again when the connection is lost."""
-        import zmq.asyncio  # the client and retrieval without a model do without it
+        import zmq.asyncio  # the client, and retrieval without a model, do not need ZeroMQ
 
         self._context = zmq.asyncio.Context()
         try:
             async with asyncio.TaskGroup() as self._group:
                 while True:
                     await self._follow(self._context)
-                    log.warning("the KV events of the LLM server are lost", endpoint=self.endpoint)
+                    log.warning("lost the LLM server's KV events", endpoint=self.endpoint)
                     self._lost()
                     await asyncio.sleep(RECONNECT_S)
         finally:
@@ -180,7 +180,7 @@ class KvEvents:
     async def _say_silent(self) -> None:
         await asyncio.sleep(SILENT_S)
         log.warning(
-            "there are no KV events at llm.kv_events; is vLLM started with --kv-events-config? "
+            "no KV events arrive from llm.kv_events; is vLLM started with --kv-events-config? "
             "Until there are, prompts are sent in the order of arrival",
             endpoint=self.endpoint,
         )
@@ -218,7 +218,7 @@ class KvEvents:
     def _read(
         self, frames: Sequence[bytes], *, is_replayed: bool
     ) -> tuple[int | None, KvBatch | None]:
-        """Returns the number and the batch of a message; None for what cannot be read."""
+        """Returns the number and the batch of a message; None for a message that cannot be read."""
         seq = None
         try:
             *_, seq_bytes, payload = frames
@@ -245,9 +245,9 @@ class KvEvents:
 def events_of(payload: bytes) -> tuple[KvEvent, ...]:
     """Returns the events of a batch that are about prompts of the model alone, in its main memory.
 
-    Left out: blocks of adapters, pictures and salts, which our prompts do not have; copies in other
-    memory; and the further groups of layers of a model that has several. Raises `ValueError` for a
-    batch that is none, or of a server with data parallelism: each rank has a cache of its own.
+    Left out: blocks of adapters, pictures and cache salts, which our prompts do not have; copies in
+    other memory; and all groups of layers but the first. Raises `ValueError` for a message that is
+    no batch, and for a server with data parallelism, where each rank has a cache of its own.
     """
     batch = _decoder.decode(payload)
     if batch.data_parallel_rank:

@@ -86,7 +86,7 @@ class OpenAiLlm:
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """See `LlmEngine`. Known as long as the server is not found out about again."""
+        """See `LlmEngine`. Unknown again when the server must be checked anew."""
         return self._sample_ids if self._facts is not None and self._facts.takes_ids else ()
 
     @property
@@ -170,7 +170,7 @@ class OpenAiLlm:
             raise self._failed(error, "token ids") from error
 
     async def warm(self, request: LlmRequest) -> LlmFinished:
-        """See `LlmEngine`. Learns nothing from a refusal: a prompt finds it out."""
+        """See `LlmEngine`. Learns nothing from a refusal: the request of a prompt does."""
         assert request.token_ids, "text is not warmed"
         ended = _AnswerEnd(model=self._settings.model)
         try:
@@ -396,7 +396,7 @@ class OpenAiLlm:
             error, what, model=self._settings.model, has_answered=self._has_answered
         )
         if getattr(sorted_error, "kind", "") in ("unreachable", "model_missing", "misfit"):
-            self._facts = None  # found out again: another server may answer next
+            self._facts = None  # asked again: another server may answer next
         return sorted_error
 
 

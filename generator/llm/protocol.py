@@ -120,7 +120,7 @@ class LlmEngine(Protocol):
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """The token ids of a text that is always the same; none where ids are not known."""
+        """The token ids of a fixed sample text; empty while ids are not known."""
         ...
 
     async def check(self) -> None:
@@ -138,22 +138,21 @@ class LlmEngine(Protocol):
         ...
 
     async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
-        """Returns the ids with which a prompt begins: up to the end of its first `passages`.
+        """Returns the ids of the beginning of a prompt, up to the end of its first `passages`.
 
-        None if its text is sent. Raises `LlmRefusal`.
+        Empty if the prompt is sent as text. Raises `LlmRefusal`.
         """
         ...
 
     async def warm(self, request: LlmRequest) -> LlmFinished:
-        """Lets the server compute the `token_ids` of a request, and ends after one token.
-
-        They may be the beginning of a prompt. A server with a prefix cache keeps them. Raises as
-        `stream`, and is cancelled as that.
+        """Lets the server compute the `token_ids` of a request, and ends after one token. The ids
+        may be the beginning of a prompt. A server with a prefix cache keeps the result. Raises what
+        `stream` raises, and is cancelled in the same way.
         """
         ...
 
     async def load(self) -> ServerLoad | None:
-        """Returns what the server says about its load; None if it does not. Never raises."""
+        """Returns the load that the server reports; None if it reports none. Never raises."""
         ...
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:

@@ -1,4 +1,4 @@
-"""What a vLLM says about its load, at GET /metrics."""
+"""Reads the load of a vLLM from GET /metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _KV_USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-"""Its name, and the one that it had in vLLM before 0.9."""
+"""The metric's name, and its name in vLLM before 0.9."""
 _PREEMPTIONS = "vllm:num_preemptions_total"
 
 

@@ -9,10 +9,10 @@ from generator.llm.protocol import AnswerForm, LlmEngine, LlmRefusal, LlmRequest
 
 
 class LlmServers:
-    """The servers of `llm.base_url`, by their place.
+    """The servers of `llm.base_url`, by their position.
 
-    They must have the same model, because the token ids of a prompt are made once, by one of them,
-    and sent to any: `check` refuses a server that makes other ids.
+    They must have the same model: one server makes the token ids of a prompt, and any server may
+    get them. `check` refuses a server that makes other ids.
     """
 
     def __init__(self, engines: Sequence[LlmEngine]) -> None:

@@ -79,7 +79,7 @@ class PromptTokenizer:
         """Returns the ids with which every chat begins whose message begins with `segments`."""
         begin, *rest = segments
         frame = await self.frame(system, begin)
-        # What follows is not known, and it must not be empty: see `_of_segments`.
+        # The next segments are not known, and must not be empty: see `_of_segments`.
         return (*frame.head, *_flat((await self._of_segments([*rest, OTHER]))[:-1]))
 
     async def frame(self, system: str, begin: str) -> Frame:

@@ -1,6 +1,9 @@
 """What does the generator decide? Which prompt is next, when to pause, what to ask, what was cited.
 
+It also decides which server gets a prompt, how many requests a server gets at once, which equal
+prompts share one answer, and which passages are warmed while a search runs.
+
 *Invariant:* values and `now_us` in, decisions out: no clock, no I/O, no threads, no randomness.
 *Invariant:* a query is waiting, in flight or gone. *Invariant:* a citation is a number that the
-model wrote. Absent on purpose: an order by cached prefixes, and speculation on drafts.
+model wrote. Not here, on purpose: the requests themselves; `generator.service` sends them.
 """

@@ -6,17 +6,19 @@ number of requests `n`, and the utility
 
     ln(output tokens a second) - ELASTICITY_MIN * ln(n)
 
-so a tenth more requests must give at least a hundredth more tokens. With a curve that rises to a
-knee its maximum is the knee. A start doubles `n`, as TCP's slow start does: a first token admits
-one more request, so the server never gets a burst. Then one step up and one step down are tried in
-turns, each between two measurements of what is in use, and rarer while neither is better.
+so a tenth more requests must give at least a hundredth more tokens. If the tokens a second rise up
+to a knee and not beyond, the utility is highest at the knee. The controller starts by doubling `n`,
+as TCP's slow start does; each first token admits one more request, so the server never gets a
+burst. After that the controller tries a larger and a smaller `n` in turns. It measures the `n` in
+use before and after each try. It tries less often while no try is better.
 
-*No evidence, no change:* only a time in which all places were taken is measured. *Less at once:*
-when the server refuses as busy or takes back what runs, and when the p95 of the time to first token
-exceeds its bound; for that not below the first limit, since a slow server may need as long for one
-request. *No more:* while too many wait for their first token, and where memory or the
-time to first token would not allow it. The figures of vLLM make this faster; all else is what the
-generator sees.
+*No backlog, no change:* only time in which all slots were taken is measured. *The limit falls* when
+the server refuses requests as busy, when vLLM preempts running requests, and when the p95 of the
+time to first token exceeds its bound. A long time to first token does not lower the limit below the
+first one, because a slow server may need as long for one request. *The limit does not rise* while
+too many requests wait for their first token, or where memory or the time to first token would
+exceed its bound. The figures of vLLM make the controller react sooner; it works without them, from
+what the generator sees.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ ELASTICITY_MIN = 0.1
 START_FACTOR = 2.0
 TRY_FACTOR = math.sqrt(2)
 DECREASE = 0.7
-"""What is left after the server was overloaded."""
+"""The limit is multiplied by this when the server is overloaded."""
 SLOWER = 0.6
-"""A rate below this share of the usual one: the server has changed, and is measured anew."""
+"""A rate below this share of the usual rate restarts the search: the server has changed."""
 MEASURE_US_MIN = 2_000_000
 START_TURNOVER, TURNOVER = 0.5, 1.0
-"""Answers that end in a measurement, as a share of the places."""
+"""A measurement lasts until so many answers have ended, as a share of the limit."""
 QUIET_ROUNDS_MAX = 8
 """Measurements between two tries, once many have failed."""
 PENDING_SHARE_MAX = 1 / 3
-"""Of the places: requests without a first token, above which no more are added."""
+"""The limit does not rise while more than this share of it waits for a first token."""
 RAMP_US_MAX = 5_000_000
-"""How long the ramp may stand still before what is reached is measured."""
+"""If the limit does not rise for so long, the limit that was reached is measured."""
 KV_USED_MAX = 0.95
 TTFTS_KEPT = 200
 TTFT_AGE_US_MAX = 120_000_000
@@ -50,7 +52,7 @@ ROOM_MIN = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConcurrencyBounds:
-    """Bounds of the limit. `first`: at the start. `ttft_us_max`: of the 95th percentile."""
+    """`first`: the limit at the start. `ttft_us_max`: bounds the p95 of the time to first token."""
 
     first: int
     limit_max: int
@@ -59,7 +61,7 @@ class ConcurrencyBounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerLoad:
-    """What a server says about itself. `preemptions`: requests taken back since its start."""
+    """What a server says about itself. `preemptions`: requests preempted since its start."""
 
     running: int
     waiting: int
@@ -71,9 +73,10 @@ class ServerLoad:
 class LoadSample:
     """One server: its requests in flight now, and what the generator saw since the last sample.
 
-    `pending`: of those in flight, without a first token. `output_tokens`: that came. `ttfts_us`:
-    of each first token. `answers`: that ended. `is_busy`: a request was refused as too much.
-    `load`: None where the server does not say.
+    `pending`: requests in flight without a first token. `output_tokens`: tokens that arrived.
+    `answers`: answers that ended. `ttfts_us`: the time to first token of each request that got one.
+    `is_busy`: the server refused a request as too many. `load`: None if the server does not report
+    it.
     """
 
     in_flight: int
@@ -87,7 +90,7 @@ class LoadSample:
 
 @dataclass(kw_only=True, slots=True)
 class _Measurement:
-    """At one limit. `begun_us` None: it has not settled, `first_tokens_missing` must come first."""
+    """One limit is measured. `begun_us` None: `first_tokens_missing` first tokens come before."""
 
     first_tokens_missing: int
     begun_us: int | None = None
@@ -103,7 +106,7 @@ class ConcurrencyController:
         self._is_start = True
         self._base = self._limit = self._target = min(bounds.first, bounds.limit_max)
         self._below: tuple[int, float] | None = None
-        """In a start: the last limit that paid, and its rate."""
+        """While `n` is doubled: the last limit that was an improvement, and its rate."""
         self._base_rate: float | None = None
         self._tried_rate: float | None = None
         self._usual_rate: float | None = None
@@ -126,7 +129,7 @@ class ConcurrencyController:
         self._keep_ttfts(sample, now_us)
         is_taken_back = self._is_taken_back(sample.load)
         if sample.in_flight > self._limit:
-            self._measured.begun_us = None  # what was sent before the limit fell has not ended
+            self._measured.begun_us = None  # earlier requests have not ended
         elif sample.is_busy or is_taken_back:
             self._cut(1, now_us)
         elif self._is_late() and self._limit > self._bounds.first:
@@ -149,7 +152,7 @@ class ConcurrencyController:
 
     def _keep_ttfts(self, sample: LoadSample, now_us: int) -> None:
         for ttft_us in sample.ttfts_us:
-            if now_us - ttft_us >= self._cut_us:  # else it was sent under another limit
+            if now_us - ttft_us >= self._cut_us:  # else the request was sent under another limit
                 self._ttfts.append((now_us, ttft_us))
         while self._ttfts and self._ttfts[0][0] < now_us - TTFT_AGE_US_MAX:
             self._ttfts.popleft()
@@ -259,7 +262,7 @@ class ConcurrencyController:
             else:
                 self._failed()
         self._base_rate, self._tried_rate = rate, None
-        if self._wins == 2:  # one may be noise
+        if self._wins == 2:  # a single win may be noise
             self._base, self._base_rate, self._usual_rate = self._tried(), None, None
             self._wins = self._failures = self._quiet_rounds = 0
             return self._base
@@ -277,7 +280,7 @@ class ConcurrencyController:
             self._failed()
 
     def _failed(self) -> None:
-        """Turns round; waits longer after each pair of failures."""
+        """Changes the direction of the next try; waits longer after each pair of failed tries."""
         self._wins, self._base_rate, self._tried_rate = 0, None, None
         self._failures += 1
         self._tries_up = not self._tries_up
@@ -289,7 +292,7 @@ class ConcurrencyController:
         return max(1, min(self._base - 1, round(self._base / TRY_FACTOR)))
 
     def _raised(self, factor: float) -> int:
-        """Returns the base times `factor`, or less where that would be too much."""
+        """Returns the base times `factor`, or less where memory or a bound does not allow it."""
         base, p95_us = self._base, self._ttft_p95_us()
         room = min(factor, KV_USED_MAX / max(self._kv_used, 0.01))
         if p95_us:

@@ -3,16 +3,16 @@
 `Dispatcher.step(event, now_us)` returns the actions to take, in order. Several servers share one
 queue of prompts. Each has its health, its requests in flight, and what it has cached.
 
-*Which prompt, which server.* A server that has a free place takes the prompt that the order of
-`queue` chooses for it. Of several with a free place the one takes it that has most of it cached,
-unless it has more than its share of the work: the least loaded one, or one with `LEAD_MAX` requests
-more than that. Of a prompt whose blocks are not known yet, that is the server that was warmed for
-it. Where nothing is known to be cached, the least loaded one takes it.
+*Which prompt, which server.* A server with a free slot takes the prompt that `queue` chooses for
+it. If several servers have a free slot, the prompt goes to the server that has most of it cached;
+while the blocks of the prompt are not known, to the server that was warmed for it. Only the least
+loaded server and servers with at most `LEAD_MAX` requests more may take it. Where nothing is known
+to be cached, the least loaded server takes it.
 
-*Failures.* A refused prompt is retried until the deadline of its query, or without end if it has
-none; at once if another server is open. A prompt over which servers fail again and again, although
-they began to answer it or answer others, is given up. A server that may have ended loses what it
-was known to have cached.
+*Failures.* A refused prompt is retried until the deadline of its query, or without end if the query
+has no deadline. It is retried at once if another server is open. A prompt is given up when servers
+fail on it too often, although they began to answer it or answer other prompts. A server that may
+have ended counts as having nothing cached.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ from generator.plan.order.factory import OrderName, make_order
 from generator.plan.queue import PromptQueue, QueuedPrompt, ServerCache
 
 LEAD_MAX = 1
-"""Requests that a server may have more than the least loaded one, and still take a prompt of which
-it has most cached. With more, few servers get nearly all prompts while the load is low."""
+"""A server takes the prompt of which it has most cached only if it has at most so many requests
+more than the least loaded server. With a higher value, few servers get nearly all prompts while the
+load is low."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +61,8 @@ class DispatchLimits:
 
     `concurrency`: requests in flight at each server, until `ConcurrencyChanged`. `prompts_max`:
     prompts waiting or in flight. `failures_max`: failures that a prompt may have caused before it
-    is given up. Each broke an answer that had begun, or its server had answered others since the
-    last one.
+    is given up. A failure counts if it broke off an answer, or if the server answered other prompts
+    since the last failure.
     """
 
     concurrency: int
@@ -76,9 +77,10 @@ class DispatchLimits:
 class CacheOrder:
     """The order of prompts at servers whose KV events are followed.
 
-    `overtaken_max`: how often a prompt may be overtaken; None: no bound. `block_tokens`: of the
-    blocks of every server, because the digests of a prompt are made once; None: as their events
-    say. A server with another size gets no credit: none of its blocks has such a digest.
+    `overtaken_max`: how often a prompt may be overtaken; None: no bound. `block_tokens`: tokens of
+    a block, equal for all servers, because the digests of a prompt are made once; None: as the KV
+    events say. A server with blocks of another size counts as having nothing cached, because none
+    of its blocks has such a digest.
     """
 
     name: OrderName
@@ -105,7 +107,7 @@ class _LlmServer:
         return self.in_flight < self.concurrency
 
     def load(self, without: int = 0) -> float:
-        """The share of its places that are taken, without some of its requests."""
+        """The share of its slots that are taken, if `without` of its requests are not counted."""
         return (self.in_flight - without) / self.concurrency
 
 
@@ -304,7 +306,7 @@ class Dispatcher:
         if event.suspect and not (queued.failures == 1 and self.is_open):
             # It waits as long again after the pause. Otherwise it would be the first prompt at a
             # server that a check has just opened, and could pause the server for all others again.
-            # But after its first failure another server may try it at once.
+            # After its first failure another server may try the prompt at once.
             until_us = health.paused_until_us
             queued.not_before_us = until_us + (until_us - now_us)
 

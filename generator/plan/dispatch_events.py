@@ -1,6 +1,6 @@
 """What happens to prompts and LLM servers, and what the dispatcher wants done.
 
-A server is named by its place in `llm.base_url`, from 0. Pure.
+A server is named by its position in `llm.base_url`, from 0. Pure.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CacheChanged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConcurrencyChanged:
-    """From now on this server gets at most so many requests at once."""
+    """From this time on the server gets at most so many requests at once."""
 
     server: int
     concurrency: int

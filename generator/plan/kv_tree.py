@@ -3,7 +3,7 @@
 A server keeps the keys and values of full blocks of tokens. Here a block is named by a digest of
 all tokens from the beginning of the prompt to the block's end. So a set of digests is a tree: the
 parent of a block is the block before it, and a prefix is cached as far as its digests are in the
-set. The server has its own names, which its events use.
+set. The events use the server's own names of blocks; the tree translates them to digests.
 
 Batches of events are numbered from 0. Where numbers are missing, the tree asks for a replay, and
 holds later batches until it ends. If the replay lacks a number, the tree is emptied: a removal may
@@ -122,16 +122,16 @@ class KvTree:
         self.block_tokens = block_tokens or 0
         """0: not known yet."""
         self.is_blind = True
-        """Nothing is known, which is more than that nothing is cached."""
+        """What is cached is unknown. An empty tree that is not blind: nothing is cached."""
         self.replays = 0
         """Replays that were asked for."""
         self.emptied = 0
         """How often the tree was emptied because events were lost or the server was restarted."""
         self.checked = 0
         self.disagreed = 0
-        """Answers that were checked, and those whose cached tokens were others than expected."""
+        """Answers that were checked, and those with more or fewer cached tokens than expected."""
         self.overestimated = 0
-        """Of these, those with less cached tokens than expected."""
+        """Answers with fewer cached tokens than expected."""
         self._digest_of: dict[ServerBlockName, BlockDigest] = {}
         self._name_of: dict[BlockDigest, ServerBlockName] = {}
         self._next_seq = 0
@@ -158,7 +158,7 @@ class KvTree:
         return self.cached_blocks(digests) * self.block_tokens
 
     def check(self, expected_tokens: int, reported_tokens: int) -> bool:
-        """Compares what was expected of a prompt with its answer; counts and returns equality."""
+        """Compares the expected cached tokens with those of the answer; returns equality."""
         self.checked += 1
         is_equal = expected_tokens == reported_tokens
         self.disagreed += not is_equal
@@ -211,7 +211,7 @@ class KvTree:
         return None
 
     def _end_replay(self, changes: _Changes) -> None:
-        """Goes on with the batches that waited. If some are missing before them, all is lost."""
+        """Applies the batches that waited; empties the tree if one before them is missing."""
         self._is_replaying = False
         held, self._held = sorted(self._held.items()), {}
         for seq, batch in held:
@@ -257,7 +257,7 @@ class KvTree:
     def _store(self, stored: BlocksStored, changes: _Changes) -> None:
         parent = None if stored.parent is None else self._digest_of.get(stored.parent)
         if stored.parent is not None and parent is None:
-            return  # what precedes these blocks is not known
+            return  # the blocks before these are not known
         if self.block_tokens == 0 and stored.names:
             self.block_tokens = len(stored.token_ids) // len(stored.names)
         if not stored.names or len(stored.token_ids) != len(stored.names) * self.block_tokens:

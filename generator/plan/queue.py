@@ -19,8 +19,8 @@ OLDEST_EVERY = 16
 class ServerCache:
     """What a server has cached of the waiting prompts, and how the next one for it is chosen.
 
-    `order` chooses between prompts of one priority and tenant that have no deadline; None: by
-    arrival.
+    `order` chooses among prompts of one priority and one tenant that have no deadline; None: the
+    order of arrival.
     """
 
     prefixes: CachedPrefixes
@@ -31,8 +31,9 @@ class ServerCache:
 class Prompt:
     """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds.
 
-    `due_us`: the deadline of another query that waits for its answer; it only orders. `forms`: the
-    ways to send it, as far as its tokens are known. `warmed_at`: the server that was warmed for it.
+    `due_us`: the deadline of another query that waits for the same answer; it affects the order
+    only. `forms`: the ways to send the prompt, once its tokens are known. `warmed_at`: the server
+    that was warmed for the prompt.
     """
 
     id: int
@@ -49,7 +50,7 @@ class Prompt:
         return self.deadline_us is not None and now_us >= self.deadline_us
 
     def orders_by_us(self) -> int | None:
-        """Returns the deadline by which it is ordered; None if there is none."""
+        """Returns the deadline that orders this prompt; None if it has no deadline."""
         return self.deadline_us if self.due_us is None else self.due_us
 
     def arrival(self) -> tuple[int, int]:
@@ -57,7 +58,7 @@ class Prompt:
         return (self.arrival_us, self.id)
 
     def is_equal_to(self, other: Prompt) -> bool:
-        """Returns whether neither priority nor a deadline puts one of the two first."""
+        """Returns whether priority and deadlines put neither of the two prompts first."""
         has_deadline = self.orders_by_us() is not None or other.orders_by_us() is not None
         return self.priority == other.priority and not has_deadline
 
@@ -78,9 +79,10 @@ class QueuedPrompt:
     """A prompt, waiting or at a server, and its tries so far.
 
     `is_begun`: the server has begun to answer the last try. `failures`: those that the prompt may
-    have caused. `answered_at_failure`: how many prompts each server had answered at its last one.
-    `not_before_us`: when it may be sent again. Of the last try: `server`, `form` (None: as it
-    is) and `cached_tokens`, as far as it was known what was cached.
+    have caused. `answered_at_failure`: how many prompts each server had answered when it last
+    failed on this prompt. `not_before_us`: when the prompt may be sent again. Of the last try:
+    `server`, `form` (None: as the prompt is) and `cached_tokens`, the tokens that the tree had as
+    cached.
     """
 
     prompt: Prompt
@@ -98,11 +100,11 @@ class PromptQueue:
     """The waiting prompts. Choosing one costs O(waiting).
 
     The next one is of the best priority, and has the earliest deadline. Prompts without a deadline
-    come after those with one, in the order of arrival. With an order tenants take turns among
-    them, and it is chosen by the cache which of a tenant's prompts is next.
-
-    Of several servers that may take a prompt, it goes to the one that has most of it cached, and of
-    equal ones to the first. With an order, the servers' choices are compared in this way.
+    come after those with one, in the order of arrival. With an order, tenants take turns among
+    these prompts, and the order chooses among the prompts of one tenant by what is cached. If
+    several servers may take a prompt, it goes to the server that has most of it cached; if they are
+    equal, to the first. With an order each server chooses a prompt, and these choices are compared
+    in the same way.
     """
 
     def __init__(self, *caches: ServerCache, overtaken_max: int | None = None) -> None:
@@ -229,7 +231,7 @@ class PromptQueue:
     def _take(
         self, id: int, servers: Sequence[int], form: PromptForm | None = None
     ) -> QueuedPrompt:
-        """Removes a prompt, for the one of these servers that has most of it cached.
+        """Removes a prompt, and assigns it to the server that has most of it cached.
 
         `form` None: the one of which most is cached.
         """

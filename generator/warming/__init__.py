@@ -1,5 +1,5 @@
-"""What can the server compute while a search still runs? Drafts are followed, and prefixes warmed.
+"""Follows drafts, and lets the LLM server compute prefixes of prompts while searches run.
 
-*Invariant:* a warm-up changes no answer. *Invariant:* a warm-up takes no place that a prompt needs.
-Absent on purpose: when to warm what, which is decided in `generator.plan.speculation`.
+*Invariant:* a warm-up changes no answer. *Invariant:* a warm-up takes no slot that a prompt needs.
+Not here, on purpose: which passages are warmed and when; `generator.plan.speculation` decides it.
 """

@@ -51,12 +51,14 @@ class DraftsReader:
         self._read = read
 
     def rows_read(self, messages: Sequence[Message]) -> None:
-        """Passes on drafts. A record that is none is ignored: its prompt is not warmed."""
+        """Passes on drafts. A record that is no draft is ignored: its prompt is not warmed."""
         for message in messages:
             try:
                 draft = decode(Retrieval, message.value, message.headers)
             except RecordError as error:
-                log.warning("a record is no draft", place=message.source.place, error=str(error))
+                log.warning(
+                    "ignores a record: no draft", place=message.source.place, error=str(error)
+                )
                 continue
             if not draft.is_final:
                 self._read(draft)
@@ -69,4 +71,4 @@ class DraftsReader:
 
     def table_failed(self, error: CarpoolError) -> None:
         """Goes on without drafts: prompts are computed when they are sent."""
-        log.error("drafts are not followed; no prompt is warmed", error=str(error))
+        log.error("cannot read drafts, so no prompt is warmed", error=str(error))

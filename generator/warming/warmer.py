@@ -1,8 +1,8 @@
-"""Warms the prefix caches of the LLM servers while searches run, and counts what that was good for.
+"""Warms the LLM servers' prefix caches while searches run, and counts used and unused tokens.
 
-A policy decides (`generator.plan.speculation`). This is its driver, for the event loop of the
-requests. A warm-up ends at the latest when its search has ended: the server keeps the blocks that
-it has computed.
+A policy decides what to warm (`generator.plan.speculation`); `Warmer` does it, on the event loop of
+the requests. A warm-up ends at the latest when its search has ended; the server keeps the blocks
+that it has computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from schemas.retrieval import Retrieval
 SEARCHES_MAX = 1_000
 """Queries with drafts that are remembered until they are answered; the oldest are forgotten."""
 WARM_UP_PRIORITY = 1_000_000
-"""Later than every prompt, where the server knows priorities."""
+"""Lower than that of every prompt, where the server knows priorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Warmed:
 
 @dataclass(slots=True)
 class _WarmUp:
-    """A prefix that the server was asked for. `finished` None: it was cancelled, or failed."""
+    """A prefix that the server computes. `finished` None: it runs, failed or was cancelled."""
 
     token_ids: tuple[int, ...] = ()
     finished: LlmFinished | None = None
@@ -86,12 +86,11 @@ class Warmer:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`prepare`: the prompt of a draft; None: it has none. `run` starts a task.
+        """`prepare`: makes the prompt of a draft; None: there is none. `run` starts a task.
 
-        `choose`: the server for a prefix (none: not known yet), with so many warm-ups at each
-        server. `load`: that of a server, with so many warm-ups. `block_tokens`: tokens of the
-        blocks that servers cache; 0: not known. Tokens behind the last full block would be computed
-        in vain.
+        `choose`: the server for a prefix (none: not known yet), given the warm-ups at each server.
+        `load`: the load of a server, given its warm-ups. `block_tokens`: tokens of a block of the
+        caches; 0: not known. A warm-up ends with a full block, because servers cache no other.
         """
         self._servers = servers
         self._policy = policy
@@ -117,7 +116,7 @@ class Warmer:
         return query.server if query is not None and is_warmed else None
 
     def draft(self, draft: Retrieval) -> None:
-        """Takes a draft, in any order and more than once; one behind its search is ignored."""
+        """Takes a draft. Ignores a repeated or older one, and any after the end of its search."""
         place = draft.source.place
         query = self._queries.get(place)
         if place in self._searched or (query is not None and draft.revision <= query.revision):
@@ -219,7 +218,7 @@ class Warmer:
                 warm_up.finished = await engine.warm(_warm_up_of(prompt, ids))
                 outcome = "done"
         except (LlmRefusal, PromptRefused):
-            outcome = "refused"  # a prompt finds out why
+            outcome = "refused"  # the request of a prompt reports the reason
         finally:
             self._metrics.warm_ups.labels(outcome=outcome).inc()
         if query.task is asyncio.current_task():
@@ -234,9 +233,9 @@ class Warmer:
     def _end(
         self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
     ) -> Warmed:
-        """Forgets a query, and counts the tokens that warm-ups computed: used ones, and others.
+        """Forgets a query; counts and returns the used and unused tokens of its warm-ups.
 
-        Of a warm-up that did not finish, all count that were not warmed before it.
+        Of a warm-up that did not finish, all tokens count that no earlier warm-up had.
         """
         self._cancel(self._queries[place])
         self._tell(QueryAnswered(query=place, wait_us=wait_us))

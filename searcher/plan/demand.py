@@ -1,8 +1,8 @@
 """Which query wants which slice, and which slice to fetch next so that queries finish early.
 
 The next slice belongs to the query that lacks the fewest bytes (shortest remaining work first); of
-its slices it is the one that most queries want. If the query sends drafts, it is the nearest one. A
-query that later arrivals overtook `overtaken_max` times goes first, so that none starves. A query
+its slices it is the one that most queries want. If the query sends drafts, it is the nearest slice.
+A query that later arrivals overtook `overtaken_max` times goes first, so that none starves. A query
 with a deadline is never overtaken.
 """
 

@@ -1,4 +1,4 @@
-"""How fast the disk reads clusters, and so how long a search still takes. Pure."""
+"""Measures how fast the disk reads clusters, to expect how long a search still takes. Pure."""
 
 from __future__ import annotations
 

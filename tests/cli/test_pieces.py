@@ -73,7 +73,7 @@ def test_the_demo_counts_answers_with_passages_whether_or_not_the_model_cites_on
         (" It was built in 1889 in Paris.\n", ""),
         (
             "It was built in 1889 in Paris. It was built in",
-            "\n(cut, for it repeats itself: the answer ends with “… built in 1889 in Paris.”)",
+            "\n(the text repeats itself; the answer ends with “… built in 1889 in Paris.”)",
         ),
         ("It was", " built in 1889 in Paris."),
         ("It is", "\nIt was built in 1889 in Paris."),

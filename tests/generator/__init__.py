@@ -1,1 +1,1 @@
-"""Prompts, citations, dispatch, the LLM engines, and the answer dedup."""
+"""Prompts, citations, orders, dispatch, LLM engines, warm-ups, cancels, and reuse of answers."""

@@ -463,7 +463,7 @@ def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached() -> None:
 def test_a_server_with_more_than_its_share_of_the_work_gives_prompts_to_others() -> None:
     dispatcher = caching_dispatcher("arrival", concurrency=8)
     servers = [sent.server for id in range(6) for sent in arrive(dispatcher, id, form=1)]
-    assert servers == [1, 1, 0, 1, 0, 1], "it has at most two more than the other"
+    assert servers == [1, 1, 0, 1, 0, 1], "server 1 has at most two requests more"
 
 
 def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
@@ -492,7 +492,7 @@ def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() ->
     dispatcher.step(TimePassed(), 102)
     dispatcher.step(CheckPassed(server=1), 102)
     (sent,) = arrive(dispatcher, 2, form=1)
-    assert sent.server == 0, "it has one block of it, the other none that is known"
+    assert sent.server == 0, "server 0 has a block of the prompt"
 
 
 def test_a_warm_up_goes_to_an_open_server_with_a_place_that_has_most_cached() -> None:

@@ -24,7 +24,7 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError("it did not come about within 20 seconds")
+    raise AssertionError("the condition was not met within 20 seconds")
 
 
 class Follower:
@@ -235,7 +235,7 @@ def test_a_message_that_is_too_large_ends_the_connection(
         publisher.publish(publisher.store(B))
         await until(lambda: run.cached(B) == 32)
 
-    assert follow(publisher, work).cached(A) == 48, "it was replayed"
+    assert follow(publisher, work).cached(A) == 48, "the lost batch was replayed"
 
 
 def test_what_our_prompts_cannot_use_is_left_out(publisher: KvPublisher) -> None:

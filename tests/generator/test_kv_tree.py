@@ -96,7 +96,7 @@ def test_a_gap_is_filled_by_a_replay_and_later_batches_wait_for_it() -> None:
     again = KvBatch(seq=2, events=(BlocksStored(names=(3,), parent=2, token_ids=PROMPT[8:]),))
     later = KvBatch(seq=3, events=(BlocksRemoved(names=(2,)),))
     assert tree.step(again).replay_from == 1
-    assert tree.step(later).replay_from is None, "it was asked for"
+    assert tree.step(later).replay_from is None, "the replay was asked for already"
     assert tree.cached_tokens(DIGESTS) == 12, "what waits is not known yet"
     for batch in (KvBatch(seq=0, events=(STORED,)), removed, again):
         tree.step(KvBatch(seq=batch.seq, events=batch.events, is_replayed=True))

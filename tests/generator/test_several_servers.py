@@ -75,7 +75,7 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
                 run.wait(lambda: all(open_servers(run, [again, second])))
                 run.offer(*(unit() for _ in range(10)))
                 more = run.wait_for_answers(50)
-                assert again.requests.completed > 0, "it takes work again"
+                assert again.requests.completed > 0, "the server takes prompts again"
             assert first.requests.in_flight == 0
     assert sorted(answer.query_id for answer in answers) == sorted(f"q-{one.id}" for one in units)
     assert {answer.status for answer in more} == {"ok"}
@@ -155,7 +155,7 @@ def test_servers_with_one_tokenizer_make_the_same_sample() -> None:
             await servers.close()
         assert len(engines[0].sample_ids) > 50
         assert engines[0].sample_ids == engines[1].sample_ids
-        assert engines[2].sample_ids == (), "it does not tokenize as vLLM does"
+        assert engines[2].sample_ids == (), "the server does not tokenize as vLLM does"
         assert servers.form == "json", "one of them does not keep the form of text"
 
     with LlmServer() as one, LlmServer() as other, LlmServer(dialect="ollama") as text:

@@ -31,7 +31,7 @@ def test_nearly_all_are_warmed_while_that_pays_and_few_while_it_does_not() -> No
     assert gain.pays is False
     assert asked(gain, 10 * OTHER_EVERY, warm_us=900, cold_us=900) == 10
     asked(gain, 10 * KEPT, warm_us=100, cold_us=900)
-    assert gain.pays, "it is found out when it pays again"
+    assert gain.pays, "the policy notices when warm-ups pay again"
 
 
 def test_less_than_two_percent_is_no_gain() -> None:

@@ -87,7 +87,7 @@ def wait(run: Running, condition) -> None:  # type: ignore[no-untyped-def]
         except AssertionError:
             continue
         return
-    raise AssertionError("it did not come about within 5 minutes")
+    raise AssertionError("the condition was not met within 5 minutes")
 
 
 def test_real_questions_get_answers_that_cite_what_was_given(vllm_server: VllmServer) -> None:

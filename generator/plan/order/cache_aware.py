@@ -9,7 +9,7 @@ from generator.plan.order.protocol import NextPrompt
 
 
 class CacheAware:
-    """The prompt with the largest ratio of cached to computed tokens; of equal ones the first.
+    """The prompt with the largest ratio of cached to computed tokens; if equal, the first.
 
     The paper's window, within which each request is processed, is the bound of overtaking here.
     It ranks prompts of which nothing is cached by length alone: `CachedPrefix` does better with a
@@ -20,7 +20,7 @@ class CacheAware:
         self._prefixes = prefixes
 
     def choose(self, ids: Sequence[int]) -> NextPrompt:
-        """Returns the first one while nothing is known."""
+        """Returns the first prompt while no blocks of prompts are known."""
         # OrderPriority = Cached Length / Computation Length
         best, best_ratio = NextPrompt(id=ids[0]), -1.0
         if self._prefixes.tree.is_blind:

@@ -9,18 +9,18 @@ from generator.plan.order.protocol import NextPrompt
 
 
 class CachedPrefix:
-    """Uses what is cached; where nothing is, begins the prefix that costs least for each prompt.
+    """Chooses what is cached; else the prefix that costs least for each prompt that shares it.
 
-    While some prompts have more cached than others, the next one is RAGCache's: with the largest
-    ratio of cached to computed tokens. Otherwise all prompts have to be computed from the same
-    place on. Then the next one is the one with the least
+    While some prompts have more cached than others, the next prompt is RAGCache's: the one with the
+    largest ratio of cached to computed tokens. Otherwise all prompts have to be computed from the
+    same position on. Then the next prompt is the one with the least
 
         cost = computed tokens / prompts that use them
 
     where another waiting prompt counts by the share of these tokens that it has too. So a prefix of
-    many prompts is computed once for all of them. A prompt alone goes early if it is short: it
-    holds a place in the backlog, and a long one has more to gain if another comes. With a backlog
-    of a few prompts it is not better than `CacheAware`. Cost: O(prompts), 0.3 us each, and
+    many prompts is computed once for all of them. A prompt that shares no prefix goes early if it
+    is short: a long one may save more if a prompt with the same prefix arrives. With a backlog of a
+    few prompts this order is not better than `CacheAware`. Cost: O(prompts), 0.3 us each, and
     O(blocks) for each prompt that shares an uncached block with one that came or left.
     """
 
@@ -28,7 +28,7 @@ class CachedPrefix:
         self._prefixes = prefixes
 
     def choose(self, ids: Sequence[int]) -> NextPrompt:
-        """Returns the first one while nothing is known."""
+        """Returns the first prompt while no blocks of prompts are known."""
         if self._prefixes.tree.is_blind:
             return NextPrompt(id=ids[0])
         cached = [(id, found) for id in ids if (found := self._prefixes.cached(id)) is not None]

@@ -17,8 +17,8 @@ from generator.plan.kv_tree import BlockDigest, KvTree, KvTreeStep
 class PromptForm:
     """One way to send a prompt: the order of its passages, its length, and its blocks.
 
-    `passages`: their places in the order of scores, from 0. `digests`: of the full blocks before
-    the last token, because a server computes one token at least.
+    `passages`: their ranks by score, from 0. `digests`: of the full blocks before the last token,
+    because a server computes one token at least.
     """
 
     passages: tuple[int, ...]
@@ -28,7 +28,7 @@ class PromptForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedForm:
-    """The form of a prompt of which most is cached; of equal ones the first.
+    """The form of a prompt of which most is cached; if equal, the first.
 
     `cached_over_computed`: cached tokens divided by those that the server has to compute.
     """
@@ -53,7 +53,7 @@ class CachedPrefixes:
         self.tree = tree
         self._forms: dict[int, tuple[PromptForm, ...]] = {}
         self._cached: dict[int, CachedForm] = {}
-        self._starts: dict[int, PromptStart] = {}  # those that are known to be right
+        self._starts: dict[int, PromptStart] = {}  # costs that are up to date
         self._with_block: dict[BlockDigest, set[int]] = {}
 
     def __len__(self) -> int:
@@ -137,7 +137,7 @@ class CachedPrefixes:
         return computed / (1 + others * self.tree.block_tokens / computed)
 
     def _forget_starts(self, forms: Sequence[PromptForm]) -> None:
-        """The costs of those change that share an uncached block with a prompt."""
+        """Forgets the costs of prompts that share an uncached block with this prompt."""
         for digest in _blocks(forms):
             if digest not in self.tree:
                 for id in self._with_block[digest]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Overtaking:
-    """Counts how often each prompt was overtaken: one that came later was sent before it.
+    """Counts how often each prompt was overtaken: a prompt that came later was sent before it.
 
     A prompt that was overtaken `overtaken_max` times is *due*, and goes before all that are not.
     (The starvation window of RAGCache, section 5.2.) Cost: O(prompts) a call.
@@ -18,9 +18,10 @@ class Overtaking:
         self._overtaken: dict[int, int] = {}
 
     def allowed(self, ids: Sequence[int]) -> Sequence[int]:
-        """Returns those of `ids`, in the order of arrival, that may be next: all, or the one due.
+        """Returns those of `ids`, in the order of arrival, that may be next: all, or the due
+        prompt.
 
-        An order chooses for the one that is due, too, in which form it is sent.
+        The order chooses the form of the due prompt, too.
         """
         if self._overtaken_max is None:
             return ids

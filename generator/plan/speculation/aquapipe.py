@@ -21,12 +21,12 @@ from generator.plan.speculation.protocol import (
 from generator.plan.speculation.warm_ups import Passages, WarmUps
 
 CHUNK_US = 60_000
-"""What a prefill costs beside its tokens: one more step of the server."""
+"""Fixed cost of a prefill, beside that of its tokens: one more step of the server."""
 
 
 @dataclass(slots=True)
 class _Pipeline:
-    """One query. `results`: R at the last prefetching; `next_at`: Opt of the next one."""
+    """One query. `results`: R at the last prefetching; `next_at`: Opt of the next prefetching."""
 
     results: Passages = ()
     pool: int = 0  # PP.size: the first so many of `results`
@@ -40,7 +40,7 @@ class AquaPipe:
     """Implements `SpeculationPolicy`. A draft costs O(passages).
 
     Wrong elements are corrected by re-prefill alone: vLLM cannot remove a passage from its cache.
-    What the cheaper of both corrections would cost is `correction` of this module.
+    `correction` of this module returns the cheaper of both corrections and its cost.
     """
 
     def __init__(self, chunk_us: int = CHUNK_US) -> None:
@@ -92,8 +92,9 @@ class AquaPipe:
     def _chunk(self, one: _Pipeline, event: DraftFound) -> int:
         """Returns how much of the pool to prefill now (4.4).
 
-        One more chunk costs `chunk_us`; what is prefilled before the next element comes overlaps
-        with the search. So a pipeline whose elements come faster waits for more of them.
+        One more chunk costs `chunk_us`. A chunk that is prefilled before the next element arrives
+        overlaps with the search. So a pipeline whose elements arrive faster collects more of them
+        in a chunk.
         """
         is_full = one.pool == len(event.passages)
         if is_full or one.interval_us >= self._chunk_us:

@@ -17,7 +17,7 @@ SpeculationName = Literal["none", "stable", "likely", "ragcache", "aquapipe", "h
 
 
 def make_policy(name: SpeculationName) -> SpeculationPolicy:
-    """Returns a policy; `auto` is `likely` while that pays."""
+    """Returns a policy; `auto` is `likely` while warm-ups pay."""
     match name:
         case "none":
             return NoSpeculation()

@@ -1,8 +1,9 @@
 """Whether warm-ups pay, measured on the queries themselves. Pure.
 
 Some queries with drafts are not warmed, on purpose. The wait of a query is the time from the end of
-its search to its first token. While the median wait of the last queries that might be warmed is
-not lower than that of the others, only some are warmed, to see when that changes.
+its search to its first token. Warm-ups pay while the median wait of the last queries that might be
+warmed is lower than that of the others. While they do not pay, only a few queries are warmed, to
+notice a change.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections import deque
 from statistics import median
 
 KEPT = 200
-"""Waits that are compared, of both kinds together."""
+"""The last so many waits are compared, warmed and not warmed together."""
 OTHER_EVERY = 8
-"""One query in so many goes the other way."""
+"""One query in so many gets the opposite choice, for comparison."""
 COMPARED_MIN = 10
-"""With fewer waits of a kind nothing is known, and queries go both ways in turn."""
+"""With fewer waits of a kind it is unknown whether warm-ups pay; every second query is warmed."""
 GAIN_MIN = 0.02
 """The least share by which the median wait must be lower."""
 

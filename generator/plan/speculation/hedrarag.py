@@ -1,8 +1,8 @@
 """`hedrarag`: fills an underused server with the likeliest drafts (HedraRAG, section 4.3). Pure.
 
-A server is underused while the share of its throughput that is in use is below a threshold. Of the
-searches in progress the one whose best passages are closest to its question is first, because it
-errs least. Use it where many searches are in progress at once.
+A server is underused while the share of its throughput that is in use is below a threshold. The
+search in progress whose best passages are closest to its question is served first, because its
+draft is most likely to be final. Use it where many searches are in progress at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from generator.plan.speculation.protocol import (
 from generator.plan.speculation.warm_ups import WarmUps
 
 THRESHOLD = 0.5
-"""tau: the share of its requests up to which a server is underused."""
+"""tau: a server is underused while it has less than this share of its limit of requests."""
 
 
 class HedraRag:
@@ -39,7 +39,7 @@ class HedraRag:
         match event:
             case DraftFound():
                 self._drafts[event.query] = event
-                # A draft that is contradicted was speculated in vain: its place is free.
+                # The warm-up of a contradicted draft is useless: its slot is free.
                 actions = self._warm_ups.follow(event, 0, load)
                 load = replace(load, in_flight=load.in_flight - len(actions))
             case WarmUpEnded():

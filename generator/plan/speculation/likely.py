@@ -1,8 +1,9 @@
 """`likely`: warms the passages that are final often enough, as earlier searches showed. Pure.
 
 How often passages stay depends on the index, the order of its clusters, and how much of a search is
-done. So it is counted: of earlier drafts in the same state, how many began with as many final
-passages. It needs no setting for another index or order. It warms nothing before some searches.
+done. So the policy counts how many earlier drafts in the same state began with as many final
+passages. Another index or order needs no other setting. The first searches are not warmed, because
+nothing is counted yet.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from generator.plan.speculation.warm_ups import Passages, WarmUps
 SHARE_MIN = 0.75
 """The least share of earlier drafts in the same state whose passages were final."""
 SEEN_MIN = 5
-"""With fewer earlier searches in a state nothing is known of it."""
+"""In a state with fewer earlier searches nothing is warmed."""
 COUNTED_MAX = 4_000
-"""Searches in a state after which all its counts are halved, so that the newest weigh more."""
+"""After so many searches in a state its counts are halved, so that new searches weigh more."""
 DONE_CLASSES = 16
 AGES = 5
 
 State = tuple[int, int, int]
-"""Passages, the share of the clusters that is done, and for how long the passages are the first."""
+"""Number of first passages, share of the clusters that is done, and age of these passages."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ class EngineLoad:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request takes no place from a prompt that waits."""
+        """Whether the server takes one more request while no prompt waits."""
         return not self.waiting and self.in_flight < self.limit
 
 
@@ -33,8 +33,8 @@ class EngineLoad:
 class DraftFound:
     """A draft arrived: what a search has found in `clusters_done` of its `clusters_total`.
 
-    `passages`: ids of those that a prompt would have, best first; `scores`: theirs. Some drafts may
-    be missing, but none is older than one before it.
+    `passages`: ids of the passages that a prompt would have, best first; `scores`: their scores.
+    Drafts may be missing, but they arrive in their order.
     """
 
     query: str
@@ -56,7 +56,7 @@ class SearchEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpEnded:
-    """A warm-up ended by itself. `is_done` False: it failed, or a prompt needed its place.
+    """A warm-up ended by itself. `is_done` False: it failed, or a prompt needed its slot.
 
     It does not arrive for a warm-up that the policy cancelled, nor after `SearchEnded`.
     """
@@ -68,9 +68,8 @@ class WarmUpEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryAnswered:
-    """The last event of a query: it was answered, or the driver forgets it.
-
-    `wait_us`: from the end of its search to the first token; None where that says nothing.
+    """The last event of a query: it was answered, or the driver forgets it. `wait_us`: from the end
+    of its search to the first token; None: not comparable with other queries.
     """
 
     query: str

@@ -21,7 +21,7 @@ from generator.plan.speculation.protocol import (
 )
 
 MAX_PREFILL_BS = 4
-"""Requests, warm-ups among them, with which a server has enough to prefill."""
+"""No warm-up begins while the server has so many requests, warm-ups among them."""
 
 
 class RagCache:

@@ -1,7 +1,8 @@
 """`stable`: warms the passages that stayed the first ones while some clusters were searched. Pure.
 
 A passage that is not replaced by the next clusters is seldom replaced later, if the nearest
-clusters are searched first. With another order of the clusters it warms late, and too much.
+clusters are searched first. With another order of the clusters this policy warms late, and warms
+too much.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from generator.plan.speculation.warm_ups import Passages, WarmUps
 
 SHARE = 8
 CLUSTERS_MIN = 2
-"""An eighth of its clusters, and at least two, must leave a passage in its place. With fewer, more
-than a quarter of what is computed is in vain; with more, passages are warm too late (questions of
+"""A passage must keep its rank for an eighth of the clusters, and for two at least. With fewer,
+more than a quarter of the computed tokens is not used; with more, passages are warm too late
+(questions of
 HotpotQA over 16,000 passages, nprobe 10 to 100)."""
 
 
@@ -28,7 +30,7 @@ class Stable:
     """Implements `SpeculationPolicy`. A draft costs O(drafts of its query)."""
 
     def __init__(self, clusters: int | None = None) -> None:
-        """`clusters` that must leave a passage in its place; None: an eighth of the query's."""
+        """`clusters` for which a passage must keep its rank; None: an eighth of the query's."""
         self._clusters = clusters
         self._drafts: dict[str, list[tuple[int, Passages]]] = {}  # clusters done, passages
         self._warm_ups = WarmUps()

@@ -1,4 +1,4 @@
-"""What is being warmed and what is warm, for policies that wish for a prefix of each draft. Pure.
+"""Starts and cancels warm-ups for policies that wish for a prefix of each draft. Pure.
 
 A prompt is computed from its first token on, so only a prefix can be warm. A warm-up that the last
 draft contradicts is cancelled and the prefix computed again (AquaPipe, section 4.3, re-prefill):
@@ -43,10 +43,10 @@ class WarmUps:
     def follow(
         self, event: DraftFound, passages: int, load: EngineLoad
     ) -> tuple[SpeculationAction, ...]:
-        """Takes a draft, of which the first `passages` are wished for.
+        """Takes a draft. Its policy wishes for the first `passages` of it.
 
-        Cancels the warm-up that the draft contradicts. Starts one unless what is wished for is
-        warm; one that runs already ends first, and one for which there is no room is not started.
+        Cancels the warm-up that the draft contradicts. Starts a warm-up unless these passages are
+        warm, another warm-up of the query runs, or the server has no room.
         """
         one = self._queries.setdefault(event.query, _QueryWarmUps())
         one.draft, one.wish = event.passages, event.passages[:passages]

@@ -1,0 +1,1 @@
+"""Tests of `bench.core`: what all benchmarks share."""

@@ -1,0 +1,1 @@
+"""Tests of `bench.data`: evaluation data and grown sets."""

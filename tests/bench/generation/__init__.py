@@ -1,0 +1,1 @@
+"""Tests of `bench.generation`: answers, orders, servers, warm-ups, and their simulators."""

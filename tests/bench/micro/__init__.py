@@ -1,0 +1,1 @@
+"""Tests of `bench.micro`: benchmarks of single parts."""

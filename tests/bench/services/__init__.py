@@ -1,0 +1,1 @@
+"""Tests of `bench.services`: questions through the services."""

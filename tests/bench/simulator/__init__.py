@@ -1,0 +1,1 @@
+"""Tests of `bench.simulator`: the search plane on virtual time."""
