@@ -182,8 +182,8 @@ class Dispatcher:
     def server_to_warm(self, digests: Sequence[BlockDigest], warm_ups: Sequence[int]) -> int:
         """Returns the server for a warm-up of these blocks; `warm_ups`: those at each server.
 
-        Of the open ones with a free place it is the one that has most of them cached, of equal ones
-        that with the fewest requests. Without a free place it is any.
+        Among the open servers with a free slot, this is the server that has most of these blocks
+        cached; if equal, the server with the fewest requests. If no slot is free, it is any server.
         """
 
         def merit(place: int) -> tuple[bool, int, int]:
