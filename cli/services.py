@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from carpool.kafka.settings import KafkaSettings
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.retry import read_query
 from carpool.loop.stage import R
@@ -183,14 +184,26 @@ def _run(
     queries_max: int,
     intake: Intake[R],
 ) -> None:
-    """Runs a service until a stop signal. Raises `CarpoolError`.
-
-    `intake` reads its first topic; the others are added here. Those of the class `batch` have a
-    share of `queries_max`, the queries that the service takes in.
-    """
+    """Runs a service until a stop signal. Raises `CarpoolError`. See `of_all_topics` too."""
     from carpool.run_service import run_service
 
-    kafka = settings.kafka
+    run_service(
+        name=name,
+        intake=of_all_topics(name, intake, settings.kafka, queries_max),
+        build_stage=build_stage,
+        kafka=settings.kafka,
+        http=settings.http,
+        logs=settings.log,
+    )
+
+
+def of_all_topics(
+    name: StageName, intake: Intake[R], kafka: KafkaSettings, queries_max: int
+) -> Intake[R]:
+    """Returns the intake of all topics of a service; `intake` reads its first one.
+
+    Those of the class `batch` have a share of `queries_max`, the queries that the service takes in.
+    """
     extra_classes = tuple(
         PriorityClass(
             topic=topic.name,
@@ -201,11 +214,4 @@ def _run(
         else PriorityClass(topic=topic.name, weight=kafka.interactive_weight)
         for topic in read_with(INPUTS[name])[1:]
     )
-    run_service(
-        name=name,
-        intake=replace(intake, weight=kafka.interactive_weight, extra_classes=extra_classes),
-        build_stage=build_stage,
-        kafka=kafka,
-        http=settings.http,
-        logs=settings.log,
-    )
+    return replace(intake, weight=kafka.interactive_weight, extra_classes=extra_classes)

@@ -18,10 +18,12 @@ from carpool.loop.priority.intake_queues import Intake
 from carpool.run_service import run_service
 from carpool.settings import load_settings
 from carpool.telemetry.settings import HttpSettings, LogSettings
+from cli.services import of_all_topics
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.topics import GROUPS
 from searcher.build import READ_THREADS
+from searcher.scatter.scans_log import scans_log
 from searcher.service import build_stage
 from searcher.settings import SearcherSettings
 from searcher.store.factory import open_page_reads
@@ -55,16 +57,24 @@ def main(bytes_per_s: float) -> None:
         reads = open_page_reads(engine, files, waker, SystemClock(), READ_THREADS)
         return FaultyDisk(reads, waker, SlowDisk(bytes_per_s))
 
+    intake = Intake(
+        topic=GROUPS.name,
+        decode=lambda message: decode(Group, message.value, message.headers),
+        bad_input="stop",
+        parts=lambda group: len(group.queries),
+    )
     run_service(
         name="searcher",
-        intake=Intake(
-            topic=GROUPS.name,
-            decode=lambda message: decode(Group, message.value, message.headers),
-            bad_input="stop",
-            parts=lambda group: len(group.queries),
+        intake=of_all_topics(
+            "searcher", intake, settings.kafka, settings.searcher.queries_in_hand_max
         ),
         build_stage=lambda metrics, clock: build_stage(
-            settings.searcher, settings.index, metrics, clock, engine=slow
+            settings.searcher,
+            settings.index,
+            metrics,
+            clock,
+            scans=scans_log(settings.kafka, clock) if settings.kafka.lanes > 1 else None,
+            engine=slow,
         ),
         kafka=settings.kafka,
         http=settings.http,
