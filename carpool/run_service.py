@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 
 import msgspec
@@ -22,7 +23,7 @@ from carpool.kafka.librdkafka.purge import ProcessedRecordsPurge
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
-from carpool.loop.priority.intake_queues import Intake
+from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.retry import FailureLimits
 from carpool.loop.stage import R, Stage
 from carpool.loop.tracing.setup import make_tracer
@@ -31,7 +32,7 @@ from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from schemas.answer import Stage as StageName
-from schemas.topics import TOPICS
+from schemas.topics import TOPICS, Topic, is_batch
 
 log = structlog.get_logger()
 
@@ -43,6 +44,26 @@ SWITCH_S = 0.0005
 A query crosses many threads, and the polling thread releases the interpreter at every record. With
 Python's default of 5 ms, one busy thread delays all others.
 """
+
+
+def of_all_topics(
+    intake: Intake[R], topics: Sequence[Topic], kafka: KafkaSettings, queries_max: int
+) -> Intake[R]:
+    """Returns the intake of all topics of a service; `intake` reads the first one.
+
+    Those of the class `batch` have a share of `queries_max`, the queries that the service takes in.
+    """
+    extra_classes = tuple(
+        PriorityClass(
+            topic=topic.name,
+            unfinished_max=max(1, int(kafka.batch_held_share * queries_max)),
+            cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
+        )
+        if is_batch(topic.name)
+        else PriorityClass(topic=topic.name, weight=kafka.interactive_weight)
+        for topic in topics[1:]
+    )
+    return replace(intake, weight=kafka.interactive_weight, extra_classes=extra_classes)
 
 
 def run_service(

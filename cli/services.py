@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from carpool.kafka.settings import KafkaSettings
-from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.retry import read_query
 from carpool.loop.stage import R
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
@@ -18,7 +16,7 @@ from schemas.answer import Stage as StageName
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.retrieval import Retrieval
-from schemas.topics import GROUPS, QUERIES, RETRIEVALS, Topic, is_batch, read_with
+from schemas.topics import GROUPS, QUERIES, RETRIEVALS, Topic, read_with
 
 # The services' packages are imported by the commands that need them.
 if TYPE_CHECKING:
@@ -184,34 +182,14 @@ def _run(
     queries_max: int,
     intake: Intake[R],
 ) -> None:
-    """Runs a service until a stop signal. Raises `CarpoolError`. See `of_all_topics` too."""
-    from carpool.run_service import run_service
+    """Runs a service until a stop signal. Raises `CarpoolError`. See `of_all_topics`."""
+    from carpool.run_service import of_all_topics, run_service
 
     run_service(
         name=name,
-        intake=of_all_topics(name, intake, settings.kafka, queries_max),
+        intake=of_all_topics(intake, read_with(INPUTS[name]), settings.kafka, queries_max),
         build_stage=build_stage,
         kafka=settings.kafka,
         http=settings.http,
         logs=settings.log,
     )
-
-
-def of_all_topics(
-    name: StageName, intake: Intake[R], kafka: KafkaSettings, queries_max: int
-) -> Intake[R]:
-    """Returns the intake of all topics of a service; `intake` reads its first one.
-
-    Those of the class `batch` have a share of `queries_max`, the queries that the service takes in.
-    """
-    extra_classes = tuple(
-        PriorityClass(
-            topic=topic.name,
-            unfinished_max=max(1, int(kafka.batch_held_share * queries_max)),
-            cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
-        )
-        if is_batch(topic.name)
-        else PriorityClass(topic=topic.name, weight=kafka.interactive_weight)
-        for topic in read_with(INPUTS[name])[1:]
-    )
-    return replace(intake, weight=kafka.interactive_weight, extra_classes=extra_classes)

@@ -15,13 +15,12 @@ from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.priority.intake_queues import Intake
-from carpool.run_service import run_service
+from carpool.run_service import of_all_topics, run_service
 from carpool.settings import load_settings
 from carpool.telemetry.settings import HttpSettings, LogSettings
-from cli.services import of_all_topics
 from schemas.codec import decode
 from schemas.group import Group
-from schemas.topics import GROUPS
+from schemas.topics import GROUPS, read_with
 from searcher.build import READ_THREADS
 from searcher.scatter.scans_log import scans_log
 from searcher.service import build_stage
@@ -66,7 +65,7 @@ def main(bytes_per_s: float) -> None:
     run_service(
         name="searcher",
         intake=of_all_topics(
-            "searcher", intake, settings.kafka, settings.searcher.queries_in_hand_max
+            intake, read_with(GROUPS), settings.kafka, settings.searcher.queries_in_hand_max
         ),
         build_stage=lambda metrics, clock: build_stage(
             settings.searcher,

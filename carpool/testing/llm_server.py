@@ -19,9 +19,9 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -29,14 +29,10 @@ from carpool.testing.http import HttpRequest, RefusedRequest, Responder, serve_c
 from carpool.testing.llm_dialects import ChatRequest, Dialect, refusal, tokens_max
 from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
 from carpool.testing.llm_tokens import decode, encode, messages_of, render
-
-if TYPE_CHECKING:
-    from carpool.testing.kv_events import KvPublisher
+from carpool.testing.prefix_cache import PrefixCache
 
 HOST = "127.0.0.1"
 MODEL_TOKENS_MAX = 32_768
-BLOCK_TOKENS = 16
-"""Tokens of a block of the prefix cache."""
 NO_TEMPLATE = "The tokenizer has no chat template, so a template is needed to render a chat."
 
 T = TypeVar("T")
@@ -120,10 +116,8 @@ class LlmServer:
         self.model = model if NAME in model else f"{NAME}-{model}"
         self.dialect = dialect
         self._takes_chats = takes_chats
-        self._caches_prefixes = caches_prefixes or kv_events is not None
-        self._kv_events = kv_events
-        self._publisher: KvPublisher | None = None
-        self._cached: set[tuple[int, ...]] = set()  # prefixes of whole blocks
+        caches = caches_prefixes or kv_events is not None
+        self._cache = PrefixCache(kv_events) if caches else None
         self.requests = LlmRequests()
         self.fault = NO_FAULT
         self.broken: dict[str, int] = {}
@@ -184,12 +178,7 @@ class LlmServer:
 
     async def serve(self, *, announce: bool = False) -> None:
         """Serves until it is stopped or cancelled; `announce` prints the address. `OSError`."""
-        with ExitStack() as opened:
-            if self._kv_events is not None:
-                from carpool.testing.kv_events import KvPublisher  # needs ZeroMQ
-
-                publisher = KvPublisher(endpoint=self._kv_events, block_tokens=BLOCK_TOKENS)
-                self._publisher = opened.enter_context(publisher)
+        with self._cache or nullcontext():
             await self._serve_until_stopped(announce)
 
     async def _serve_until_stopped(self, announce: bool) -> None:
@@ -351,7 +340,8 @@ class LlmServer:
             "total_tokens": read + len(cut),
         }
         if self.dialect != "ollama":
-            usage["prompt_tokens_details"] = {"cached_tokens": self._cached_of(ids)}
+            cached_tokens = 0 if self._cache is None else self._cache.take(ids)
+            usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
         is_chat = chat.prompt is None
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
@@ -381,20 +371,6 @@ class LlmServer:
         else:
             choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
             await responder.json({**head, "choices": [choice], "usage": usage})
-
-    def _cached_of(self, ids: Sequence[int]) -> int:
-        """Caches a prompt, as vLLM does; returns how many of its tokens were cached before."""
-        if not self._caches_prefixes:
-            return 0
-        ends = range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS)
-        prefixes = [tuple(ids[:end]) for end in ends]
-        # The last token is always computed: the answer begins after it.
-        found = [each for each in prefixes if each in self._cached and len(each) < len(ids)]
-        if self._publisher is not None and (new := len(set(prefixes) - self._cached)):
-            first = len(prefixes) - new
-            self._publisher.publish(self._publisher.store(ids, first=first))
-        self._cached.update(prefixes)
-        return len(found) * BLOCK_TOKENS
 
 
 def _choice(

@@ -9,7 +9,8 @@ import pytest
 
 from bench.core.stack import Stack
 from bench.generation.slow_searcher import command
-from carpool.testing.llm_server import BLOCK_TOKENS, LlmServer
+from carpool.testing.llm_server import LlmServer
+from carpool.testing.prefix_cache import BLOCK_TOKENS
 from schemas.answer import Answer
 from schemas.codec import encode
 from schemas.topics import ANSWERS, QUERIES, RETRIEVAL_DRAFTS

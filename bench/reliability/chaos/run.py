@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -133,26 +133,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
         make_topics(kafka)
-        kv_folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="carpool-")))
-        stack = opened.enter_context(
-            Stack(
-                bootstrap=cluster.bootstrap,
-                index_dir=index.dir,
-                work_dir=folder,
-                members=MEMBERS,
-                settings={
-                    **ENVIRONMENT,
-                    **(DRAFTS if plan.has_drafts else {}),
-                    **plan.settings,
-                    "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
-                },
-                llm_options=("--latency-ms", str(LLM_LATENCY_MS)),
-                llm_servers=plan.llm_servers,
-                kv_folder=kv_folder if plan.has_drafts else None,
-                python_path=plan.python_path,
-                commands={"searcher": slow_searcher(DISK_BYTES_PER_S)} if plan.has_drafts else {},
-            )
-        )
+        stack = opened.enter_context(_services(index, plan, kafka, folder))
         stand_ins = {name: LlmStandIn(stack[name]) for name in stack.llm_names}
         llm = tuple(stand_ins.values())
         break_on(llm, asked.broken)
@@ -201,6 +182,34 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             replay_failures=replays.failures,
             audit=audit.result(sent),
         )
+
+
+@contextmanager
+def _services(
+    index: BenchIndex, plan: ChaosPlan, kafka: KafkaSettings, folder: Path
+) -> Iterator[Stack]:
+    """Yields the running services and LLM servers."""
+    with (
+        tempfile.TemporaryDirectory(prefix="carpool-") as sockets,
+        Stack(
+            bootstrap=kafka.bootstrap,
+            index_dir=index.dir,
+            work_dir=folder,
+            members=MEMBERS,
+            settings={
+                **ENVIRONMENT,
+                **(DRAFTS if plan.has_drafts else {}),
+                **plan.settings,
+                "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
+            },
+            llm_options=("--latency-ms", str(LLM_LATENCY_MS)),
+            llm_servers=plan.llm_servers,
+            kv_folder=Path(sockets) if plan.has_drafts else None,
+            python_path=plan.python_path,
+            commands={"searcher": slow_searcher(DISK_BYTES_PER_S)} if plan.has_drafts else {},
+        ) as stack,
+    ):
+        yield stack
 
 
 def _calls_allowed(run: LiveRun, injector: FaultInjector, answers: AnswerAudit) -> int:
