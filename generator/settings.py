@@ -207,7 +207,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "in most earlier searches; `auto` the same on an idle server, and nothing while that "
             "makes no answer begin sooner; `stable` those that an eighth of the clusters left in "
             "their place; `none` nothing; `ragcache`, `aquapipe`, `hedrarag` as in these papers, "
-            "to compare. Only for servers with a prefix cache that take token ids"
+            "to compare. Only for servers with a prefix cache that take token ids; several "
+            "need llm.kv_events"
         ),
     ] = "auto"
     partials: Annotated[

@@ -126,8 +126,8 @@ class FakeRun:
         return self.is_whole
 
 
-def supervised() -> tuple[ProcessSupervisor, dict[str, FakeProcess]]:
-    processes = {name: FakeProcess() for name in (*MEMBERS, *BROKERS)}
+def supervised(*more: str) -> tuple[ProcessSupervisor, dict[str, FakeProcess]]:
+    processes = {name: FakeProcess() for name in (*MEMBERS, *BROKERS, *more)}
     found = {
         name: SupervisedProcess(name=name, process=process, start=process.start, is_up=lambda: True)
         for name, process in processes.items()
@@ -197,6 +197,17 @@ def test_a_kill_in_a_transaction_resumes_the_victim_until_the_transaction_is_ope
     assert found.is_in_transaction
     assert found.transaction is not None
     assert found.transaction.holds_offsets
+
+
+def test_an_llm_server_is_killed_with_requests_in_flight_and_is_not_paused_before() -> None:
+    supervisor, processes = supervised("llm-1", "llm-2")
+    run = FakeRun(work={"llm-2": 1})
+    fault = a_fault("kill an LLM server", "llm-1", "llm-2")
+    faults = FaultInjector([fault], supervisor, NetworkFaults({}), run, random.Random(0))
+    faults.step()
+    assert (processes["llm-1"].log, processes["llm-2"].log) == ([], ["kill"])
+    (found,) = faults.injected
+    assert (found.victim, found.in_flight, found.transaction) == ("llm-2", 1, None)
 
 
 def test_a_broker_is_hit_when_all_have_every_copy_and_other_faults_go_before_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
-from bench.reliability.chaos.llm_calls import CallsAtRisk
+from bench.reliability.chaos.llm_calls import CallsAtRisk, LlmCalls, StandInRequests, calls_in
 from bench.reliability.chaos.questions import ALWAYS, FAILS_ONCE, WORD, chaos_questions
 from producers.read_questions import Question
 from schemas.answer import Answer, Retrieved
@@ -132,3 +132,11 @@ def test_each_fault_allows_what_was_in_flight_from_it_until_the_next() -> None:
     assert calls.allowed([2.5]) == 7
     assert calls.allowed([2.5, 4.0]) == 7 + 7
     assert calls.allowed([4.0, 6.0]) == 7 + 3
+
+
+def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None:
+    ids = {"a": 1, "b": 2, "a/warm-up": 3}
+    done = {"a": 1, "a/warm-up": 2}
+    found = calls_in(StandInRequests(started=6, faulted=1, started_by_id=ids, completed_by_id=done))
+    assert found == LlmCalls(started=3, faulted=1, warm_ups=2)
+    assert found + found == LlmCalls(started=6, faulted=2, warm_ups=4)
