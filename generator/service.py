@@ -503,13 +503,14 @@ class GeneratorStage:
         self._happened(CacheChanged(server=server, event=event))
         with self._lock:
             trees = [self._dispatcher.tree(one) for one in range(len(self._servers))]
-            sizes = [tree.block_tokens for tree in trees if tree is not None]
-            tree, waiting = trees[server], tuple(self._queries.values())
+        tree = trees[server]
         assert tree is not None, "its events are followed"
         self._caches.measure(server, tree)
-        size = self._caches.block_tokens(sizes)
+        size = self._caches.block_tokens([tree.block_tokens for tree in trees if tree is not None])
         if size and size != self._forms.block_tokens:
             self._forms.block_tokens = size
+            with self._lock:
+                waiting = tuple(self._queries.values())
             for work in waiting:
                 self._requests.prepare(self._tokenize(work))
 
