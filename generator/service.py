@@ -230,13 +230,7 @@ class GeneratorStage:
         """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
         retrieval, progress = unit.record, QueryProgress(arrived_us=now_us)
         try:
-            prepared = prepare_prompt(
-                retrieval,
-                self._settings,
-                self._templates,
-                has_model=self._has_model,
-                form=self._servers.form,
-            )
+            prepared = self._prepare(retrieval)
         except RecordError as error:
             self._refuse(unit, progress, now_us, error.reason, str(error))
             return
@@ -271,9 +265,7 @@ class GeneratorStage:
         if not self._has_model:
             return None  # there is no model whose work could be saved
         try:
-            prepared = prepare_prompt(
-                retrieval, self._settings, self._templates, form=self._servers.form
-            )
+            prepared = self._prepare(retrieval)
         except RecordError:
             return None  # `offer` answers it
         return reusable_key(retrieval, prepared, self._settings, self._model)
@@ -353,6 +345,16 @@ class GeneratorStage:
             if actions:
                 self._requests.soon(partial(self._act, actions))
 
+    def _prepare(self, retrieval: Retrieval) -> PreparedPrompt:
+        """Returns the prompt of a retrieval. Raises `RecordError` where there can be none."""
+        return prepare_prompt(
+            retrieval,
+            self._settings,
+            self._templates,
+            has_model=self._has_model,
+            form=self._servers.form,
+        )
+
     def _get(self, unit_id: int) -> QueryInProgress | None:
         with self._lock:
             return self._queries.get(unit_id)
@@ -395,13 +397,7 @@ class GeneratorStage:
 
     def _prepare_draft(self, draft: Retrieval) -> PreparedPrompt | None:
         try:
-            prepared = prepare_prompt(
-                draft,
-                self._settings,
-                self._templates,
-                has_model=self._has_model,
-                form=self._servers.form,
-            )
+            prepared = self._prepare(draft)
         except RecordError:
             return None  # the final retrieval is refused
         return None if prepared.is_extractive else prepared
