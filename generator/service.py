@@ -11,24 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 import structlog
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError
-from carpool.kafka.records import Output, TopicPartition
-from carpool.loop.stage import Credit, Done, LateOutputs, QueryFailure, Sink, Unit
-from carpool.loop.tracing.operation import Operation
+from carpool.kafka.records import TopicPartition
+from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import (
-    answered,
-    bounded_answer_output,
-    cancelled,
-    expired,
-    extracted,
-    failed,
     partial_output,
 )
 from generator.caches import ServerCaches
@@ -36,13 +29,13 @@ from generator.found_concurrency import FoundConcurrency
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import (
-    LlmFinished,
     LlmRefusal,
     PromptRefused,
     RefusalKind,
 )
 from generator.llm.servers import LlmServers
 from generator.llm_requests import RequestsInFlight, check_id
+from generator.outcomes import Outcomes
 from generator.plan.concurrency import FIRST, ConcurrencyBounds, ConcurrencyController
 from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
@@ -86,14 +79,10 @@ from generator.query_in_progress import (
     QueryInProgress,
     QueryProgress,
     deadline_us_of,
-    query_failure,
 )
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.stream_answer import stream_answer
-from generator.tracing import inference
 from generator.warming.warmer import Warmed, Warmer
-from schemas.answer import Answer, ErrorType
-from schemas.codec import tenant_of
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
@@ -198,13 +187,21 @@ class GeneratorStage:
             )
             for server in range(len(servers))
         )
+        self._outcomes = Outcomes(
+            servers,
+            settings,
+            model=llm.model,
+            metrics=metrics,
+            clock=clock,
+            on_answered=self._note_warmth,
+        )
         self._sink: Sink | None = None
 
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
         """Starts the event loop, which checks the servers."""
-        self._sink = sink
+        self._sink = self._outcomes.sink = sink
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
         for server, found in enumerate(self._found):
@@ -232,10 +229,10 @@ class GeneratorStage:
         try:
             prepared = self._prepare(retrieval)
         except RecordError as error:
-            self._refuse(unit, progress, now_us, error.reason, str(error))
+            self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
             return
         if prepared.is_extractive:
-            self._extract(unit, prepared, progress, now_us)
+            self._outcomes.extract(unit, prepared, progress, now_us)
             return
         prompt = Prompt(
             id=unit.id,
@@ -366,33 +363,6 @@ class GeneratorStage:
                 self._queries_bytes -= work.unit.message.size_bytes
             return work
 
-    def _hand_over(
-        self,
-        unit: Unit[Retrieval],
-        answer: Answer,
-        now_us: int,
-        operations: tuple[Operation, ...] = (),
-        failure: QueryFailure | None = None,
-        late: LateOutputs | None = None,
-    ) -> None:
-        assert self._sink is not None, "a stage is started before it is offered anything"
-        if failure is None:  # else the loop counts it, once it has decided on a retry
-            self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
-        for stage in ("queue_llm", "decode", "total"):
-            if stage in answer.timings_ms:
-                seconds = answer.timings_ms[stage] / 1_000
-                self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
-        output = bounded_answer_output(answer, unit.record.headers, now_us)
-        self._sink.done(
-            Done(
-                parts=((unit.id, 0),),
-                outputs=(output,),
-                operations=operations,
-                failure=failure,
-                late=late,
-            )
-        )
-
     # ---- the event loop
 
     def _prepare_draft(self, draft: Retrieval) -> PreparedPrompt | None:
@@ -449,7 +419,7 @@ class GeneratorStage:
                 | DeliverAnswer(id=id)
             ):
                 if (work := self._remove(id)) is not None:  # else revoked
-                    self._end(action, work)
+                    self._outcomes.end(action, work)
 
     def _broke(self, error: Exception) -> None:
         """Ends the service after an unexpected error: to continue could lose a query."""
@@ -525,7 +495,7 @@ class GeneratorStage:
                 on_first_token=partial(self._first_token, work),
                 on_piece=found.written,
                 on_text=partial(self._written, work),
-                on_broken=partial(self._count, work, "broken"),
+                on_broken=partial(self._outcomes.count, work, "broken"),
             )
         except PromptRefused as refused:
             work.outcome = refused
@@ -586,47 +556,6 @@ class GeneratorStage:
             )
         )
 
-    def _end(self, action: DispatchAction, work: QueryInProgress) -> None:
-        """Hands over the answer of a query that the dispatcher has ended."""
-        now_us, retrieval, outcome = self._clock.now_us(), work.unit.record, work.outcome
-        deadline_us = deadline_us_of(retrieval)
-        if isinstance(action, GiveUpQuery):
-            self._give_up(work, now_us)
-        elif isinstance(action, AnswerCancelled):
-            self._hand_over(work.unit, cancelled(retrieval, work.progress, now_us), now_us)
-        elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
-            self._refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
-        elif isinstance(action, ExpireQuery) or (deadline_us is not None and now_us >= deadline_us):
-            # A result may be late too, if the event loop was busy.
-            self._hand_over(work.unit, expired(retrieval, work.progress, now_us), now_us)
-        else:
-            assert isinstance(outcome, Generated)
-            self._answer(work, outcome, now_us)
-
-    def _answer(self, work: QueryInProgress, outcome: Generated, now_us: int) -> None:
-        finished = outcome.finished
-        warmed = self._note_warmth(work, finished.cached_tokens)
-        answer, citations = answered(
-            work, outcome, now_us, warmed, citations_max=self._settings.citations_max
-        )
-        metrics = self._metrics.generator
-        self._count(work, "output", finished)
-        metrics.citations.labels(result="valid").inc(len(citations.valid))
-        metrics.citations.labels(result="invented").inc(len(citations.invented))
-        url = self._servers[work.server].address
-        operation = inference(work, finished, now_us, model=self._model, url=url)
-        late = self._late(work.unit.record, work.progress)
-        self._hand_over(work.unit, answer, now_us, (operation,), late=late)
-
-    def _count(
-        self, work: QueryInProgress, written_as: Literal["output", "broken"], used: LlmFinished
-    ) -> None:
-        """Counts the tokens of a request, for its tenant."""
-        tokens, tenant = self._metrics.generator.tokens, tenant_of(work.unit.record.headers)
-        tokens.add("computed", tenant, max(0, used.input_tokens - used.cached_tokens))
-        tokens.add("cached", tenant, used.cached_tokens)
-        tokens.add(written_as, tenant, used.output_tokens)
-
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
         """Tells the warmer how many tokens were cached; returns what was warmed for the prompt."""
         progress, wait_us = work.progress, None
@@ -634,57 +563,6 @@ class GeneratorStage:
             wait_us = progress.first_token_us - progress.arrived_us
         place = work.unit.record.source.place
         return self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
-
-    def _extract(
-        self,
-        unit: Unit[Retrieval],
-        prepared: PreparedPrompt,
-        progress: QueryProgress,
-        now_us: int,
-    ) -> None:
-        """Answers a query with a quote."""
-        retrieval, deadline_us = unit.record, deadline_us_of(unit.record)
-        if deadline_us is not None and now_us >= deadline_us:
-            self._hand_over(unit, expired(retrieval, progress, now_us), now_us)
-            return
-        answer = extracted(retrieval, prepared, progress, now_us)
-        self._hand_over(unit, answer, now_us, late=self._late(retrieval, progress))
-
-    def _late(self, retrieval: Retrieval, progress: QueryProgress) -> LateOutputs | None:
-        """Returns the output in place of an answer whose commit begins after the deadline."""
-        deadline_us = deadline_us_of(retrieval)
-        if deadline_us is None:
-            return None
-
-        def outputs() -> tuple[Output]:
-            now_us = self._clock.now_us()
-            answer = expired(retrieval, progress, now_us)
-            return (bounded_answer_output(answer, retrieval.headers, now_us),)
-
-        return LateOutputs(deadline_us, outputs)
-
-    def _give_up(self, work: QueryInProgress, now_us: int) -> None:
-        retrieval = work.unit.record
-        message = (
-            "the LLM server broke off its answer to this query, or answers other queries only, "
-            f"in {work.progress.attempts} tries; the last time: {work.trouble}"
-        )
-        answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
-        failure = query_failure(retrieval, "llm_refused", message, is_transient=True)
-        self._hand_over(work.unit, answer, now_us, failure=failure)
-
-    def _refuse(
-        self,
-        unit: Unit[Retrieval],
-        progress: QueryProgress,
-        now_us: int,
-        error_type: ErrorType,
-        message: str,
-    ) -> None:
-        """Answers `failed` a query that no server would answer; the loop adds its dead letter."""
-        answer = failed(unit.record, progress, now_us, error_type, message)
-        failure = query_failure(unit.record, error_type, message, is_refusal=True)
-        self._hand_over(unit, answer, now_us, failure=failure)
 
 
 def _speculation(

@@ -1,0 +1,195 @@
+"""Hands over the answer of each query that has ended, and counts what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from carpool.clock import Clock
+from carpool.kafka.records import Output
+from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
+from carpool.loop.tracing.operation import Operation
+from carpool.telemetry.metrics import Metrics
+from generator.answers import (
+    answered,
+    bounded_answer_output,
+    cancelled,
+    expired,
+    extracted,
+    failed,
+)
+from generator.llm.protocol import LlmFinished, PromptRefused
+from generator.llm.servers import LlmServers
+from generator.plan.dispatch_events import (
+    AnswerCancelled,
+    DeliverAnswer,
+    ExpireQuery,
+    GiveUpQuery,
+)
+from generator.prompts import PreparedPrompt
+from generator.query_in_progress import (
+    Generated,
+    QueryInProgress,
+    QueryProgress,
+    deadline_us_of,
+    query_failure,
+)
+from generator.settings import GeneratorSettings
+from generator.tracing import inference
+from generator.warming.warmer import Warmed
+from schemas.answer import Answer, ErrorType
+from schemas.codec import tenant_of
+from schemas.retrieval import Retrieval
+
+
+class Outcomes:
+    """See the module. For any thread; `sink` is set before the first query ends."""
+
+    def __init__(
+        self,
+        servers: LlmServers,
+        settings: GeneratorSettings,
+        *,
+        model: str,
+        metrics: Metrics,
+        clock: Clock,
+        on_answered: Callable[[QueryInProgress, int], Warmed],
+    ) -> None:
+        """`on_answered` is called with a query that the model answered, and its cached tokens.
+
+        It returns what warm-ups did for it.
+        """
+        self._servers = servers
+        self._citations_max = settings.citations_max
+        self._model = model
+        self._metrics = metrics
+        self._clock = clock
+        self._on_answered = on_answered
+        self.sink: Sink | None = None
+
+    def end(
+        self,
+        action: AnswerCancelled | DeliverAnswer | ExpireQuery | GiveUpQuery,
+        work: QueryInProgress,
+    ) -> None:
+        """Hands over the answer of a query that the dispatcher has ended."""
+        now_us, retrieval, outcome = self._clock.now_us(), work.unit.record, work.outcome
+        if isinstance(action, GiveUpQuery):
+            self._give_up(work, now_us)
+        elif isinstance(action, AnswerCancelled):
+            self._hand_over(work.unit, cancelled(retrieval, work.progress, now_us), now_us)
+        elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
+            self.refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
+        elif isinstance(action, ExpireQuery) or _is_late(retrieval, now_us):
+            # A result may be late too, if the event loop was busy.
+            self._hand_over(work.unit, expired(retrieval, work.progress, now_us), now_us)
+        else:
+            assert isinstance(outcome, Generated)
+            self._answer(work, outcome, now_us)
+
+    def extract(
+        self,
+        unit: Unit[Retrieval],
+        prepared: PreparedPrompt,
+        progress: QueryProgress,
+        now_us: int,
+    ) -> None:
+        """Answers a query with a quote."""
+        retrieval = unit.record
+        if _is_late(retrieval, now_us):
+            self._hand_over(unit, expired(retrieval, progress, now_us), now_us)
+            return
+        answer = extracted(retrieval, prepared, progress, now_us)
+        self._hand_over(unit, answer, now_us, late=self._late(retrieval, progress))
+
+    def refuse(
+        self,
+        unit: Unit[Retrieval],
+        progress: QueryProgress,
+        now_us: int,
+        error_type: ErrorType,
+        message: str,
+    ) -> None:
+        """Answers `failed` a query that no server would answer; the loop adds its dead letter."""
+        answer = failed(unit.record, progress, now_us, error_type, message)
+        failure = query_failure(unit.record, error_type, message, is_refusal=True)
+        self._hand_over(unit, answer, now_us, failure=failure)
+
+    def count(
+        self, work: QueryInProgress, written_as: Literal["output", "broken"], used: LlmFinished
+    ) -> None:
+        """Counts the tokens of a request, for its tenant."""
+        tokens, tenant = self._metrics.generator.tokens, tenant_of(work.unit.record.headers)
+        tokens.add("computed", tenant, max(0, used.input_tokens - used.cached_tokens))
+        tokens.add("cached", tenant, used.cached_tokens)
+        tokens.add(written_as, tenant, used.output_tokens)
+
+    def _answer(self, work: QueryInProgress, outcome: Generated, now_us: int) -> None:
+        finished = outcome.finished
+        warmed = self._on_answered(work, finished.cached_tokens)
+        answer, citations = answered(
+            work, outcome, now_us, warmed, citations_max=self._citations_max
+        )
+        metrics = self._metrics.generator
+        self.count(work, "output", finished)
+        metrics.citations.labels(result="valid").inc(len(citations.valid))
+        metrics.citations.labels(result="invented").inc(len(citations.invented))
+        url = self._servers[work.server].address
+        operation = inference(work, finished, now_us, model=self._model, url=url)
+        late = self._late(work.unit.record, work.progress)
+        self._hand_over(work.unit, answer, now_us, (operation,), late=late)
+
+    def _give_up(self, work: QueryInProgress, now_us: int) -> None:
+        retrieval = work.unit.record
+        message = (
+            "the LLM server broke off its answer to this query, or answers other queries only, "
+            f"in {work.progress.attempts} tries; the last time: {work.trouble}"
+        )
+        answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
+        failure = query_failure(retrieval, "llm_refused", message, is_transient=True)
+        self._hand_over(work.unit, answer, now_us, failure=failure)
+
+    def _late(self, retrieval: Retrieval, progress: QueryProgress) -> LateOutputs | None:
+        """Returns the output in place of an answer whose commit begins after the deadline."""
+        deadline_us = deadline_us_of(retrieval)
+        if deadline_us is None:
+            return None
+
+        def outputs() -> tuple[Output]:
+            now_us = self._clock.now_us()
+            answer = expired(retrieval, progress, now_us)
+            return (bounded_answer_output(answer, retrieval.headers, now_us),)
+
+        return LateOutputs(deadline_us, outputs)
+
+    def _hand_over(
+        self,
+        unit: Unit[Retrieval],
+        answer: Answer,
+        now_us: int,
+        operations: tuple[Operation, ...] = (),
+        failure: QueryFailure | None = None,
+        late: LateOutputs | None = None,
+    ) -> None:
+        assert self.sink is not None, "a stage is started before it is offered anything"
+        if failure is None:  # else the loop counts it, once it has decided on a retry
+            self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
+        for stage in ("queue_llm", "decode", "total"):
+            if stage in answer.timings_ms:
+                seconds = answer.timings_ms[stage] / 1_000
+                self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
+        output = bounded_answer_output(answer, unit.record.headers, now_us)
+        self.sink.done(
+            Done(
+                parts=((unit.id, 0),),
+                outputs=(output,),
+                operations=operations,
+                failure=failure,
+                late=late,
+            )
+        )
+
+
+def _is_late(retrieval: Retrieval, now_us: int) -> bool:
+    deadline_us = deadline_us_of(retrieval)
+    return deadline_us is not None and now_us >= deadline_us
