@@ -6,10 +6,10 @@ A server that tokenizes gets prompts as token ids (/v1/completions), every other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import openai
@@ -31,7 +31,7 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
-from generator.llm.server_load import ServerLoadReader
+from generator.llm.server_load import ServerLoadReader, uses_proxies
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.plan.concurrency import ServerLoad
 from generator.settings import LlmSettings
@@ -44,7 +44,6 @@ _NOT_THERE = (404, 405, 501)
 _FORM = (400, *_NOT_THERE, 415, 422)
 """Statuses of a request whose form the server may not know."""
 _SAMPLE_PROMPT = ("You answer questions.", "Passages:\n\n")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class _Tokenized(msgspec.Struct):
@@ -106,7 +105,7 @@ class OpenAiLlm:
                 max_retries=0,
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
-                    timeout=timeout, trust_env=urlsplit(settings.base_url).hostname not in _LOOPBACK
+                    timeout=timeout, trust_env=uses_proxies(settings.base_url)
                 ),
             )
         return self._client_or_none
@@ -137,53 +136,38 @@ class OpenAiLlm:
                 f"it has no model {self._settings.model!r}, only: {listed}; set llm.model to one "
                 "of these",
             )
-        try:
+        with self._failures("what it takes"):
             async with self._finding_out:
                 await self._find_out()
-        except LlmRefusal:
-            raise
-        except Exception as error:
-            raise self._failed(error, "what it takes") from error
 
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """See `LlmEngine`."""
-        try:
+        with self._failures("token ids"):
             return await self._ids(request, await self._known_facts())
-        except LlmRefusal:
-            raise
-        except Exception as error:
-            raise self._failed(error, "token ids") from error
 
     async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
         """See `LlmEngine`."""
-        try:
+        with self._failures("token ids"):
             facts = await self._known_facts()
             if not facts.takes_ids or not request.segments:
                 return ()
             begin = request.segments[: 1 + passages]
-            return await self._tokenizer.prefix(request.system, begin)
-        except CannotTokenize:
-            return ()
-        except LlmRefusal:
-            raise
-        except Exception as error:
-            raise self._failed(error, "token ids") from error
+            try:
+                return await self._tokenizer.prefix(request.system, begin)
+            except CannotTokenize:
+                return ()
 
     async def warm(self, request: LlmRequest) -> LlmFinished:
         """See `LlmEngine`. Learns nothing from a refusal: the request of a prompt does."""
         assert request.token_ids, "text is not warmed"
         ended = _AnswerEnd(model=self._settings.model)
-        try:
+        with self._failures("a warm-up"):
             async with asyncio.timeout(self._settings.first_token_timeout_s):
                 body = self._body(request, await self._known_facts(), request.token_ids)
                 stream = await self._client().completions.create(**body)
                 async with stream:
                     async for chunk in stream:
                         ended.take(chunk)
-        except LlmRefusal:
-            raise
-        except Exception as error:
-            raise self._failed(error, "a warm-up") from error
         return ended.finished()
 
     async def load(self) -> ServerLoad | None:
@@ -193,17 +177,13 @@ class OpenAiLlm:
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
         ended = _AnswerEnd(model=self._settings.model)
-        try:
+        with self._failures("an answer"):
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
                 first_token_at = timeout.when()
             async with response:
                 async for text in self._pieces(response, ended, first_token_at):
                     yield LlmPiece(text=text, so_far=ended.so_far())
-        except (LlmRefusal, PromptRefused):
-            raise
-        except Exception as error:  # see `check`
-            raise self._failed(error, "an answer") from error
         self._has_answered = True
         yield ended.finished()
 
@@ -390,6 +370,16 @@ class OpenAiLlm:
         if self._client_or_none is not None:
             await self._client_or_none.close()
             self._client_or_none = None
+
+    @contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        """Makes refusals of what the client raises. A refusal is raised as it is."""
+        try:
+            yield
+        except (LlmRefusal, PromptRefused):
+            raise
+        except Exception as error:  # see `check`
+            raise self._failed(error, what) from error
 
     def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
         sorted_error = failure(

@@ -31,9 +31,8 @@ class ServerLoadReader:
     async def read(self) -> ServerLoad | None:
         """Returns the load, within `TIMEOUT_S`; None if the server does not say. Never raises."""
         if self._client is None:
-            is_near = urlsplit(self._url).hostname in _LOOPBACK
             self._client = DefaultAsyncHttpxClient(
-                headers=self._headers, follow_redirects=False, trust_env=not is_near
+                headers=self._headers, follow_redirects=False, trust_env=uses_proxies(self._url)
             )
         try:
             async with (
@@ -52,6 +51,11 @@ class ServerLoadReader:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
+
+
+def uses_proxies(url: str) -> bool:
+    """Returns whether the proxies of the environment are used: not for a server on this machine."""
+    return urlsplit(url).hostname not in _LOOPBACK
 
 
 async def _read_page(chunks: AsyncIterator[bytes]) -> str | None:
