@@ -211,7 +211,7 @@ class Stack:
             kv_events = [f"ipc://{kv_folder}/{name}" for name in self.llm_names if kv_folder]
             for number, name in enumerate(self.llm_names):
                 options = (*llm_options, "--kv-events", kv_events[number]) if kv_events else None
-                stand_in = _llm_stand_in(name, base, work_dir, options or llm_options)
+                stand_in = llm_stand_in(name, base, work_dir, options or llm_options)
                 self.processes[name] = stand_in
             ports = [self.processes[name].port for name in self.llm_names]
             llm_url = ",".join(f"http://{LOOPBACK}:{port}/v1" for port in ports)
@@ -285,9 +285,10 @@ def _search_path(folder: Path | None) -> dict[str, str]:
     return {} if folder is None else {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
 
 
-def _llm_stand_in(
+def llm_stand_in(
     name: str, environ: Mapping[str, str], work_dir: Path, options: Sequence[str]
 ) -> ServiceProcess:
+    """Returns the process of an LLM stand-in, which is not started yet."""
     port = free_port()
     return ServiceProcess(
         [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port), *options],

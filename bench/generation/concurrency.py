@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +16,12 @@ from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
-from bench.core.stack import LOOPBACK, ServiceProcess, clean_environment
+from bench.core.stack import LOOPBACK, clean_environment, llm_stand_in
 from bench.data.evaluation import CORPUS, TRAFFIC, find_data, read_passages
 from bench.generation.backlog import BacklogRound, run_backlog, units_of
 from bench.generation.cli import ConcurrencyOptions
 from bench.generation.llm_server import LlmAddress, llm_server
 from bench.generation.streams import natural_stream
-from carpool.kafka.embedded import free_port
 from carpool.loop.stage import Unit
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from generator.settings import GeneratorSettings, LlmSettings
@@ -226,21 +223,14 @@ def print_concurrency(console: Console, result: ConcurrencyResult) -> None:
 @contextmanager
 def _stand_in(knee: int, folder: Path) -> Iterator[str]:
     """Yields the URL of a stand-in in a process of its own."""
-    port = free_port()
-    process = ServiceProcess(
-        [
-            *(sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)),
-            *("--knee", str(knee), "--tokens-per-second", str(STAND_IN_PIECES_PER_S)),
-            *("--more-words", str(STAND_IN_WORDS), "--latency-ms", str(STAND_IN_LATENCY_MS)),
-        ],
-        environ=os.environ | clean_environment(),
-        port=port,
-        log_file=folder / "stand-in.log",
-        ready_page="/health",
+    options = (
+        *("--knee", str(knee), "--tokens-per-second", str(STAND_IN_PIECES_PER_S)),
+        *("--more-words", str(STAND_IN_WORDS), "--latency-ms", str(STAND_IN_LATENCY_MS)),
     )
+    process = llm_stand_in("stand-in", clean_environment(), folder, options)
     process.start()
     try:
         process.wait_ready()
-        yield f"http://{LOOPBACK}:{port}/v1"
+        yield f"http://{LOOPBACK}:{process.port}/v1"
     finally:
         process.stop()

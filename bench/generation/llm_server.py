@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from bench.core.stack import LOOPBACK, ServiceProcess
 from carpool.errors import CarpoolError, ConfigError
@@ -55,6 +57,18 @@ class LlmAddress(msgspec.Struct, frozen=True, kw_only=True):
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         status, reply = _request(f"{self.root}/tokenize", body)
         return int(reply["count"]) if status == 200 and "count" in reply else None
+
+    def metrics(self) -> list[Sample]:
+        """Returns the samples of its page of metrics. Raises `CarpoolError` where it has none."""
+        page = f"{self.root}/metrics"
+        try:
+            with urllib.request.urlopen(page, timeout=TIMEOUT_S) as reply:  # noqa: S310
+                text = reply.read().decode()
+        except OSError as error:
+            raise CarpoolError(f"the LLM server shows no metrics at {page}: {error}") from error
+        return [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
 
 
 @contextmanager

@@ -7,7 +7,6 @@ of the other.
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -15,7 +14,6 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.core.session import Session
 from bench.data.evaluation import TRAFFIC, read_vectors
@@ -199,7 +197,7 @@ def _together(arms: Sequence[Arm]) -> Arm:
 
 def _ask(run: CorpusRun, llm: LlmAddress, session: Session, some: Sequence[Question]) -> Arm:
     """Asks some questions at once, and waits for their answers."""
-    computed = computed_tokens(llm.url)
+    computed = computed_tokens(llm)
     warm_ups, drafts = _warm_ups(session), _drafts(session)
     load = session.ask(
         some, run.plan, rate_per_s=1_000, topics=(ANSWERS.name,), stalled_s=STALLED_S
@@ -212,7 +210,7 @@ def _ask(run: CorpusRun, llm: LlmAddress, session: Session, some: Sequence[Quest
     found = final_retrievals(recorder.records(RETRIEVALS.name), sent.keys())
     return Arm(
         asked=tuple(_asked(sent[each.query_id], each, found[each.query_id][0]) for each in answers),
-        computed_tokens=round(computed_tokens(llm.url) - computed),
+        computed_tokens=round(computed_tokens(llm) - computed),
         warm_ups=round(_warm_ups(session) - warm_ups),
         drafts=round(_drafts(session) - drafts),
     )
@@ -239,23 +237,12 @@ def _drafts(session: Session) -> float:
     return session.stack["searcher"].metric("carpool_drafts_total")
 
 
-def computed_tokens(url: str) -> float:
+def computed_tokens(llm: LlmAddress) -> float:
     """Returns the prompt tokens that a vLLM has computed since its start: not found in its cache.
 
     Raises `CarpoolError` where the server does not count them.
     """
-    page = f"{url.rstrip('/').removesuffix('/v1')}/metrics"
-    try:
-        with urllib.request.urlopen(page, timeout=10) as reply:  # noqa: S310 - as the user named
-            text = reply.read().decode()
-    except OSError as error:
-        raise CarpoolError(f"the LLM server shows no metrics at {page}: {error}") from error
-    counts = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("vllm:prefix_cache_")
-    }
+    counts = {sample.name: sample.value for sample in llm.metrics()}
     try:
         return counts["vllm:prefix_cache_queries_total"] - counts["vllm:prefix_cache_hits_total"]
     except KeyError as error:

@@ -9,8 +9,6 @@ are the first to be evicted.
 from __future__ import annotations
 
 import asyncio
-import re
-import urllib.request
 from collections.abc import Sequence
 
 import msgspec
@@ -42,7 +40,6 @@ REAL_CASES = (
     OrderCase(order="cached_prefix", backlog=256, score_loss_max=SCORE_LOSS_MAX),
 )
 REAL_REPLICAS = ReplicasCase(servers=2, order="cached_prefix", backlog=256, overtaken_max=256)
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 
 
 class RealRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +65,8 @@ class RealRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def cache_size(address: LlmAddress, *, concurrency: int) -> CacheSize:
     """Returns the memory of a vLLM as it says itself. Raises `CarpoolError` where it does not."""
-    with urllib.request.urlopen(f"{address.root}/metrics", timeout=30) as reply:  # noqa: S310
-        found = _CACHE_CONFIG.search(reply.read().decode())
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1))) if found else {}
+    infos = (one.labels for one in address.metrics() if one.name == "vllm:cache_config_info")
+    labels = next(infos, {})
     try:
         blocks, block_tokens = int(labels["num_gpu_blocks"]), int(labels["block_size"])
     except (KeyError, ValueError) as error:
