@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from searcher.plan.demand import Demand
 from searcher.plan.slices import Slice, SliceId
 
 ScanOrder = Literal["nearest", "shared", "history"]
-SCAN_ORDERS: tuple[ScanOrder, ...] = get_args(ScanOrder)
 LOCAL_CACHE = 20
 """Results of an earlier question that are kept (HedraRAG, section 4.3)."""
 OVERTAKEN_MAX = 100

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from generator.plan.speculation.aquapipe import correction
-
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What a step takes. The defaults are those of SmolLM2-135M in vLLM on two cores.
@@ -182,6 +180,22 @@ class StepEngine:
         if name == "remove-after-prefill":
             one.cached += behind
             one.removal_us = round(took_us)
+
+
+def correction(
+    *, behind_tokens: int, left_tokens: int, us_a_token: float, removal_us: float
+) -> tuple[str, float]:
+    """Returns the cheaper correction of a wrong passage, and its us (AquaPipe, section 4.3).
+
+    `behind_tokens`: of right passages behind the wrong one; `left_tokens`: of passages that are not
+    prefilled yet, right or wrong. `removal_us`: to drop a passage from what is cached, and to move
+    what is behind it.
+    """
+    re_prefill_us = behind_tokens * us_a_token
+    remove_us = left_tokens * us_a_token + removal_us
+    if remove_us < re_prefill_us:
+        return "remove-after-prefill", remove_us
+    return "re-prefill", re_prefill_us
 
 
 def _common_tokens(one: EngineRequest, passages: Sequence[str]) -> int:

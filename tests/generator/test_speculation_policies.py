@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.speculation.aquapipe import AquaPipe, correction
+from generator.plan.speculation.aquapipe import AquaPipe
 from generator.plan.speculation.auto import SEARCH_MIN_US, Auto
 from generator.plan.speculation.hedrarag import HedraRag
 from generator.plan.speculation.likely import SEEN_MIN, Likely
@@ -208,14 +208,6 @@ def test_aquapipe_waits_for_more_where_passages_come_fast() -> None:
     assert told(AquaPipe(chunk_us=100_000), founds) == [start("abc")]
     assert told(AquaPipe(chunk_us=100_001), founds) == []
     assert told(AquaPipe(chunk_us=100_001), ["abcd", "abcd", "abcd"]) == [start("abcd")]
-
-
-def test_an_error_that_is_found_late_is_removed_after_the_prefill() -> None:
-    """AquaPipe, section 4.3, its two cases."""
-    early = correction(behind_tokens=50, left_tokens=140, us_a_token=1.0, removal_us=10.0)
-    late = correction(behind_tokens=300, left_tokens=20, us_a_token=1.0, removal_us=10.0)
-    assert early == ("re-prefill", 50.0)
-    assert late == ("remove-after-prefill", 30.0)
 
 
 def test_hedrarag_fills_the_server_with_the_closest_first() -> None:

@@ -40,7 +40,6 @@ class AquaPipe:
     """Implements `SpeculationPolicy`. A draft costs O(passages).
 
     Wrong elements are corrected by re-prefill alone: vLLM cannot remove a passage from its cache.
-    `correction` of this module returns the cheaper of both corrections and its cost.
     """
 
     def __init__(self, chunk_us: int = CHUNK_US) -> None:
@@ -108,19 +107,3 @@ def unequal(one: Passages, other: Passages) -> list[int]:
     return [
         place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right
     ]
-
-
-def correction(
-    *, behind_tokens: int, left_tokens: int, us_a_token: float, removal_us: float
-) -> tuple[str, float]:
-    """Returns the cheaper correction of a prefill with a wrong passage, and its microseconds (4.3).
-
-    `behind_tokens`: of right passages behind the wrong one; `left_tokens`: of passages that are not
-    prefilled yet, right or wrong. `removal_us`: to drop a passage from what is cached, and to move
-    what is behind it. For simulation: vLLM allows `re-prefill` only.
-    """
-    re_prefill_us = behind_tokens * us_a_token
-    remove_us = left_tokens * us_a_token + removal_us
-    if remove_us < re_prefill_us:
-        return "remove-after-prefill", remove_us
-    return "re-prefill", re_prefill_us

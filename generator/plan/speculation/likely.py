@@ -24,7 +24,8 @@ from generator.plan.speculation.stable import common
 from generator.plan.speculation.warm_ups import Passages, WarmUps
 
 SHARE_MIN = 0.75
-"""The least share of earlier drafts in the same state whose passages were final."""
+"""The least share of earlier drafts in the same state whose passages were final. Higher ones waste
+less and hide less."""
 SEEN_MIN = 5
 """In a state with fewer earlier searches nothing is warmed."""
 COUNTED_MAX = 4_000
@@ -46,9 +47,7 @@ class _SearchStates:
 class Likely:
     """Implements `SpeculationPolicy`. A draft costs O(passages), the end of a search O(states)."""
 
-    def __init__(self, share_min: float = SHARE_MIN) -> None:
-        """`share_min`: higher ones waste less and hide less."""
-        self._share_min = share_min
+    def __init__(self) -> None:
         self._searches: dict[str, _SearchStates] = {}
         self._seen: Counter[State] = Counter()
         self._right: Counter[State] = Counter()
@@ -85,7 +84,7 @@ class Likely:
             search.states[state] = event.passages[:count]
             # P(final | state) = right / seen
             if likely == count - 1 and self._seen[state] >= SEEN_MIN:
-                likely += self._right[state] >= self._share_min * self._seen[state]
+                likely += self._right[state] >= SHARE_MIN * self._seen[state]
         return likely
 
     def _count(self, search: _SearchStates | None, final: Passages) -> None:

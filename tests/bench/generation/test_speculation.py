@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from bench.data.trace import Clustered
 from bench.generation.progressive import (
-    SCAN_ORDERS,
     Found,
     ProgressiveSearch,
     ScanOrder,
@@ -20,7 +21,7 @@ from bench.generation.speculation import (
     SpeculationFigures,
     SpeculationSimulation,
 )
-from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine
+from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine, correction
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import SpeculationPolicy
 from generator.plan.speculation.ragcache import RagCache
@@ -29,7 +30,7 @@ COSTS = EngineCosts(step_us=10, prefill_us=1, decode_us=0, step_tokens=1_000, bl
 SHAPE = PipelineShape(search_us=1_000, clients=1, answer_tokens=2, tail_tokens=5)
 
 
-@pytest.mark.parametrize("order", SCAN_ORDERS)
+@pytest.mark.parametrize("order", get_args(ScanOrder))
 @pytest.mark.parametrize("in_progress", [1, 3])
 def test_every_order_ends_with_the_best_of_all_probed_rows(
     order: ScanOrder, in_progress: int
@@ -97,6 +98,14 @@ def test_a_step_in_progress_cannot_be_cut() -> None:
     rows = ((0, 1),) * 18 + ((3, 1), (0, 2))
     found = figures(RagCache(), *rows)
     assert found.ttft_ms == pytest.approx((950 + 210 - 1_000 + 10 + 105) / 1_000)
+
+
+def test_an_error_that_is_found_late_is_removed_after_the_prefill() -> None:
+    """AquaPipe, section 4.3, its two cases."""
+    early = correction(behind_tokens=50, left_tokens=140, us_a_token=1.0, removal_us=10.0)
+    late = correction(behind_tokens=300, left_tokens=20, us_a_token=1.0, removal_us=10.0)
+    assert early == ("re-prefill", 50.0)
+    assert late == ("remove-after-prefill", 30.0)
 
 
 @pytest.mark.parametrize(("removal_us", "computed"), [(None, 105), (99, 5), (101, 105)])
