@@ -5,8 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.data.grown.cli import data as grow_data
-from bench.generation.cli import answers, concurrency, drafts, generation
-from bench.generation.speculation_cli import speculation
+from bench.generation.cli import answers, concurrency, drafts, generation, speculation
 from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn

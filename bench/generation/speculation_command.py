@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -24,6 +24,7 @@ from bench.data.evaluation import (
     read_vectors,
 )
 from bench.data.trace import cluster_quickly
+from bench.generation.cli import SpeculationOptions
 from bench.generation.progressive import (
     ProgressiveSearch,
     ScanOrder,
@@ -37,41 +38,25 @@ from bench.generation.speculation import (
     SpeculationFigures,
     SpeculationSimulation,
 )
-from bench.generation.speculation_cli import SpeculationOptions
 from bench.generation.step_engine import EngineCosts
-from generator.plan.speculation.aquapipe import AquaPipe
-from generator.plan.speculation.auto import Auto
-from generator.plan.speculation.hedrarag import HedraRag
-from generator.plan.speculation.likely import Likely
-from generator.plan.speculation.none import NoSpeculation
+from generator.plan.speculation.factory import SpeculationName, make_policy
 from generator.plan.speculation.protocol import SpeculationPolicy
-from generator.plan.speculation.ragcache import RagCache
-from generator.plan.speculation.stable import Stable
 from generator.settings import GeneratorSettings
 from indexer.plan.defaults import default_nprobe
 
-PolicyRow = Literal[
-    "none",
-    "ragcache",
-    "aquapipe",
-    "aquapipe_removing",
-    "hedrarag",
-    "stable",
-    "likely",
-    "auto",
-    "oracle",
-]
+PolicyRow = SpeculationName | Literal["aquapipe_removing", "oracle"]
 OURS: PolicyRow = "likely"
-POLICIES: dict[PolicyRow, Callable[[], SpeculationPolicy]] = {
-    "none": NoSpeculation,
-    "ragcache": RagCache,
-    "aquapipe": AquaPipe,
-    "aquapipe_removing": AquaPipe,
-    "hedrarag": HedraRag,
-    "stable": Stable,
-    "likely": Likely,
-    "auto": lambda: Auto(Likely()),
+POLICIES: dict[PolicyRow, SpeculationName] = {
+    "none": "none",
+    "ragcache": "ragcache",
+    "aquapipe": "aquapipe",
+    "aquapipe_removing": "aquapipe",
+    "hedrarag": "hedrarag",
+    "stable": "stable",
+    "likely": "likely",
+    "auto": "auto",
 }
+"""The rows beside the oracle's, and the policies that they show."""
 REMOVAL_US = 10_000
 """Assumed time to remove a passage from a prefix cache; vLLM cannot do it."""
 AT_ONCE = 8
@@ -234,8 +219,8 @@ def _every_policy(
 
     best = figures(Oracle(final_passages(searches)))
     rows: list[tuple[PolicyRow, SpeculationFigures, float]] = []
-    for name, make in POLICIES.items():
-        found = figures(make(), REMOVAL_US if name == "aquapipe_removing" else None)
+    for name, policy in POLICIES.items():
+        found = figures(make_policy(policy), REMOVAL_US if name == "aquapipe_removing" else None)
         rows.append((name, found, found.hidden_share / max(best.hidden_share, 1e-9)))
     return [*rows, ("oracle", best, 1.0)]
 
