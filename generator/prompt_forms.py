@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from generator.llm.protocol import LlmRequest
-from generator.plan.kv_tree import digests_of
-from generator.plan.order.cached_prefixes import PromptForm
+from generator.plan.order.cached_prefixes import PromptForm, form_of
 from generator.plan.prompt import Template
 from generator.prompts import in_order, passage_orders_of
 from generator.query_in_progress import QueryInProgress
@@ -67,11 +66,5 @@ class PromptForms:
         if not self.block_tokens:
             return ()
         return tuple(
-            PromptForm(
-                passages=order,
-                tokens=len(ids),
-                digests=digests_of(ids[:-1], block_tokens=self.block_tokens),
-            )
-            for order, ids in ids_by_order.items()
-            if ids
+            form_of(order, ids, self.block_tokens) for order, ids in ids_by_order.items() if ids
         )

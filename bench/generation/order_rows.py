@@ -21,8 +21,8 @@ from bench.generation.streams import Ask, StreamName
 BACKLOG = 1024
 BACKLOGS = (64, 256, BACKLOG)
 SCORE_LOSS_MAX = 0.05
-"""How much higher the score of a passage may be than that of one before it: the default of the
-service."""
+"""How much higher the score of a passage may be than that of one before it, in some rows. The
+service keeps the order of the scores by default."""
 ANY_ORDER = 2.0
 """Scores are cosines, so no loss is higher: passages stand in any order."""
 SHARE_MIN: dict[StreamName, float] = {"natural": 0.27, "zipf": 0.60}

@@ -9,14 +9,12 @@ import msgspec
 
 from bench.generation.block_simulator import BlockSimulator, CacheSize
 from bench.generation.streams import Ask, PromptIds
-from generator.plan.kv_tree import KvTree, digests_of
-from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
+from generator.plan.kv_tree import KvTree
+from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm, form_of
 from generator.plan.order.factory import OrderName, make_order
 from generator.plan.order.passage_orders import passage_orders
 from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt, ServerCache
-
-ORDERS_MAX = 24
-"""Orders of passages that are tried for one prompt: all of four passages."""
+from generator.prompts import PASSAGE_ORDERS_MAX
 
 
 class OrderCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,19 +72,16 @@ class Renderer:
         orders = (
             (by_score(ask),)
             if score_loss_max is None
-            else passage_orders(ask.scores, score_loss_max=score_loss_max, orders_max=ORDERS_MAX)
+            else passage_orders(
+                ask.scores, score_loss_max=score_loss_max, orders_max=PASSAGE_ORDERS_MAX
+            )
         )
         return tuple(self._form(ask, places) for places in orders)
 
     def _form(self, ask: Ask, places: tuple[int, ...]) -> PromptForm:
         key = (ask.question, ask.passages, places)
         if key not in self._forms:
-            token_ids = self.token_ids(ask, places)
-            self._forms[key] = PromptForm(
-                passages=places,
-                tokens=len(token_ids),
-                digests=digests_of(token_ids[:-1], block_tokens=self.block_tokens),
-            )
+            self._forms[key] = form_of(places, self.token_ids(ask, places), self.block_tokens)
         return self._forms[key]
 
 

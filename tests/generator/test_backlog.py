@@ -17,10 +17,10 @@ from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import HELD_US, CommitPlanner
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Done
-from generator.plan.kv_tree import KvTree, digests_of
+from generator.plan.kv_tree import KvTree
 from generator.plan.order.cache_aware import CacheAware
 from generator.plan.order.cached_prefix import CachedPrefix
-from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
+from generator.plan.order.cached_prefixes import CachedPrefixes, form_of
 from schemas.topics import RETRIEVALS
 from tests.records import a_message
 
@@ -130,9 +130,7 @@ def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata(
     overtaken = 0
     for seq in range(RECORDS):
         for number in intake.fill():
-            ids = tokens[number]
-            digests = digests_of(ids[:-1], block_tokens=BLOCK)
-            prefixes.add(number, [PromptForm(passages=(0,), tokens=len(ids), digests=digests)])
+            prefixes.add(number, [form_of((0,), tokens[number], BLOCK)])
         waiting = [number for number in intake.backlog if number not in running]
         number = order.choose(waiting).id
         overtaken += number != waiting[0]

@@ -39,8 +39,8 @@ from generator.plan.dispatch_events import (
     SendPrompt,
     TimePassed,
 )
-from generator.plan.kv_tree import BlocksStored, KvBatch, digests_of
-from generator.plan.order.cached_prefixes import PromptForm
+from generator.plan.kv_tree import BlocksStored, KvBatch
+from generator.plan.order.cached_prefixes import form_of
 from generator.plan.order.factory import ORDER_NAMES, OrderName
 from generator.plan.queue import OLDEST_EVERY, Prompt
 from tests.transcripts import Execute
@@ -186,10 +186,7 @@ STEPS = st.lists(
 
 BLOCK = 4
 PROMPTS = ((1,) * 9, (*(1,) * 4, *(2,) * 8))
-FORMS = tuple(
-    PromptForm(passages=(0,), tokens=len(ids), digests=digests_of(ids[:-1], block_tokens=BLOCK))
-    for ids in PROMPTS
-)
+FORMS = tuple(form_of((0,), ids, BLOCK) for ids in PROMPTS)
 STORED = tuple(
     BlocksStored(names=form.digests, parent=None, token_ids=ids[: BLOCK * len(form.digests)])
     for form, ids in zip(FORMS, PROMPTS, strict=True)

@@ -13,7 +13,7 @@ from generator.plan.kv_tree import BlocksRemoved, BlocksStored, KvBatch, KvTree,
 from generator.plan.order.arrival import Arrival
 from generator.plan.order.cache_aware import CacheAware
 from generator.plan.order.cached_prefix import CachedPrefix
-from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
+from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm, form_of
 from generator.plan.order.passage_orders import passage_orders
 from generator.plan.order.protocol import NextPrompt, Order
 from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt, ServerCache
@@ -22,11 +22,7 @@ BLOCK = 4
 
 
 def form(*token_ids: int, passages: tuple[int, ...] = (0,)) -> PromptForm:
-    return PromptForm(
-        passages=passages,
-        tokens=len(token_ids),
-        digests=digests_of(token_ids[:-1], block_tokens=BLOCK),
-    )
+    return form_of(passages, token_ids, BLOCK)
 
 
 def seeing_tree() -> KvTree:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from generator.plan.kv_tree import BlockDigest, KvTree, KvTreeStep
+from generator.plan.kv_tree import BlockDigest, KvTree, KvTreeStep, digests_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,12 @@ class PromptForm:
     passages: tuple[int, ...]
     tokens: int
     digests: tuple[BlockDigest, ...]
+
+
+def form_of(passages: tuple[int, ...], token_ids: Sequence[int], block_tokens: int) -> PromptForm:
+    """Returns the form with these token ids, for servers with blocks of `block_tokens`."""
+    digests = digests_of(token_ids[:-1], block_tokens=block_tokens)
+    return PromptForm(passages=passages, tokens=len(token_ids), digests=digests)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
