@@ -1,4 +1,4 @@
-"""Hands over the answer of each query that has ended, and counts what it cost."""
+"""Hands over answers: of each query that has ended, and pieces of those that are written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from carpool.clock import Clock
+from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
@@ -17,6 +18,7 @@ from generator.answers import (
     expired,
     extracted,
     failed,
+    partial_output,
 )
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
@@ -41,6 +43,8 @@ from schemas.answer import Answer, ErrorType
 from schemas.codec import tenant_of
 from schemas.retrieval import Retrieval
 
+STARTED = "a stage is started before it is offered anything"
+
 
 class Outcomes:
     """See the module. For any thread; `sink` is set before the first query ends."""
@@ -49,7 +53,6 @@ class Outcomes:
         self,
         servers: LlmServers,
         settings: GeneratorSettings,
-        *,
         model: str,
         metrics: Metrics,
         clock: Clock,
@@ -60,7 +63,7 @@ class Outcomes:
         It returns what warm-ups did for it.
         """
         self._servers = servers
-        self._citations_max = settings.citations_max
+        self._settings = settings
         self._model = model
         self._metrics = metrics
         self._clock = clock
@@ -115,6 +118,18 @@ class Outcomes:
         failure = query_failure(unit.record, error_type, message, is_refusal=True)
         self._hand_over(unit, answer, now_us, failure=failure)
 
+    def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
+        """Sends the next characters of an answer."""
+        if self._settings.partials:
+            assert self.sink is not None, STARTED
+            now_us = self._clock.now_us()
+            self.sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
+
+    def fail(self, error: CarpoolError) -> None:
+        """Ends the service."""
+        assert self.sink is not None, STARTED
+        self.sink.fail(error)
+
     def count(
         self, work: QueryInProgress, written_as: Literal["output", "broken"], used: LlmFinished
     ) -> None:
@@ -128,7 +143,7 @@ class Outcomes:
         finished = outcome.finished
         warmed = self._on_answered(work, finished.cached_tokens)
         answer, citations = answered(
-            work, outcome, now_us, warmed, citations_max=self._citations_max
+            work, outcome, now_us, warmed, citations_max=self._settings.citations_max
         )
         metrics = self._metrics.generator
         self.count(work, "output", finished)
@@ -171,7 +186,7 @@ class Outcomes:
         failure: QueryFailure | None = None,
         late: LateOutputs | None = None,
     ) -> None:
-        assert self.sink is not None, "a stage is started before it is offered anything"
+        assert self.sink is not None, STARTED
         if failure is None:  # else the loop counts it, once it has decided on a retry
             self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):

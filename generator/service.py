@@ -21,9 +21,6 @@ from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import (
-    partial_output,
-)
 from generator.caches import ServerCaches
 from generator.found_concurrency import FoundConcurrency
 from generator.llm.none import NoLlm
@@ -187,21 +184,13 @@ class GeneratorStage:
             )
             for server in range(len(servers))
         )
-        self._outcomes = Outcomes(
-            servers,
-            settings,
-            model=llm.model,
-            metrics=metrics,
-            clock=clock,
-            on_answered=self._note_warmth,
-        )
-        self._sink: Sink | None = None
+        self._outcomes = Outcomes(servers, settings, llm.model, metrics, clock, self._note_warmth)
 
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
         """Starts the event loop, which checks the servers."""
-        self._sink = self._outcomes.sink = sink
+        self._outcomes.sink = sink
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
         for server, found in enumerate(self._found):
@@ -424,9 +413,8 @@ class GeneratorStage:
     def _broke(self, error: Exception) -> None:
         """Ends the service after an unexpected error: to continue could lose a query."""
         log.error("a request to the LLM server failed with an unexpected error", exc_info=error)
-        assert self._sink is not None
         what = f"{type(error).__name__}: {error}"
-        self._sink.fail(
+        self._outcomes.fail(
             CarpoolError(
                 f"the generator failed on a query ({what}); the log shows where. The query is not "
                 "acknowledged, so it is answered after the restart."
@@ -494,7 +482,7 @@ class GeneratorStage:
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
                 on_piece=found.written,
-                on_text=partial(self._written, work),
+                on_text=partial(self._outcomes.written, work),
                 on_broken=partial(self._outcomes.count, work, "broken"),
             )
         except PromptRefused as refused:
@@ -523,13 +511,6 @@ class GeneratorStage:
         self._found[work.server].first_token(work.unit.id, ttft_us)
         self._metrics.generator.time_to_first_token_seconds.observe(ttft_us / 1_000_000)
         self._happened(RequestAccepted(id=work.unit.id))
-
-    def _written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
-        """Sends the next characters of an answer."""
-        if self._settings.partials:
-            assert self._sink is not None
-            now_us = self._clock.now_us()
-            self._sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
     def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
         """A server refused a request; `id` None: a check."""
