@@ -14,7 +14,7 @@ import msgspec
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes. The defaults are those of SmolLM2-135M in vLLM on two cores.
+    """What a step takes. The defaults resemble SmolLM2-135M in vLLM on two cores.
 
     `step_us`: of any step; `prefill_us`: of a token of a prompt; `decode_us`: of a token of an
     answer. `step_tokens`: of prompts and answers in one step. `block_tokens`: of the cache.

@@ -36,7 +36,7 @@ DIGEST_BYTES = 16
 def digests_of(
     token_ids: Sequence[int], *, block_tokens: int, parent: BlockDigest | None = None
 ) -> tuple[BlockDigest, ...]:
-    """Returns the digests of the full blocks of tokens that follow `parent`. About 1 us a block."""
+    """Returns the digests of the full blocks of tokens that follow `parent`."""
     packed = memoryview(array("q", token_ids).tobytes())
     block_bytes = 8 * block_tokens
     digest, digests = parent or b"", []

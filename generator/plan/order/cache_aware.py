@@ -13,7 +13,7 @@ class CacheAware:
 
     The paper's window, within which each request is processed, is the bound of overtaking here.
     It ranks prompts of which nothing is cached by length alone: `CachedPrefix` does better with a
-    large backlog. Cost: O(prompts), 0.1 us each.
+    large backlog. Cost: O(prompts).
     """
 
     def __init__(self, prefixes: CachedPrefixes) -> None:

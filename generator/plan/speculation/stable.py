@@ -21,9 +21,7 @@ from generator.plan.speculation.warm_ups import Passages, WarmUps
 SHARE = 8
 CLUSTERS_MIN = 2
 """A passage must keep its rank for an eighth of the clusters, and for two at least. With fewer,
-more than a quarter of the computed tokens is not used; with more, passages are warm too late
-(questions of
-HotpotQA over 16,000 passages, nprobe 10 to 100)."""
+more of the computed tokens is not used; with more, passages are warm later."""
 
 
 class Stable:
