@@ -45,6 +45,7 @@ class MemoryLlm:
 
     `checks` scripts the checks: an error or None each; later checks pass. `requests` lists the
     requests, `cancelled` the ids of cancelled ones. A repeated prompt counts as cached.
+    `warm_ups_cached`: tokens that a warm-up reports as cached before it.
     """
 
     script: Sequence[Reply] = ()
@@ -54,6 +55,7 @@ class MemoryLlm:
     cancelled: list[str] = field(default_factory=list)
     warmed: list[LlmRequest] = field(default_factory=list)
     warm_ups_hang: bool = False
+    warm_ups_cached: int = 0
 
     def __post_init__(self) -> None:
         self._replies = deque(self.script)
@@ -99,7 +101,7 @@ class MemoryLlm:
             model=NAME,
             input_tokens=len(request.token_ids),
             output_tokens=1,
-            cached_tokens=0,
+            cached_tokens=self.warm_ups_cached,
         )
 
     async def load(self) -> ServerLoad | None:

@@ -449,8 +449,9 @@ def arrive(dispatcher: Dispatcher, id: int, form: int) -> list[SendPrompt]:
     return [action for action in actions if isinstance(action, SendPrompt)]
 
 
-def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached() -> None:
-    dispatcher = caching_dispatcher("arrival", concurrency=8)
+@pytest.mark.parametrize("order", ORDER_NAMES)
+def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached(order: OrderName) -> None:
+    dispatcher = caching_dispatcher(order, concurrency=8)
     (sent,) = arrive(dispatcher, 1, form=1)
     assert (sent.server, sent.form) == (1, FORMS[1])
     (sent,) = arrive(dispatcher, 2, form=0)
@@ -540,6 +541,15 @@ def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
     dispatcher.step(RequestEnded(id=2, cached_tokens=4), 2)
     trees = [dispatcher.tree(server) for server in range(2)]
     assert [tree and (tree.checked, tree.disagreed) for tree in trees] == [(1, 0), (1, 1)]
+
+
+def test_an_answer_is_not_compared_with_a_cache_of_which_nothing_was_known() -> None:
+    order = CacheOrder(name="cached_prefix", block_tokens=BLOCK)
+    dispatcher = open_dispatcher(servers=2, order=order, prompts_max=20)
+    (sent,) = arrive(dispatcher, 1, form=0)
+    dispatcher.step(RequestEnded(id=1, cached_tokens=BLOCK), 2)
+    tree = dispatcher.tree(sent.server)
+    assert tree is not None and tree.is_blind and tree.checked == 0
 
 
 def test_prompts_of_a_lost_server_are_answered_once_by_the_other() -> None:

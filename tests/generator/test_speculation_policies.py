@@ -99,6 +99,13 @@ def test_stable_goes_on_when_a_warm_up_has_ended() -> None:
     assert policy.step(draft("abc", 6), IDLE) == (start("abc"),)
 
 
+def test_a_warm_up_that_failed_is_begun_again_with_the_next_draft() -> None:
+    policy = Stable(clusters=2)
+    assert told(policy, ["abc", "abc", "abc"]) == [start("abc")]
+    assert policy.step(WarmUpEnded(query="q", is_done=False, at_us=0), IDLE) == ()
+    assert policy.step(draft("abc", 4), IDLE) == (start("abc"),)
+
+
 Told = tuple[str, str, str, bool]
 events = st.lists(
     st.tuples(
@@ -200,6 +207,26 @@ def test_aquapipe_removes_what_moved() -> None:
         CancelWarmUp(query="q"),
         start("ab"),
     ]
+
+
+def test_aquapipe_is_careful_after_the_pool_was_wrong() -> None:
+    """Equation 3: of the pool of three one element moved, so Balancer is (3 - 4 + 2) / 2 = 0.5.
+
+    The pool is then one element, and MaxNum of the next cluster floor((4 - 1 + 2.25) / 2) = 2.
+    """
+    policy = AquaPipe(chunk_us=0)
+    told(policy, ["abcd", "abcd", "axcd"])
+    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
+    assert policy.step(draft("axcd", 4), IDLE) == (start("axc"),)
+
+
+def test_aquapipe_prefetches_no_sooner_than_equation_1_says() -> None:
+    """After cluster 3 the pool is full: the next prefetching is floor(4 + 1 - 3) = 2 later."""
+    policy = AquaPipe(chunk_us=0)
+    told(policy, ["abcd", "abcd", "abcd", "abxd"])
+    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
+    assert policy.step(draft("abxd", 5), IDLE) == (), "the pool was compared with cluster 3"
+    assert policy.step(draft("abxd", 6), IDLE) == (start("abxd"),)
 
 
 def test_aquapipe_waits_for_more_where_passages_come_fast() -> None:

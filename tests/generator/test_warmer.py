@@ -20,7 +20,7 @@ from generator.plan.speculation.protocol import EngineLoad
 from generator.plan.speculation.stable import Stable
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings
-from generator.warming.warmer import Warmer
+from generator.warming.warmer import SEARCHES_MAX, WARM_UP_PRIORITY, Warmer
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock
@@ -149,6 +149,7 @@ async def test_a_prefix_is_warmed_once_and_grows(rig: Rig) -> None:
     assert second[: len(first)] == first
     assert rig.ids("Question:")[0] not in second, "the question comes after all passages"
     assert {request.max_tokens for request in rig.engine.warmed} == {1}
+    assert {request.priority for request in rig.engine.warmed} == {WARM_UP_PRIORITY}
 
 
 @through
@@ -235,6 +236,52 @@ async def test_a_warm_up_goes_to_the_server_that_has_most_of_it_cached(rig: Rig)
     await rig.drafts(1, "abc", "abc", "abc")
     assert [len(engine.warmed) for engine in rig.engines] == [0, 1]
     assert rig.warmer.server_of(a_source(1).place) == 1
+
+
+@through
+async def test_tokens_that_a_warm_up_found_cached_are_not_counted(rig: Rig) -> None:
+    rig.engine.warm_ups_cached = 2
+    await rig.drafts(1, "abc", "abc", "abc")
+    (warm,) = rig.engine.warmed
+    warmed = rig.warmer.answered(a_source(1).place, warm.token_ids, cached_tokens=5, wait_us=1)
+    assert (warmed.used, warmed.in_vain) == (3, len(warm.token_ids) - 5)
+
+
+@through
+async def test_a_warm_up_that_goes_on_with_another_counts_from_there(rig: Rig) -> None:
+    await rig.drafts(1, "abx", "aby", "abc")
+    rig.engine.warm_ups_hang = True
+    rig.warmer.draft(draft(1, "abc", 4))
+    rig.warmer.draft(draft(1, "abc", 5))
+    await rig.settle()
+    _, second = rig.engine.warmed
+    warmed = rig.warmer.answered(a_source(1).place, (9, 9), cached_tokens=0, wait_us=1)
+    assert (warmed.used, warmed.in_vain) == (0, len(second.token_ids))
+
+
+@through
+async def test_queries_that_are_never_answered_are_forgotten_and_counted(rig: Rig) -> None:
+    await rig.drafts(0, "abc", "abc", "abc")
+    (warm,) = rig.engine.warmed
+    for n in range(1, SEARCHES_MAX):
+        rig.warmer.draft(draft(n, "abc", 1))
+    assert rig.tokens("warmed_in_vain") == 0
+    rig.warmer.draft(draft(SEARCHES_MAX, "abc", 1))
+    assert rig.tokens("warmed_in_vain") == len(warm.token_ids)
+
+
+def test_a_prompt_ends_a_warm_up_that_has_its_place() -> None:
+    engine = MemoryLlm(warm_ups_hang=True)
+    settings = GeneratorSettings(passages_max=3, speculation="stable", concurrency=1)
+    with running(engine, settings) as run:
+        for revision in (1, 2, 3):
+            run.stage.draft(draft(7, "abc", revision))
+        run.wait(lambda: len(engine.warmed) == 1)
+        assert engine.cancelled == []
+        run.offer(unit())
+        run.wait_for_answers(1)
+        run.wait(lambda: bool(engine.cancelled))
+    assert engine.cancelled == [f"{a_source(7).place}/warm-up"]
 
 
 def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
