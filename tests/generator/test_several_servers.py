@@ -145,6 +145,28 @@ def test_a_server_with_another_model_is_refused() -> None:
     asyncio.run(check())
 
 
+def test_a_server_that_fails_its_check_is_no_measure_for_others() -> None:
+    class Changing(MemoryLlm):
+        ids = (1, 2)
+
+        @property
+        def sample_ids(self) -> tuple[int, ...]:
+            return self.ids
+
+    async def check() -> None:
+        down = LlmRefusal("unreachable", "it cannot be reached")
+        engines = [Changing(checks=[None, down]), Changing()]
+        servers = LlmServers(engines)
+        for server in (0, 1):
+            await servers.check(server)
+        with pytest.raises(LlmRefusal, match="cannot be reached"):
+            await servers.check(0)
+        engines[1].ids = (1, 3)  # another model on both, one after the other
+        await servers.check(1)
+
+    asyncio.run(check())
+
+
 def test_servers_with_one_tokenizer_make_the_same_sample() -> None:
     async def check(engines: Sequence[OpenAiLlm]) -> None:
         servers = LlmServers(engines)

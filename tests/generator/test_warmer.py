@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.kv_events import KvPublisher
 from generator.llm.memory import MemoryLlm
+from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.plan.speculation.protocol import EngineLoad
 from generator.plan.speculation.stable import Stable
@@ -257,6 +258,22 @@ async def test_a_warm_up_that_goes_on_with_another_counts_from_there(rig: Rig) -
     _, second = rig.engine.warmed
     warmed = rig.warmer.answered(a_source(1).place, (9, 9), cached_tokens=0, wait_us=1)
     assert (warmed.used, warmed.in_vain) == (0, len(second.token_ids))
+
+
+@through
+async def test_a_warm_up_that_is_refused_is_counted_and_begun_again(rig: Rig) -> None:
+    async def refuse(request: LlmRequest) -> LlmFinished:
+        raise LlmRefusal("busy", "no place")
+
+    warm, rig.engine.warm = rig.engine.warm, refuse  # type: ignore[method-assign]
+    await rig.drafts(1, "abc", "abc", "abc")
+    labels = {"outcome": "refused"}
+    assert rig.registry.get_sample_value("carpool_warm_ups_total", labels) == 1
+    assert rig.warmer.in_flight == 0
+    rig.engine.warm = warm  # type: ignore[method-assign]
+    rig.warmer.draft(draft(1, "abc", 4))
+    await rig.settle()
+    assert rig.warmed == [3]
 
 
 @through
