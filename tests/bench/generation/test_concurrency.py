@@ -62,6 +62,9 @@ def test_rounds_are_compared_pair_by_pair() -> None:
     assert (result.ratios, result.ratio, result.ttft_p95_s) == ((1.5, 1.3), 1.4, 16.0)
     kept = promises_of(ConcurrencyResult(stand_in=None, server=result))
     assert list(kept.values()) == [True, False]
+    slow = paired("m", [a_round([1], answers_per_s=1.0)], [a_round([1], answers_per_s=1.2)])
+    kept = promises_of(ConcurrencyResult(stand_in=None, server=slow))
+    assert list(kept.values()) == [False, True]
 
 
 def test_units_are_retrievals_with_the_passages_of_the_question() -> None:

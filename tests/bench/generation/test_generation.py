@@ -236,6 +236,8 @@ def test_each_promise_is_broken_by_the_row_that_is_promised() -> None:
     assert held(orders=[ORDER]) == [True]
     assert held(orders=[changed(ORDER, hit_share=0.59)]) == [False]
     assert held(orders=[changed(ORDER, overtaken_max=9)]) == []
+    assert held(orders=[changed(ORDER, template="cited", hit_share=0.1)]) == []
+    assert held(orders=[changed(ORDER, order="cache_aware", hit_share=0.1)]) == []
     assert held(replicas=[REPLICA]) == [True, True]
     assert held(replicas=[changed(REPLICA, hit_share=0.5)]) == [False, True]
     assert held(replicas=[changed(REPLICA, requests_of_mean=1.06)]) == [False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from bench.generation.speculation import (
     SpeculationFigures,
     SpeculationSimulation,
 )
+from bench.generation.speculation_command import PolicyFigures, SpeculationResult, promises_of
 from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine, correction
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import SpeculationPolicy
@@ -124,3 +125,36 @@ def test_a_wrong_passage_is_removed_where_that_is_cheaper(
     assert step is not None
     assert step.parts[0][1] == computed
     assert step.end_us == 10 + computed + (99 if computed == 5 else 0)
+
+
+def kept(*, waste: float = 0.2, warm_ups: float = 1.0, **fields: Any) -> list[bool]:
+    """The promises of one row of figures, of searches of a second by `likely` if nothing is said.
+
+    In order: hidden and waste of 1 s, hidden and waste of 0.5 s, no warm-up at 6 ms.
+    """
+    figures = SpeculationFigures(
+        hidden_share=0.5, waste=waste, ttft_ms=1, ttft_ms_mean=1, warm_ups_a_question=warm_ups
+    )
+    given: dict[str, Any] = {
+        "nlist": 100,
+        "order": "nearest",
+        "at_once": 1,
+        "search_s": 1.0,
+        "policy": "likely",
+        "figures": figures,
+        "of_oracle": 0.9,
+    }
+    row = PolicyFigures(**given | fields)
+    result = SpeculationResult(nprobe={}, passage_tokens=1.0, orders=(), policies=(row,))
+    return list(promises_of(result).values())
+
+
+def test_each_promise_is_broken_by_the_row_that_is_promised() -> None:
+    assert kept() == [True] * 5
+    assert kept(of_oracle=0.89) == [False, True, True, True, True]
+    assert kept(waste=0.26) == [True, False, True, True, True]
+    assert kept(search_s=0.5, of_oracle=0.7) == [True] * 5
+    assert kept(search_s=0.5, of_oracle=0.69, waste=0.26) == [True, True, False, False, True]
+    assert kept(policy="stable", of_oracle=0.1, waste=0.9) == [True] * 5
+    assert kept(policy="auto", search_s=0.006) == [True, True, True, True, False]
+    assert kept(policy="auto", search_s=0.006, warm_ups=0.0) == [True] * 5
