@@ -25,10 +25,12 @@ PAGE = """\
 vllm:num_requests_running{engine="0",model_name="a {strange} name"} 7.0
 vllm:num_requests_running{engine="1",model_name="a {strange} name"} 2.0
 vllm:num_requests_waiting{engine="0",model_name="a {strange} name"} 3.0 1700000000000
+vllm:num_requests_waiting{engine="1",model_name="a {strange} name"} 1.0
 vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 100.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.5
 vllm:num_preemptions_total{engine="0"} 4.0
+vllm:num_preemptions_total{engine="1"} 2.0
 vllm:num_preemptions_created{engine="0"} 1.7e+09
 python_info{implementation="CPython"} 1.0
 """
@@ -36,7 +38,7 @@ HANG = Reply(hangs_after=1)
 
 
 def test_the_load_is_read_of_all_engines() -> None:
-    assert parse_load(PAGE) == ServerLoad(running=9, waiting=3, kv_used=0.5, preemptions=4)
+    assert parse_load(PAGE) == ServerLoad(running=9, waiting=4, kv_used=0.5, preemptions=6)
 
 
 def test_the_earlier_name_of_the_memory_is_known_and_a_page_without_labels() -> None:
