@@ -44,6 +44,7 @@ class SimulatedServer:
         self.controller = ConcurrencyController(bounds)
         self.asked: float = math.inf
         self.ttft_s: Callable[[int], float] = lambda n: 0.2
+        self.pending: Callable[[int], int] = lambda n: 0
         self.load: Callable[[int], ServerLoad | None] = lambda n: None
         self.limits: list[int] = []
         self._random = random.Random(7)
@@ -69,7 +70,7 @@ class SimulatedServer:
             self.controller.step(
                 LoadSample(
                     in_flight=self._in_flight,
-                    pending=0,
+                    pending=self.pending(self._in_flight),
                     output_tokens=int(rate),
                     answers=answers,
                     ttfts_us=(ttft_us,) * (sent + refilled),
@@ -149,6 +150,19 @@ def test_the_time_to_first_token_stays_within_its_bound() -> None:
     late = [limit > 100 for limit in server.run(300)]
     assert sum(late) / len(late) < 0.1
     assert server.controller.limit >= 50
+
+
+def test_first_tokens_that_begin_to_come_too_late_lower_the_limit() -> None:
+    server = SimulatedServer(sharp(512))
+    assert server.run(120)[-1] >= 100
+    server.ttft_s = lambda n: n / 5
+    assert 8 <= server.run(200)[-1] <= 70
+
+
+def test_no_request_is_added_while_most_wait_for_their_first_token() -> None:
+    server = SimulatedServer(sharp(512))
+    server.pending = lambda n: n
+    assert max(server.run(300)) == 8
 
 
 def test_a_server_that_is_slow_with_any_number_keeps_the_first_limit() -> None:

@@ -92,3 +92,13 @@ def test_an_unfinished_sentence_is_left_out() -> None:
     assert whole_sentences("One. Two is not") == "One."
     assert whole_sentences("He said “so.” Then") == "He said “so.”"
     assert whole_sentences("no end") == ""
+
+
+def test_a_passage_that_was_found_later_must_be_clearly_better() -> None:
+    words = [f"{letter}{letter}{letter}" for letter in "abcdefghijklmnopqrst"]
+    nearly, whole = " ".join(words[:-1]), " ".join(words)
+    quote = choose_quote(whole, [("", f"{nearly}."), ("", f"{whole}.")])
+    assert quote is not None and quote.n == 1, "one word more is worth less than its rank"
+    half = " ".join(words[:10])
+    quote = choose_quote(whole, [("", f"{half}."), ("", f"{whole}.")])
+    assert quote is not None and quote.n == 2

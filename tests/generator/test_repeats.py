@@ -53,3 +53,11 @@ def test_pieces_do_not_matter_and_what_is_kept_does_not_repeat_itself() -> None:
         found += whole is not None
         assert not repeats_itself(whole if whole is not None else text)
     assert found > 100
+
+
+def test_a_word_with_an_apostrophe_is_one_word_however_it_comes() -> None:
+    text = "We don't know, yes. " * 2 + "End."
+    whole, by_letters = RepeatFinder(), RepeatFinder()
+    began_at = whole.feed(text)
+    assert began_at == text.index("We", 1)
+    assert next(found for letter in text if (found := by_letters.feed(letter))) == began_at

@@ -13,6 +13,7 @@ from generator.plan.reuse import (
     ReuseAction,
     ReuseQuery,
 )
+from schemas.answer import AnswerError
 from tests.records import a_source, an_answer
 
 
@@ -44,6 +45,9 @@ class Checked:
     def _checked(self, actions: tuple[ReuseAction, ...]) -> tuple[ReuseAction, ...]:
         self.plan.check_integrity()
         return actions
+
+
+DAMAGED = AnswerError(type="index_damaged", message="m", retryable=True, stage="searcher")
 
 
 def given(unit_id: int, offset: int = 9) -> GiveAgain:
@@ -118,6 +122,7 @@ def test_text_that_was_cut_off_is_given_again_and_nothing_with_an_error() -> Non
             {"status": "expired"},
             {"replayed": True},
             {"key": None},
+            {"status": "partial", "error": DAMAGED},
         )
     ):
         reuse = Checked()

@@ -198,6 +198,23 @@ def test_a_segment_is_asked_for_once_and_only_the_last_used_ones_are_kept() -> N
     assert len(tokenizer._kept) == 7
 
 
+def test_a_prompt_that_is_cancelled_leaves_its_segments_to_others() -> None:
+    tokenizer = prompt_tokenizer(encode)
+
+    async def main() -> None:
+        await tokenizer.frame("s", "P:\n")
+        first = asyncio.create_task(tokenizer.ids("s", ("P:\n", "a\n", "b?")))
+        second = asyncio.create_task(tokenizer.ids("s", ("P:\n", "a\n", "b?")))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert tokenizer._asked
+        first.cancel()
+        assert await second == await tokenizer.ids("s", ("P:\n", "a\n", "b?"))
+        assert first.cancelled()
+
+    asyncio.run(main())
+
+
 def test_the_ids_of_a_prompt_are_known_while_it_waits() -> None:
     with LlmServer() as server:
         llm = LlmSettings(base_url=server.url, model=server.model)

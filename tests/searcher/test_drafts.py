@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.clock import SystemClock
+from carpool.disk.documents import Document
 from schemas.query import Generation
-from searcher.drafts import DRAFT_HITS_MAX
+from searcher.drafts import DRAFT_HITS_MAX, DraftRecords
+from searcher.executor import SearchDraft
 from searcher.plan.cluster_steps import Joined, Wanted
 from searcher.plan.read_speed import ReadSpeed
+from searcher.scoring.top_k import TopK
 from searcher.store.factory import OpenReads, open_page_reads
 from searcher.store.faulty import FaultyDisk, SlowDisk
 from searcher.store.files import SegmentFiles
@@ -86,6 +89,22 @@ def test_drafts_are_the_exact_best_of_the_nearest_clusters(index: SmallIndex) ->
         assert [hit.doc_id for hit in draft.hits] == [f"d{row}" for row in rows]
         assert all(hit.text for hit in draft.hits)
     assert len(final.hits) == 12 and (final.is_final, final.revision) == (True, 1)
+
+
+def test_a_passage_is_read_once_while_it_stays_in_the_drafts(index: SmallIndex) -> None:
+    read: list[int] = []
+
+    class Reader:
+        def read(self, rows: list[list[int]]) -> list[tuple[int, list[Document]]]:
+            read.extend(rows[0])
+            return [(0, [Document(doc_id=f"d{row}", title="", text="t") for row in rows[0]])]
+
+    records, group = DraftRecords(), make_group(index, questions(1), nprobe=NPROBE)
+    for done, rows in enumerate(([3, 5], [3, 5, 7], [7, 5], [3, 7]), 1):
+        best = TopK(np.ones(len(rows), np.float32), np.array(rows), np.zeros(len(rows), np.int64))
+        found = SearchDraft(best=best, clusters_done=done, clusters_total=NPROBE)
+        assert records.output(1, group, 0, found, Reader(), 0) is not None  # type: ignore[arg-type]
+    assert read == [3, 5, 7, 3]
 
 
 @pytest.mark.parametrize("why", ["off", "short", "a quote is asked for"])

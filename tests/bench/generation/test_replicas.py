@@ -11,6 +11,7 @@ from bench.generation.block_simulator import CacheSize
 from bench.generation.replicas import ReplicasCase, ReplicasResult, send_to_replicas
 from bench.generation.simulation import Renderer
 from bench.generation.streams import Ask
+from generator.plan.kv_tree import BlockDigest, KvTree
 from generator.plan.order.factory import ORDER_NAMES, OrderName
 
 BLOCK = 4
@@ -45,6 +46,23 @@ def test_round_robin_computes_what_each_server_sees_first() -> None:
     found = send(asks, ReplicasCase(servers=2, order=None))
     assert (found.share.prompts, found.share.cached_tokens) == (4, 16)
     assert (found.requests_of_mean, found.computed_of_mean) == (1.0, 1.0)
+
+
+def test_the_busiest_server_is_compared_with_the_mean() -> None:
+    found = send([ask(1, 7), ask(2, 7), ask(3, 7)], ReplicasCase(servers=2, order=None))
+    assert found.requests_of_mean == 2 / 1.5
+    assert found.computed_of_mean == 10 / 9.5
+
+
+def test_blocks_that_are_credited_and_not_there_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_much(tree: KvTree, digests: Sequence[BlockDigest]) -> int:
+        return len(digests) * tree.block_tokens
+
+    monkeypatch.setattr(KvTree, "cached_tokens", too_much)
+    found = send([ask(1, 7), ask(2, 8)], ReplicasCase(servers=1, order="cached_prefix"))
+    assert found.miscredited_blocks == 2
 
 
 def test_a_prompt_follows_the_server_that_has_it() -> None:
