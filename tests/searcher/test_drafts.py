@@ -63,6 +63,12 @@ def test_reads_that_overlap_share_the_time() -> None:
     for n in range(4):
         speed.ended(1_000, 100 * (n + 1))
     assert speed.expected_us(4_000) == 400
+    late = ReadSpeed()
+    late.began(0)
+    late.began(50)
+    late.ended(1_000, 100)
+    late.ended(1_000, 100)
+    assert late.expected_us(1_000) == pytest.approx(50, abs=5), "the second began during the first"
 
 
 def test_drafts_are_the_exact_best_of_the_nearest_clusters(index: SmallIndex) -> None:
@@ -105,6 +111,9 @@ def test_a_passage_is_read_once_while_it_stays_in_the_drafts(index: SmallIndex) 
         found = SearchDraft(best=best, clusters_done=done, clusters_total=NPROBE)
         assert records.output(1, group, 0, found, Reader(), 0) is not None  # type: ignore[arg-type]
     assert read == [3, 5, 7, 3]
+    records.keep_only(())  # the search has ended: nothing is kept of it
+    assert records.output(1, group, 0, found, Reader(), 0) is not None  # type: ignore[arg-type]
+    assert read == [3, 5, 7, 3, 3, 7]
 
 
 @pytest.mark.parametrize("why", ["off", "short", "a quote is asked for"])
