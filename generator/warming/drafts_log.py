@@ -9,8 +9,6 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
-from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.table_log import MemoryTableLog
 from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
 from schemas.codec import decode
@@ -35,13 +33,6 @@ def drafts_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
         name="drafts",
         is_urgent=True,
     )
-
-
-class MemoryDraftsLog(MemoryTableLog):
-    """The log of drafts of a broker in memory, for tests."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker, topic=RETRIEVAL_DRAFTS.name, same_partitions_as=RETRIEVALS.name)
 
 
 class DraftsReader:
