@@ -1,0 +1,65 @@
+"""The interface of devices that hold whole clusters and scan them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.errors import RetryableError
+from schemas.record import ClusterId
+from schemas.retrieval import Tier
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+ShardNumbers = Literal["float16", "sq8"]
+"""How a device stores a number of a vector: in 2 bytes or in 1."""
+
+
+class ShardFullError(RetryableError):
+    """A cluster does not fit what is free on the device."""
+
+
+class ShardDevice(Protocol):
+    """Clusters on a device. `tier`: where answers say that they were.
+
+    `codec`: the codec whose margin holds for the estimates (`carpool.codes.margin`). One thread
+    loads and drops, and another thread scans at the same time. A cluster is scanned only after
+    `load` has returned, and dropped only if no scan uses it; the caller sees to both.
+    """
+
+    tier: Tier
+    codec: str
+
+    def size_bytes(self, row_count: int) -> int:
+        """Returns what a cluster of `row_count` rows takes of the device's memory."""
+        ...
+
+    def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
+        """Takes over a copy of a cluster: (n, dim) float32, rows `first_row` to `first_row` + n.
+
+        Blocks until the cluster can be scanned. Raises `ShardFullError` and changes nothing where
+        it does not fit. Any other error means that the device cannot be used any more.
+        """
+        ...
+
+    def drop(self, cluster: ClusterId) -> None:
+        """Frees the memory of a cluster that was loaded."""
+        ...
+
+    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+        """Returns the rows with the best estimated scores of each query, and the estimates.
+
+        `queries`: (n, dim) float32; `probes`: n arrays, the clusters of each query, of any number,
+        all loaded. Returns (n, count) int64, -1 where the clusters have fewer rows, and (n, count)
+        float32, best first. Blocks, and releases the GIL. Any error means that the device cannot be
+        used any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the device."""
+        ...
