@@ -26,13 +26,16 @@ class ShardFullError(RetryableError):
 class ShardDevice(Protocol):
     """Clusters on a device. `tier`: where answers say that they were.
 
-    `codec`: the codec whose margin holds for the estimates (`carpool.codes.margin`). One thread
-    loads and drops, and another thread scans at the same time. A cluster is scanned only after
-    `load` has returned, and dropped only if no scan uses it; the caller sees to both.
+    `codec`: the codec whose margin holds for the estimates (`carpool.codes.margin`).
+    `capacity_bytes`: what clusters may take together, each the `size_bytes` of its rows.
+
+    One thread loads and drops, and another thread scans at the same time. A cluster is scanned only
+    after `load` has returned, and dropped only if no scan uses it; the caller sees to both.
     """
 
     tier: Tier
     codec: str
+    capacity_bytes: int
 
     def size_bytes(self, row_count: int) -> int:
         """Returns what a cluster of `row_count` rows takes of the device's memory."""
@@ -54,9 +57,9 @@ class ShardDevice(Protocol):
         """Returns the rows with the best estimated scores of each query, and the estimates.
 
         `queries`: (n, dim) float32; `probes`: n arrays, the clusters of each query, of any number,
-        all loaded. Returns (n, count) int64, -1 where the clusters have fewer rows, and (n, count)
-        float32, best first. Blocks, and releases the GIL. Any error means that the device cannot be
-        used any more.
+        no cluster twice, all loaded. Returns (n, count) int64, -1 where the clusters have fewer
+        rows, and (n, count) float32, best first. Blocks, and releases the GIL. Any error means that
+        the device cannot be used any more.
         """
         ...
 

@@ -1,0 +1,163 @@
+"""Every device of the shard does what `ShardDevice` promises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from threadpoolctl import threadpool_limits
+
+from schemas.record import ClusterId
+from searcher.shard.device import ShardFullError
+from tests.searcher.codes_rig import directions
+from tests.searcher.shard_devices import (
+    COUNTS,
+    DIMENSION,
+    EVERY_KIND,
+    NLIST,
+    Kind,
+    Loaded,
+    loaded,
+    some_queries,
+)
+
+ALL = range(NLIST)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_each_library() -> Iterator[None]:
+    """Scans here are so short that more threads would only wait for each other."""
+    with threadpool_limits(1):
+        yield
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("count", [1, 10, 300, 2000])
+def test_a_scan_finds_the_best_rows_of_the_clusters_of_each_query(kind: Kind, count: int) -> None:
+    it = loaded(kind)
+    probes = [[0, 3, 7], [2], [], [1], [8, 1], list(reversed(ALL)), [5, 4], [7, 6, 0], [3], [0]]
+    it.check_scan(some_queries(len(probes)), probes, count)
+
+
+@EVERY_KIND
+def test_estimates_of_real_dimensions_are_within_the_margin_of_the_codec(kind: Kind) -> None:
+    it = loaded(kind, (900, 40, 300), dimension=384)
+    it.check_scan(some_queries(12, 384), [[0, 1, 2]] * 6 + [[2, 0]] * 6, 1240)
+
+
+@EVERY_KIND
+def test_more_queries_than_are_scanned_at_a_time_are_scanned(kind: Kind) -> None:
+    it = loaded(kind)
+    it.check_scan(some_queries(150), [[at % 4, 8 - at % 5] for at in range(150)], 25)
+
+
+@EVERY_KIND
+def test_a_scan_without_queries_or_without_clusters_finds_nothing(kind: Kind) -> None:
+    it = loaded(kind)
+    it.check_scan(some_queries(0), [], 5)
+    it.check_scan(some_queries(2), [[], []], 5)
+    it.check_scan(some_queries(2), [[1], [8]], 5)
+    empty = loaded(kind, ())
+    empty.check_scan(some_queries(1), [[]], 5)
+
+
+@EVERY_KIND
+def test_negative_scores_are_found_before_nothing_is(kind: Kind) -> None:
+    it = loaded(kind)
+    it.check_scan(-some_queries(3), [[2], [3, 5], [0, 6]], 40)
+
+
+@EVERY_KIND
+def test_a_cluster_that_does_not_fit_changes_nothing(kind: Kind) -> None:
+    device = kind.make()
+    rows = 0
+    while device.size_bytes(rows + 1) <= device.capacity_bytes:
+        rows += 1
+    it = Loaded(device=device, kind=kind)
+    with pytest.raises(ShardFullError, match="drop other clusters"):
+        it.load(4, rows + 1)
+    it.load(0, 100)
+    with pytest.raises(ShardFullError):
+        it.load(1, rows)
+    it.check_scan(some_queries(2), [[0], []], 150)
+    it.drop(0)
+    it.load(4, rows)
+    with pytest.raises(ShardFullError):
+        it.load(0, 1)
+    it.check_scan(some_queries(2), [[4], [4]], 20)
+
+
+@EVERY_KIND
+def test_one_thread_loads_and_drops_while_another_scans(kind: Kind) -> None:
+    it = loaded(kind, (400, 90, 3))
+    failures: list[BaseException] = []
+    has_ended = threading.Event()
+
+    def load_and_drop() -> None:
+        try:
+            for number in range(100):
+                cluster = ClusterId(3 + number % 5)
+                vectors = directions(10 + 37 * number % 600, DIMENSION, seed=number)
+                it.device.load(cluster, 100_000 * number, vectors)
+                it.device.drop(cluster)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            has_ended.set()
+
+    thread = threading.Thread(target=load_and_drop)
+    thread.start()
+    scans = 0
+    while not has_ended.is_set() or scans < 20:
+        it.check_scan(some_queries(4), [[0, 1, 2], [0], [2], [1, 0]], 50)
+        scans += 1
+    thread.join()
+    assert not failures
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Clusters come and go in any order, under new row numbers each time."""
+
+    kind: Kind
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.it = Loaded(device=self.kind.make(bytes_max=90_000), kind=self.kind)
+
+    @rule(cluster=st.sampled_from(ALL), row_count=st.sampled_from([*COUNTS[:7], 128, 64]))
+    def load(self, cluster: int, row_count: int) -> None:
+        if cluster in self.it.clusters:
+            return
+        wanted = self.it.size_bytes + self.it.device.size_bytes(row_count)
+        if wanted > self.it.device.capacity_bytes:
+            with pytest.raises(ShardFullError):
+                self.it.load(cluster, row_count)
+        else:
+            self.it.load(cluster, row_count)
+
+    @precondition(lambda self: self.it.clusters)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.it.drop(data.draw(st.sampled_from(sorted(self.it.clusters))))
+
+    @rule(data=st.data(), query_count=st.integers(0, 5), count=st.sampled_from([1, 7, 300]))
+    def scan(self, data: st.DataObject, query_count: int, count: int) -> None:
+        some = st.lists(st.sampled_from(sorted(self.it.clusters) or [0]), unique=True)
+        probes = [data.draw(some) if self.it.clusters else [] for _ in range(query_count)]
+        self.it.check_scan(directions(query_count, DIMENSION, count + 1), probes, count)
+
+    @invariant()
+    def all_that_is_loaded_is_found(self) -> None:
+        self.it.check_scan(some_queries(1), [sorted(self.it.clusters)], 2000)
+
+
+@EVERY_KIND
+def test_clusters_may_come_and_go_in_any_order(kind: Kind) -> None:
+    machine = type("Machine", (AnyOrder,), {"kind": kind})
+    run = machine.TestCase(methodName="runTest")
+    run.settings = settings(max_examples=15, stateful_step_count=30)
+    run.runTest()
