@@ -1,0 +1,283 @@
+"""The hot set: its hit rates, the times of searches, and the choice, over any queries and times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.errors import RetryableError
+from searcher.plan.beta_binomial import (
+    correlations,
+    distribution,
+    expected_least_hit_rate,
+    least_hit_rates,
+)
+from searcher.plan.hot_set import HotSetChoice, choose_hot_set, nested_hot_sets
+from searcher.plan.search_times import (
+    SearchTimes,
+    TimeSample,
+    batch_time_us,
+    fit_search_times,
+)
+
+TIMES = SearchTimes(fixed_us=100, other_us=20, scan_us=2000, threads=4)
+shares = st.floats(0, 1)
+
+
+def queries_of(seed: int, count: int, nlist: int, nprobe: int) -> list[np.ndarray]:
+    """Queries of subjects: each prefers some of the clusters, as real questions do."""
+    random = np.random.default_rng(seed)
+    subjects = random.dirichlet(np.full(nlist, 0.05), size=8)
+    return [
+        random.choice(
+            nlist, nprobe, replace=False, p=0.9 * subjects[random.integers(8)] + 0.1 / nlist
+        )
+        for _ in range(count)
+    ]
+
+
+def hit_rates(probes: list[np.ndarray], clusters: np.ndarray) -> np.ndarray:
+    return np.array([np.isin(one, clusters).mean() for one in probes])
+
+
+# ---- the distribution of hits
+
+
+@given(shares, shares, st.integers(1, 60))
+def test_a_distribution_has_its_mean_and_variance(
+    mean: float, correlation: float, nprobe: int
+) -> None:
+    chances = distribution(np.array([mean]), np.array([correlation]), nprobe)[0]
+    rates = np.arange(nprobe + 1) / nprobe
+    assert chances.min() >= 0
+    assert chances.sum() == pytest.approx(1)
+    assert chances @ rates == pytest.approx(mean, abs=1e-6)
+    variance = chances @ (rates - mean) ** 2
+    expected = mean * (1 - mean) * (1 + (nprobe - 1) * correlation) / nprobe
+    assert variance == pytest.approx(expected, abs=1e-6)
+
+
+@given(st.floats(0.01, 0.99), shares, st.integers(2, 60))
+def test_moments_give_back_the_correlation(mean: float, correlation: float, nprobe: int) -> None:
+    variance = mean * (1 - mean) * (1 + (nprobe - 1) * correlation) / nprobe
+    found = correlations(np.array([mean]), np.array([variance]), nprobe)
+    assert found[0] == pytest.approx(correlation, abs=1e-6)
+
+
+def test_degenerate_hit_rates_have_a_least_one() -> None:
+    means = np.array([0.0, 1.0, 0.5, 0.5])
+    variances = np.array([0.0, 0.0, 0.0, 0.25])  # none, all, all the same, all or none
+    found = correlations(means, variances, 10)
+    assert found[2] == 0 and found[3] == 1
+    least = least_hit_rates(means, found, 10, 3)
+    np.testing.assert_allclose(least[0], 0, atol=1e-9)
+    np.testing.assert_allclose(least[1], 1)
+    assert 0 < least[2, 2] < least[2, 0] == pytest.approx(0.5)
+    np.testing.assert_allclose(least[3], [0.5, 0.25, 0.125], atol=1e-6)
+
+
+@given(shares, shares, st.integers(1, 40))
+def test_the_least_of_one_is_the_mean_and_falls_with_the_batch(
+    mean: float, correlation: float, nprobe: int
+) -> None:
+    least = least_hit_rates(np.array([mean]), np.array([correlation]), nprobe, 20)[0]
+    assert least[0] == pytest.approx(mean, abs=1e-6)
+    assert (np.diff(least) <= 1e-12).all() and least[-1] >= 0
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 64])
+@pytest.mark.parametrize(("mean", "correlation"), [(0.3, 0.0), (0.5, 0.2), (0.9, 0.6)])
+def test_the_least_hit_rate_is_that_of_drawn_batches(
+    batch: int, mean: float, correlation: float
+) -> None:
+    random, nprobe, count = np.random.default_rng(1), 24, 20_000
+    scale = 1 / correlation - 1 if correlation else 1e9
+    alike = random.beta(mean * scale, (1 - mean) * scale, size=(count, batch))
+    drawn = random.binomial(nprobe, alike).min(axis=1).mean() / nprobe
+    expected = expected_least_hit_rate(mean, correlation, nprobe, batch)
+    assert expected == pytest.approx(drawn, abs=0.006)
+
+
+# ---- the times
+
+
+@given(st.floats(0, 5000), st.floats(0, 200), st.floats(50, 20_000), st.sampled_from([1, 2, 4, 16]))
+def test_a_line_is_found_again(
+    fixed_us: float, other_us: float, scan_us: float, threads: int
+) -> None:
+    true = SearchTimes(fixed_us=fixed_us, other_us=other_us, scan_us=scan_us, threads=threads)
+    samples = [
+        TimeSample(batch, share, float(batch_time_us(true, batch, 1 - share, 1 - share)))
+        for batch in (1, 2, 4, 8, 16, 32, 64)
+        for share in (0.25, 0.5, 1.0)
+    ]
+    found = fit_search_times(samples, threads)
+    for sample in samples:
+        rate = 1 - sample.share
+        expected = batch_time_us(found, sample.batch, rate, rate)
+        assert expected == pytest.approx(sample.took_us, rel=1e-3)
+    assert found.scan_us == pytest.approx(scan_us, rel=0.01)
+    assert found.error < 1e-3
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=12, max_size=12))
+def test_no_part_of_a_fit_is_negative(took_us: list[float]) -> None:
+    cells = [(batch, share) for batch in (1, 4, 16, 64) for share in (0.25, 0.5, 1.0)]
+    samples = [TimeSample(*cell, took) for cell, took in zip(cells, took_us, strict=True)]
+    try:
+        found = fit_search_times(samples, 2)
+    except RetryableError:
+        return
+    assert min(found.fixed_us, found.other_us) >= 0 < found.scan_us
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [TimeSample(1, 1.0, 100), TimeSample(1, 0.5, 50)],  # one size
+        [TimeSample(1, 1.0, 100), TimeSample(8, 1.0, 800)],  # one share
+        [TimeSample(1, 1.0, 0), TimeSample(8, 0.5, 800)],
+        [TimeSample(batch, share, 100 / share) for batch in (1, 8) for share in (0.1, 0.5, 1)],
+        [TimeSample(8**i, 0.5 + j / 2, 10 ** (5 * ((i + j) % 2))) for i in (0, 1) for j in (0, 1)],
+    ],
+)
+def test_times_that_do_not_fit_are_refused(samples: list[TimeSample]) -> None:
+    with pytest.raises(RetryableError):
+        fit_search_times(samples, 2)
+
+
+def test_up_to_as_many_queries_as_threads_the_worst_one_decides() -> None:
+    # "the query with the fewest GPU hits in a batch": section 4.1, Eq. 5
+    assert batch_time_us(TIMES, 4, 0.5, 0.2) == 100 + 4 * 20 + 0.8 * 2000
+    assert batch_time_us(TIMES, 40, 0.5, 0.2) == 100 + 40 * 20 + 10 * 0.5 * 2000
+
+
+# ---- the choice
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray]:
+    nlist = draw(st.integers(1, 12))
+    one = st.sets(st.integers(0, nlist - 1), min_size=0, max_size=5)
+    probes = [np.array(sorted(query), np.int64) for query in draw(st.lists(one, max_size=12))]
+    sizes = draw(st.lists(st.integers(0, 9), min_size=nlist, max_size=nlist))
+    return probes, np.array(sizes, np.int64)
+
+
+@settings(max_examples=150)
+@given(
+    worlds(),
+    st.sampled_from([0, 500, 2500, 3500, 4400, 10**6]),
+    st.sampled_from([0, 300, 900, 1500, 10**6]),
+    st.integers(0, 60),
+)
+def test_the_choice_is_the_smallest_prefix_that_meets_the_targets(
+    world: tuple[list[np.ndarray], np.ndarray], target_us: int, rate: int, bytes_max: int
+) -> None:
+    probes, sizes = world
+
+    def choose(limit: int) -> HotSetChoice:
+        return choose_hot_set(
+            probes, sizes, TIMES, target_us=target_us, queries_per_s=rate, bytes_max=limit
+        )
+
+    choice = choose(bytes_max)
+    sets = nested_hot_sets(probes, sizes)
+    counts = np.bincount(np.concatenate([*probes, []]).astype(int), minlength=len(sizes))
+    order = sorted(range(len(sizes)), key=lambda cluster: (-counts[cluster], cluster))
+    assert list(choice.clusters) == order[: len(choice.clusters)]
+    assert choice.size_bytes == sum(sizes[cluster] for cluster in choice.clusters) <= bytes_max
+    assert 0 <= choice.least_hit_rate <= choice.mean_hit_rate + 1e-9 and choice.reason
+    if choice.meets:
+        assert not target_us or 2 * choice.search_us <= target_us + 1e-6
+        assert not rate or choice.batch * 1e6 / choice.search_us >= rate - 1e-6
+    if not sets.queries:
+        assert choice.clusters == ()
+    elif choice.meets and choice.clusters and (target_us or rate):
+        assert not choose(choice.size_bytes - 1).meets
+    elif not (choice.meets and (target_us or rate)):
+        left = order[len(choice.clusters) :]
+        assert not left or choice.size_bytes + sizes[left[0]] > bytes_max
+
+
+def test_harder_targets_need_as_many_bytes_or_more() -> None:
+    probes, sizes = queries_of(3, 400, 200, 12), np.full(200, 10, np.int64)
+    targets = [4500, 4000, 3500, 3000, 2500, 2000, 1000]
+    choices = [
+        choose_hot_set(probes, sizes, TIMES, target_us=one, queries_per_s=0, bytes_max=2000)
+        for one in targets
+    ]
+    chosen = [choice.size_bytes for choice in choices]
+    assert chosen == sorted(chosen) and chosen[0] == 0 < chosen[2] < chosen[-1]
+    with_rate = choose_hot_set(
+        probes, sizes, TIMES, target_us=4000, queries_per_s=1000, bytes_max=2000
+    )
+    assert with_rate.size_bytes >= choices[1].size_bytes and with_rate.batch > 1
+
+
+def test_more_threads_need_fewer_bytes_for_a_rate() -> None:
+    probes, sizes = queries_of(4, 400, 200, 12), np.full(200, 10, np.int64)
+    for target_us in (0, 6000):
+        chosen = [
+            choose_hot_set(
+                probes,
+                sizes,
+                SearchTimes(fixed_us=100, other_us=20, scan_us=2000, threads=threads),
+                target_us=target_us,
+                queries_per_s=1500,
+                bytes_max=2000,
+            ).size_bytes
+            for threads in (2, 4, 16)
+        ]
+        assert chosen == sorted(chosen, reverse=True) and chosen[0] > chosen[-1]
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_few_queries_do_not_promise_hits_that_others_do_not_have(count: int) -> None:
+    numbers = (20, 40, 80)
+    over, naive, cautious = [], [], []
+    for seed in range(8):
+        asked = queries_of(seed, 200 + count, 400, 12)
+        profile, others = asked[:count], asked[count:]
+        sets = nested_hot_sets(profile, np.ones(400, np.int64))
+        for number in numbers:
+            true = hit_rates(others, sets.clusters[:number]).mean()
+            over.append(sets.means[number] - true)
+            naive.append(hit_rates(profile, sets.clusters[:number]).mean() - true)
+            cautious.append(sets.cautious[number] < true)
+    assert abs(np.mean(over)) < 0.02 and np.mean(naive) > 0.04
+    assert np.mean(cautious) > 0.7
+
+
+def test_moments_are_those_of_the_hit_rates_of_many_queries() -> None:
+    probes = queries_of(6, 3000, 60, 8)
+    probes[::3] = [one[:5] for one in probes[::3]]  # queries of fewer clusters
+    sets = nested_hot_sets(probes, np.ones(60, np.int64))
+    for number in (0, 1, 5, 20, 59, 60):
+        rates = hit_rates(probes, sets.clusters[:number])
+        assert sets.means[number] == pytest.approx(rates.mean(), abs=0.002)
+        expected = correlations(np.array([rates.mean()]), np.array([rates.var()]), sets.nprobe)
+        assert sets.correlations[number] == pytest.approx(expected[0], abs=0.01)
+    assert sets.nprobe == 7 and sets.queries == 3000
+
+
+def test_clusters_that_the_index_does_not_have_are_refused() -> None:
+    for cluster in (-1, 3):
+        with pytest.raises(ValueError, match="does not have"):
+            nested_hot_sets([np.array([cluster])], np.ones(3, np.int64))
+
+
+def test_a_large_index_is_chosen_from_at_once() -> None:
+    probes = queries_of(7, 100, 4000, 145) * 100
+    choice = choose_hot_set(
+        probes,
+        np.full(4000, 1000, np.int64),
+        TIMES,
+        target_us=4000,
+        queries_per_s=1500,
+        bytes_max=4_000_000,
+    )
+    assert choice.meets and choice.clusters
