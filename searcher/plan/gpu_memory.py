@@ -1,0 +1,268 @@
+"""How one GPU is shared between the LLM's KV cache and the hot shard (HedraRAG 4.4, Eq. 2).
+
+Use it when a searcher with a shard on the GPU and vLLM run on the same GPU. With a GPU of its own
+the shard needs no choice.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, Protocol
+
+from carpool.errors import ConfigError
+
+UTILIZATION_STEPS = 1_000
+"""vLLM is told its share of the GPU's memory in steps of a thousandth."""
+TIE_SHARE = 0.01
+"""Rates that differ by less than this share are equal: no measurement is more exact."""
+
+SplitLimit = Literal["llm", "search", "questions"]
+"""What bounds the questions a second: the LLM, the search, or that no more are asked."""
+
+
+class Rates(Protocol):
+    """Questions a second by bytes of memory. More bytes never give a lower rate."""
+
+    def __call__(self, size_bytes: int) -> float:
+        """Returns the questions a second with this much memory, 0 or more."""
+        ...
+
+
+class MeasuredRates:
+    """Rates of measured points, with lines between them. A call costs O(log points).
+
+    A rate that is lower than one of fewer bytes is noise, and the higher one counts. Between 0
+    bytes and the first point the rate falls in a line to 0. Behind the last point it stays.
+    """
+
+    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+        """`points`: bytes and questions a second, by ascending bytes.
+
+        Raises `ConfigError` where they are no curve.
+        """
+        sizes = [size_bytes for size_bytes, _ in points]
+        rates = [per_s for _, per_s in points]
+        if not points or sizes != sorted(set(sizes)) or sizes[0] < 0:
+            raise ConfigError(
+                f"rates need one point or more, by ascending bytes, each once; given: {sizes}"
+            )
+        if not all(math.isfinite(per_s) and per_s >= 0 for per_s in rates):
+            raise ConfigError(f"rates must be numbers of 0 or more; given: {rates}")
+        if sizes[0] > 0:
+            sizes, rates = [0, *sizes], [0.0, *rates]
+        self._sizes = sizes
+        self._rates = list(accumulate(rates, max))
+
+    def __call__(self, size_bytes: int) -> float:
+        """Returns the rate at `size_bytes`."""
+        right = bisect_right(self._sizes, size_bytes)
+        if right == len(self._sizes):
+            return self._rates[-1]
+        if right == 0:
+            return 0.0
+        low, high = self._sizes[right - 1 : right + 1]
+        begin, end = self._rates[right - 1 : right + 1]
+        return begin + (end - begin) * (size_bytes - low) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationModel:
+    """Answers a second of an LLM server with continuous batching, where nothing was measured.
+
+    As many sequences are in progress as fit the KV cache, `sequences_max` at most. A step costs
+    `step_us`, `decode_us` for each of them, and `prefill_us` for each token of a prompt. So an
+    answer takes `answer_tokens` steps, and in this time every sequence gets one answer. The rate
+    rises with the sequences, and saturates where a step costs much more than `step_us`. Tokens are
+    means. `prompt_tokens` counts only those that the prefix cache does not have.
+    """
+
+    kv_bytes_a_token: int
+    prompt_tokens: int
+    answer_tokens: int
+    sequences_max: int
+    step_us: float
+    decode_us: float
+    prefill_us: float
+
+    def __call__(self, size_bytes: int) -> float:
+        """Returns the answers a second with a KV cache of `size_bytes`."""
+        sequence_bytes = (self.prompt_tokens + self.answer_tokens) * self.kv_bytes_a_token
+        sequences = min(size_bytes // sequence_bytes, self.sequences_max)
+        if sequences == 0:
+            return 0.0
+        own_us = self.prompt_tokens * self.prefill_us + self.answer_tokens * self.decode_us
+        return sequences * 1e6 / (self.answer_tokens * self.step_us + sequences * own_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """One GPU. `llm_fixed_bytes`: weights, activations and what else vLLM has beside the KV cache.
+
+    `kept_bytes`: what neither may have: the searcher's CUDA context, its buffers, some room.
+    `kv_bytes_min`: a KV cache of one sequence of the longest length; vLLM refuses to start with
+    less.
+    """
+
+    total_bytes: int
+    llm_fixed_bytes: int
+    kept_bytes: int
+    kv_bytes_min: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the KV cache and the shard have together. Negative: the LLM alone does not fit."""
+        return self.total_bytes - self.llm_fixed_bytes - self.kept_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSplit:
+    """What vLLM and the shard get. `utilization`: vLLM's share of all memory, 0 to 1.
+
+    `answers_per_s`, `searches_per_s`: what the curves say; None where the bytes were given.
+    """
+
+    kv_bytes: int
+    shard_bytes: int
+    utilization: float
+    reason: str
+    limit: SplitLimit | None = None
+    answers_per_s: float | None = None
+    searches_per_s: float | None = None
+
+
+def choose_gpu_split(
+    memory: GpuMemory,
+    generation: Rates,
+    retrieval: Rates,
+    *,
+    shard_bytes_max: int,
+    wanted_per_s: float = math.inf,
+) -> GpuSplit:
+    """Returns the split with the most questions a second. Raises `ConfigError`: too little memory.
+
+    `generation`: answers a second by bytes of KV cache; `retrieval`: searches a second by bytes of
+    the shard; `shard_bytes_max`: the whole index on the device; `wanted_per_s`: no more is asked.
+    Costs O(`UTILIZATION_STEPS`) calls of both.
+
+    Deviations from Eq. 2: every question is one retrieval and one answer, so both have the same
+    rate. Of KV sizes whose throughputs are within `TIE_SHARE` the largest is chosen, because the
+    GPU belongs to the LLM.
+    """
+    # argmax over KV size of min{T_G(KV size), T_R(GPU - KV size)}
+    throughputs = [
+        (step, min(generation(kv_bytes), retrieval(shard_bytes), wanted_per_s))
+        for step in _steps(memory)
+        for kv_bytes, shard_bytes in [_bytes_of(memory, step, shard_bytes_max)]
+    ]
+    best = max(throughput for _, throughput in throughputs)
+    step = max(at for at, throughput in throughputs if throughput >= best * (1 - TIE_SHARE))
+    kv_bytes, shard_bytes = _bytes_of(memory, step, shard_bytes_max)
+    answers, searches = generation(kv_bytes), retrieval(shard_bytes)
+    limit: SplitLimit = "search" if searches < answers else "llm"
+    if min(answers, searches) >= wanted_per_s * (1 - TIE_SHARE):
+        limit = "questions"
+    return GpuSplit(
+        kv_bytes=kv_bytes,
+        shard_bytes=shard_bytes,
+        utilization=step / UTILIZATION_STEPS,
+        reason=_reason(limit, answers, searches, wanted_per_s, shard_bytes),
+        limit=limit,
+        answers_per_s=answers,
+        searches_per_s=searches,
+    )
+
+
+def split_for_shard(memory: GpuMemory, shard_bytes: int) -> GpuSplit:
+    """Returns the split where the bytes of the shard are given, and vLLM has the rest.
+
+    Raises `ConfigError` where that is too little for vLLM.
+    """
+    steps = [step for step in _steps(memory) if _left_bytes(memory, step) >= shard_bytes]
+    if not steps:
+        most = _left_bytes(memory, _steps(memory)[0])
+        raise ConfigError(
+            f"a shard of {_gib(shard_bytes)} leaves vLLM less than the "
+            f"{_gib(memory.llm_fixed_bytes + memory.kv_bytes_min)} that it needs, on a GPU of "
+            f"{_gib(memory.total_bytes)}: set searcher.shard_bytes_max to {most} bytes at most"
+        )
+    return GpuSplit(
+        kv_bytes=memory.shared_bytes - _left_bytes(memory, steps[-1]),
+        shard_bytes=shard_bytes,
+        utilization=steps[-1] / UTILIZATION_STEPS,
+        reason="searcher.shard_bytes_max says so; the KV cache has the rest",
+    )
+
+
+def split_for_utilization(
+    memory: GpuMemory, utilization: float, *, shard_bytes_max: int
+) -> GpuSplit:
+    """Returns the split where vLLM's share is given, and the shard has the rest.
+
+    `shard_bytes_max`: no larger shard is wanted. Raises `ConfigError` where nothing is left.
+    """
+    llm_bytes = math.ceil(memory.total_bytes * utilization)
+    left_bytes = memory.total_bytes - memory.kept_bytes - llm_bytes
+    if left_bytes <= 0:
+        raise ConfigError(
+            f"--gpu-memory-utilization={utilization:g} leaves nothing for the shard of "
+            f"{_gib(memory.total_bytes)}: the searcher itself needs {_gib(memory.kept_bytes)}. "
+            "Lower it, or take it out of vllm.extra_args, and `carpool up` chooses"
+        )
+    return GpuSplit(
+        kv_bytes=max(0, llm_bytes - memory.llm_fixed_bytes),
+        shard_bytes=min(left_bytes, shard_bytes_max),
+        utilization=utilization,
+        reason="vllm.extra_args says so; the shard has the rest",
+    )
+
+
+def _steps(memory: GpuMemory) -> range:
+    """Returns vLLM's shares that leave both what they need, in `UTILIZATION_STEPS`."""
+    needed_bytes = memory.llm_fixed_bytes + memory.kv_bytes_min
+    first = -(-needed_bytes * UTILIZATION_STEPS // memory.total_bytes)
+    last = (memory.total_bytes - memory.kept_bytes) * UTILIZATION_STEPS // memory.total_bytes
+    if first > last:
+        raise ConfigError(
+            f"a GPU of {_gib(memory.total_bytes)} is too small for this LLM beside a shard: its "
+            f"weights and activations take {_gib(memory.llm_fixed_bytes)}, its shortest KV cache "
+            f"{_gib(memory.kv_bytes_min)}, and the searcher {_gib(memory.kept_bytes)}. Serve a "
+            "smaller model, lower vllm.model_tokens_max, or set searcher.shard=none"
+        )
+    return range(first, last + 1)
+
+
+def _left_bytes(memory: GpuMemory, step: int) -> int:
+    llm_bytes = math.ceil(memory.total_bytes * step / UTILIZATION_STEPS)  # as vLLM rounds
+    return memory.total_bytes - memory.kept_bytes - llm_bytes
+
+
+def _bytes_of(memory: GpuMemory, step: int, shard_bytes_max: int) -> tuple[int, int]:
+    """Returns the bytes of the KV cache and of the shard where vLLM has `step` of the memory.
+
+    With vLLM's largest share there is no shard: what is left is less than a step.
+    """
+    left_bytes = _left_bytes(memory, step)
+    is_all = left_bytes < memory.total_bytes / UTILIZATION_STEPS
+    shard_bytes = 0 if is_all else min(left_bytes, shard_bytes_max)
+    return memory.shared_bytes - left_bytes, shard_bytes
+
+
+def _reason(
+    limit: SplitLimit, answers: float, searches: float, wanted_per_s: float, shard_bytes: int
+) -> str:
+    rates = f"the LLM can answer {answers:,.1f} questions a second, search {searches:,.1f}"
+    if limit == "questions":
+        return f"{rates}; that is enough for the {wanted_per_s:,.1f} that are wanted"
+    if limit == "search":
+        return f"{rates}; no other split gives {TIE_SHARE:.0%} more"
+    if shard_bytes == 0:
+        return f"{rates} without a shard"
+    return f"{rates}; with a smaller shard, search would be the slower of both"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:,.2f} GiB"
