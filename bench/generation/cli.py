@@ -303,6 +303,10 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of speculation."""
 
     data: DataOption = None
+    source: Annotated[
+        Literal["hotpotqa", "nq"],
+        typer.Option("--source", help="The set of the questions: HotpotQA or Natural Questions."),
+    ] = "hotpotqa"
     questions: Annotated[
         int, typer.Option("--questions", min=20, help="Questions that are searched.")
     ] = 1000

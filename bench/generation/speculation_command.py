@@ -17,7 +17,6 @@ from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.evaluation import (
     CORPUS,
-    TRAFFIC,
     EvaluationData,
     find_data,
     read_passages,
@@ -120,13 +119,13 @@ def run(options: SpeculationOptions) -> bool:
     data = find_data(options.data)
     with threadpool_limits(limits=1), progress_bars() as tell:
         result = measure(data, options, tell)
-    paths = (data.corpus_path, data.vectors_path(CORPUS), data.vectors_path(TRAFFIC))
+    vectors = (data.vectors_path(CORPUS), data.vectors_path(_questions_name(options)))
     report = start.report(
         "speculation",
         settings=reported(options) | {"nlist": options.nlist},
         promises=promises_of(result),
         results=result,
-        data=tuple(map(data_file, paths)),
+        data=tuple(map(data_file, (data.corpus_path, *vectors))),
     )
     return finish(report, options.json_file, lambda console: print_result(console, result))
 
@@ -134,7 +133,7 @@ def run(options: SpeculationOptions) -> bool:
 def measure(data: EvaluationData, options: SpeculationOptions, tell: Tell) -> SpeculationResult:
     """Returns the figures of `options`. Takes minutes."""
     corpus = read_vectors(data.vectors_path(CORPUS))
-    questions = read_vectors(data.vectors_path(TRAFFIC))
+    questions = read_vectors(data.vectors_path(_questions_name(options)))
     chosen = np.random.default_rng(options.seed).permutation(len(questions))[: options.questions]
     tokens = passage_tokens(data)
     orders: list[OrderFigures] = []
@@ -176,6 +175,10 @@ def measure(data: EvaluationData, options: SpeculationOptions, tell: Tell) -> Sp
         orders=tuple(orders),
         policies=tuple(policies),
     )
+
+
+def _questions_name(options: SpeculationOptions) -> str:
+    return f"queries-{options.source}"
 
 
 def passage_tokens(data: EvaluationData) -> list[int]:
