@@ -1,0 +1,134 @@
+"""Measures how long codes are scanned for batches of queries. It takes about a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import Clock
+from carpool.codes.faiss_codes import CodeScanner
+from carpool.codes.margin import first_count
+from searcher.codes.executor import SCAN_QUERIES_MAX
+from searcher.plan.search_times import TimeSample
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SHARES = (1.0, 0.5, 0.25)
+"""Shares of the clusters of each query that are scanned."""
+BUDGET_US = 1_000_000
+ROUNDS_MIN = 3
+ROUNDS_MAX = 100
+TOP_K = 10
+
+
+class BatchScans:
+    """Scans batches of queries as `CodesExecutor` does, on threads of its own."""
+
+    def __init__(self, scanner: CodeScanner, codec: str, clock: Clock, threads: int = 0) -> None:
+        """`scanner`: with codes of `codec` in memory; `threads`: 0 for one a core."""
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._scanner = scanner
+        self._count = first_count(codec, "default", TOP_K)
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(
+            self.threads, "measure", initializer=partial(faiss.omp_set_num_threads, 1)
+        )
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def time_us(self, queries: Float32, probes: Sequence[Int64]) -> int:
+        """Returns the time until the last query of a batch is scanned; 0 if there is no cluster.
+
+        `queries`: (n, dim) float32; `probes`: n arrays of clusters. Blocks.
+        """
+        left = [number for number, one in enumerate(probes) if len(one)]
+        running: set[Future[object]] = set()
+        began_us = self._clock.now_us()
+        while left or running:
+            while left and len(running) < self.threads:
+                share = -(-len(left) // (self.threads - len(running)))
+                count = min(share, SCAN_QUERIES_MAX)
+                taken, left = left[:count], left[count:]
+                running.add(
+                    self._pool.submit(
+                        self._scanner.scan,
+                        queries[taken],
+                        [probes[number] for number in taken],
+                        self._count,
+                    )
+                )
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for scan in ended:
+                scan.result()
+        return self._clock.now_us() - began_us
+
+
+def measure_times(
+    scans: BatchScans,
+    queries: Float32,
+    probes: Sequence[Int64],
+    clock: Clock,
+    *,
+    budget_us: int = BUDGET_US,
+    on_round: Callable[[int], None] = lambda _: None,
+) -> list[TimeSample]:
+    """Returns a sample for each size of batch and share of clusters: the median of its rounds.
+
+    `queries`: (n, dim) float32; `probes`: the clusters of each. Batches are of queries and clusters
+    that a seeded generator takes. `on_round` gets the microseconds since the last call. Blocks for
+    about `budget_us`, or for `ROUNDS_MIN` rounds where these take longer: some 400 scans of a
+    query. Other work on the same cores makes the times longer, as it makes searches.
+    """
+    random = np.random.default_rng(0)
+    cells = [(batch, share) for batch in BATCHES for share in SHARES]
+    samples: list[list[TimeSample]] = [[] for _ in cells]
+    began_us = last_us = clock.now_us()
+    for number in range(ROUNDS_MAX):
+        for at in random.permutation(len(cells)).tolist():
+            batch, share = cells[at]
+            chosen = random.integers(len(queries), size=batch).tolist()
+            some = [_some(probes[one], share, random) for one in chosen]
+            took_us = scans.time_us(queries[chosen], some)
+            scanned = sum(map(len, some)) / sum(len(probes[one]) for one in chosen)
+            samples[at].append(TimeSample(batch, scanned, took_us))
+        now_us = clock.now_us()
+        on_round(now_us - last_us)
+        last_us = now_us
+        if number >= ROUNDS_MIN and now_us - began_us >= budget_us:
+            break
+    return [_median(rounds[1:]) for rounds in samples]  # the first round only warms up
+
+
+def _some(clusters: Int64, share: float, random: np.random.Generator) -> Int64:
+    """A share of the clusters of a query, at least one, in their order."""
+    count = max(1, round(share * len(clusters)))
+    return clusters[np.sort(random.permutation(len(clusters))[:count])]
+
+
+def _median(rounds: Sequence[TimeSample]) -> TimeSample:
+    return TimeSample(
+        rounds[0].batch,
+        float(np.mean([one.share for one in rounds])),
+        float(np.median([one.took_us for one in rounds])),
+    )
