@@ -96,6 +96,7 @@ def searcher(
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
     from searcher.scatter.scans_log import scans_log
     from searcher.service import build_stage
+    from searcher.shard.recent_probes import probes_of_log
 
     _run(
         "searcher",
@@ -106,6 +107,7 @@ def searcher(
             metrics,
             clock,
             scans=scans_log(settings.kafka, clock) if settings.kafka.lanes > 1 else None,
+            recent=probes_of_log(settings.kafka, clock),
         ),
         settings.searcher.queries_in_hand_max,
         Intake(

@@ -33,6 +33,7 @@ from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
+from searcher.shard.recent_probes import RecentProbes, no_recent_probes
 from searcher.store.factory import OpenReads, open_page_reads
 from searcher.store.files import SegmentFiles
 from searcher.store.reads_in_flight import ReadLimits
@@ -176,15 +177,19 @@ def open_searcher(
     *,
     events: EventLog,
     engine: OpenReads | None = None,
+    recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
     """Opens the index, its search plane and passages; does not keep the centroids. Blocks.
 
-    Raises `ConfigError` where there is no index, a cluster exceeds the budget or O_DIRECT is
-    refused, `CorruptionError` where the index is damaged.
+    `recent`: from which the hot shard learns what it should hold. Raises `ConfigError` where there
+    is no index, a cluster exceeds the budget or O_DIRECT is refused, `CorruptionError` where the
+    index is damaged.
     """
     opened = open_index(Path(index.dir))
     try:
-        return search_and_passages(opened, settings, metrics, clock, events=events, engine=engine)
+        return search_and_passages(
+            opened, settings, metrics, clock, events=events, engine=engine, recent=recent
+        )
     finally:
         opened.close()
 
@@ -197,6 +202,7 @@ def search_and_passages(
     *,
     events: EventLog,
     engine: OpenReads | None = None,
+    recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
     """Returns the search plane of an open index, and its passages. Blocks.
 
@@ -207,7 +213,9 @@ def search_and_passages(
     try:
         left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES
         settings = msgspec.structs.replace(settings, budget_bytes=left_bytes)
-        plane = open_search_plane(index, settings, metrics, clock, events=events, engine=engine)
+        plane = open_search_plane(
+            index, settings, metrics, clock, events=events, engine=engine, recent=recent
+        )
     except BaseException:
         passages.close()
         raise
@@ -216,10 +224,13 @@ def search_and_passages(
 
 
 def uses_horizon(index_dir: Path, settings: SearcherSettings) -> bool:
-    """Returns whether knowing the clusters of later windows saves reads: not where codes fit.
+    """Returns whether it helps to know the clusters of later windows.
 
-    Opens the index and closes it again. Raises as `open_searcher`.
+    It saves reads where codes do not fit, and it tells a hot shard what will be hot. Opens the
+    index and closes it again. Raises as `open_searcher`.
     """
+    if settings.shard != "none":
+        return True
     index = open_index(index_dir)
     try:
         if not _may_scan_codes(index, settings):
@@ -275,6 +286,7 @@ def open_search_plane(
     *,
     events: EventLog,
     engine: OpenReads | None = None,
+    recent: RecentProbes = no_recent_probes,
 ) -> SearchPlane:
     """Returns the executor that the index and the settings allow, and its parts. Blocks.
 
@@ -284,16 +296,20 @@ def open_search_plane(
     `CorruptionError` where checksums of codes are damaged.
     """
     chosen = None
+    shard_bytes = 0
     if _may_scan_codes(index, settings):
         # FAISS takes 30 MB, and an exact search does not need it.
         from searcher.codes.open import choose_codes, log_choice, open_codes_plane
+        from searcher.shard.start import budget_bytes_of, open_shard
 
-        codes_bytes = settings.budget_bytes - _exact_bytes_min(index)
+        shard_bytes = budget_bytes_of(settings)
+        codes_bytes = settings.budget_bytes - _exact_bytes_min(index) - shard_bytes
         chosen = choose_codes(index, codes_bytes)
         log_choice(index, chosen, codes_bytes)
     if chosen is None:
+        _check_no_shard(settings)
         return open_exact_plane(index, settings, metrics, clock, events=events, engine=engine)
-    exact_bytes = settings.budget_bytes - chosen.memory_bytes
+    exact_bytes = settings.budget_bytes - chosen.memory_bytes - shard_bytes
     exact = open_exact_plane(
         index,
         msgspec.structs.replace(settings, budget_bytes=exact_bytes),
@@ -304,11 +320,19 @@ def open_search_plane(
         options=BESIDE_CODES,
     )
     try:
-        by_codes = open_codes_plane(index, chosen, settings, metrics, clock)
+        by_codes = open_codes_plane(
+            index,
+            chosen,
+            settings,
+            metrics,
+            clock,
+            lambda codes: open_shard(index, codes, settings, metrics, recent, clock),
+        )
     except BaseException:
         exact.close()
         raise
-    metrics.searcher.budget_bytes.set(chosen.memory_bytes + exact.memory.arena_bytes_total)
+    memory_bytes = chosen.memory_bytes + exact.memory.arena_bytes_total + shard_bytes
+    metrics.searcher.budget_bytes.set(memory_bytes)
     return BothPlanes(
         codes=by_codes,
         exact=exact,
@@ -318,6 +342,16 @@ def open_search_plane(
 
 def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:
     return settings.search_mode != "exact" and bool(index.manifest.codes)
+
+
+def _check_no_shard(settings: SearcherSettings) -> None:
+    if settings.shard != "none":
+        raise ConfigError(
+            f'[searcher] shard = "{settings.shard}" needs codes, and this searcher has none: a hot '
+            'shard saves scans of codes. Set shard = "none", or build the index with codes '
+            "(`carpool index build --codes rabitq4`), give them enough budget_bytes, and set "
+            'search_mode to "default" or "margin"'
+        )
 
 
 def _exact_bytes_min(index: OpenIndex) -> int:

@@ -74,7 +74,8 @@ class ExecutorByMode:
             )
         if exact:
             # `next` and `horizon` are about queries of which most read no cluster.
-            self._exact.join(replace(group, searches=exact, next_query=(), horizon={}))
+            alone = replace(group, searches=exact, next_query=(), horizon={}, waiting={})
+            self._exact.join(alone)
         if others:
             self._codes.join(replace(group, searches=others))
 

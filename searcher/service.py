@@ -41,6 +41,7 @@ from searcher.scatter.lanes import Lanes
 from searcher.scatter.scan_records import result_of, scan_output
 from searcher.scatter.share import Share, clusters_of, home_of
 from searcher.settings import SearcherSettings
+from searcher.shard.recent_probes import RecentProbes, no_recent_probes
 from searcher.store.factory import OpenReads
 
 _log = structlog.get_logger(__name__)
@@ -67,17 +68,21 @@ def build_stage(
     events: EventLog | None = None,
     engine: OpenReads | None = None,
     scans: TableLog | None = None,
+    recent: RecentProbes = no_recent_probes,
 ) -> SearcherStage:
     """Returns the searcher's stage. `events` and `engine` are for tests and benchmarks.
 
-    `scans`: the log of scans; None: the home of a query scans all of its clusters.
+    `scans`: the log of scans; None: the home of a query scans all of its clusters. `recent`: from
+    which the hot shard learns what it should hold.
 
     The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
     listener = events or NoEvents()
 
     def open_parts() -> OpenSearcher:
-        return open_searcher(settings, index, metrics, clock, events=listener, engine=engine)
+        return open_searcher(
+            settings, index, metrics, clock, events=listener, engine=engine, recent=recent
+        )
 
     return SearcherStage(settings, open_parts, metrics, clock, scans)
 
@@ -205,6 +210,7 @@ class SearcherStage:
                 window=(group.grouper, group.window_id),
                 next_query=group.next.clusters if group.next is not None else (),
                 horizon=self._lanes.horizon(group),
+                waiting={entry.cluster: entry.queries for entry in group.horizon},
             )
         )
         # After the executor knows the searches; one may have ended since.

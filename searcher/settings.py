@@ -121,3 +121,41 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "restart repeats more work, and lag is hidden in memory.",
         ),
     ] = 256
+    shard: Annotated[
+        Literal["none", "ram", "gpu"],
+        msgspec.Meta(
+            description="Where the hot shard is: the clusters that most queries probe, scanned "
+            "there instead of as codes. gpu: on the first GPU that PyTorch sees. ram: in memory of "
+            "budget_bytes, the reference for tests; it is hardly faster than codes. It needs an "
+            "index with codes."
+        ),
+    ] = "none"
+    shard_bytes_max: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="Bytes that the hot shard takes at most; 0: half of what is free on the "
+            "GPU at start, or an eighth of budget_bytes. Too low: few queries hit it. Too high: "
+            "the LLM server lacks memory for its KV cache.",
+        ),
+    ] = 0
+    shard_target_ms: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=60_000,
+            description="Milliseconds that a search may take, with its wait for the batch before "
+            "it. The hot shard is made as small as this allows; 0: as large as shard_bytes_max. "
+            "Too low: the shard takes all of shard_bytes_max.",
+        ),
+    ] = 0
+    shard_queries_per_s: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1_000_000,
+            description="Queries a second that the searcher must keep up with, such as what the "
+            "LLM server answers at most; 0: only shard_target_ms counts. Too high: the hot shard "
+            "is larger than needed.",
+        ),
+    ] = 0

@@ -250,6 +250,32 @@ class SearcherMetrics:
         self.clusters_damaged = make.counter(
             "clusters_damaged_total", "Reads that failed their checksum. Must stay zero."
         )
+        self._make_of_shard(make)
+
+    def _make_of_shard(self, make: _Factory) -> None:
+        """Makes the metrics of the hot shard; all stay 0 without one."""
+        self.shard_probes = make.counter(
+            "shard_probes_total",
+            "Clusters that queries probed, by the side that scanned them: shard or codes. The "
+            "share of the shard is its hit rate.",
+            "side",
+        )
+        self.shard_hit_rate_expected = make.gauge(
+            "shard_hit_rate_expected",
+            "The hit rate that was expected of the hot shard at start. A lower rate for long: "
+            "questions change faster than clusters are swapped.",
+        )
+        self.shard_bytes = make.gauge("shard_bytes", "Bytes of the clusters in the hot shard.")
+        self.shard_swaps = make.counter(
+            "shard_swaps_total",
+            "Clusters swapped: loaded, left, full (it did not fit), failed (it could not be read).",
+            "result",
+        )
+        self.shard_failed = make.gauge(
+            "shard_failed",
+            "1 after the device of the hot shard has failed: codes are scanned instead. Restart "
+            "the searcher.",
+        )
 
 
 class GeneratorMetrics:

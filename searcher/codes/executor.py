@@ -5,6 +5,8 @@ are in memory at a time, and propose the rows with the best estimates. The searc
 proposed rows of all queries in hand together, each page once, and multiplies them. A query leaves
 when its last row is scored.
 
+Clusters that are in the hot shard are scanned there at the same time, instead of their codes.
+
 Scans, reads and scores overlap: while rows are with the disk, the pool scans for the next queries.
 Other threads only leave messages.
 """
@@ -23,16 +25,17 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
-from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
+from carpool.codes.margin import COUNT_MAX, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from schemas.retrieval import Tier
 from searcher.codes.query import CodesQuery
 from searcher.codes.source import CodeSource, ScanPart
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.messages import DropSearches, FoundElsewhere, StopSearching
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
+from searcher.shard.hot_shard import HotShard
+from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
 from searcher.store.waker import Waker
 
 Float32 = npt.NDArray[np.float32]
@@ -61,7 +64,7 @@ class _Scanned:
     error: BaseException | None = None
 
 
-_Message = SearchGroup | DropSearches | StopSearching | FoundElsewhere | _Scanned
+_Message = SearchGroup | DropSearches | StopSearching | FoundElsewhere | _Scanned | ShardScanned
 
 
 class CodesExecutor:
@@ -76,8 +79,12 @@ class CodesExecutor:
         threads: int,
         metrics: Metrics,
         clock: Clock,
+        shard: HotShard | None = None,
     ) -> None:
-        """`threads`: that scan. `waker` must wake when a read of `rows` or of `codes` ends."""
+        """`threads`: that scan. `waker` must wake when a read of `rows` or of `codes` ends.
+
+        `shard` belongs to the caller.
+        """
         self._codes = codes
         self._rows = rows
         self._waker = waker
@@ -90,6 +97,7 @@ class CodesExecutor:
         )
         self._threads = threads
         self._scans = 0
+        self._shard = ShardScans(shard, self._put, clock) if shard is not None else None
         self._queries: dict[int, CodesQuery] = {}
         self._waiting: deque[ScanPart] = deque()  # not scanned yet
         self._window: object = object()  # of the group that joined last
@@ -132,6 +140,7 @@ class CodesExecutor:
                 self._give_up_elsewhere(finish)
                 self._take_parts(finish)
                 self._scan()
+                self._scan_shard(finish)
                 read = self._rows.advance(self._are_in_hand)
                 for rows in read:
                     self._score(rows, finish)
@@ -139,6 +148,8 @@ class CodesExecutor:
                     self._waker.wait(self._wait_s())
         finally:
             self._pool.shutdown(cancel_futures=True)
+            if self._shard is not None:
+                self._shard.close()
 
     def check_integrity(self) -> None:
         """Checks queries and rows against each other; see `Executor`."""
@@ -164,6 +175,8 @@ class CodesExecutor:
                     self._take_scanned(message, finish)
                 case FoundElsewhere():
                     self._take_elsewhere(message, finish)
+                case ShardScanned():
+                    self._take_shard_scanned(message, finish)
                 case DropSearches():
                     for key in message.keys:
                         self._forget(key)
@@ -174,32 +187,49 @@ class CodesExecutor:
         if group.window is None or group.window != self._window:
             self._window = group.window
             self._codes.expect(group.horizon or dict.fromkeys(group.next_query, 1))
+        if self._shard is not None:
+            probes = [search.clusters for search in group.searches]
+            self._shard.shard.begin_window(probes, group.waiting)
         for search in group.searches:
             self._begin(search)
 
     def _begin(self, search: Search) -> None:
-        codec, dimension = self._codes.codec, len(search.vector)
-        tiers: dict[ClusterId, Tier] = {
-            cluster: "ram" if self._codes.is_in_memory(cluster) else "ssd"
-            for cluster in search.clusters
-        }
-        query = self._queries[search.key] = CodesQuery(
-            search,
-            tiers,
-            first_count(codec, search.mode, search.top_k),
-            margin(codec, dimension, search.mode),
-            self._clock.now_us(),
-        )
+        query = self._queries[search.key] = CodesQuery(search, self._clock.now_us())
         if search.elsewhere:
             query.elsewhere.update(search.elsewhere)
             query.give_up_at_us = query.started_us + ELSEWHERE_US
             self._elsewhere.add(search.key)
+        if search.elsewhere or search.is_scan:
+            query.promise(self._codes.codec)
+        self._note_tiers(query, search.clusters)
         here = [cluster for cluster in search.clusters if cluster not in query.elsewhere]
-        self._codes.want(search.key, here)
+        self._want(search.key, query, here)
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
-        for tier, count in Counter(tiers[cluster] for cluster in here).items():
+        for tier, count in Counter(query.tiers[cluster] for cluster in here).items():
             self._metrics.cluster_requests.labels(tier=tier).inc(count)
+
+    def _note_tiers(self, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
+        for cluster in clusters:
+            query.tiers[cluster] = "ram" if self._codes.is_in_memory(cluster) else "ssd"
+
+    def _want(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
+        """Has `clusters` scanned: by the hot shard those that it has, the others by codes."""
+        held: tuple[ClusterId, ...] = ()
+        if self._shard is not None and (held := self._shard.shard.take(clusters)):
+            shard = self._shard.shard
+            query.promise(shard.codec)
+            query.tiers.update(dict.fromkeys(held, shard.tier))
+            query.unscanned += 1
+            clusters = [cluster for cluster in clusters if cluster not in set(held)]
+        query.has_last_part = bool(held) and not clusters
+        if not query.has_last_part:
+            query.promise(self._codes.codec)
+            self._codes.want(key, clusters)
+        if held and self._shard is not None:
+            vector = query.search.vector
+            part = ShardPart(key=key, vector=vector, clusters=held, count=query.count)
+            self._shard.add(part)
 
     def _forget(self, key: int) -> None:
         if self._queries.pop(key, None) is not None:
@@ -250,8 +280,8 @@ class CodesExecutor:
     def _wait_s(self) -> float:
         moments = [*self._deadlines.values()]
         moments += [self._queries[key].give_up_at_us for key in self._elsewhere]
-        for reads in (self._rows, self._codes):
-            if (times_out_at_us := reads.times_out_at_us) is not None:
+        for part in (self._rows, self._codes, self._shard):
+            if part is not None and (times_out_at_us := part.times_out_at_us) is not None:
                 moments.append(times_out_at_us)
         if not moments:
             return WAIT_S_MAX
@@ -289,6 +319,8 @@ class CodesExecutor:
             if not parts:
                 return
             self._scans += 1
+            if self._shard is not None:
+                self._shard.shard.end_substage()
             queries = [self._queries[part.key] for part in parts]
             scan = self._pool.submit(self._scan_on_thread, parts, queries)
             scan.add_done_callback(partial(self._end_scan, tuple(parts)))
@@ -360,8 +392,8 @@ class CodesExecutor:
             if not query.is_scanned:
                 continue
             if query.lacking:
-                self._want_again(key, query, query.lacking)
-                query.lacking = []
+                lacking, query.lacking = query.lacking, []
+                self._want_again(key, query, lacking)
                 continue
             rows, estimates = query.take_candidates()
             if query.search.is_scan:
@@ -383,8 +415,7 @@ class CodesExecutor:
             self._rows.add(np.concatenate(owners), np.concatenate(wanted))
 
     def _want_again(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
-        query.has_last_part = False
-        self._codes.want(key, clusters)
+        self._want(key, query, clusters)
         self._waker.wake()
 
     def _finish_scan(self, key: int, rows: Int64, estimates: Float32, finish: Finish) -> None:
@@ -401,6 +432,42 @@ class CodesExecutor:
             bytes_read=query.bytes_read,
         )
         self._finish(key, finish, scan)
+
+    # ---- the hot shard
+
+    def _scan_shard(self, finish: Finish) -> None:
+        """Begins a scan of the shard where it is due; codes do what a failed shard did not."""
+        if self._shard is None:
+            return
+        lost = self._shard.lost()
+        for part in lost:
+            if (query := self._queries.get(part.key)) is not None:
+                query.unscanned -= 1
+                query.lacking += part.clusters
+                self._note_tiers(query, part.clusters)
+        keys = dict.fromkeys(part.key for part in lost if part.key in self._queries)
+        self._go_on(list(keys), finish)
+        if self._shard.start():
+            self._shard.shard.end_substage()
+
+    def _take_shard_scanned(self, scanned: ShardScanned, finish: Finish) -> None:
+        assert self._shard is not None
+        if scanned.error is not None:
+            self._shard.shard.fail(scanned.error)
+            return
+        if not self._shard.end(scanned):
+            return
+        keys = []
+        share_us = scanned.took_us // len(scanned.parts)
+        for part, rows, estimates in zip(
+            scanned.parts, scanned.rows, scanned.estimates, strict=True
+        ):
+            if (query := self._queries.get(part.key)) is not None:
+                query.search_us += share_us
+                query.unscanned -= 1
+                query.candidates.append((rows, estimates))
+                keys.append(part.key)
+        self._go_on(list(dict.fromkeys(keys)), finish)
 
     # ---- scores
 

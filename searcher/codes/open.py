@@ -7,7 +7,7 @@ for the clusters that are needed next.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
 from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
+from searcher.shard.hot_shard import HotShard
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
@@ -64,11 +65,14 @@ class CodesPlane:
     """Implements `SearchPlane`: codes are scanned, few rows are read."""
 
     executor: CodesExecutor
+    shard: HotShard | None
     reads: tuple[tuple[PageReads, SegmentFiles], ...]
     waker: Waker
 
     def close(self) -> None:
         """Ends reads and threads."""
+        if self.shard is not None:
+            self.shard.close()
         have_ended = True
         for reads, files in self.reads:
             if reads.close(CLOSE_TIMEOUT_S):
@@ -135,6 +139,7 @@ def open_codes_plane(
     settings: SearcherSettings,
     metrics: Metrics,
     clock: Clock,
+    open_shard: Callable[[CodeSource], HotShard | None] = lambda codes: None,
 ) -> CodesPlane:
     """Returns the plane; loads the codes that are to be in memory. Blocks. Raises `ConfigError`."""
     opener = _Opener(settings, clock)
@@ -145,6 +150,7 @@ def open_codes_plane(
             else opener.paged(index, chosen.codes, chosen.paged_bytes, metrics)
         )
         rows = opener.rows(index)
+        shard = open_shard(codes)
     except BaseException:
         opener.close()
         raise
@@ -155,8 +161,10 @@ def open_codes_plane(
         threads=settings.scoring_threads or len(os.sched_getaffinity(0)),
         metrics=metrics,
         clock=clock,
+        shard=shard,
     )
-    return CodesPlane(executor=executor, reads=tuple(opener.opened), waker=opener.waker)
+    reads = tuple(opener.opened)
+    return CodesPlane(executor=executor, shard=shard, reads=reads, waker=opener.waker)
 
 
 class _Opener:

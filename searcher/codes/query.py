@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from carpool.codes.margin import first_count, margin
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.codes.source import ReadError
@@ -21,17 +22,18 @@ Int64 = npt.NDArray[np.int64]
 class CodesQuery:
     """A query in hand.
 
-    `count`: of rows that a scan proposes; `candidates`: rows and estimates of its scanned parts;
+    `count`: of rows that a scan proposes, and `margin` of its estimates: see `promise`. `tiers`:
+    where its clusters were; `candidates`: rows and estimates of its scanned parts;
     `unscanned`: parts that are not scanned; `unscored`: rows that are not scored yet, -1 before its
     last scan has ended. `elsewhere`: clusters that other searchers are to scan, until
     `give_up_at_us`; `lacking`: those that they did not scan.
     """
 
     search: Search
-    tiers: dict[ClusterId, Tier]
-    count: int
-    margin: float
     started_us: int
+    tiers: dict[ClusterId, Tier] = field(default_factory=dict)
+    count: int = 0
+    margin: float = 0.0
     has_last_part: bool = False
     unscanned: int = 0
     candidates: list[tuple[Int64, Float32]] = field(default_factory=list)
@@ -49,6 +51,12 @@ class CodesQuery:
     def is_scanned(self) -> bool:
         """Whether all scans have ended, here and elsewhere."""
         return self.has_last_part and not self.unscanned and not self.elsewhere
+
+    def promise(self, codec: str) -> None:
+        """Widens `count` and `margin` for estimates of `codec`."""
+        mode = self.search.mode
+        self.count = max(self.count, first_count(codec, mode, self.search.top_k))
+        self.margin = max(self.margin, margin(codec, len(self.search.vector), mode))
 
     def probes(self, clusters: Iterable[ClusterId]) -> tuple[Probe, ...]:
         """Returns `clusters` with the tiers where they were."""

@@ -121,6 +121,26 @@ def choose_hot_set(
     )
 
 
+def largest_hot_set(probes: Sequence[Int64], size_bytes: Int64, bytes_max: int) -> HotSetChoice:
+    """Returns the hot set that takes all of `bytes_max`; `batch` and `search_us` are 0: not known.
+
+    For where search times are not known; see `choose_hot_set` for the arguments.
+    """
+    sets = nested_hot_sets(probes, size_bytes)
+    fitting = int(np.searchsorted(sets.size_bytes, bytes_max, side="right"))
+    number = max(0, fitting - 1) if sets.queries else 0
+    return HotSetChoice(
+        clusters=tuple(map(ClusterId, sets.clusters[:number].tolist())),
+        size_bytes=int(sets.size_bytes[number]),
+        mean_hit_rate=float(sets.means[number]),
+        least_hit_rate=float(sets.least_hit_rates(1)[number, 0]),
+        batch=0,
+        search_us=0.0,
+        meets=True,
+        reason=_why(sets, number, bytes_max, has_target=False, meets=True),
+    )
+
+
 def choose_among(
     sets: NestedHotSets,
     times: SearchTimes,

@@ -29,6 +29,7 @@ from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
 from searcher.rows.row_reader import RowReader
+from searcher.shard.hot_shard import HotShard
 from searcher.store.buffers import ReadBuffers
 from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
@@ -115,12 +116,15 @@ def running(
     paged_share: float | None = None,
     threads: int = 2,
     around_codes: Callable[[CodeSource], Any] = lambda codes: codes,
+    shard: HotShard | None = None,
+    metrics: Metrics | None = None,
 ) -> Iterator[Running]:
     """Runs an executor on its own thread; checks at the end that no buffer or row was lost.
 
     `paged_share`: of the bytes of all codes that fit the memory; None: all are loaded.
     """
-    opened, clock, metrics, waker = open_index(index.dir), SystemClock(), Metrics(), Waker()
+    opened, clock, waker = open_index(index.dir), SystemClock(), Waker()
+    metrics = metrics or Metrics()
     files = SegmentFiles(index.paths, "auto")
     pages = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker)
     limits = ReadLimits(attempts=attempts, timeout_us=timeout_us)
@@ -162,6 +166,7 @@ def running(
         threads=threads,
         metrics=metrics,
         clock=clock,
+        shard=shard,
     )
     found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
     errors: list[BaseException] = []

@@ -1,0 +1,131 @@
+"""Scans of the hot shard for an executor: one batch at a time, on a thread of their own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from carpool.clock import Clock
+from schemas.record import ClusterId
+from searcher.shard.hot_shard import HotShard
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+BATCH_MAX = 64
+"""Queries of a batch. More: the first answers come later. Fewer: more scans."""
+TIMEOUT_US = 1_000_000
+"""A scan takes milliseconds. After this time the device counts as lost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardPart:
+    """The query `key` is scanned over `clusters`, which are pinned; `count`: rows to propose."""
+
+    key: int
+    vector: Float32
+    clusters: tuple[ClusterId, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardScanned:
+    """A batch has ended: `rows` and `estimates` are (len(parts), n), best first; -1: no row."""
+
+    parts: tuple[ShardPart, ...]
+    rows: Int64
+    estimates: Float32
+    took_us: int
+    error: Exception | None = None
+
+
+class ShardScans:
+    """Collects parts while a batch is scanned, and then scans them. For the search thread."""
+
+    def __init__(
+        self, shard: HotShard, ended: Callable[[ShardScanned], None], clock: Clock
+    ) -> None:
+        """`ended` is called on the thread of the scans."""
+        self.shard = shard
+        self._ended = ended
+        self._clock = clock
+        self._waiting: deque[ShardPart] = deque()
+        self._in_progress: tuple[ShardPart, ...] = ()
+        self._began_us = 0
+        self._batches: queue.SimpleQueue[tuple[ShardPart, ...] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def times_out_at_us(self) -> int | None:
+        """When the device counts as lost; None while nothing is scanned."""
+        return self._began_us + TIMEOUT_US if self._in_progress else None
+
+    def add(self, part: ShardPart) -> None:
+        """Adds a part; its clusters are released when it was scanned."""
+        self._waiting.append(part)
+
+    def start(self) -> bool:
+        """Begins a batch of what waits, if none is in progress; returns whether it began one."""
+        if not self._waiting or self._in_progress or not self.shard.is_open:
+            return False
+        batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
+        self._in_progress = tuple(batch)
+        self._began_us = self._clock.now_us()
+        self._batches.put(self._in_progress)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._scan, name="shard-scans", daemon=True)
+            self._thread.start()
+        return True
+
+    def end(self, scanned: ShardScanned) -> bool:
+        """A batch has ended; returns False where it was given up before."""
+        if scanned.parts is not self._in_progress:
+            return False
+        self._in_progress = ()
+        for part in scanned.parts:
+            self.shard.release(part.clusters)
+        return True
+
+    def lost(self) -> tuple[ShardPart, ...]:
+        """Returns the parts that must be scanned elsewhere, because the shard has failed."""
+        due_us = self.times_out_at_us
+        if due_us is not None and self._clock.now_us() >= due_us:
+            self.shard.fail(f"a scan has not ended after {TIMEOUT_US // 1_000} ms")
+        if self.shard.is_open:
+            return ()
+        parts = (*self._in_progress, *self._waiting)
+        self._in_progress = ()
+        self._waiting.clear()
+        return parts
+
+    def close(self) -> None:
+        """Ends the thread, after the batch in progress."""
+        self._batches.put(None)
+
+    def _scan(self) -> None:
+        while (parts := self._batches.get()) is not None:
+            began_us = self._clock.now_us()
+            rows, estimates, error = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), None
+            try:
+                rows, estimates = self.shard.scan(
+                    np.stack([part.vector for part in parts]),
+                    [np.array(part.clusters, np.int64) for part in parts],
+                    max(part.count for part in parts),
+                )
+            except Exception as caught:  # of the device: whatever it is, codes are scanned instead
+                error = caught
+            self._ended(
+                ShardScanned(
+                    parts=parts,
+                    rows=rows,
+                    estimates=estimates,
+                    took_us=self._clock.now_us() - began_us,
+                    error=error,
+                )
+            )

@@ -1,0 +1,287 @@
+"""Searches with a hot shard: results as without one, swaps beside searches, devices that fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carpool.codes.codec import CODECS
+from carpool.disk.document_rows import first_rows
+from carpool.disk.index import OpenIndex, open_index
+from carpool.disk.rotation import read_rotation
+from carpool.telemetry.metrics import Metrics
+from schemas.query import SearchMode
+from schemas.record import ClusterId
+from searcher.executor import SearchGroup
+from searcher.plan.hot_swaps import HotSwaps, Swaps
+from searcher.shard.cluster_rows import ClusterRowsReader
+from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
+from searcher.shard.hot_shard import HotShard
+from searcher.shard.open import open_device
+from searcher.store.files import SegmentFiles
+from tests.searcher.codes_rig import (
+    EVERY_CODEC,
+    NLIST,
+    Running,
+    cluster_ids,
+    make_index,
+    missed,
+    questions,
+    running,
+    scores_of,
+    with_mode,
+)
+from tests.searcher.helpers import SmallIndex
+
+HOT = cluster_ids(0, 2, 3, 7, 8, 11)
+ALL = cluster_ids(*range(NLIST))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    return make_index(tmp_path_factory.mktemp("shard"), codecs=CODECS)
+
+
+class FailingDevice:
+    """A device of which calls can be made to fail, or to wait."""
+
+    def __init__(self, device: ShardDevice) -> None:
+        self.device = device
+        self.tier, self.codec = device.tier, device.codec
+        self.scan_error: Exception | None = None
+        self.load_error: Exception | None = None
+        self.may_scan = threading.Event()
+        self.may_scan.set()
+        self.may_load = threading.Event()
+        self.may_load.set()
+        self.scanned: list[tuple[ClusterId, ...]] = []
+        self.dropped: list[ClusterId] = []
+        self.size_bytes = device.size_bytes
+
+    def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
+        assert self.may_load.wait(20)
+        if self.load_error is not None:
+            raise self.load_error
+        self.device.load(cluster, first_row, vectors)
+
+    def drop(self, cluster: ClusterId) -> None:
+        self.dropped.append(cluster)
+        self.device.drop(cluster)
+
+    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+        assert self.may_scan.wait(20)
+        if self.scan_error is not None:
+            raise self.scan_error
+        self.scanned += [tuple(map(ClusterId, one.tolist())) for one in probes]
+        return self.device.scan(queries, probes, count)
+
+    def close(self) -> None:
+        self.device.close()
+
+
+@dataclass
+class WithShard:
+    here: Running
+    shard: HotShard
+    device: FailingDevice
+
+    def wait_for(self, clusters: Sequence[ClusterId]) -> None:
+        wait_until(lambda: self.shard.live == frozenset(clusters))
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.here.metrics.registry.get_sample_value(f"carpool_{name}", labels) or 0.0
+
+
+def wait_until(is_so: object) -> None:
+    until_s = time.monotonic() + 20
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < until_s, "it took too long"
+        time.sleep(0.002)
+
+
+@contextmanager
+def with_shard(
+    index: SmallIndex,
+    hot: Sequence[ClusterId] = HOT,
+    *,
+    codec: str = "rabitq4",
+    numbers: ShardNumbers = "float16",
+    bytes_max: int = 1 << 30,
+    paged_share: float | None = None,
+) -> Iterator[WithShard]:
+    opened, metrics = open_index(index.dir), Metrics()
+    device = FailingDevice(device_of(opened, numbers, bytes_max))
+    counts = [extent.row_count for extent in opened.extents]
+    sizes = np.array([device.size_bytes(count) for count in counts])
+    shard = HotShard(
+        device,
+        ClusterRowsReader(opened, SegmentFiles(index.paths, "auto")),
+        HotSwaps(sizes, bytes_max, hot, np.zeros(NLIST)),
+        hot,
+        first_rows(opened.layout, opened.extents),
+        metrics,
+    )
+    try:
+        with running(
+            index, codec=codec, paged_share=paged_share, shard=shard, metrics=metrics
+        ) as here:
+            both = WithShard(here, shard, device)
+            if hot:
+                both.wait_for(hot)
+            yield both
+            if shard.is_open:
+                wait_until(lambda: not shard._pins)
+    finally:
+        shard.close()
+        opened.close()
+
+
+def device_of(opened: OpenIndex, numbers: ShardNumbers, bytes_max: int) -> ShardDevice:
+    rotation = read_rotation(opened.dir, opened.manifest)
+    return open_device("ram", numbers, nlist=NLIST, rotation=rotation, bytes_max=bytes_max)
+
+
+@EVERY_CODEC
+@pytest.mark.parametrize("numbers", ["float16", "sq8"])
+@pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
+def test_a_promise_is_kept_and_scores_are_exact(
+    index: SmallIndex, codec: str, numbers: ShardNumbers, mode: SearchMode, missed_max: int
+) -> None:
+    searches = with_mode(questions(index, 300, 5), mode)
+    with with_shard(index, codec=codec, numbers=numbers) as both:
+        found = both.here.search(searches)
+    assert missed(index, searches, found) <= missed_max  # of 2,100 ids
+    for search in searches:
+        result = found[search.key]
+        assert result is not None and result.mode == mode and not result.skipped
+        np.testing.assert_allclose(
+            result.best.scores, scores_of(index, search, result), rtol=0, atol=1e-6
+        )
+        assert {probe.cluster for probe in result.probes} == set(search.clusters)
+
+
+def test_every_cluster_is_scanned_on_one_side(index: SmallIndex) -> None:
+    searches = questions(index, 40, 5)
+    with with_shard(index, codec="flat") as both:  # its scans propose enough rows at once
+        both.here.search(searches)
+        in_shard = {
+            (number, cluster)
+            for number, search in enumerate(searches)
+            for cluster in search.clusters
+            if cluster in HOT
+        }
+        assert sum(map(len, both.device.scanned)) == len(in_shard)
+        assert both.metric("shard_probes_total", side="shard") == len(in_shard)
+        assert both.metric("shard_probes_total", side="codes") == 40 * 5 - len(in_shard)
+
+
+def test_a_query_that_is_all_in_the_shard_scans_no_codes_and_reads_few_rows(
+    index: SmallIndex,
+) -> None:
+    searches = questions(index, 50, 4)
+    with with_shard(index, ALL, codec="rabitq1", paged_share=0.3) as both:
+        found = both.here.search(searches)
+        assert not both.here.code_pages.seen, "codes were read"
+    assert missed(index, searches, found) == 0
+    rows = [result.rows_read for result in found.values() if result is not None]
+    assert max(rows) <= 2 * searches[0].top_k
+
+
+def test_clusters_that_are_being_loaded_are_searched_by_codes(index: SmallIndex) -> None:
+    searches = questions(index, 30, 5)
+    with with_shard(index, ()) as both:
+        both.device.may_load.clear()
+        both.shard._orders.put(Swaps(leave=(), enter=HOT))
+        found = both.here.search(searches)
+        assert missed(index, searches, found) == 0 and not both.device.scanned
+        both.device.may_load.set()
+        both.wait_for(HOT)
+        again = [search for search in questions(index, 60, 5) if search.key >= 30]
+        both.here.search(again)
+        assert both.device.scanned
+
+
+def test_a_cluster_that_leaves_stays_until_its_queries_are_scanned(index: SmallIndex) -> None:
+    searches = questions(index, 20, 5)
+    with with_shard(index) as both:
+        both.device.may_scan.clear()
+        both.here.executor.join(SearchGroup(searches=tuple(searches)))
+        wait_until(lambda: bool(both.shard._pins))
+        pinned = set(both.shard._pins)
+        both.shard._orders.put(Swaps(leave=HOT, enter=()))
+        wait_until(lambda: not both.shard.live & {HOT[0]})
+        time.sleep(0.05)
+        assert not pinned & set(both.device.dropped)
+        both.device.may_scan.set()
+        found = both.here.take(len(searches))
+        assert missed(index, searches, found) == 0
+        wait_until(lambda: set(both.device.dropped) == set(HOT))
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+@pytest.mark.parametrize("paged_share", [None, 0.3])
+def test_a_device_that_fails_loses_no_query(
+    index: SmallIndex, how: str, paged_share: float | None
+) -> None:
+    searches = questions(index, 60, 5)
+    with with_shard(index, paged_share=paged_share) as both:
+        both.here.search(searches[:20])
+        if how == "raises":
+            both.device.scan_error = RuntimeError("CUDA error: the device is lost")
+        else:
+            both.device.may_scan.clear()
+        began_s = time.monotonic()
+        found = both.here.search(searches[20:40])
+        assert time.monotonic() - began_s < 10
+        found |= both.here.search(searches[40:])
+        both.device.may_scan.set()
+        assert both.metric("shard_failed") == 1 and not both.shard.live
+    assert missed(index, searches[20:], found) == 0
+    for result in found.values():
+        assert result is not None and not result.skipped
+        assert {probe.tier for probe in result.probes} <= {"ram", "ssd"}
+
+
+def test_a_device_that_fails_at_a_load_is_not_used_any_more(index: SmallIndex) -> None:
+    searches = questions(index, 20, 5)
+    with with_shard(index) as both:
+        both.device.load_error = RuntimeError("CUDA out of memory")
+        both.shard._orders.put(Swaps(leave=(), enter=cluster_ids(1)))
+        wait_until(lambda: not both.shard.is_open)
+        found = both.here.search(searches)
+        assert missed(index, searches, found) == 0
+        assert both.metric("shard_failed") == 1
+
+
+def test_a_cluster_that_does_not_fit_is_searched_by_codes(index: SmallIndex) -> None:
+    searches = questions(index, 20, 5)
+    with with_shard(index, ()) as both:
+        both.device.device._free_bytes = both.device.size_bytes(600)  # type: ignore[attr-defined]
+        both.shard._orders.put(Swaps(leave=(), enter=ALL))
+        wait_until(lambda: both.metric("shard_swaps_total", result="full") > 0)
+        wait_until(lambda: both.shard._orders.empty())
+        assert both.shard.is_open
+        assert missed(index, searches, both.here.search(searches)) == 0
+
+
+def test_a_damaged_cluster_is_not_loaded(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "damaged")
+    damaged = HOT[1]
+    extent = index.extents[damaged]
+    with index.paths[extent.segment].open("r+b") as file:
+        file.seek(extent.offset_bytes + 100)
+        byte = file.read(1)
+        file.seek(extent.offset_bytes + 100)
+        file.write(bytes([byte[0] ^ 1]))
+    others = tuple(cluster for cluster in HOT if cluster != damaged)
+    with with_shard(index, ()) as both:
+        both.shard._orders.put(Swaps(leave=(), enter=HOT))
+        both.wait_for(others)
+        assert both.metric("shard_swaps_total", result="failed") == 1
