@@ -19,4 +19,8 @@ def open_device(
     device's memory. Raises `ConfigError` where this machine has no such device, or too little of
     its memory.
     """
+    if name == "gpu":
+        from searcher.shard.gpu import GpuShard
+
+        return GpuShard(numbers, nlist=nlist, rotation=rotation, bytes_max=bytes_max)
     return RamShard(numbers, nlist=nlist, rotation=rotation, bytes_max=bytes_max)

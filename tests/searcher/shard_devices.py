@@ -15,6 +15,7 @@ from carpool.codes.margin import margin
 from carpool.disk.rotation import random_rotation
 from schemas.record import ClusterId
 from searcher.shard.device import ShardDevice, ShardNumbers
+from searcher.shard.gpu import LIBRARY_BYTES, GpuShard
 from searcher.shard.ram import RamShard
 from tests.searcher.codes_rig import around, directions
 
@@ -25,7 +26,7 @@ DIMENSION = 48
 NLIST = 9
 COUNTS = (700, 0, 1, 31, 32, 33, 266, 500, 0)
 """Rows of the clusters."""
-BUDGET_BYTES = 1 << 20
+BUDGET_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +49,32 @@ def _ram(numbers: ShardNumbers) -> Kind:
     return Kind(open=open_it, numbers=numbers, error=2e-6)
 
 
+def _gpu(numbers: ShardNumbers, device: str) -> Kind:
+    is_cuda = device == "cuda"
+
+    def open_it(nlist: int, rotation: Float32, bytes_max: int) -> ShardDevice:
+        bytes_max += LIBRARY_BYTES if is_cuda else 0
+        return GpuShard(numbers, nlist=nlist, rotation=rotation, bytes_max=bytes_max, device=device)
+
+    # A GPU rounds queries to float16.
+    return Kind(open=open_it, numbers=numbers, error=4e-4 if is_cuda else 2e-6)
+
+
 KINDS = {
     "ram-float16": _ram("float16"),
     "ram-sq8": _ram("sq8"),
+    "gpu-float16-on-cpu": _gpu("float16", "cpu"),
+    "gpu-sq8-on-cpu": _gpu("sq8", "cpu"),
+    "gpu-float16": _gpu("float16", "cuda"),
+    "gpu-sq8": _gpu("sq8", "cuda"),
 }
+NEEDS_GPU = ("gpu-float16", "gpu-sq8")
 EVERY_KIND = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]
+    "kind",
+    [
+        pytest.param(kind, id=name, marks=[pytest.mark.gpu] if name in NEEDS_GPU else [])
+        for name, kind in KINDS.items()
+    ],
 )
 
 

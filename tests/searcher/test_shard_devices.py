@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from threadpoolctl import threadpool_limits
 
+from carpool.disk.rotation import random_rotation
+from carpool.errors import ConfigError
 from schemas.record import ClusterId
-from searcher.shard.device import ShardFullError
+from searcher.shard.device import ShardFullError, ShardNumbers
+from searcher.shard.gpu import LIBRARY_BYTES, GpuShard
+from searcher.shard.open import open_device
 from tests.searcher.codes_rig import directions
 from tests.searcher.shard_devices import (
     COUNTS,
@@ -66,9 +71,18 @@ def test_a_scan_without_queries_or_without_clusters_finds_nothing(kind: Kind) ->
 
 
 @EVERY_KIND
-def test_negative_scores_are_found_before_nothing_is(kind: Kind) -> None:
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_the_best_of_negative_scores_are_found(kind: Kind, count: int) -> None:
     it = loaded(kind)
-    it.check_scan(-some_queries(3), [[2], [3, 5], [0, 6]], 40)
+    it.check_scan(-some_queries(4), [[2], [3, 5], [0, 6], [0, 5, 6, 7]], count)
+
+
+@EVERY_KIND
+def test_a_cluster_that_comes_back_smaller_has_no_row_of_before(kind: Kind) -> None:
+    it = loaded(kind, (500, 100))
+    it.drop(0)
+    it.load(0, 10)
+    it.check_scan(some_queries(2), [[0, 1], [0]], 200)
 
 
 @EVERY_KIND
@@ -161,3 +175,40 @@ def test_clusters_may_come_and_go_in_any_order(kind: Kind) -> None:
     run = machine.TestCase(methodName="runTest")
     run.settings = settings(max_examples=15, stateful_step_count=30)
     run.runTest()
+
+
+def test_a_machine_without_a_gpu_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"searcher\.shard to none"):
+        open_device(
+            "gpu", "float16", nlist=NLIST, rotation=np.eye(8, dtype="f4"), bytes_max=1 << 30
+        )
+
+
+@pytest.mark.parametrize("numbers", ["float16", "sq8"])
+def test_a_budget_that_holds_no_row_is_refused(numbers: ShardNumbers) -> None:
+    with pytest.raises(ConfigError, match="shard_bytes_max"):
+        GpuShard(
+            numbers, nlist=NLIST, rotation=np.eye(48, dtype="f4"), bytes_max=9000, device="cpu"
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("numbers", ["float16", "sq8"])
+def test_a_gpu_allocates_no_more_than_the_budget(numbers: ShardNumbers) -> None:
+    import torch
+
+    budget, clusters, rows = 400 << 20, 64, 4000
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    rotation = random_rotation(384, 0)
+    device = open_device("gpu", numbers, nlist=clusters, rotation=rotation, bytes_max=budget)
+    for cluster in range(clusters):
+        device.load(ClusterId(cluster), cluster * rows, directions(rows, 384, cluster))
+    for query_count, probed, count in ((64, clusters, 2048), (1, 3, 20), (64, 2, 500)):
+        probes = [(at + np.arange(probed)) % clusters for at in range(query_count)]
+        device.scan(directions(query_count, 384, 9), probes, count)
+    assert torch.cuda.max_memory_reserved() - before <= budget
+    device.close()
+    assert torch.cuda.memory_reserved() - before <= LIBRARY_BYTES

@@ -1,0 +1,108 @@
+"""How the GPU memory of a shard is divided, and in which pieces its blocks are scanned. Pure.
+
+The arena is blocks of `BLOCK_ROWS` rows. A cluster takes any free blocks. All numbers of bytes are
+of device memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK_ROWS = 32
+"""Small blocks waste few rows at the end of a cluster; each has one estimate a query in a scan."""
+QUERIES_MAX = 64
+"""Queries of one pass over the vectors; more take several passes."""
+GATHER_COST = 3
+"""Blocks that are gathered are read, written and read again."""
+BOOKS_BYTES = 3 * 8 + QUERIES_MAX * 5
+"""Of a block beside its rows: its cluster, first row and row count, and in a scan a best score and
+a flag of each query.
+"""
+STAGING_BYTES_MAX = 4 << 20
+SCRATCH_BYTES_MAX = 64 << 20
+SCRATCH_SHARE = 8
+"""At most this part of the budget is scratch: scores of rows, and blocks that were gathered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuBlocks:
+    """The division of a budget.
+
+    `rows_bytes`: the rows of a block as they are stored; `copied_bytes`: what a block takes that is
+    gathered, or converted for the product; `staging_blocks`: blocks that are loaded at a time.
+    """
+
+    count: int
+    rows_bytes: int
+    copied_bytes: int
+    scratch_bytes: int
+    staging_blocks: int
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block takes, with its books."""
+        return self.rows_bytes + BOOKS_BYTES
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What all blocks take."""
+        return self.count * self.block_bytes
+
+    def chunk_blocks(self, query_count: int, *, is_copied: bool) -> int:
+        """Returns how many blocks are scored at a time: half of the scratch is for scores, half for
+        copies.
+        """
+        scores_bytes = query_count * BLOCK_ROWS * 4
+        blocks = self.scratch_bytes // 2 // scores_bytes
+        if is_copied:
+            blocks = min(blocks, self.scratch_bytes // 2 // self.copied_bytes)
+        return max(1, blocks)
+
+    def queries_at_once(self, count: int) -> int:
+        """Returns how many queries a pass has where each proposes `count` rows.
+
+        The rows of the `count` best blocks of each are scored again.
+        """
+        wanted = self.scratch_bytes // 2 // (count * BLOCK_ROWS * 4)
+        return max(1, min(wanted, QUERIES_MAX))
+
+
+def blocks_of(row_count: int) -> int:
+    """Returns how many blocks a cluster of `row_count` rows takes."""
+    return -(-row_count // BLOCK_ROWS)
+
+
+def divide_gpu_memory(
+    bytes_max: int, *, dimension: int, stored_bytes: int, computed_bytes: int, nlist: int
+) -> GpuBlocks | None:
+    """Returns the division of `bytes_max`, or None where it is too small for one block.
+
+    `stored_bytes`, `computed_bytes`: of a number as it is stored, and as products take it; `nlist`:
+    clusters of the index, each with a flag of each query.
+    """
+    rows_bytes = BLOCK_ROWS * dimension * stored_bytes
+    copied_bytes = BLOCK_ROWS * dimension * computed_bytes
+    if stored_bytes != computed_bytes:
+        copied_bytes += rows_bytes
+    block_bytes = rows_bytes + BOOKS_BYTES
+    share = bytes_max // SCRATCH_SHARE
+    staging_blocks = max(1, min(share, STAGING_BYTES_MAX) // rows_bytes)
+    least = 2 * max(copied_bytes, QUERIES_MAX * BLOCK_ROWS * 4)
+    scratch_bytes = max(least, min(share, SCRATCH_BYTES_MAX))
+    left = bytes_max - scratch_bytes - staging_blocks * rows_bytes - QUERIES_MAX * (nlist + 1)
+    if left < block_bytes:
+        return None
+    return GpuBlocks(
+        count=left // block_bytes,
+        rows_bytes=rows_bytes,
+        copied_bytes=copied_bytes,
+        scratch_bytes=scratch_bytes,
+        staging_blocks=staging_blocks,
+    )
+
+
+def is_gathered(asked: int, span: int) -> bool:
+    """Returns whether `asked` blocks are gathered, or all `span` blocks from the first to the last
+    of them are scanned where they are: what moves fewer bytes.
+    """
+    return asked * GATHER_COST < span
