@@ -204,11 +204,11 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="what is computed while a search still runs, from the drafts that a "
             "searcher with `searcher.drafts_after_ms` sends: `likely` the passages that were final "
-            "in most earlier searches; `auto` the same on an idle server, and nothing while that "
-            "makes no answer begin sooner; `stable` those that an eighth of the clusters left in "
-            "their place; `none` nothing; `ragcache`, `aquapipe`, `hedrarag` as in these papers, "
-            "to compare. Only for servers with a prefix cache that take token ids; several "
-            "need llm.kv_events"
+            "in most earlier searches, at first those of `stable`; `auto` the same on an idle "
+            "server, and nothing while that makes no answer begin sooner; `stable` those that an "
+            "eighth of the clusters left in their place; `none` nothing; `ragcache`, `aquapipe`, "
+            "`hedrarag` as in these papers, to compare. Only for servers with a prefix cache that "
+            "take token ids; several need llm.kv_events"
         ),
     ] = "auto"
     partials: Annotated[

@@ -50,4 +50,4 @@ def test_a_name_is_a_policy(name: SpeculationName) -> None:
         if isinstance(start, StartWarmUp)
     ]
     # `likely` and `auto` have seen no search yet.
-    assert bool(starts) == (name not in ("none", "likely", "auto"))
+    assert bool(starts) == (name not in ("none", "auto"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from generator.plan.speculation.aquapipe import AquaPipe
 from generator.plan.speculation.auto import SEARCH_MIN_US, Auto
 from generator.plan.speculation.hedrarag import HedraRag
-from generator.plan.speculation.likely import SEEN_MIN, Likely
+from generator.plan.speculation.likely import PRIOR_SEARCHES, SHARE_MIN, Likely
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
@@ -298,9 +298,26 @@ def test_auto_warms_on_an_idle_server_only(
 def test_likely_warms_what_was_final_in_earlier_searches() -> None:
     """Here the first passage of the first draft is always final, and the second one never."""
     policy = Likely()
-    for number in range(SEEN_MIN + 1):
-        name = str(number)
-        expected = (start("a", name),) if number >= SEEN_MIN else ()
+    for seen in range(9):
+        name = str(seen)
+        expected = (start("a", name),) if seen >= SHARE_MIN * (seen + PRIOR_SEARCHES) else ()
         assert policy.step(draft("ab", 1, query=name), IDLE) == expected
         policy.step(SearchEnded(query=name, passages=tuple("ac"), at_us=9), IDLE)
         policy.step(QueryAnswered(query=name), IDLE)
+    assert expected, "so many searches are enough"
+
+
+@pytest.mark.parametrize("founds", [["abc"] * 3, ["abc", "abd", "abd", "abd"], ["a", "ab", "abc"]])
+def test_likely_decides_as_stable_does_while_nothing_is_counted(founds: list[str]) -> None:
+    assert told(Likely(), founds) == told(Stable(), founds) != []
+
+
+def test_likely_no_longer_warms_what_stayed_but_was_not_final() -> None:
+    policy, warmed = Likely(), []
+    for seen in range(3):
+        name = str(seen)
+        for done in (1, 2, 3):
+            warmed += policy.step(draft("a", done, query=name), IDLE)
+        policy.step(SearchEnded(query=name, passages=("b",), at_us=9), IDLE)
+        policy.step(QueryAnswered(query=name), IDLE)
+    assert warmed == [start("a", "0")]

@@ -2,8 +2,8 @@
 
 How often passages stay depends on the index, the order of its clusters, and how much of a search is
 done. So the policy counts how many earlier drafts in the same state began with as many final
-passages. Another index or order needs no other setting. The first searches are not warmed, because
-nothing is counted yet.
+passages. Another index or order needs no other setting. While little is counted, it decides as
+`stable` does.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from generator.plan.speculation.protocol import (
     SpeculationEvent,
     WarmUpEnded,
 )
-from generator.plan.speculation.stable import common
+from generator.plan.speculation.stable import clusters_to_stay, common
 from generator.plan.speculation.warm_ups import Passages, WarmUps
 
 SHARE_MIN = 0.75
 """The least share of earlier drafts in the same state whose passages were final. Higher ones waste
 less and hide less."""
-SEEN_MIN = 5
-"""In a state with fewer earlier searches nothing is warmed."""
+PRIOR_SEARCHES = 2
+"""The rule of `stable` counts as so many earlier searches in the same state. With 1 to 5 the waste
+and the wait are about the same."""
 COUNTED_MAX = 4_000
 """After so many searches in a state its counts are halved, so that new searches weigh more."""
 DONE_CLASSES = 16
@@ -76,15 +77,18 @@ class Likely:
         search.draft = event.passages
         likely = 0
         for count, since in enumerate(search.since, 1):
+            age = event.clusters_done - since
             state = (
                 count,
                 DONE_CLASSES * event.clusters_done // max(1, event.clusters_total),
-                _age(event.clusters_done - since),
+                _age_class(age),
             )
             search.states[state] = event.passages[:count]
-            # P(final | state) = right / seen
-            if likely == count - 1 and self._seen[state] >= SEEN_MIN:
-                likely += self._right[state] >= SHARE_MIN * self._seen[state]
+            prior = PRIOR_SEARCHES * (age >= clusters_to_stay(event.clusters_total))
+            # P(final | state) = (right + prior) / (seen + PRIOR_SEARCHES)
+            seen, right = self._seen[state] + PRIOR_SEARCHES, self._right[state] + prior
+            if likely == count - 1:
+                likely += right >= SHARE_MIN * seen
         return likely
 
     def _count(self, search: _SearchStates | None, final: Passages) -> None:
@@ -98,6 +102,6 @@ class Likely:
                 self._right[state] //= 2
 
 
-def _age(clusters: int) -> int:
+def _age_class(clusters: int) -> int:
     """Returns 0, 1, 2, 3 for 0, 1, 2 to 3, 4 to 7 clusters, and so on, at most `AGES`."""
     return min(AGES, clusters.bit_length())

@@ -41,7 +41,7 @@ class Stable:
                 drafts.append((event.clusters_done, event.passages))
                 clusters = self._clusters
                 if clusters is None:
-                    clusters = max(CLUSTERS_MIN, -(-event.clusters_total // SHARE))
+                    clusters = clusters_to_stay(event.clusters_total)
                 return self._warm_ups.follow(event, _stable(drafts, clusters), load)
             case WarmUpEnded():
                 return self._warm_ups.ended(event, load)
@@ -57,6 +57,11 @@ def _stable(drafts: list[tuple[int, Passages]], clusters: int) -> int:
     if not earlier:
         return 0
     return min(common(passages, last) for _, passages in drafts[earlier[-1] :])
+
+
+def clusters_to_stay(clusters_total: int) -> int:
+    """Returns for how many clusters of a query a passage must keep its rank."""
+    return max(CLUSTERS_MIN, -(-clusters_total // SHARE))
 
 
 def common(one: Passages, other: Passages) -> int:
