@@ -33,6 +33,22 @@ _SQ8_ZERO = 127
 _NOTHING = float("-inf")
 
 
+def _check_cuda() -> None:
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "a hot shard on a GPU was asked for, and PyTorch finds no CUDA device: install a "
+            "driver and a PyTorch with CUDA (check torch.cuda.is_available()), or set "
+            "searcher.shard to none"
+        )
+
+
+def free_gpu_bytes() -> int:
+    """Returns how many bytes are free on the GPU now. Raises `ConfigError` where there is none."""
+    _check_cuda()
+    free, _ = torch.cuda.mem_get_info()
+    return int(free)
+
+
 class _Lane:
     """The work of one thread on a device, in order: a stream of CUDA. A CPU needs none."""
 
@@ -76,12 +92,8 @@ class GpuShard:
         `cpu` in tests, where products are of float32. Raises `ConfigError` where there is no such
         device, or where it has too little memory.
         """
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                "a hot shard on a GPU was asked for, and PyTorch finds no CUDA device: install a "
-                "driver and a PyTorch with CUDA (check torch.cuda.is_available()), or set "
-                "searcher.shard to none"
-            )
+        if device == "cuda":
+            _check_cuda()
         self.codec: str = numbers
         self._nlist = nlist
         self._device: Any = torch.device(device)

@@ -11,7 +11,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
 from carpool.disk.rotation import read_rotation
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.load import ResidentCodes
 from searcher.codes.source import CodeSource
@@ -56,11 +56,9 @@ def open_shard(
     """
     if settings.shard == "none":
         return None
-    if settings.shard == "gpu":
-        raise ConfigError('[searcher] shard = "gpu": this version has no GPU device; set "none"')
     nlist = index.manifest.nlist
     rotation = read_rotation(index.dir, index.manifest)
-    bytes_max = settings.shard_bytes_max or budget_bytes_of(settings)
+    bytes_max = settings.shard_bytes_max or budget_bytes_of(settings) or _free_gpu_bytes()
     probes = [one for one in recent(index.manifest.index_version) if one.max() < nlist]
     times = _times(settings, index, codes, probes, clock)
 
@@ -68,26 +66,35 @@ def open_shard(
     for numbers in NUMBERS:
         device = open_with(numbers, bytes_max=bytes_max)
         sizes = np.array([device.size_bytes(count) for count in codes.row_counts.tolist()])
-        choice = _choose(settings, probes, sizes, times, bytes_max)
+        choice = _choose(settings, probes, sizes, times, device.capacity_bytes)
         if choice.meets or numbers == NUMBERS[-1]:
             break
         device.close()
-    if times is not None and choice.meets and choice.size_bytes < bytes_max:
-        device.close()  # the rest of its memory is for others
-        bytes_max = choice.size_bytes
-        if bytes_max:
-            device = open_with(numbers, bytes_max=bytes_max)
+    clusters_bytes = device.capacity_bytes
+    if times is not None and choice.meets:
+        device.close()  # what the target does not need is for others
+        clusters_bytes = choice.size_bytes
+        if clusters_bytes:
+            beside_bytes = bytes_max - device.capacity_bytes
+            device = open_with(numbers, bytes_max=clusters_bytes + beside_bytes)
     _report(settings, choice, numbers, len(probes), metrics)
-    if not bytes_max:
+    if not clusters_bytes:
         return None
     return HotShard(
         device,
         ClusterRowsReader(index, SegmentFiles(index.segment_paths, settings.direct_io)),
-        HotSwaps(sizes, bytes_max, choice.clusters, decayed_counts(probes, nlist)),
+        HotSwaps(sizes, clusters_bytes, choice.clusters, decayed_counts(probes, nlist)),
         choice.clusters,
         codes.first_rows,
         metrics,
     )
+
+
+def _free_gpu_bytes() -> int:
+    """Returns what the GPU may give where no number is set: half of what is free."""
+    from searcher.shard.gpu import free_gpu_bytes
+
+    return free_gpu_bytes() // 2
 
 
 def _times(

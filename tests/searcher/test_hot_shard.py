@@ -23,11 +23,11 @@ from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
+from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.open import open_device
+from searcher.shard.open import DeviceName, open_device
 from searcher.store.files import SegmentFiles
 from tests.searcher.codes_rig import (
-    EVERY_CODEC,
     NLIST,
     Running,
     cluster_ids,
@@ -112,12 +112,13 @@ def with_shard(
     hot: Sequence[ClusterId] = HOT,
     *,
     codec: str = "rabitq4",
+    name: DeviceName = "ram",
     numbers: ShardNumbers = "float16",
-    bytes_max: int = 1 << 30,
+    bytes_max: int = 16 << 20,
     paged_share: float | None = None,
 ) -> Iterator[WithShard]:
     opened, metrics = open_index(index.dir), Metrics()
-    device = FailingDevice(device_of(opened, numbers, bytes_max))
+    device = FailingDevice(device_of(opened, name, numbers, bytes_max))
     counts = [extent.row_count for extent in opened.extents]
     sizes = np.array([device.size_bytes(count) for count in counts])
     shard = HotShard(
@@ -143,19 +144,35 @@ def with_shard(
         opened.close()
 
 
-def device_of(opened: OpenIndex, numbers: ShardNumbers, bytes_max: int) -> ShardDevice:
+def device_of(
+    opened: OpenIndex, name: DeviceName, numbers: ShardNumbers, bytes_max: int
+) -> ShardDevice:
     rotation = read_rotation(opened.dir, opened.manifest)
-    return open_device("ram", numbers, nlist=NLIST, rotation=rotation, bytes_max=bytes_max)
+    if name == "gpu":  # by the same code, on the CPU
+        return GpuShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=bytes_max, device="cpu")
+    return open_device(name, numbers, nlist=NLIST, rotation=rotation, bytes_max=bytes_max)
 
 
-@EVERY_CODEC
-@pytest.mark.parametrize("numbers", ["float16", "sq8"])
+@pytest.mark.parametrize(
+    ("codec", "name", "numbers"),
+    [
+        *((codec, "ram", "float16") for codec in CODECS),
+        ("rabitq4", "ram", "sq8"),
+        ("rabitq4", "gpu", "float16"),
+        ("rabitq2", "gpu", "sq8"),
+    ],
+)
 @pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
 def test_a_promise_is_kept_and_scores_are_exact(
-    index: SmallIndex, codec: str, numbers: ShardNumbers, mode: SearchMode, missed_max: int
+    index: SmallIndex,
+    codec: str,
+    name: DeviceName,
+    numbers: ShardNumbers,
+    mode: SearchMode,
+    missed_max: int,
 ) -> None:
     searches = with_mode(questions(index, 300, 5), mode)
-    with with_shard(index, codec=codec, numbers=numbers) as both:
+    with with_shard(index, codec=codec, name=name, numbers=numbers) as both:
         found = both.here.search(searches)
     assert missed(index, searches, found) <= missed_max  # of 2,100 ids
     for search in searches:
