@@ -9,7 +9,6 @@ scores of all rows are never in memory together, and only one number a block is 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -101,11 +100,9 @@ class GpuShard:
         self._open_codec(numbers, rotation)
         self._scans, self._loads = _Lane(self._device), _Lane(self._device)
         is_cuda = self._device.type == "cuda"
-        # Products are of float16 on a GPU, with sums of float32.
         self._computed: Any = torch.float16 if is_cuda else torch.float32
-        sums = {"out_dtype": torch.float32} if is_cuda else {}
-        self._mm: Any = functools.partial(torch.mm, **sums)
-        self._bmm: Any = functools.partial(torch.bmm, **sums)
+        # Products of float16 on a GPU have sums of float32. Other devices do not know the option.
+        self._sums: dict[str, Any] = {"out_dtype": torch.float32} if is_cuda else {}
         self._take_memory(bytes_max - (LIBRARY_BYTES if is_cuda else 0), len(rotation))
 
     def _open_codec(self, numbers: ShardNumbers, rotation: Float32) -> None:
@@ -264,7 +261,7 @@ class GpuShard:
         for start in range(0, width, chunk):
             end = min(start + chunk, width)
             some = slice(first + start, first + end) if places is None else places[start:end]
-            scores = self._mm(factors, self._operand(some).flatten(0, 1).T)
+            scores = torch.mm(factors, self._operand(some).flatten(0, 1).T, **self._sums)
             torch.amax(scores.view(query_count, -1, BLOCK_ROWS), 2, out=best[:, start:end])
             del scores  # before the next are computed
         is_other = torch.ones(
@@ -291,7 +288,7 @@ class GpuShard:
         for start in range(0, len(flat), chunk):
             some = slice(start, start + chunk)
             columns = factors[askers[some]].unsqueeze(2)
-            scores[some] = self._bmm(self._operand(flat[some]), columns).squeeze(2)
+            scores[some] = torch.bmm(self._operand(flat[some]), columns, **self._sums).squeeze(2)
         books = self._books[flat]
         lengths = books[:, 2] * are_asked.flatten()
         within = torch.arange(BLOCK_ROWS, device=self._device) < lengths.unsqueeze(1)
@@ -310,7 +307,8 @@ class GpuShard:
         return self._arena[blocks].to(self._computed)
 
     def _on_device(self, values: npt.NDArray[Any]) -> Any:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        # A copy: PyTorch warns of arrays that are read-only.
+        return torch.from_numpy(np.array(values, order="C")).to(self._device)
 
     def close(self) -> None:
         """Frees the memory of the device."""

@@ -71,6 +71,14 @@ def test_a_scan_without_queries_or_without_clusters_finds_nothing(kind: Kind) ->
 
 
 @EVERY_KIND
+def test_queries_may_be_read_only(kind: Kind) -> None:
+    it = loaded(kind)
+    queries = some_queries(2)
+    queries.flags.writeable = False
+    it.check_scan(queries, [[0, 7], [3]], 20)
+
+
+@EVERY_KIND
 @pytest.mark.parametrize("count", [1, 4, 40])
 def test_the_best_of_negative_scores_are_found(kind: Kind, count: int) -> None:
     it = loaded(kind)
