@@ -6,17 +6,17 @@ Schemes, Biometrika 1954). An alarm comes a few dozen values after a fall by a s
 
 *False alarms:* one in about 300,000 values, by Siegmund's approximation of the run length,
 (exp(2 k b) - 2 k b - 1) / (2 k^2), where k is `ALLOWED_FALL` and b is `ALARM` + 1.166. It holds
-where values do not depend on each other and the mean is well known. A mean of 250 values is off by
-0.06 standard deviations, which makes it one in 50,000 at worst.
+where values do not depend on each other and the mean is known. If the expected mean is too high by
+0.15 standard deviations, as that of few values may be, it is one in 8,000.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-ALLOWED_FALL = 0.25
+ALLOWED_FALL = 0.35
 """By how much values may fall for good, in standard deviations of a value. More is found sooner."""
-ALARM = 20.0
+ALARM = 15.0
 """The sum at which values have fallen, in standard deviations."""
 VALUES_MIN = 20
 """Values that must be known before the standard deviation is used."""
