@@ -111,21 +111,25 @@ class HotSwaps:
     # ---- what happens
 
     def add_window(
-        self, probes: Sequence[Collection[ClusterId]], horizon: Mapping[ClusterId, float]
+        self, probes: Sequence[Collection[ClusterId]], horizon: Mapping[ClusterId, float] | None
     ) -> None:
-        """Adds the clusters of each query of a window.
+        """Adds the clusters of each query of a window, or of a part of it.
 
         `horizon`: of each cluster, the queries that wait in Kafka and will probe it: all that are
-        known now, not only new ones. It is advice: clusters that the index does not have are
+        known now, not only new ones. None: what was known last, less these queries; so it is with
+        the later parts of a window. It is advice: clusters that the index does not have are
         ignored.
         """
         nlist = len(self._counts)
         arrived, waiting = np.zeros(nlist), np.zeros(nlist)
         for clusters in probes:
             arrived[list(clusters)] += 1
-        for cluster, queries in horizon.items():
-            if 0 <= cluster < nlist:
-                waiting[cluster] = queries
+        if horizon is None:
+            waiting = np.maximum(self._waiting - arrived, 0)
+        else:
+            for cluster, queries in horizon.items():
+                if 0 <= cluster < nlist:
+                    waiting[cluster] = queries
         # A query that waited is not in the horizon any more when it arrives: it is known once.
         known = np.maximum(arrived + waiting - self._waiting, 0)
         self._counts = self._counts * _kept(len(probes)) + arrived

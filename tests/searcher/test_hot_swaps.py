@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -287,6 +288,28 @@ def test_a_query_that_waited_counts_once_when_it_arrives() -> None:
         shard.add([(2,)])  # 2 and 1 are level if the window counts once
         shard.go(SUBSTAGES_MIN)
     assert waited.changes == came.changes
+
+
+def test_parts_of_a_window_are_one_window() -> None:
+    together, apart = settled(0), settled(0)
+    windows = [*draws(0, 10), *draws(1, 40, first=30)]
+    for number, window in enumerate(windows):
+        horizon = Counter(
+            ClusterId(one)
+            for later in windows[number + 1 : number + 4]
+            for query in later
+            for one in query
+        )
+        parts = [[*map(ClusterId, query)] for query in window]
+        together.planner.add_window(parts, horizon)
+        # The horizon of the first part has the queries of the later ones, too.
+        apart.planner.add_window(parts[:10], horizon + Counter(chain.from_iterable(parts[10:])))
+        apart.planner.add_window(parts[10:], None)
+        assert apart.planner.is_settled == together.planner.is_settled
+        together.go(3)
+        apart.go(3)
+    assert [at for at, _ in together.changes] == [at for at, _ in apart.changes]
+    assert together.there == apart.there
 
 
 @pytest.mark.parametrize("seed", range(5))

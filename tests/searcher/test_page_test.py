@@ -24,7 +24,7 @@ def test_values_that_stay_raise_no_alarm_among_ten_thousand(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("fall", "values_max"), [(0.2, 50), (0.1, 150)])
+@pytest.mark.parametrize(("fall", "values_max"), [(0.2, 50), (0.1, 250)])
 def test_a_fall_is_found_soon(seed: int, fall: float, values_max: int) -> None:
     random = np.random.default_rng(seed)
     test = PageTest(0.4, 250)
