@@ -5,7 +5,14 @@ from __future__ import annotations
 import typer
 
 from bench.data.grown.cli import data as grow_data
-from bench.generation.cli import answers, concurrency, drafts, generation, speculation
+from bench.generation.cli import (
+    answers,
+    concurrency,
+    drafts,
+    generation,
+    gpu_memory,
+    speculation,
+)
 from bench.micro.cli import grouping, policies
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
@@ -24,7 +31,8 @@ claims, answers, traffic and priorities start the services as processes, on an e
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
 figure run contestants in processes, simulator runs parts of the searcher, policies and grouping
-replay cluster ids, speculation simulates warm-ups. The JSON of each run names its machine,
+replay cluster ids, speculation simulates warm-ups, gpu-memory a GPU. The
+JSON of each run names its machine,
 versions, data and settings.
 
 \b
@@ -40,6 +48,7 @@ Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions
 Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench speculation --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
+A GPU for LLM and shard?       carpool bench gpu-memory --data DATA
 Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
@@ -56,4 +65,5 @@ for command in (
 ):
     app.command()(command)
 app.command(name="paged-codes")(paged_codes)
+app.command(name="gpu-memory")(gpu_memory)
 app.command(name="data")(grow_data)

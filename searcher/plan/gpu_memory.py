@@ -13,12 +13,25 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
+import numpy as np
+
 from carpool.errors import ConfigError
+from searcher.plan.hot_set import BATCH_MAX, NestedHotSets
+from searcher.plan.search_times import SearchTimes, batch_time_us
 
 UTILIZATION_STEPS = 1_000
 """vLLM is told its share of the GPU's memory in steps of a thousandth."""
 TIE_SHARE = 0.01
 """Rates that differ by less than this share are equal: no measurement is more exact."""
+
+OVERHEAD_BYTES = 3 << 30
+"""vLLM beside weights and KV cache. vLLM 0.6.4 logged 1.8 GiB of CUDA memory and 1.3 GiB of
+activations for Llama 3 8B on a GPU of 80 GB (vllm-project/vllm, pull request 10511).
+"""
+KEPT_BYTES = 1 << 30
+"""The searcher's CUDA context and the buffers of its scans, and gaps in memory: an assumption."""
+STEP_OVERHEAD_US = 2_000.0
+"""Of a step of vLLM, beside the time of the GPU: an assumption."""
 
 SplitLimit = Literal["llm", "search", "questions"]
 """What bounds the questions a second: the LLM, the search, or that no more are asked."""
@@ -73,11 +86,13 @@ class MeasuredRates:
 class GenerationModel:
     """Answers a second of an LLM server with continuous batching, where nothing was measured.
 
-    As many sequences are in progress as fit the KV cache, `sequences_max` at most. A step costs
-    `step_us`, `decode_us` for each of them, and `prefill_us` for each token of a prompt. So an
-    answer takes `answer_tokens` steps, and in this time every sequence gets one answer. The rate
-    rises with the sequences, and saturates where a step costs much more than `step_us`. Tokens are
-    means. `prompt_tokens` counts only those that the prefix cache does not have.
+    As many sequences are in progress as fit the KV cache, `sequences_max` at most. An answer takes
+    `answer_tokens` steps, and in this time every sequence gets one answer. A step costs `step_us`,
+    and the larger of two times that overlap: to read memory, `read_us` for the weights and
+    `sequence_read_us` for each sequence, and to compute, `token_us` for each token of prompts and
+    answers. Prompts are computed in the same steps. The rate rises with the sequences, and
+    saturates where computing, or reading KV caches, takes longest. Tokens are means;
+    `prompt_tokens` are only those that the prefix cache does not have.
     """
 
     kv_bytes_a_token: int
@@ -85,17 +100,73 @@ class GenerationModel:
     answer_tokens: int
     sequences_max: int
     step_us: float
-    decode_us: float
-    prefill_us: float
+    read_us: float
+    sequence_read_us: float
+    token_us: float
 
     def __call__(self, size_bytes: int) -> float:
         """Returns the answers a second with a KV cache of `size_bytes`."""
-        sequence_bytes = (self.prompt_tokens + self.answer_tokens) * self.kv_bytes_a_token
-        sequences = min(size_bytes // sequence_bytes, self.sequences_max)
+        tokens = self.prompt_tokens + self.answer_tokens
+        sequences = min(size_bytes // (tokens * self.kv_bytes_a_token), self.sequences_max)
         if sequences == 0:
             return 0.0
-        own_us = self.prompt_tokens * self.prefill_us + self.answer_tokens * self.decode_us
-        return sequences * 1e6 / (self.answer_tokens * self.step_us + sequences * own_us)
+        read_us = self.read_us + sequences * self.sequence_read_us
+        compute_us = sequences * tokens / self.answer_tokens * self.token_us
+        return sequences * 1e6 / (self.answer_tokens * (self.step_us + max(read_us, compute_us)))
+
+
+def retrieval_points(
+    sets: NestedHotSets,
+    times: SearchTimes,
+    *,
+    target_us: float = 0.0,
+    scan_bytes_per_s: float = math.inf,
+) -> list[tuple[int, float]]:
+    """Returns bytes of each hot set, and the searches a second with it: points of `MeasuredRates`.
+
+    `target_us`: only batches count whose search takes at most half of it (VectorLiteRAG, Eq. 9); 0:
+    all. `scan_bytes_per_s`: what the GPU scans. It works beside the threads, so the slower side
+    decides. The paper has no such term: its GPU is never the slower side.
+    """
+    batches = np.arange(1, BATCH_MAX + 1, dtype=float)
+    took_us = batch_time_us(times, batches[None, :], sets.cautious[:, None], sets.least_hit_rates())
+    counts = (2 * took_us <= target_us) if target_us > 0 else np.ones_like(took_us, bool)
+    cpu_per_s = np.where(counts, batches * 1e6 / took_us, 0.0).max(axis=1)  # Eq. 6
+    hot_clusters = np.cumsum(np.diff(sets.size_bytes, prepend=0) > 0)  # without empty ones
+    hit_bytes = sets.means * sets.nprobe * sets.size_bytes / np.maximum(hot_clusters, 1)
+    per_s = np.minimum(cpu_per_s, scan_bytes_per_s / np.maximum(hit_bytes, 1))
+    # Of hot sets of the same bytes the largest counts: its last clusters are empty.
+    points = dict(zip(sets.size_bytes.tolist(), per_s.tolist(), strict=True))
+    return sorted(points.items())
+
+
+def generation_model(
+    *,
+    bytes_per_s: float,
+    flops_per_s: float,
+    weights_bytes: int,
+    weight_count: int,
+    kv_bytes_a_token: int,
+    prompt_tokens: int,
+    answer_tokens: int,
+    sequences_max: int,
+) -> GenerationModel:
+    """Returns the times of the LLM's steps from what the GPU reads and computes.
+
+    A step reads all weights, and of each sequence its KV cache, whose answer is half written on
+    average. A token takes two operations for each weight.
+    """
+    kv_bytes = (prompt_tokens + answer_tokens / 2) * kv_bytes_a_token
+    return GenerationModel(
+        kv_bytes_a_token=kv_bytes_a_token,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        sequences_max=sequences_max,
+        step_us=STEP_OVERHEAD_US,
+        read_us=1e6 * weights_bytes / bytes_per_s,
+        sequence_read_us=1e6 * kv_bytes / bytes_per_s,
+        token_us=2e6 * weight_count / flops_per_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,9 +19,12 @@ from searcher.plan.gpu_memory import (
     GpuSplit,
     MeasuredRates,
     choose_gpu_split,
+    retrieval_points,
     split_for_shard,
     split_for_utilization,
 )
+from searcher.plan.hot_set import nested_hot_sets
+from searcher.plan.search_times import SearchTimes
 
 GIB = 1 << 30
 CARD = GpuMemory(
@@ -142,18 +146,20 @@ def test_the_model_counts_whole_sequences_and_never_falls(
         prompt_tokens=prompt_tokens,
         answer_tokens=64,
         sequences_max=sequences_max,
-        step_us=20_000,
-        decode_us=200,
-        prefill_us=50,
+        step_us=2_000,
+        read_us=18_000,
+        sequence_read_us=200,
+        token_us=50,
     )
     sequence_bytes = (prompt_tokens + 64) * 131_072
     assert model(sequence_bytes - 1) == 0
-    # One sequence alone: 64 steps and its prompt.
-    alone_s = (64 * (20_000 + 200) + prompt_tokens * 50) / 1e6
+    # One sequence alone: 64 steps, each with a part of its prompt.
+    compute_us = (prompt_tokens + 64) / 64 * 50
+    alone_s = 64 * (2_000 + max(18_200, compute_us)) / 1e6
     assert model(sequence_bytes) == pytest.approx(1 / alone_s)
     assert model(gib * GIB) <= model((gib + 1) * GIB)
     assert model(sequences_max * sequence_bytes) == model(sequences_max * sequence_bytes * 9)
-    assert model(10**15) < 1e6 / (64 * 200 + prompt_tokens * 50)
+    assert model(10**15) < 1e6 / ((prompt_tokens + 64) * 50)
 
 
 def test_measured_points_are_met_and_lines_lie_between_them() -> None:
@@ -192,3 +198,20 @@ def test_a_share_that_was_given_leaves_the_shard_the_rest() -> None:
     assert split_for_utilization(CARD, 0.9, shard_bytes_max=GIB).shard_bytes == GIB
     with pytest.raises(ConfigError, match="leaves nothing"):
         split_for_utilization(CARD, 0.99, shard_bytes_max=GIB)
+
+
+def test_search_is_faster_with_a_shard_until_the_gpu_is_the_slower_side() -> None:
+    probes = [np.array([0, 1, 2, 3]), np.array([0, 1, 4, 5]), np.array([0, 1, 2, 6])] * 30
+    sets = nested_hot_sets(probes, np.array([100, 100, 100, 100, 100, 100, 100, 0, 0]))
+    times = SearchTimes(fixed_us=0, other_us=10, scan_us=1_000, threads=4)
+    points = retrieval_points(sets, times)
+    assert [size_bytes for size_bytes, _ in points] == [100 * number for number in range(8)]
+    per_s = [rate for _, rate in points]
+    assert per_s[0] == pytest.approx(1e6 / (10 + 1_000 / 4), rel=0.01)
+    assert per_s[-1] == pytest.approx(1e6 / 10)
+    assert per_s == sorted(per_s)
+    # Four clusters of 100 bytes are scanned on the GPU: 20,000 queries a second.
+    assert retrieval_points(sets, times, scan_bytes_per_s=8e6)[-1][1] == pytest.approx(20_000)
+    # A batch of 8 takes 80 us with all in the shard, and one query without a shard takes 1,010 us.
+    slow, *_, fast = [rate for _, rate in retrieval_points(sets, times, target_us=160)]
+    assert (slow, fast) == (0, pytest.approx(1e6 / 10))
