@@ -300,7 +300,7 @@ def open_search_plane(
     if _may_scan_codes(index, settings):
         # FAISS takes 30 MB, and an exact search does not need it.
         from searcher.codes.open import choose_codes, log_choice, open_codes_plane
-        from searcher.shard.start import budget_bytes_of, open_shard
+        from searcher.open_shard import budget_bytes_of, open_shard
 
         shard_bytes = budget_bytes_of(settings)
         codes_bytes = settings.budget_bytes - _exact_bytes_min(index) - shard_bytes

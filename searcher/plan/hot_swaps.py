@@ -116,16 +116,15 @@ class HotSwaps:
         """Adds the clusters of each query of a window, or of a part of it.
 
         `horizon`: of each cluster, the queries that wait in Kafka and will probe it: all that are
-        known now, not only new ones. None: what was known last, less these queries; so it is with
-        the later parts of a window. It is advice: clusters that the index does not have are
-        ignored.
+        known now, not only new ones. None: as it was said last; only the first part of a window
+        says it. It is advice: clusters that the index does not have are ignored.
         """
         nlist = len(self._counts)
         arrived, waiting = np.zeros(nlist), np.zeros(nlist)
         for clusters in probes:
             arrived[list(clusters)] += 1
         if horizon is None:
-            waiting = np.maximum(self._waiting - arrived, 0)
+            waiting = self._waiting
         else:
             for cluster, queries in horizon.items():
                 if 0 <= cluster < nlist:

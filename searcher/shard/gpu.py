@@ -155,6 +155,16 @@ class GpuShard:
         self._owners = np.full(blocks.count, self._nlist, np.int64)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # the books are filled before other streams use them
+        self._warm_up(dimension)
+
+    def _warm_up(self, dimension: int) -> None:
+        """Scans a free block. The first products load CUDA's libraries, which takes a second."""
+        with self._scans.work():
+            factors = torch.zeros((1, dimension), dtype=self._computed, device=self._device)
+            nothing = self._on_device(np.empty(0, np.int64))
+            chosen = self._best_blocks(factors, nothing, np.zeros(1, np.int64), 1)
+            self._best_rows(factors, *chosen, 1)
+        self._scans.wait()
 
     def size_bytes(self, row_count: int) -> int:
         """Returns what a cluster of `row_count` rows takes: whole blocks, with their books."""

@@ -117,10 +117,14 @@ class HotShard:
                     del self._pins[cluster]
             self._unpinned.notify_all()
 
-    def begin_window(
-        self, probes: Sequence[Sequence[ClusterId]], waiting: Mapping[ClusterId, int]
+    def add_group(
+        self, probes: Sequence[Sequence[ClusterId]], waiting: Mapping[ClusterId, int] | None
     ) -> None:
-        """Counts the clusters of each query of a window, and what `waiting` queries will probe."""
+        """Counts the clusters of each query of a group.
+
+        `waiting`: by how many queries of later windows a cluster is probed; None: as the group
+        before it said.
+        """
         self._swaps.add_window(probes, waiting)
 
     def end_substage(self) -> None:

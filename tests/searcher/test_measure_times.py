@@ -11,8 +11,8 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from searcher.codes.load import ResidentCodes, load_codes
+from searcher.measure_times import BatchScans, measure_times
 from searcher.plan.search_times import batch_time_us, fit_search_times
-from searcher.shard.measure_times import BatchScans, measure_times
 from tests.clocks import HandClock
 from tests.searcher.codes_rig import DIMENSION, NLIST, directions, make_index
 

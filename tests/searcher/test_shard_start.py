@@ -14,6 +14,7 @@ from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
+from searcher import open_shard as start
 from searcher.build import BothPlanes, OpenSearcher, open_searcher, uses_horizon
 from searcher.codes.open import CodesPlane
 from searcher.events import NoEvents
@@ -21,7 +22,6 @@ from searcher.local import LocalSearcher
 from searcher.plan.hot_set import Int64
 from searcher.plan.search_times import TimeSample
 from searcher.settings import SearcherSettings
-from searcher.shard import start
 from searcher.shard.hot_shard import HotShard
 from tests.searcher.codes_rig import make_index
 from tests.searcher.helpers import SmallIndex

@@ -15,6 +15,7 @@ from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.load import ResidentCodes
 from searcher.codes.source import CodeSource
+from searcher.measure_times import BatchScans, measure_times
 from searcher.plan.hot_set import HotSetChoice, Int64, choose_hot_set, largest_hot_set
 from searcher.plan.hot_swaps import HotSwaps, decayed_counts
 from searcher.plan.search_times import SearchTimes, fit_search_times
@@ -22,7 +23,6 @@ from searcher.settings import SearcherSettings
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import ShardNumbers
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.measure_times import BatchScans, measure_times
 from searcher.shard.open import open_device
 from searcher.shard.recent_probes import RecentProbes
 from searcher.store.files import SegmentFiles
