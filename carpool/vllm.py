@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,8 @@ from carpool.errors import ConfigError
 from carpool.settings import Settings
 
 SMALL_MODEL_BYTES = 1 << 30
+GPU_MEMORY_OPTION = "--gpu-memory-utilization"
+"""vLLM's share of the memory of a GPU, 0 to 1; without it 0.92 (vLLM 0.32)."""
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes as the path of a socket."""
 
@@ -125,10 +127,17 @@ def kv_replay_endpoint(endpoint: str) -> str:
     return f"{address}:{int(port) + 1}"
 
 
-def vllm_command(settings: VllmSettings, port: int, *, kv_events: str | None = None) -> list[str]:
+def vllm_command(
+    settings: VllmSettings,
+    port: int,
+    *,
+    kv_events: str | None = None,
+    gpu_memory_utilization: float | None = None,
+) -> list[str]:
     """Returns the command of the server on loopback; CPU options only for the CPU build.
 
     `kv_events`: where it publishes its KV events, an `ipc` endpoint; None: nowhere.
+    `gpu_memory_utilization`: its share of the GPU's memory; None: as vLLM does it, all but little.
     """
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
@@ -150,7 +159,22 @@ def vllm_command(settings: VllmSettings, port: int, *, kv_events: str | None = N
         command += ["--enforce-eager", "--block-size", "32"]
     if kv_events is not None:
         command += ["--kv-events-config", _kv_events_config(kv_events)]
+    if gpu_memory_utilization is not None:
+        command += [GPU_MEMORY_OPTION, f"{gpu_memory_utilization:g}"]
     return [*command, *settings.extra_args]
+
+
+def last_argument(command: Sequence[str], option: str) -> str | None:
+    """Returns the value of an option, where it is given last; None: it is not given.
+
+    As vLLM reads it: `--name value` or `--name=value`, and `_` in the name as `-`.
+    """
+    found = None
+    for part, after in zip(command, [*command[1:], ""], strict=True):
+        name, equals, value = part.partition("=")
+        if name.startswith("--") and name.replace("_", "-") == option:
+            found = value if equals else after
+    return found
 
 
 def _kv_events_config(endpoint: str) -> str:

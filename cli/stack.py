@@ -7,19 +7,21 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from carpool.errors import ConfigError
+from carpool.gpu import Gpu, visible_gpu
 from carpool.kafka.embedded import broker_command, broker_environment, free_port
 from carpool.settings.sections import environment_name
 from carpool.terminal import without_password
 from carpool.vllm import (
     VllmSettings,
     check_vllm,
+    is_cpu_build,
     kv_events_in,
     model_name,
     passages_for,
@@ -28,9 +30,11 @@ from carpool.vllm import (
 )
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
+from cli.gpu_memory import split_gpu
 from cli.http import get, probe_port, probe_service, probe_vllm
 from cli.services import INPUTS
 from cli.up_settings import UpSettings
+from searcher.plan.gpu_memory import GpuSplit
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
@@ -47,6 +51,7 @@ class StackPlan:
     """The addresses of everything. `broker_port`, `vllm_port`: None where the server runs already.
     `passages_max`: passages of a prompt, for the model of the vLLM that is started; None: as the
     settings say. `kv_events`: where this vLLM publishes its KV events; None: nowhere.
+    `gpu_split`: how vLLM and the shard share a GPU; None: they do not.
     """
 
     bootstrap: str
@@ -57,6 +62,7 @@ class StackPlan:
     llm_model: str
     passages_max: int | None = None
     kv_events: str | None = None
+    gpu_split: GpuSplit | None = None
 
     @property
     def http(self) -> dict[str, str]:
@@ -93,10 +99,12 @@ def make_plan(
     is_embedded: bool,
     llm_url: str | None,
     chooses_passages: bool = False,
+    find_gpu: Callable[[], Gpu] = visible_gpu,
 ) -> StackPlan:
     """Returns the checked addresses of everything. Raises `ConfigError` that says what to do.
 
     `chooses_passages`: no setting says how many passages a prompt has, so the model does.
+    `find_gpu`: returns the GPU of this machine, or raises `ConfigError` that there is none.
     """
     _check_index(settings)
     up, defaults = settings.up, UpSettings()
@@ -118,6 +126,8 @@ def make_plan(
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
+    gpu = find_gpu() if settings.searcher.shard == "gpu" else None
+    shares_gpu = vllm_port is not None and not is_cpu_build()
     return StackPlan(
         bootstrap=f"{LOOPBACK}:{broker_port}" if is_embedded else settings.kafka.bootstrap,
         broker_port=broker_port,
@@ -128,6 +138,7 @@ def make_plan(
         llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
         passages_max=passages_for(settings.vllm) if vllm_port and chooses_passages else None,
         kv_events=kv_events_in(Path(up.state_dir)) if vllm_port else None,
+        gpu_split=split_gpu(settings, gpu) if gpu is not None and shares_gpu else None,
     )
 
 
@@ -149,9 +160,15 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
     """Returns the vLLM server."""
     assert plan.vllm_port is not None, "only a local vLLM is started here"
     address = f"{LOOPBACK}:{plan.vllm_port}"
+    split = plan.gpu_split
     return ChildSpec(
         name=VLLM,
-        command=vllm_command(settings.vllm, plan.vllm_port, kv_events=plan.kv_events),
+        command=vllm_command(
+            settings.vllm,
+            plan.vllm_port,
+            kv_events=plan.kv_events,
+            gpu_memory_utilization=split.utilization if split and split.shard_bytes else None,
+        ),
         environ=vllm_environment(settings.vllm, os.environ),
         log_file=Path(settings.up.state_dir) / "vllm.log",
         probe=partial(probe_vllm, address),
@@ -177,6 +194,9 @@ def service_specs(
         own.append(f"llm.kv_events={plan.kv_events or ''}")
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")
+    if (split := plan.gpu_split) is not None:
+        own.append(f"searcher.shard={'gpu' if split.shard_bytes else 'none'}")
+        own.append(f"searcher.shard_bytes_max={split.shard_bytes}")
     specs = []
     for name in SERVICES:
         address = f"{LOOPBACK}:{plan.ports[name]}"

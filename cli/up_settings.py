@@ -82,3 +82,11 @@ class UpSettings(Settings, frozen=True, kw_only=True):
             gt=0, le=86_400, description="Time ready after which earlier restarts are forgotten, s."
         ),
     ] = 60.0
+    gpu_rates: Annotated[
+        str,
+        Meta(
+            description="With searcher.shard=gpu: a JSON file that says how many questions a "
+            "second the LLM answers and the searcher searches, by bytes of the GPU. It decides how "
+            "vLLM and the shard share the GPU. Empty: searcher.shard_bytes_max decides."
+        ),
+    ] = ""
