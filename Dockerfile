@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
-# Targets: `services` (the default: client, services, tools) and `vllm-cpu` (the LLM server on a machine without a GPU).
-# Both run as user 10001 on a read-only root; what they write goes to /data and /tmp.
+# Targets: `services` (the default: client, services, tools), `services-gpu` (the same with PyTorch for CUDA, for a searcher with a
+# shard on the GPU) and `vllm-cpu` (the LLM server on a machine without a GPU).
+# All run as user 10001 on a read-only root; what they write goes to /data and /tmp.
 
 FROM python:3.11.14-slim-bookworm AS python
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -43,6 +44,17 @@ COPY LICENSE NOTICE ./
 ENV PYTHON=/opt/carpool/bin/python
 USER 10001
 ENTRYPOINT ["deploy/compose/vllm-cpu"]
+
+# PyPI's wheel of PyTorch is built for CUDA; it brings NVIDIA's libraries, which the locks do not have. Not tried on a GPU yet.
+FROM build-services AS build-services-gpu
+RUN /opt/carpool/bin/pip uninstall --yes torch && /opt/carpool/bin/pip install --no-cache-dir torch==2.13.0
+
+FROM python AS services-gpu
+COPY --from=build-services-gpu /opt/carpool /opt/carpool
+COPY deploy/ deploy/
+COPY LICENSE NOTICE ./
+USER 10001
+ENTRYPOINT ["carpool"]
 
 FROM python AS services
 COPY --from=build-services /opt/carpool /opt/carpool

@@ -21,6 +21,7 @@ from carpool.testing.kafka import KafkaCluster
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 THREE_BROKERS = ROOT / "docker-compose.three-brokers.yml"
+GPU_SHARD = ROOT / "docker-compose.gpu-shard.yml"
 PROFILES: tuple[tuple[str, ...], ...] = ((), ("cpu",), ("gpu",))
 RUN_AS_NON_ROOT_BY_THEIR_IMAGE = {"kafka", "kafka-ui"}
 END_BY_THEMSELVES = {"topics", "index", "models"}
@@ -131,6 +132,22 @@ def test_three_brokers_differ_in_what_must_differ_and_everybody_knows_all_of_the
     for name in ("topics", "grouper", "searcher", "generator"):
         assert environment(parsed[name])["CARPOOL_KAFKA_BOOTSTRAP"] == everywhere
     assert set(parsed["topics"]["depends_on"]) == set(brokers)
+
+
+@pytest.mark.compose
+def test_with_a_shard_on_the_gpu_the_searcher_has_the_gpu_and_waits_for_vllm() -> None:
+    alone = parse(COMPOSE)["services"]
+    shared = parse(COMPOSE, GPU_SHARD)["services"]
+    searcher = shared["searcher"]
+    devices = searcher["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == shared["vllm-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert environment(searcher)["CARPOOL_SEARCHER_SHARD"] == "gpu"
+    assert set(alone["searcher"]["depends_on"]) < set(searcher["depends_on"])
+    assert searcher["depends_on"]["vllm-gpu"]["condition"] == "service_healthy"
+    # Without the file nothing asks for a GPU but vLLM, which has its usual share.
+    assert "deploy" not in alone["searcher"]
+    assert {name for name, it in shared.items() if it != alone[name]} == {"searcher"}
+    assert "--gpu-memory-utilization=0.92" in alone["vllm-gpu"]["command"]
 
 
 @pytest.mark.compose
