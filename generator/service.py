@@ -457,9 +457,7 @@ class GeneratorStage:
         self._happened(CacheChanged(server=server, event=event))
         with self._lock:
             trees = [self._dispatcher.tree(one) for one in range(len(self._servers))]
-        tree = trees[server]
-        assert tree is not None, "its events are followed"
-        self._caches.measure(server, tree)
+        self._measure_cache(server)
         size = self._caches.block_tokens([tree.block_tokens for tree in trees if tree is not None])
         if size and size != self._forms.block_tokens:
             self._forms.block_tokens = size
@@ -467,6 +465,13 @@ class GeneratorStage:
                 waiting = tuple(self._queries.values())
             for work in waiting:
                 self._requests.prepare(self._tokenize(work))
+
+    def _measure_cache(self, server: int) -> None:
+        """Writes the metrics of what a server has cached, if that is followed."""
+        with self._lock:
+            tree = self._dispatcher.tree(server)
+        if tree is not None:
+            self._caches.measure(server, tree)
 
     async def _ask(self, work: QueryInProgress) -> None:
         """Sends one request, and reports its result."""
@@ -502,6 +507,7 @@ class GeneratorStage:
         if isinstance(outcome, Generated) and outcome.finished.counts_cached:
             cached_tokens = outcome.finished.cached_tokens
         self._happened(RequestEnded(id=id, cached_tokens=cached_tokens))
+        self._measure_cache(work.server)
 
     def _first_token(self, work: QueryInProgress) -> None:
         now_us, progress = self._clock.now_us(), work.progress
@@ -536,6 +542,7 @@ class GeneratorStage:
                 is_lost=refusal.is_lost,
             )
         )
+        self._measure_cache(server)
 
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
         """Tells the warmer how many tokens were cached; returns what was warmed for the prompt."""

@@ -215,7 +215,6 @@ def test_each_answer_is_compared_with_what_was_expected(
         tell(run, publisher, (1,) * BLOCK)
         engine.go.set()
         run.wait_for_answers(2)
-        publisher.publish()  # metrics are written with each batch
         counts = {
             what: lambda what=what: run.metric("kv_cache_events_total", server="memory", event=what)
             for what in ("agreed", "more", "less", "replayed", "emptied", "unreadable")
@@ -226,6 +225,19 @@ def test_each_answer_is_compared_with_what_was_expected(
         run.wait(lambda: counts["unreadable"]() == 1)
         counted = {what: count() for what, count in counts.items()}
     assert counted == dict.fromkeys(counts, 0) | {"unreadable": 1} | ({event: 1} if event else {})
+
+
+def test_a_server_that_cannot_be_reached_counts_as_having_nothing_cached(
+    publisher: KvPublisher,
+) -> None:
+    engine = WaitingLlm(script=[Reply(text="", error=LlmRefusal("unreachable", "it is gone"))])
+    with following(engine, publisher) as run:
+        run.offer(unit("q0"))
+        tell(run, publisher, (1,) * BLOCK)
+        assert run.metric("kv_cache_blocks", server="memory") == 1
+        engine.go.set()
+        run.wait_for_answers(1)
+        assert run.metric("kv_cache_blocks", server="memory") == 0
 
 
 def test_blocks_of_another_size_after_a_restart_make_other_forms(publisher: KvPublisher) -> None:
