@@ -12,7 +12,7 @@ from bench.core.command import command
 from bench.core.options import WORK, DataOption, JsonOption, SeedOption, WorkOption
 from bench.services.cli import CorpusOptions
 
-REAL_PARTS = ("real", "real-replicas")
+REAL_PARTS = ("real", "real-replicas", "real-kill")
 PARTS = ("orders", "tiers", "replicas", *REAL_PARTS)
 STREAMS = ("natural", "zipf", "ragpulse")
 LlmUrlOption = Annotated[
@@ -105,7 +105,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--parts",
             metavar="NAME,NAME",
             help="What to run: orders, tiers and replicas are simulated; real starts a vLLM, and "
-            "real-replicas two.",
+            "real-replicas two; real-kill starts two and kills one.",
         ),
     ] = "orders,tiers,replicas"
     streams: Annotated[
@@ -186,6 +186,8 @@ def generation(options: GenerationOptions) -> bool:
     host with LRU, LFU, GDSF, PGDSF and an oracle, and the generator's dispatcher with four servers,
     one of which is killed. With --parts real it sends the same prompts to a real vLLM and compares
     the cached tokens; with real-replicas to two, each prompt to the server that it is simulated on.
+    With real-kill the generator's stage sends the prompts of zipf to two, and one of them is killed
+    with SIGKILL and started again.
 
     A backlog is the number of prompts that wait. Passages may change places where the loss of score
     allows it. Simulated rows take some minutes, one process for each stream.
@@ -193,8 +195,8 @@ def generation(options: GenerationOptions) -> bool:
     Ends with 1 when a promise is broken: with a backlog of 1,024 and no bound of overtaking 27 % of
     the tokens of the natural stream are cached, and 60 % by Zipf, in prompts of the template
     cited_json; with four servers 54 %, none with over 1.05 of the mean requests; after a kill no
-    block is credited that is not there; and simulated shares are within 0.005 of vLLM's, 0.01 with
-    two of them.
+    block is credited that is not there, and all prompts are answered once; and simulated shares are
+    within 0.005 of vLLM's, 0.01 with two of them.
 
     Example:  carpool bench generation --data DATA --json generation.json
 

@@ -17,10 +17,11 @@ from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
-from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data, read_passages
 from bench.generation.block_simulator import CacheSize
 from bench.generation.cli import REAL_PARTS, GenerationOptions
 from bench.generation.generation_tables import print_generation
+from bench.generation.killed_server import KilledServer, kill_one_of_two
 from bench.generation.llm_server import llm_server
 from bench.generation.order_rows import (
     CASES,
@@ -78,6 +79,7 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierRow, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     real: tuple[RealRow, ...] = ()
+    killed: KilledServer | None = None
 
 
 def run(options: GenerationOptions) -> bool:
@@ -93,8 +95,7 @@ def run(options: GenerationOptions) -> bool:
         if _parts(options) - set(REAL_PARTS):
             result = _simulate(options, data, model_dir, tell)
         if _parts(options) & set(REAL_PARTS):
-            real = _ask_vllm(options, data, model_dir, tell)
-            result = msgspec.structs.replace(result, real=tuple(real))
+            result = _ask_vllm(options, data, model_dir, result, tell)
     report = start.report(
         "generation",
         settings=reported(msgspec.structs.replace(options, llm=model_dir.name)),
@@ -151,6 +152,19 @@ def promises_of(result: GenerationResult) -> dict[str, bool]:
     if several := [row for row in result.real if row.servers > 1]:
         promises[f"of several servers the simulated hit share is within {REPLICAS_OFF_MAX}"] = all(
             abs(row.off) <= REPLICAS_OFF_MAX for row in several
+        )
+    if (killed := result.killed) is not None:
+        promises[
+            "after a kill of a real vLLM all are answered once, and none is credited in vain"
+        ] = (
+            killed.answered == killed.prompts
+            and not killed.answered_twice
+            and not killed.blocks_while_down
+            and not killed.credited_in_vain
+        )
+        promises[f"the simulated hit share of each is within {REPLICAS_OFF_MAX} then"] = all(
+            abs(part.simulated_share - part.reported_share) <= REPLICAS_OFF_MAX
+            for part in killed.parts
         )
     return promises
 
@@ -220,38 +234,62 @@ def _simulate_stream(
 
 
 def _ask_vllm(
-    options: GenerationOptions, data: EvaluationData, model_dir: Path, tell: Tell
-) -> list[RealRow]:
+    options: GenerationOptions,
+    data: EvaluationData,
+    model_dir: Path,
+    simulated: GenerationResult,
+    tell: Tell,
+) -> GenerationResult:
+    """Returns the simulated result with the rows of real servers."""
     natural = natural_stream(data, passages=options.passages)
     streams: dict[StreamName, Sequence[Ask]] = {
         name: make_stream(name, natural, asks=options.real_prompts, seed=options.seed)
         for name in REAL_STREAMS
         if name in _streams(options)
     }
-    parts = _parts(options)
-    arguments = ["--num-gpu-blocks-override", str(options.kv_tokens // options.block_tokens)]
+    parts, folders, arguments = _parts(options), _vllm_folders(options), _vllm_args(options)
+    rows: list[RealRow] = []
+    if parts & {"real", "real-replicas"}:
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(llm_server(None, None, str(model_dir), folder, arguments))
+                for folder in folders
+            ]
+            size = cache_size(servers[0], concurrency=_size(options).concurrency)
+            _, renderer = _renderer(options, data, model_dir, options.template)
+            if "real" in parts:
+                rows += real_rows(streams, servers[0], size, renderer, tell)
+            if "real-replicas" in parts and REPLICA_STREAM in streams:
+                asks = streams[REPLICA_STREAM]
+                rows.append(real_replicas_row(REPLICA_STREAM, asks, servers, size, renderer, tell))
+    killed = None
+    if "real-kill" in parts and REPLICA_STREAM in streams:
+        killed = kill_one_of_two(
+            streams[REPLICA_STREAM],
+            read_passages(data.corpus_path),
+            model_dir=model_dir,
+            folders=folders,
+            vllm_args=arguments,
+            backlog=REAL_REPLICAS.backlog,
+            tell=tell,
+        )
+    return msgspec.structs.replace(simulated, real=tuple(rows), killed=killed)
+
+
+def _vllm_args(options: GenerationOptions) -> tuple[str, ...]:
+    blocks = str(options.kv_tokens // options.block_tokens)
+    arguments = ["--num-gpu-blocks-override", blocks]
     if options.layers is not None:
         arguments += ["--load-format", "dummy"]
         arguments += ["--hf-overrides", f'{{"num_hidden_layers": {options.layers}}}']
-    rows: list[RealRow] = []
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(llm_server(None, None, str(model_dir), folder, tuple(arguments)))
-            for folder in _vllm_folders(options)
-        ]
-        size = cache_size(servers[0], concurrency=_size(options).concurrency)
-        _, renderer = _renderer(options, data, model_dir, options.template)
-        if "real" in parts:
-            rows += real_rows(streams, servers[0], size, renderer, tell)
-        if "real-replicas" in parts and REPLICA_STREAM in streams:
-            asks = streams[REPLICA_STREAM]
-            rows.append(real_replicas_row(REPLICA_STREAM, asks, servers, size, renderer, tell))
-    return rows
+    return tuple(arguments)
 
 
 def _vllm_folders(options: GenerationOptions) -> list[Path]:
     """Returns a folder for each vLLM of the run."""
-    count = REAL_REPLICAS.servers if "real-replicas" in _parts(options) else 1
+    count = (
+        1 if _parts(options).isdisjoint(("real-replicas", "real-kill")) else REAL_REPLICAS.servers
+    )
     return [options.work / "generation" / f"vllm-{number}" for number in range(1, count + 1)]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from bench.generation.killed_server import KilledServer
 from bench.generation.order_rows import OrderRow
 from bench.generation.real_rows import RealRow
 from bench.generation.replica_rows import ReplicaRow
@@ -27,6 +28,8 @@ def print_generation(console: Console, result: GenerationResult) -> None:
         console.print(replicas_table(result.replicas))
     if result.real:
         console.print(real_table(result.real))
+    if result.killed is not None:
+        console.print(killed_table(result.killed))
 
 
 def orders_table(rows: Sequence[OrderRow]) -> Table:
@@ -97,5 +100,25 @@ def real_table(rows: Sequence[RealRow]) -> Table:
             *(row.stream, str(row.servers), row.order, str(row.backlog), str(row.prompts)),
             *(f"{row.simulated_share:.4f}", f"{row.reported_share:.4f}", f"{row.off:+.4f}"),
             str(row.equal_prompts),
+        )
+    return table
+
+
+def killed_table(killed: KilledServer) -> Table:
+    """Returns a line for each part of the run."""
+    ready = "no longer" if killed.ready_after_s is None else f"after {killed.ready_after_s} s"
+    table = Table(
+        *("server", "prompts", "simulated", "reported", "prompts with equal counts"),
+        title="Cached share of the prompt tokens, simulated and as a real vLLM reports it",
+        caption=f"{killed.answered} of {killed.prompts} answered, {killed.answered_twice} twice; "
+        f"{killed.lost_requests} requests were lost with the killed server; its "
+        f"{killed.blocks_at_kill} blocks counted as cached for {killed.emptied_after_ms} ms, later "
+        f"{killed.blocks_while_down}; ready again: {ready}; answers credited in vain: "
+        f"{killed.credited_in_vain}",
+    )
+    for part in killed.parts:
+        table.add_row(
+            *(part.server, str(part.prompts), f"{part.simulated_share:.4f}"),
+            *(f"{part.reported_share:.4f}", str(part.equal_prompts)),
         )
     return table

@@ -27,7 +27,7 @@ from carpool.vllm import (
     vllm_environment,
 )
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
 TIMEOUT_S = 30.0
 
 
@@ -88,6 +88,15 @@ def llm_server(
     if url is not None:
         yield LlmAddress(url=url, model=model or _first_model(url), is_own=False)
         return
+    with own_vllm(model_dir, folder, extra_args) as (address, _):
+        yield address
+
+
+@contextmanager
+def own_vllm(
+    model_dir: str | None, folder: Path, extra_args: tuple[str, ...] = ()
+) -> Iterator[tuple[LlmAddress, ServiceProcess]]:
+    """Yields a vLLM that the run starts, and its process. See `llm_server`."""
     settings = VllmSettings(extra_args=extra_args)
     if model_dir:
         settings = msgspec.structs.replace(settings, model_dir=model_dir)
@@ -105,13 +114,14 @@ def llm_server(
     process.start()
     try:
         process.wait_ready(START_TIMEOUT_S)
-        yield LlmAddress(
+        address = LlmAddress(
             url=f"http://{LOOPBACK}:{port}/v1",
             model=model_name(settings),
             is_own=True,
             passages_max=passages_for(settings),
             kv_events=kv_events,
         )
+        yield address, process
     finally:
         process.stop()
 

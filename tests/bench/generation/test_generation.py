@@ -18,6 +18,7 @@ from bench.generation.block_simulator import BlockSimulator, CacheSize
 from bench.generation.cli import PARTS, GenerationOptions
 from bench.generation.generation import GenerationResult, promises_of
 from bench.generation.generation_tables import print_generation
+from bench.generation.killed_server import KilledServer, Sent, ServerPart, part_of
 from bench.generation.llm_server import LlmAddress
 from bench.generation.order_rows import CASES, PROMISED_CASES, OrderBench, OrderRow
 from bench.generation.real_rows import (
@@ -215,6 +216,24 @@ REPLICA = ReplicaRow(
     unanswered=0,
     miscredited_blocks=0,
 )
+KILLED = KilledServer(
+    backlog=9,
+    prompts=9,
+    statuses={"ok": 8, "partial": 1},
+    answered_twice=0,
+    killed_after=3,
+    lost_requests=2,
+    blocks_at_kill=5,
+    emptied_after_ms=10,
+    blocks_while_down=0,
+    ready_after_s=None,
+    credited_in_vain=0,
+    parts=(
+        ServerPart(
+            server="other", prompts=9, simulated_share=0.5, reported_share=0.495, equal_prompts=8
+        ),
+    ),
+)
 ORDER = OrderRow(
     stream="zipf",
     template="cited_json",
@@ -223,6 +242,32 @@ ORDER = OrderRow(
     hit_share=0.6,
     computed_per_answer=9.0,
 )
+
+
+def test_prompts_that_a_server_had_before_are_simulated_and_not_counted() -> None:
+    ids = renderer().token_ids(ASKS[0], (0, 1))
+    cached = len(ids) // BLOCK * BLOCK
+    sent = [Sent(0.0, ids, 0), Sent(1.0, ids, cached), Sent(2.0, ids), Sent(3.0, ids, 0)]
+    part = part_of("other", sent, 1.0, SIZE)
+    assert (part.prompts, part.equal_prompts) == (2, 1)
+    assert part.simulated_share == 2 * part.reported_share == cached / len(ids)
+    assert part_of("other", sent, 4.0, SIZE).prompts == 0
+
+
+def held_after_kill(**changed: object) -> list[bool]:
+    killed = msgspec.structs.replace(KILLED, **changed)
+    return list(promises_of(GenerationResult(killed=killed)).values())
+
+
+def test_a_kill_that_loses_a_prompt_or_credits_lost_blocks_breaks_its_promise() -> None:
+    assert held_after_kill() == [True, True]
+    assert held_after_kill(statuses={"ok": 8}) == [False, True]
+    assert held_after_kill(statuses={"ok": 8, "failed": 1}) == [False, True]
+    assert held_after_kill(statuses={"ok": 10}, answered_twice=1) == [False, True]
+    assert held_after_kill(blocks_while_down=1) == [False, True]
+    assert held_after_kill(credited_in_vain=1) == [False, True]
+    part = msgspec.structs.replace(KILLED.parts[0], reported_share=0.48)
+    assert held_after_kill(parts=(part,)) == [True, False]
 
 
 def held(**rows: Sequence[object]) -> list[bool]:
@@ -257,10 +302,11 @@ def test_the_tables_show_shares_side_by_side() -> None:
         tiers=tuple(tier_rows("zipf", prompts, 4 * BLOCK)),
         replicas=(REPLICA,),
         real=(REAL,),
+        killed=KILLED,
     )
     print_generation(console, result)
     shown = console.export_text()
-    for text in ("60.0%; 9", "pgdsf", "1.01", "+0.0040"):
+    for text in ("60.0%; 9", "pgdsf", "1.01", "+0.0040", "0.4950"):
         assert text in shown
 
 
