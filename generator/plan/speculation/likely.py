@@ -27,8 +27,8 @@ SHARE_MIN = 0.75
 """The least share of earlier drafts in the same state whose passages were final. Higher ones waste
 less and hide less."""
 PRIOR_SEARCHES = 2
-"""The rule of `stable` counts as so many earlier searches in the same state. With 5 the waste
-is higher, and the wait is about the same."""
+"""The rule of `stable` counts as so many earlier searches in the same state. With more of
+them the first searches waste more."""
 COUNTED_MAX = 4_000
 """After so many searches in a state its counts are halved, so that new searches weigh more."""
 DONE_CLASSES = 16
