@@ -81,6 +81,12 @@ def test_a_token_takes_the_known_bytes_of_the_kv_cache(
     assert found.kv_bytes_a_token == kv_bytes
 
 
+def test_a_kv_cache_of_a_gibibyte_has_the_tokens_that_vllm_says(tmp_path: Path) -> None:
+    found = read_model_memory(model(tmp_path, SMOLLM2_135M), dtype="float32")
+    block_bytes = 32 * found.kv_bytes_a_token
+    assert (1 << 30) // block_bytes * 32 == 23_296  # as vLLM 0.32 logged it, with blocks of 32
+
+
 @pytest.mark.parametrize(
     ("stored", "dtype", "weights_bytes"),
     [

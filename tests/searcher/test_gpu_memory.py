@@ -94,6 +94,13 @@ def test_where_search_is_fast_enough_the_shard_gets_nothing() -> None:
     assert split.utilization == pytest.approx(79 / 80, abs=1e-3)
 
 
+def test_a_shard_of_two_steps_is_chosen_where_it_is_enough() -> None:
+    # A step is 0.08 GiB.
+    retrieval = MeasuredRates([(0, 10.0), (GIB // 5, 20.0), (GIB, 20.5)])
+    split = choose_gpu_split(CARD, MeasuredRates([(0, 20.0)]), retrieval, shard_bytes_max=GIB)
+    assert 0.19 * GIB <= split.shard_bytes <= 0.28 * GIB
+
+
 def test_both_sides_are_equal_where_both_need_the_memory() -> None:
     generation = MeasuredRates([(60 * GIB, 60.0)])  # one a GiB
     retrieval = MeasuredRates([(0, 10.0), (60 * GIB, 130.0)])  # 10, and two more a GiB
