@@ -74,3 +74,14 @@ def shares_of(option: str, text: str) -> tuple[float, ...]:
             f"{option} {text}: name shares of all bytes, above 0 and at most 1, such as 0.1,0.2"
         )
     return shares
+
+
+def counts_of(option: str, text: str) -> tuple[int, ...]:
+    """Returns the counts of an option, such as 1,8,32. Raises `BadParameter`."""
+    try:
+        counts = tuple(int(count) for count in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter(f"{option} {text}: name counts of 1 or more, such as 1,8,32")
+    return counts
