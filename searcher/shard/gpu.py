@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -103,7 +104,10 @@ class GpuShard:
         self._computed: Any = torch.float16 if is_cuda else torch.float32
         # Products of float16 on a GPU have sums of float32. Other devices do not know the option.
         self._sums: dict[str, Any] = {"out_dtype": torch.float32} if is_cuda else {}
-        self._take_memory(bytes_max - (LIBRARY_BYTES if is_cuda else 0), len(rotation))
+        self._take_memory(bytes_max, LIBRARY_BYTES if is_cuda else 0, len(rotation))
+        # cuBLAS keeps a workspace for each thread, and uses that of a thread that has ended again.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(self._warm_up, len(rotation)).result()
 
     def _open_codec(self, numbers: ShardNumbers, rotation: Float32) -> None:
         """Clusters are encoded as by other devices. A row is (codes - `_zero`) * `_step`."""
@@ -116,9 +120,15 @@ class GpuShard:
         if numbers == "sq8":
             self._zero, self._step = _SQ8_ZERO, 2 * SQ8_REACH / 255 / dimension**0.5
 
-    def _take_memory(self, bytes_max: int, dimension: int) -> None:
+    def _warm_up(self, dimension: int) -> None:
+        """Starts the libraries of the GPU, which takes up to a second: no query waits for it."""
+        self.load(ClusterId(0), 0, np.zeros((1, dimension), np.float32))
+        self.scan(np.zeros((1, dimension), np.float32), [np.zeros(1, np.int64)], 1)
+        self.drop(ClusterId(0))
+
+    def _take_memory(self, bytes_max: int, library_bytes: int, dimension: int) -> None:
         blocks = divide_gpu_memory(
-            bytes_max,
+            bytes_max - library_bytes,
             dimension=dimension,
             stored_bytes=self._stored.itemsize,
             computed_bytes=self._computed.itemsize,
@@ -126,8 +136,8 @@ class GpuShard:
         )
         if blocks is None:
             raise ConfigError(
-                f"the hot shard has {bytes_max} bytes of the GPU for vectors and scans, and they "
-                "hold no block of rows; raise searcher.shard_bytes_max"
+                f"the hot shard may take {bytes_max} bytes of the GPU, and scans need as much: no "
+                "block of rows has room; raise searcher.shard_bytes_max"
             )
         self._blocks = blocks
         self.capacity_bytes = blocks.capacity_bytes
@@ -155,16 +165,6 @@ class GpuShard:
         self._owners = np.full(blocks.count, self._nlist, np.int64)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # the books are filled before other streams use them
-        self._warm_up(dimension)
-
-    def _warm_up(self, dimension: int) -> None:
-        """Scans a free block. The first products load CUDA's libraries, which takes a second."""
-        with self._scans.work():
-            factors = torch.zeros((1, dimension), dtype=self._computed, device=self._device)
-            nothing = self._on_device(np.empty(0, np.int64))
-            chosen = self._best_blocks(factors, nothing, np.zeros(1, np.int64), 1)
-            self._best_rows(factors, *chosen, 1)
-        self._scans.wait()
 
     def size_bytes(self, row_count: int) -> int:
         """Returns what a cluster of `row_count` rows takes: whole blocks, with their books."""
