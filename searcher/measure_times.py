@@ -12,27 +12,32 @@ from typing import Self
 import faiss
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.clock import Clock
 from carpool.codes.faiss_codes import CodeScanner
 from carpool.codes.margin import first_count
-from searcher.codes.executor import SCAN_QUERIES_MAX
-from searcher.plan.search_times import TimeSample
+from searcher.plan.search_times import QUERIES_A_SCAN, TimeSample
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-SHARES = (1.0, 0.5, 0.25)
+SHARES = (1.0, 0.5, 0.25, 0.1)
 """Shares of the clusters of each query that are scanned."""
 BUDGET_US = 1_000_000
 ROUNDS_MIN = 3
 ROUNDS_MAX = 100
+QUERIES_A_ROUND = 16
+"""For each sample, at least. Queries differ in how many rows their clusters have."""
 TOP_K = 10
 
 
 class BatchScans:
-    """Scans batches of queries as `CodesExecutor` does, on threads of its own."""
+    """Scans batches of queries as `CodesExecutor` does, on threads of its own.
+
+    Sets BLAS to one thread in the whole process while it is open, as searchers do.
+    """
 
     def __init__(self, scanner: CodeScanner, codec: str, clock: Clock, threads: int = 0) -> None:
         """`scanner`: with codes of `codec` in memory; `threads`: 0 for one a core."""
@@ -46,6 +51,7 @@ class BatchScans:
 
     def __enter__(self) -> Self:
         """Itself."""
+        self._blas = threadpool_limits(limits=1, user_api="blas")
         return self
 
     def __exit__(
@@ -56,6 +62,7 @@ class BatchScans:
     ) -> None:
         """Ends the threads."""
         self._pool.shutdown(cancel_futures=True)
+        self._blas.restore_original_limits()
 
     def time_us(self, queries: Float32, probes: Sequence[Int64]) -> int:
         """Returns the time until the last query of a batch is scanned; 0 if there is no cluster.
@@ -68,7 +75,7 @@ class BatchScans:
         while left or running:
             while left and len(running) < self.threads:
                 share = -(-len(left) // (self.threads - len(running)))
-                count = min(share, SCAN_QUERIES_MAX)
+                count = min(share, QUERIES_A_SCAN)
                 taken, left = left[:count], left[count:]
                 running.add(
                     self._pool.submit(
@@ -93,31 +100,37 @@ def measure_times(
     budget_us: int = BUDGET_US,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> list[TimeSample]:
-    """Returns a sample for each size of batch and share of clusters: the median of its rounds.
+    """Returns a sample for each size of batch and share of clusters: the median of its batches.
 
-    `queries`: (n, dim) float32; `probes`: the clusters of each. Batches are of queries and clusters
-    that a seeded generator takes. `on_round` gets the microseconds since the last call. Blocks for
-    about `budget_us`, or for `ROUNDS_MIN` rounds where these take longer: some 400 scans of a
-    query. Other work on the same cores makes the times longer, as it makes searches.
+    `queries`: (n, dim) float32; `probes`: the clusters of each. Every batch is of other queries and
+    clusters, which a seeded generator takes: those of the last batch are in the caches of the CPU.
+    `on_round` gets the microseconds since the last call. Blocks for about `budget_us`, or for
+    `ROUNDS_MIN` rounds where these take longer: some 1,000 scans of a query. Other work on the same
+    cores makes the times longer, as it makes searches.
     """
     random = np.random.default_rng(0)
-    cells = [(batch, share) for batch in BATCHES for share in SHARES]
-    samples: list[list[TimeSample]] = [[] for _ in cells]
+    cells = [
+        (size, share)
+        for size in BATCHES
+        for share in SHARES
+        for _ in range(max(1, QUERIES_A_ROUND // size))
+    ]
+    samples: dict[tuple[int, float], list[TimeSample]] = {cell: [] for cell in cells}
     began_us = last_us = clock.now_us()
     for number in range(ROUNDS_MAX):
         for at in random.permutation(len(cells)).tolist():
-            batch, share = cells[at]
-            chosen = random.integers(len(queries), size=batch).tolist()
+            size, share = cells[at]
+            chosen = random.integers(len(queries), size=size).tolist()
             some = [_some(probes[one], share, random) for one in chosen]
             took_us = scans.time_us(queries[chosen], some)
             scanned = sum(map(len, some)) / sum(len(probes[one]) for one in chosen)
-            samples[at].append(TimeSample(batch, scanned, took_us))
+            samples[cells[at]].append(TimeSample(size, scanned, took_us))
         now_us = clock.now_us()
         on_round(now_us - last_us)
         last_us = now_us
-        if number >= ROUNDS_MIN and now_us - began_us >= budget_us:
+        if number + 1 >= ROUNDS_MIN and now_us - began_us >= budget_us:
             break
-    return [_median(rounds[1:]) for rounds in samples]  # the first round only warms up
+    return [_median(batches) for batches in samples.values()]
 
 
 def _some(clusters: Int64, share: float, random: np.random.Generator) -> Int64:
@@ -126,9 +139,9 @@ def _some(clusters: Int64, share: float, random: np.random.Generator) -> Int64:
     return clusters[np.sort(random.permutation(len(clusters))[:count])]
 
 
-def _median(rounds: Sequence[TimeSample]) -> TimeSample:
+def _median(batches: Sequence[TimeSample]) -> TimeSample:
     return TimeSample(
-        rounds[0].batch,
-        float(np.mean([one.share for one in rounds])),
-        float(np.median([one.took_us for one in rounds])),
+        batches[0].batch,
+        float(np.mean([one.share for one in batches])),
+        float(np.median([one.took_us for one in batches])),
     )

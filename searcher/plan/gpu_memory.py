@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from carpool.errors import ConfigError
-from searcher.plan.hot_set import BATCH_MAX, NestedHotSets
+from searcher.plan.hot_set import NestedHotSets, batch_sizes
 from searcher.plan.search_times import SearchTimes, batch_time_us
 
 UTILIZATION_STEPS = 1_000
@@ -30,6 +30,8 @@ activations for Llama 3 8B on a GPU of 80 GB (vllm-project/vllm, pull request 10
 """
 KEPT_BYTES = 1 << 30
 """The searcher's CUDA context and the buffers of its scans, and gaps in memory: an assumption."""
+POINTS_MAX = 128
+"""Of the curve of searches a second; lines between them are as good as more points."""
 STEP_OVERHEAD_US = 2_000.0
 """Of a step of vLLM, beside the time of the GPU: an assumption."""
 
@@ -122,22 +124,34 @@ def retrieval_points(
     target_us: float = 0.0,
     scan_bytes_per_s: float = math.inf,
 ) -> list[tuple[int, float]]:
-    """Returns bytes of each hot set, and the searches a second with it: points of `MeasuredRates`.
+    """Returns bytes of hot sets, and the searches a second with each: points of `MeasuredRates`.
 
     `target_us`: only batches count whose search takes at most half of it (VectorLiteRAG, Eq. 9); 0:
     all. `scan_bytes_per_s`: what the GPU scans. It works beside the threads, so the slower side
     decides. The paper has no such term: its GPU is never the slower side.
     """
-    batches = np.arange(1, BATCH_MAX + 1, dtype=float)
-    took_us = batch_time_us(times, batches[None, :], sets.cautious[:, None], sets.least_hit_rates())
-    counts = (2 * took_us <= target_us) if target_us > 0 else np.ones_like(took_us, bool)
-    cpu_per_s = np.where(counts, batches * 1e6 / took_us, 0.0).max(axis=1)  # Eq. 6
+    last = len(sets.size_bytes) - 1
+    numbers = np.unique(np.linspace(0, last, min(last, POINTS_MAX) + 1).astype(np.int64))
+    cpu_per_s = [_searches_per_s(sets, number, times, target_us) for number in numbers.tolist()]
     hot_clusters = np.cumsum(np.diff(sets.size_bytes, prepend=0) > 0)  # without empty ones
     hit_bytes = sets.means * sets.nprobe * sets.size_bytes / np.maximum(hot_clusters, 1)
-    per_s = np.minimum(cpu_per_s, scan_bytes_per_s / np.maximum(hit_bytes, 1))
+    per_s = np.minimum(cpu_per_s, scan_bytes_per_s / np.maximum(hit_bytes[numbers], 1))
     # Of hot sets of the same bytes the largest counts: its last clusters are empty.
-    points = dict(zip(sets.size_bytes.tolist(), per_s.tolist(), strict=True))
+    points = dict(zip(sets.size_bytes[numbers].tolist(), per_s.tolist(), strict=True))
     return sorted(points.items())
+
+
+def _searches_per_s(
+    sets: NestedHotSets, number: int, times: SearchTimes, target_us: float
+) -> float:
+    """The searches a second of the best size of batch (Eq. 6); 0 where none meets the target."""
+    hits = sets.hits(number, cautious=True)
+    rates = [0.0]
+    for batch in batch_sizes(times.threads):
+        took_us = batch_time_us(times, hits, batch)
+        if target_us <= 0 or 2 * took_us <= target_us:
+            rates.append(batch * 1e6 / took_us)
+    return max(rates)
 
 
 def generation_model(

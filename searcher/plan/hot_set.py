@@ -8,23 +8,25 @@ searched), and that answers as many queries a second as the LLM (Eq. 7).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from schemas.record import ClusterId
-from searcher.plan.beta_binomial import Float64, correlations, least_hit_rates
-from searcher.plan.search_times import SearchTimes, batch_time_us
+from searcher.plan.beta_binomial import BetaBinomial, Float64, correlations
+from searcher.plan.search_times import QUERIES_A_SCAN, SearchTimes, batch_time_us
 
 Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 128
 """The largest batch that is considered."""
-STANDARD_ERRORS = 2.0
-"""The mean hit rate is taken to be lower than that of the profiled queries, by so many standard
-errors: the mean of a few hundred queries is known to some percent only."""
+STANDARD_ERRORS = 2.5
+"""Hit rates are taken to be lower, and to differ more, than those of the profiled queries, by so
+many standard errors: the mean of a few hundred queries is known to some percent only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,21 +35,27 @@ class NestedHotSets:
 
     `clusters`: (nlist,) int64, hottest first. The others are (nlist + 1,), by number of clusters:
     `size_bytes` int64; `means` and `correlations` float64, of the Beta-binomial distribution of
-    hits; `cautious`, the means less `STANDARD_ERRORS`. `nprobe`: clusters of a query, on average.
-    `queries`: how many were profiled.
+    hits; `low_means` and `high_correlations`, off by `STANDARD_ERRORS`. `nprobe`: clusters of a
+    query, on average. `queries`: how many were profiled.
     """
 
     clusters: Int64
     size_bytes: Int64
     means: Float64
     correlations: Float64
-    cautious: Float64
+    low_means: Float64
+    high_correlations: Float64
     nprobe: int
     queries: int
 
-    def least_hit_rates(self, batch_max: int = BATCH_MAX) -> Float64:
-        """Returns the expected least hit rates of batches: (nlist + 1, batch_max)."""
-        return least_hit_rates(self.cautious, self.correlations, self.nprobe, batch_max)
+    def hits(self, number: int, *, cautious: bool = False) -> BetaBinomial:
+        """Returns the hits of a query, of the hottest `number` clusters."""
+        means, correlation = (
+            (self.low_means, self.high_correlations)
+            if cautious
+            else (self.means, self.correlations)
+        )
+        return BetaBinomial(float(means[number]), float(correlation[number]), self.nprobe)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,16 +97,26 @@ def nested_hot_sets(probes: Sequence[Int64], size_bytes: Int64) -> NestedHotSets
     means, variances = _moments(places, owners, widths, nlist)
     used = widths[widths > 0]
     nprobe = max(1, round(float(used.mean()))) if len(used) else 1
-    errors = np.sqrt(variances / max(1, len(used) - 1))
+    off = STANDARD_ERRORS / math.sqrt(max(1, len(used) - 1))
     return NestedHotSets(
         clusters=clusters,
         size_bytes=np.concatenate([[0], np.cumsum(size_bytes[clusters])]).astype(np.int64),
         means=means,
         correlations=correlations(means, variances, nprobe),
-        cautious=np.clip(means - STANDARD_ERRORS * errors, 0, 1),
+        low_means=np.clip(means - off * np.sqrt(variances), 0, 1),
+        # The variance of normal numbers is known to sqrt(2 / n) of it; these are bounded.
+        high_correlations=correlations(means, variances * (1 + off * math.sqrt(2)), nprobe),
         nprobe=nprobe,
         queries=len(used),
     )
+
+
+class BestBatch(NamedTuple):
+    """A size of batch, its time, and how much of a target it takes: above 1 where one is missed."""
+
+    strain: float
+    batch: int
+    took_us: float
 
 
 def choose_hot_set(
@@ -150,38 +168,63 @@ def choose_among(
     bytes_max: int,
 ) -> HotSetChoice:
     """Returns one of `sets`; see `choose_hot_set`."""
-    batches = np.arange(1, BATCH_MAX + 1, dtype=float)
-    least = sets.least_hit_rates()
-    took_us = batch_time_us(times, batches[None, :], sets.cautious[:, None], least)
-    strain = np.zeros_like(took_us)  # at most 1: met
-    if target_us > 0:
-        strain = np.maximum(strain, 2 * took_us / target_us)  # Eq. 9
-    if queries_per_s > 0:
-        strain = np.maximum(strain, queries_per_s * took_us / 1e6 / batches)  # Eq. 6 and 7
     has_target = target_us > 0 or queries_per_s > 0
-    fitting = int(np.searchsorted(sets.size_bytes, bytes_max, side="right"))
-    meeting = np.flatnonzero((strain[:fitting] <= 1).any(axis=1))
+
+    def best_of(number: int) -> BestBatch:
+        hits = sets.hits(number, cautious=True)
+        return best_batch(hits, times, target_us=target_us, queries_per_s=queries_per_s)
+
+    number = max(0, int(np.searchsorted(sets.size_bytes, bytes_max, side="right")) - 1)
     if not sets.queries:
         number = 0
-    elif has_target and len(meeting):
-        number = int(meeting[0])
-    else:
-        number = max(0, fitting - 1)
-    at = int(strain[number].argmin())
-    meets = bool(strain[number, at] <= 1)
-    search_us = float(took_us[number, at])
+    elif has_target and best_of(number).strain <= 1:
+        number = _first(number, lambda fewer: best_of(fewer).strain <= 1)
+    best = best_of(number)
+    meets = best.strain <= 1
     return HotSetChoice(
         clusters=tuple(map(ClusterId, sets.clusters[:number].tolist())),
         size_bytes=int(sets.size_bytes[number]),
         mean_hit_rate=float(sets.means[number]),
-        least_hit_rate=float(least[number, at]),
-        batch=at + 1,
-        search_us=search_us,
+        least_hit_rate=sets.hits(number).expected_least(best.batch),
+        batch=best.batch,
+        search_us=best.took_us,
         meets=meets,
         reason=_why(sets, number, bytes_max, has_target=has_target, meets=meets)
-        + f"; batches of {at + 1} are searched in {search_us / 1000:.2f} ms, "
-        f"{(at + 1) * 1e6 / search_us:,.0f} queries a second",
+        + f"; batches of {best.batch} are searched in {best.took_us / 1000:.2f} ms, "
+        f"{best.batch * 1e6 / best.took_us:,.0f} queries a second",
     )
+
+
+def best_batch(
+    hits: BetaBinomial, times: SearchTimes, *, target_us: float, queries_per_s: float
+) -> BestBatch:
+    """Returns the size of batch that is farthest from missing a target. `hits`: of a query."""
+
+    def of(batch: int) -> BestBatch:
+        took_us = batch_time_us(times, hits, batch)
+        late = 2 * took_us / target_us if target_us > 0 else 0.0  # Eq. 9
+        slow = queries_per_s * took_us / 1e6 / batch  # Eq. 6 and 7
+        return BestBatch(max(late, slow), batch, took_us)
+
+    return min(map(of, batch_sizes(times.threads)))
+
+
+def batch_sizes(threads: int) -> list[int]:
+    """Returns the sizes that are considered: those that keep all threads at work to the end."""
+    at_once = QUERIES_A_SCAN * threads
+    return [*range(1, min(at_once, BATCH_MAX) + 1), *range(2 * at_once, BATCH_MAX + 1, at_once)]
+
+
+def _first(number: int, meets: Callable[[int], bool]) -> int:
+    """The fewest clusters that meet the targets. `number` do, and fewer have never more hits."""
+    missing = -1
+    while number - missing > 1:
+        middle = (missing + number) // 2
+        if meets(middle):
+            number = middle
+        else:
+            missing = middle
+    return number
 
 
 def _why(sets: NestedHotSets, number: int, bytes_max: int, *, has_target: bool, meets: bool) -> str:

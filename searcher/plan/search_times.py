@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from carpool.errors import RetryableError
+from searcher.plan.beta_binomial import BetaBinomial, Float64
 
-Float64 = npt.NDArray[np.float64]
-
+QUERIES_A_SCAN = 8
+"""The queries that `CodesExecutor` scans in one call at most."""
 ERROR_MAX = 0.25
 """Median relative error of a fit that can still choose a hot set."""
 
@@ -58,9 +58,8 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
             f"{len(samples)} samples do not say how long searches take: at least two sizes of "
             "batches and two shares of clusters are needed, and no time of 0"
         )
-    terms = np.stack(
-        [np.ones_like(batches), batches, shares * np.maximum(1, batches / threads)], axis=1
-    )
+    scans = [_queries_in_turn(sample.batch, threads) for sample in samples]
+    terms = np.stack([np.ones_like(batches), batches, shares * scans], axis=1)
     parts = _non_negative(terms / took_us[:, None])
     error = float(np.median(np.abs(terms @ parts / took_us - 1)))
     if parts[2] <= 0 or error > ERROR_MAX:
@@ -74,23 +73,31 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
     )
 
 
-def batch_time_us(
-    times: SearchTimes,
-    batch: int | Float64,
-    mean_hit_rate: float | Float64,
-    least_hit_rate: float | Float64,
-) -> Float64:
-    """Returns how long a batch of `batch` queries is searched, beside a shard. Arguments broadcast.
+def batch_time_us(times: SearchTimes, hits: BetaBinomial, batch: int) -> float:
+    """Returns how long a batch of `batch` queries is searched beside a shard. `hits`: of a query.
 
-    The scans take the larger of two times: of the query with the fewest hits, on one thread
-    (Eq. 5), and of the misses of all queries, shared by the threads. With more queries than threads
-    the mean decides, not the least, because a thread that has ended a query takes the next one.
+    Each thread scans up to `QUERIES_A_SCAN` queries in one call. The scans take the time of the
+    call with the fewest hits. Where each thread has one query, that is Eq. 5; the more queries a
+    call has, the closer it is to the mean, which the printed equation does not say. Queries that
+    wait for a call are shared by the threads.
     """
-    worst = 1 - np.asarray(least_hit_rate, float)
-    shared = (1 - np.asarray(mean_hit_rate, float)) * batch / times.threads
-    scans_us = times.scan_us * np.maximum(worst, shared)
-    took_us: Float64 = times.fixed_us + times.other_us * np.asarray(batch, float) + scans_us
-    return took_us
+    queries, calls = _first_calls(batch, times.threads)
+    fewest = hits.together(queries).expected_least(calls)
+    waiting = (batch - queries * calls) / times.threads if batch > queries * calls else 0.0
+    scans = queries * (1 - fewest) + waiting * (1 - hits.mean)
+    return times.fixed_us + times.other_us * batch + times.scan_us * scans
+
+
+def _first_calls(batch: int, threads: int) -> tuple[int, int]:
+    """The queries of each call that begins at once, and the number of these calls."""
+    queries = min(QUERIES_A_SCAN, -(-batch // threads))
+    return queries, min(threads, -(-batch // queries))
+
+
+def _queries_in_turn(batch: int, threads: int) -> float:
+    """How many equal queries are scanned one after the other."""
+    queries, calls = _first_calls(batch, threads)
+    return queries + max(0, batch - queries * calls) / threads
 
 
 def _non_negative(scaled: Float64) -> Float64:

@@ -12,7 +12,7 @@ from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from searcher.codes.load import ResidentCodes, load_codes
 from searcher.measure_times import BatchScans, measure_times
-from searcher.plan.search_times import batch_time_us, fit_search_times
+from searcher.plan.search_times import fit_search_times
 from tests.clocks import HandClock
 from tests.searcher.codes_rig import DIMENSION, NLIST, directions, make_index
 
@@ -53,7 +53,7 @@ def test_real_codes_are_measured_within_the_budget(codes: ResidentCodes) -> None
         took_us = clock.now_us() - began_us
         assert scans.time_us(queries[:2], [probes[0][:0]] * 2) < 10_000  # nothing to scan
     assert 300_000 <= took_us < 20_000_000 and sum(rounds) <= took_us
-    assert len({(one.batch, round(one.share, 2)) for one in samples}) == len(samples) == 21
+    assert len({(one.batch, round(one.share, 2)) for one in samples}) == len(samples) == 28
     assert min(one.took_us for one in samples) > 0
 
 
@@ -66,8 +66,8 @@ def test_the_line_of_a_machine_is_found() -> None:
         samples = measure_times(scans, random.random((50, 4)), probes, clock, budget_us=50_000)
     times = fit_search_times(samples, 1)
     assert times.scan_us == pytest.approx(16 * COST_US, rel=0.01)
-    assert batch_time_us(times, 8, 0.5, 0.5) == pytest.approx(8 * 8 * COST_US, rel=0.01)
-    assert len({len(one) for call in scanner.calls for one in call}) == 3  # shares
+    assert times.fixed_us + times.other_us * 8 < COST_US
+    assert len({len(one) for call in scanner.calls for one in call}) == 4  # shares
     assert max(map(len, scanner.calls)) == 8
 
 
