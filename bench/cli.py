@@ -18,6 +18,7 @@ from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, throughput, traffic
+from bench.shard.cli import hot_set
 from bench.simulator.cli import paged_codes, simulator
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 What is a cache policy worth?  carpool bench policies --data DATA
 Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions FILE
+Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
 Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench speculation --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
@@ -66,4 +68,5 @@ for command in (
     app.command()(command)
 app.command(name="paged-codes")(paged_codes)
 app.command(name="gpu-memory")(gpu_memory)
+app.command(name="hot-set")(hot_set)
 app.command(name="data")(grow_data)

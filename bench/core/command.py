@@ -33,15 +33,21 @@ def command(run: Callable[[Any], bool]) -> Callable[..., None]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default_factory()
-            if field.default is msgspec.NODEFAULT
-            else field.default,
+            default=_default_of(field),
             annotation=types[field.name],
         )
         for field in msgspec.structs.fields(record)
     ]
     vars(asked)["__signature__"] = inspect.Signature(parameters)
     return asked
+
+
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return inspect.Parameter.empty  # the option must be given
 
 
 def reported(options: msgspec.Struct) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def largest_hot_set(probes: Sequence[Int64], size_bytes: Int64, bytes_max: int) 
         clusters=tuple(map(ClusterId, sets.clusters[:number].tolist())),
         size_bytes=int(sets.size_bytes[number]),
         mean_hit_rate=float(sets.means[number]),
-        least_hit_rate=float(sets.least_hit_rates(1)[number, 0]),
+        least_hit_rate=sets.hits(number).expected_least(1),
         batch=0,
         search_us=0.0,
         meets=True,
