@@ -30,9 +30,9 @@ from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError, RetryableError
 from carpool.terminal import TerminalConsole
 from searcher.codes.load import load_codes
+from searcher.measure_times import BatchScans, measure_times
 from searcher.plan.hot_set import NestedHotSets, nested_hot_sets
 from searcher.plan.search_times import SearchTimes, batch_time_us, fit_search_times
-from searcher.shard.measure_times import BatchScans, measure_times
 
 HIT_RATE_OFF_MAX = 0.06
 TIME_OFF_MAX = 0.15

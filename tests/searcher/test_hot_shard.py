@@ -19,6 +19,7 @@ from carpool.disk.rotation import read_rotation
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from schemas.record import ClusterId
+from schemas.retrieval import Tier
 from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
 from searcher.shard.cluster_rows import ClusterRowsReader
@@ -54,7 +55,8 @@ class FailingDevice:
 
     def __init__(self, device: ShardDevice) -> None:
         self.device = device
-        self.tier, self.codec = device.tier, device.codec
+        self.tier: Tier = "gpu"  # so that results say which side scanned a cluster
+        self.codec, self.capacity_bytes = device.codec, device.capacity_bytes
         self.scan_error: Exception | None = None
         self.load_error: Exception | None = None
         self.may_scan = threading.Event()
@@ -124,7 +126,7 @@ def with_shard(
     shard = HotShard(
         device,
         ClusterRowsReader(opened, SegmentFiles(index.paths, "auto")),
-        HotSwaps(sizes, bytes_max, hot, np.zeros(NLIST)),
+        HotSwaps(sizes, int(sizes[list(hot)].sum()), hot, np.zeros(NLIST)),  # fills no room
         hot,
         first_rows(opened.layout, opened.extents),
         metrics,
@@ -181,7 +183,9 @@ def test_a_promise_is_kept_and_scores_are_exact(
         np.testing.assert_allclose(
             result.best.scores, scores_of(index, search, result), rtol=0, atol=1e-6
         )
-        assert {probe.cluster for probe in result.probes} == set(search.clusters)
+        assert {probe.cluster: probe.tier for probe in result.probes} == {
+            cluster: "gpu" if cluster in HOT else "ram" for cluster in search.clusters
+        }
 
 
 def test_every_cluster_is_scanned_on_one_side(index: SmallIndex) -> None:
