@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from searcher.shard.hot_shard import HotShard
 from searcher.shard.open import DeviceName, open_device
 from searcher.store.files import SegmentFiles
 from tests.searcher.codes_rig import (
+    DIMENSION,
     NLIST,
     Running,
     cluster_ids,
@@ -88,11 +90,19 @@ class FailingDevice:
         self.device.close()
 
 
+class NoSwaps(HotSwaps):
+    """Changes nothing: tests say what is swapped."""
+
+    def substage(self) -> Swaps | None:
+        return None
+
+
 @dataclass
 class WithShard:
     here: Running
     shard: HotShard
     device: FailingDevice
+    keys: Iterator[int] = field(default_factory=itertools.count)
 
     def wait_for(self, clusters: Sequence[ClusterId]) -> None:
         wait_until(lambda: self.shard.live == frozenset(clusters))
@@ -118,6 +128,7 @@ def with_shard(
     numbers: ShardNumbers = "float16",
     bytes_max: int = 16 << 20,
     paged_share: float | None = None,
+    planner: type[HotSwaps] = NoSwaps,
 ) -> Iterator[WithShard]:
     opened, metrics = open_index(index.dir), Metrics()
     device = FailingDevice(device_of(opened, name, numbers, bytes_max))
@@ -126,7 +137,7 @@ def with_shard(
     shard = HotShard(
         device,
         ClusterRowsReader(opened, SegmentFiles(index.paths, "auto")),
-        HotSwaps(sizes, int(sizes[list(hot)].sum()), hot, np.zeros(NLIST)),  # fills no room
+        planner(sizes, bytes_max, hot, np.zeros(NLIST)),
         hot,
         first_rows(opened.layout, opened.extents),
         metrics,
@@ -306,3 +317,21 @@ def test_a_damaged_cluster_is_not_loaded(tmp_path: Path) -> None:
         both.shard._orders.put(Swaps(leave=(), enter=HOT))
         both.wait_for(others)
         assert both.metric("shard_swaps_total", result="failed") == 1
+
+
+def test_clusters_that_queries_probe_enter_and_those_that_they_do_not_leave(
+    index: SmallIndex,
+) -> None:
+    sizes = [extent.row_count * (2 * DIMENSION + 8) for extent in index.extents]
+    room = sum(sizes) // 2
+    with with_shard(index, (), codec="flat", bytes_max=room, planner=HotSwaps) as both:
+        for hot in (range(6), range(6, NLIST)):
+            searches = [
+                replace(search, key=next(both.keys), clusters=cluster_ids(*some))
+                for search in questions(index, 40, 1)
+                for some in itertools.combinations(hot, 2)
+            ]
+            for start in range(0, len(searches), 40):
+                found = both.here.search(searches[start : start + 40])
+                assert missed(index, searches[start : start + 40], found) == 0
+            wait_until(lambda hot=hot: len(both.shard.live & set(hot)) >= 4)
