@@ -19,7 +19,7 @@ from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, throughput, traffic
 from bench.shard.cli import hot_set
-from bench.simulator.cli import paged_codes, simulator
+from bench.simulator.cli import hot_set_drift, paged_codes, simulator
 
 app = typer.Typer(
     name="bench",
@@ -46,6 +46,7 @@ Against others, in memory?     carpool bench search --index DIR
 What is a cache policy worth?  carpool bench policies --data DATA
 Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions FILE
 Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
+Do hot clusters follow?        carpool bench hot-set-drift --index DIR --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench speculation --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
@@ -69,4 +70,5 @@ for command in (
 app.command(name="paged-codes")(paged_codes)
 app.command(name="gpu-memory")(gpu_memory)
 app.command(name="hot-set")(hot_set)
+app.command(name="hot-set-drift")(hot_set_drift)
 app.command(name="data")(grow_data)

@@ -1,4 +1,4 @@
-"""The options of `carpool bench simulator` and `paged-codes`. Light to import."""
+"""The options of `carpool bench simulator`, `paged-codes` and `hot-set-drift`. Light to import."""
 
 from __future__ import annotations
 
@@ -129,6 +129,52 @@ def paged_codes(
         searchers=_counts("--searchers", searchers),
     )
     if not bench.run(index, questions, options, json_file):
+        raise typer.Exit(1)
+
+
+def hot_set_drift(
+    index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")],
+    data: DataOption = None,
+    nprobe: NprobeOption = 24,
+    shares: Annotated[
+        str, typer.Option("--shares", help="Shares of all clusters' bytes, with commas.")
+    ] = "0.05,0.1,0.2",
+    windows: Annotated[
+        str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
+    ] = "20,100",
+    ahead: Annotated[
+        int, typer.Option("--ahead", min=1, help="Windows that wait in Kafka, for the horizon.")
+    ] = 4,
+    orders: Annotated[int, typer.Option("--orders", min=1, help="Orders of the questions.")] = 3,
+    gpu: Annotated[
+        Literal["h100", "l40s"], typer.Option("--gpu", help="The GPU whose costs are assumed.")
+    ] = "h100",
+    json_file: JsonOption = None,
+) -> None:
+    """How soon does the hot shard follow when questions change, and what do swaps cost?
+
+    Simulates a searcher with a shard on a GPU: HotpotQA questions, then Natural Questions. Costs of
+    the CPU and the disk are measured first; those of the GPU are assumed, from its data sheet.
+
+    Ends with 1 when Carpool's hit rate is not within 3 points of a fresh calibration after 20
+    windows, p99 during swaps is over 1.2 times that before, or clusters leave in 200 windows of the
+    same questions.
+
+    Example:  carpool bench hot-set-drift --index my-index --data DATA --json drift.json
+    """
+    from bench.data.evaluation import find_data
+    from bench.simulator import hot_set_drift as bench
+    from bench.simulator.gpu_costs import H100, L40S
+
+    options = bench.HotSetDriftOptions(
+        nprobe=nprobe,
+        shares=shares_of("--shares", shares),
+        windows=_counts("--windows", windows),
+        ahead=ahead,
+        orders=orders,
+        gpu=H100 if gpu == "h100" else L40S,
+    )
+    if not bench.run(index, find_data(data), options, json_file):
         raise typer.Exit(1)
 
 

@@ -9,12 +9,13 @@ would gain little. Then it is settled again.
 
 *Counts* are decayed by query, not by window: windows have 1 query or 100, and a searcher with
 little to do must not forget its hot set in 50 queries. *The horizon:* queries that wait in Kafka
-are in the counts and in the test as those that arrived are, each once.
+are in the counts and in the test as those that arrived are, each once. *A change* is made
+cluster by cluster: the last are chosen by newer counts, and loads do not slow searches much.
 
 A change of questions that does not lower the hit rate goes unnoticed: the shard still does what it
 was sized for (VectorLiteRAG, section 4.1). Room that is free is filled without a test.
 
-Cost: a sort of the clusters for each window, and one for a change.
+Cost: a sort of the clusters for each window, and for each cluster that enters.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SUBSTAGES_MIN = 50
 MEMORY_QUERIES = 250
 """A query counts 1 / e after so many later ones. More: better counts. Fewer: newer counts."""
 CHURN_SHARE = 0.5
-"""Bytes that leave in one change, as a share of the shard; the last cluster may exceed it."""
+"""Bytes that leave in one change, as a share of the shard; the last part may exceed it."""
 STAYS = 0.5
 """By how much the root of a cluster's count must exceed that of one in the shard to replace it.
 
@@ -56,7 +57,7 @@ GAIN_MIN = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Swaps:
-    """First all of `leave` leave the shard, coldest first; then `enter` enter, hottest first."""
+    """A part of a change: first `leave` leave the shard, coldest first; then `enter` enter."""
 
     leave: tuple[ClusterId, ...]
     enter: tuple[ClusterId, ...]
@@ -74,7 +75,7 @@ def decayed_counts(probes: Sequence[Collection[int]], nlist: int) -> Float64:
 
 
 class HotSwaps:
-    """What is in the shard, and what is to be. One change is carried out at a time.
+    """What is in the shard, and what is to be.
 
     The shard has at most `bytes_max` at any time if the steps of each `Swaps` are done in order.
     """
@@ -94,8 +95,10 @@ class HotSwaps:
         self._held = np.zeros(len(size_bytes), bool)  # in the shard, or about to enter
         self._held[list(hot)] = True
         self._wanted = self._held.copy()
+        self._churn_bytes: int | None = None  # may still leave in this change; None: there is none
+        self._entered = np.zeros(len(size_bytes), bool)  # in this change, or could not
         self._running: dict[ClusterId, None] = {}  # clusters that enter or leave now
-        self._substages = 0  # since the last change
+        self._substages = 0  # since the last change began
         self._followed = 0.0  # queries known since the alarm
         self._settled: PageTest | None = None  # None: it follows
         if total := float(counts.sum()):
@@ -149,25 +152,31 @@ class HotSwaps:
     # ---- what to do
 
     def substage(self) -> Swaps | None:
-        """Counts a sub-stage and returns how the shard is to change; None: not now.
+        """Counts a sub-stage and returns the next part of a change; None: nothing is to be done.
 
-        The caller says of each cluster when it has `left` or is `loaded`. Until then nothing else
-        changes. A cluster that could not be loaded may be wanted again after 50 sub-stages.
+        One cluster enters at a time, chosen by the counts of that time: to load it takes a core
+        about as long as to search one or two queries, and a sub-stage has up to eight. The caller
+        carries out the parts in order, and says of each cluster when it has `left` or is `loaded`;
+        until then no other change begins. A cluster enters at most once in a change.
         """
         self._substages += 1
-        if self._running or self._substages < SUBSTAGES_MIN:
+        is_first = self._churn_bytes is None
+        if self._churn_bytes is None:
+            if self._running or self._substages < SUBSTAGES_MIN:
+                return None
+            self._churn_bytes = self._begin_change()
+        part = self._part(self._churn_bytes)
+        if part is None:
+            self._churn_bytes = None
             return None
-        has_followed = self._settled is None and self._followed >= FOLLOW_QUERIES_MIN
-        if has_followed and self._gain() < GAIN_MIN:
-            self._settled = PageTest()
-        may_leave = self._settled is None and self._followed >= QUERIES_MIN
-        swaps = self._swaps(int(CHURN_SHARE * self._bytes_max) if may_leave else 0)
-        if swaps is not None:
-            self._held[list(swaps.leave)] = False
-            self._held[list(swaps.enter)] = True
-            self._running = dict.fromkeys((*swaps.leave, *swaps.enter))
+        if is_first:
             self._substages = 0
-        return swaps
+        self._churn_bytes -= int(self._size_bytes[list(part.leave)].sum())
+        self._held[list(part.leave)] = False
+        self._held[list(part.enter)] = True
+        self._entered[list(part.enter)] = True
+        self._running |= dict.fromkeys((*part.leave, *part.enter))
+        return part
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the shard would have more than it may."""
@@ -208,18 +217,32 @@ class HotSwaps:
         lead = STAYS * self._held
         return np.argsort(-(np.sqrt(self._counts + self._waiting) + lead), kind="stable")
 
-    def _swaps(self, churn_bytes: int) -> Swaps | None:
-        """A change after which `churn_bytes` have left, less than a cluster more, or fewer."""
+    def _begin_change(self) -> int:
+        """Returns how many bytes may leave. Settles if another change would gain little."""
+        has_followed = self._settled is None and self._followed >= FOLLOW_QUERIES_MIN
+        if has_followed and self._gain() < GAIN_MIN:
+            self._settled = PageTest()
+        self._entered[:] = False
+        may_leave = self._settled is None and self._followed >= QUERIES_MIN
+        return int(CHURN_SHARE * self._bytes_max) if may_leave else 0
+
+    def _part(self, churn_bytes: int) -> Swaps | None:
+        """The hottest cluster enters, and as few of the coldest leave as it needs.
+
+        None: nothing is to enter, or it needs more than is free and may leave.
+        """
         order = self._hottest_first()
-        enter = order[(self._wanted & ~self._held)[order]]
-        free_bytes = self._bytes_max - int(self._size_bytes[self._held].sum())
-        enter = enter[np.cumsum(self._size_bytes[enter]) <= free_bytes + churn_bytes]
+        enter = order[(self._wanted & ~self._held & ~self._entered)[order]][:1]
         if not len(enter):
             return None
-        leave = order[(self._held & ~self._wanted)[order]][::-1]
-        left_bytes = np.cumsum(self._size_bytes[leave])  # before it, the first few are enough
+        free_bytes = self._bytes_max - int(self._size_bytes[self._held].sum())
         needed_bytes = int(self._size_bytes[enter].sum()) - free_bytes
-        leave = leave[left_bytes - self._size_bytes[leave] < needed_bytes]
+        leave = order[(self._held & ~self._wanted & ~self._entered)[order]][::-1]
+        before_bytes = np.cumsum(self._size_bytes[leave]) - self._size_bytes[leave]
+        leave = leave[before_bytes < needed_bytes]
+        lacks_room = int(self._size_bytes[leave].sum()) < needed_bytes
+        if lacks_room or (len(leave) and churn_bytes <= 0):
+            return None
         return Swaps(tuple(map(ClusterId, leave.tolist())), tuple(map(ClusterId, enter.tolist())))
 
 
