@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from searcher.plan.search_times import QUERIES_A_SCAN
+
 Int64 = npt.NDArray[np.int64]
 
 
@@ -30,8 +32,8 @@ class SearchCosts:
 
 class ShardedSearch:
     """A searcher with a shard. It is finer than the model that chooses the shard: each query has
-    its own hits and misses, clusters have their own sizes, and threads take one query after the
-    other.
+    its own hits and misses, clusters have their own sizes, and a thread that is free takes as many
+    queries as `CodesExecutor` gives it.
     """
 
     def __init__(self, costs: SearchCosts, rows: Int64, hot: npt.NDArray[np.bool_]) -> None:
@@ -46,12 +48,21 @@ class ShardedSearch:
         The GPU works beside the threads, so the slower side decides.
         """
         costs = self._costs
-        free_us = [0.0] * costs.threads
-        for clusters in probes:
-            own_us = costs.query_us + float(self._misses[clusters].sum()) * costs.scan_ns / 1_000
-            heapq.heapreplace(free_us, free_us[0] + own_us)
+        own_us = [
+            costs.query_us + float(self._misses[clusters].sum()) * costs.scan_ns / 1_000
+            for clusters in probes
+        ]
+        ends_us: list[float] = []
+        now_us, at = 0.0, 0
+        while at < len(own_us):
+            if len(ends_us) == costs.threads:
+                now_us = heapq.heappop(ends_us)
+            share = -(-(len(own_us) - at) // (costs.threads - len(ends_us)))
+            count = min(share, QUERIES_A_SCAN)
+            heapq.heappush(ends_us, now_us + sum(own_us[at : at + count]))
+            at += count
         hits = sum(int(self._hits[clusters].sum()) for clusters in probes)
         gpu_us = 0.0
         if hits:
             gpu_us = costs.launch_us + 1e6 * hits * costs.row_bytes / costs.gpu_bytes_per_s
-        return max(*free_us, gpu_us)
+        return max(*ends_us, gpu_us)
