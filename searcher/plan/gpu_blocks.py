@@ -12,8 +12,6 @@ BLOCK_ROWS = 32
 """Small blocks waste few rows at the end of a cluster; each has one estimate a query in a scan."""
 QUERIES_MAX = 64
 """Queries of one pass over the vectors; more take several passes."""
-GATHER_COST = 3
-"""Blocks that are gathered are read, written and read again."""
 BOOKS_BYTES = 3 * 8 + QUERIES_MAX * 5
 """Of a block beside its rows: its cluster, first row and row count, and in a scan a best score and
 a flag of each query.
@@ -99,10 +97,3 @@ def divide_gpu_memory(
         scratch_bytes=scratch_bytes,
         staging_blocks=staging_blocks,
     )
-
-
-def is_gathered(asked: int, span: int) -> bool:
-    """Returns whether `asked` blocks are gathered, or all `span` blocks from the first to the last
-    of them are scanned where they are: what moves fewer bytes.
-    """
-    return asked * GATHER_COST < span

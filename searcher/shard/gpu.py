@@ -23,7 +23,8 @@ from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
-from searcher.plan.gpu_blocks import BLOCK_ROWS, blocks_of, divide_gpu_memory, is_gathered
+from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
+from searcher.plan.gpu_blocks import BLOCK_ROWS, blocks_of, divide_gpu_memory
 from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers
 
 LIBRARY_BYTES = 64 << 20
@@ -161,8 +162,7 @@ class GpuShard:
                 f"the GPU has no {bytes_max} bytes for the hot shard: {error}; lower "
                 "searcher.shard_bytes_max, or the share of vLLM (--gpu-memory-utilization)"
             ) from error
-        # The cluster of each block; `nlist` where it is free.
-        self._owners = np.full(blocks.count, self._nlist, np.int64)
+        self._places = ClusterBlocks(self._nlist, blocks.count)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # the books are filled before other streams use them
 
@@ -175,18 +175,17 @@ class GpuShard:
     def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
         """As `ShardDevice.load`. Blocks until the last copy to the device is complete."""
         count = blocks_of(len(vectors))
-        free = np.flatnonzero(self._owners == self._nlist)
-        if count > len(free):
+        blocks = self._places.find_free(count)
+        if blocks is None:
             raise ShardFullError(
-                f"cluster {cluster} takes {count} blocks of the shard, and {len(free)} are free; "
-                "drop other clusters first"
+                f"cluster {cluster} takes {count} blocks of the shard, and fewer are free; drop "
+                "other clusters first"
             )
-        blocks = free[:count]  # the lowest, so that scans go over a short span
         for start in range(0, count, self._blocks.staging_blocks):
             some = blocks[start : start + self._blocks.staging_blocks]
             at = start * BLOCK_ROWS
             self._write(cluster, first_row + at, vectors[at : at + len(some) * BLOCK_ROWS], some)
-        self._owners[blocks] = cluster
+        self._places.take(cluster, blocks)
 
     def _write(self, cluster: int, first_row: int, vectors: Float32, blocks: Int64) -> None:
         """Writes rows to `blocks`. Rows that are missing in the last block repeat its last row, so
@@ -211,11 +210,10 @@ class GpuShard:
 
     def drop(self, cluster: ClusterId) -> None:
         """As `ShardDevice.drop`."""
-        blocks = np.flatnonzero(self._owners == cluster)
+        blocks = self._places.free(cluster)
         with self._loads.work():
             self._books[:, 0].index_fill_(0, self._on_device(blocks), self._nlist)
         self._loads.wait()
-        self._owners[blocks] = self._nlist
 
     # ---- the thread that scans
 
@@ -239,10 +237,8 @@ class GpuShard:
     ) -> tuple[Int64, Float32] | None:
         """Returns the rows and estimates of one pass, at most `count` of each query."""
         clusters = np.concatenate(probes)
-        asked = np.zeros(self._nlist + 1, np.bool_)
-        asked[clusters] = True
-        blocks = np.flatnonzero(asked[self._owners])
-        if not len(blocks):
+        blocks = self._places.to_scan(clusters)
+        if blocks is None:
             return None
         askers = np.repeat(np.arange(len(queries)), [len(one) for one in probes])
         if self._rotation is not None:
@@ -254,34 +250,37 @@ class GpuShard:
             rows, estimates = self._best_rows(factors, *chosen, count)
             return rows.cpu().numpy(), estimates.cpu().numpy()
 
-    def _best_blocks(self, factors: Any, pairs: Any, blocks: Int64, count: int) -> tuple[Any, Any]:
-        """Returns the `count` best blocks of each query, and which of them it asked for.
+    def _best_blocks(
+        self, factors: Any, pairs: Any, blocks: ScanBlocks, count: int
+    ) -> tuple[Any, Any]:
+        """Returns the `count` best of `blocks` for each query, and which of them it asked for.
 
-        `factors`: (n, dim); `pairs`: the asked (query, cluster) as query * (nlist + 1) + cluster;
-        `blocks`: all that any query asked for, ascending. Both results are (n, count or fewer).
+        `factors`: (n, dim); `pairs`: the asked (query, cluster) as query * (nlist + 1) + cluster.
+        Both results are (n, count or fewer).
         """
-        first, span = int(blocks[0]), int(blocks[-1] - blocks[0]) + 1
-        gathers = is_gathered(len(blocks), span)
-        places = self._on_device(blocks) if gathers else None
-        width = len(blocks) if gathers else span
+        span, gathered = blocks
+        places = None if gathered is None else self._on_device(gathered)
+        width = span.stop - span.start if gathered is None else len(gathered)
         query_count = len(factors)
         best = torch.empty((query_count, width), dtype=torch.float32, device=self._device)
-        is_copied = gathers or self._stored != self._computed
+        is_copied = places is not None or self._stored != self._computed
         chunk = self._blocks.chunk_blocks(query_count, is_copied=is_copied)
         for start in range(0, width, chunk):
             end = min(start + chunk, width)
-            some = slice(first + start, first + end) if places is None else places[start:end]
+            some: Any = slice(span.start + start, span.start + end)
+            if places is not None:
+                some = places[start:end]
             scores = torch.mm(factors, self._operand(some).flatten(0, 1).T, **self._sums)
             torch.amax(scores.view(query_count, -1, BLOCK_ROWS), 2, out=best[:, start:end])
             del scores  # before the next are computed
         is_other = torch.ones(
             query_count * (self._nlist + 1), dtype=torch.bool, device=self._device
         ).index_fill_(0, pairs, False)
-        owners = self._books[slice(first, first + span) if places is None else places, 0]
+        owners = self._books[span if places is None else places, 0]
         best.masked_fill_(is_other.view(query_count, -1).index_select(1, owners), _NOTHING)
         top = best.topk(min(count, width), 1, sorted=False)
         return (
-            top.indices + first if places is None else places[top.indices],
+            top.indices + span.start if places is None else places[top.indices],
             top.values > _NOTHING,
         )
 

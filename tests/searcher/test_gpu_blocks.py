@@ -1,16 +1,17 @@
-"""The memory of a shard on a GPU: never more than the budget, whatever is scanned."""
+"""The memory of a shard on a GPU: never more than the budget, and no block has two clusters."""
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from searcher.plan.cluster_blocks import ClusterBlocks
 from searcher.plan.gpu_blocks import (
     BLOCK_ROWS,
     QUERIES_MAX,
     blocks_of,
     divide_gpu_memory,
-    is_gathered,
 )
 
 MIB = 1 << 20
@@ -67,7 +68,67 @@ def test_a_cluster_takes_whole_blocks() -> None:
     assert [blocks_of(rows) for rows in (0, 1, 32, 33, 64, 1000)] == [0, 1, 1, 2, 2, 32]
 
 
+def blocks_with(*counts: int) -> ClusterBlocks:
+    """A hundred blocks, of which clusters 0, 1, ... have taken `counts`."""
+    blocks = ClusterBlocks(nlist=20, block_count=100)
+    for cluster, count in enumerate(counts):
+        take(blocks, cluster, count)
+    return blocks
+
+
+def take(blocks: ClusterBlocks, cluster: int, count: int) -> None:
+    found = blocks.find_free(count)
+    assert found is not None
+    blocks.take(cluster, found)
+
+
+def test_all_blocks_between_are_scanned_where_a_third_is_asked_for() -> None:
+    blocks = blocks_with(10, 38, 10)
+    assert blocks.to_scan(np.array([0, 2, 0])) == (slice(0, 58), None)
+    assert blocks.to_scan(np.array([1])) == (slice(10, 48), None)
+
+
 def test_blocks_are_gathered_where_fewer_than_a_third_are_asked_for() -> None:
-    assert is_gathered(33, 100)
-    assert not is_gathered(34, 100)
-    assert not is_gathered(1, 1)
+    scanned = blocks_with(10, 41, 10).to_scan(np.array([2, 0]))
+    assert scanned is not None and scanned.gathered is not None
+    assert scanned.span == slice(0, 61)
+    assert scanned.gathered.tolist() == [*range(10), *range(51, 61)]
+
+
+def test_clusters_without_rows_are_not_scanned() -> None:
+    blocks = blocks_with(4, 0, 3, 0)
+    assert blocks.to_scan(np.array([1, 3])) is None
+    assert blocks.to_scan(np.array([], np.int64)) is None
+    assert blocks.to_scan(np.array([1, 2])) == (slice(4, 7), None)
+
+
+def test_a_cluster_takes_the_lowest_free_blocks() -> None:
+    blocks = blocks_with(3, 4, 5)
+    assert blocks.free(1).tolist() == [3, 4, 5, 6]
+    assert blocks.find_free(93) is None
+    take(blocks, 7, 6)
+    blocks.check_integrity()
+    assert blocks.free(7).tolist() == [3, 4, 5, 6, 12, 13]
+
+
+@given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=60))
+def test_blocks_are_never_lost_or_given_twice(steps: list[tuple[int, int]]) -> None:
+    blocks, taken = blocks_with(), dict[int, list[int]]()
+    for cluster, count in steps:
+        if cluster in taken:
+            assert blocks.free(cluster).tolist() == taken.pop(cluster)
+        elif (found := blocks.find_free(count)) is None:
+            assert sum(map(len, taken.values())) + count > 100
+        else:
+            blocks.take(cluster, found)
+            taken[cluster] = found.tolist()
+        blocks.check_integrity()
+        asked = sorted(taken)[::2]
+        rows = {block for one in asked for block in taken[one]}
+        scanned = blocks.to_scan(np.array(asked, np.int64))
+        if scanned is None:
+            assert not rows
+        elif scanned.gathered is not None:
+            assert scanned.gathered.tolist() == sorted(rows)
+        else:
+            assert (scanned.span.start, scanned.span.stop) == (min(rows), max(rows) + 1)
