@@ -63,7 +63,7 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScanRow(msgspec.Struct, frozen=True, kw_only=True):
     """Scans of one batch size. `probes`: `hot`, the clusters of the shard among `nprobe` probed
-    ones; or `all`, every cluster for every question.
+    ones; or `all`, every cluster for one of the questions.
 
     `scanned_bytes`: mean bytes of the vectors that were asked for, each counted once a scan;
     `bandwidth_share`: these bytes over the median time, to what a copy moves in that time.
@@ -171,8 +171,8 @@ class FilledShard:
         ]
 
     def all_probes(self, batch: int) -> list[Int64]:
-        """Returns all clusters that questions may probe, for each question."""
-        return [np.arange(self.swapped.start)] * batch
+        """Returns all clusters that questions may probe, each for one of the questions."""
+        return np.array_split(self._random.permutation(self.swapped.start), batch)
 
 
 def run(options: ShardOptions, json_file: Path | None) -> bool:

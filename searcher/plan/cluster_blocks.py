@@ -55,7 +55,9 @@ class ClusterBlocks:
 
         `clusters`: (n,) int64, which may repeat. Blocks are gathered where that moves fewer bytes.
         """
-        asked = np.unique(clusters)
+        is_asked = np.zeros(len(self._spans), np.bool_)
+        is_asked[clusters] = True
+        asked = np.flatnonzero(is_asked)
         firsts, ends, counts = self._spans[asked].T
         count = int(counts.sum())
         if not count:

@@ -105,3 +105,10 @@ def test_a_gpu_must_be_near_its_bandwidth_and_not_slowed_by_loads(
 
 def test_the_speed_of_a_copy_is_that_of_a_memory() -> None:
     assert 1e8 < copy_bytes_per_s("cpu", 1 << 24) < 1e13
+
+
+def test_all_clusters_that_are_not_swapped_are_scanned_once() -> None:
+    shard = FilledShard(OPTIONS, "sq8", 10 * CLUSTER_ROWS)
+    probes = shard.all_probes(4)
+    assert len(probes) == 4 and min(map(len, probes)) >= 2
+    assert sorted(np.concatenate(probes).tolist()) == list(range(9))
