@@ -91,6 +91,38 @@ class BatchScans:
         return self._clock.now_us() - began_us
 
 
+class TimeRounds:
+    """Rounds of batches of every size and share of clusters, each of other queries and clusters.
+
+    The clusters of the last batch are in the caches of the CPU, so that no batch is scanned twice.
+    A seeded generator takes queries and clusters.
+    """
+
+    def __init__(self, scans: BatchScans, queries: Float32, probes: Sequence[Int64]) -> None:
+        """`queries`: (n, dim) float32; `probes`: the clusters of each."""
+        self._scans = scans
+        self._queries = queries
+        self._probes = probes
+        self._random = np.random.default_rng(0)
+        cells = [(size, share) for size in BATCHES for share in SHARES]
+        self._batches: dict[tuple[int, float], list[TimeSample]] = {cell: [] for cell in cells}
+        self._order = [cell for cell in cells for _ in range(max(1, QUERIES_A_ROUND // cell[0]))]
+
+    def scan(self) -> None:
+        """Scans a round, in a random order: some 300 scans of a query. Blocks."""
+        for at in self._random.permutation(len(self._order)).tolist():
+            size, share = self._order[at]
+            chosen = self._random.integers(len(self._queries), size=size).tolist()
+            some = [_some(self._probes[one], share, self._random) for one in chosen]
+            took_us = self._scans.time_us(self._queries[chosen], some)
+            scanned = sum(map(len, some)) / sum(len(self._probes[one]) for one in chosen)
+            self._batches[size, share].append(TimeSample(size, scanned, took_us))
+
+    def samples(self) -> list[TimeSample]:
+        """Returns a sample for each size and share: the median time of its batches."""
+        return [_median(batches) for batches in self._batches.values()]
+
+
 def measure_times(
     scans: BatchScans,
     queries: Float32,
@@ -100,37 +132,22 @@ def measure_times(
     budget_us: int = BUDGET_US,
     on_round: Callable[[int], None] = lambda _: None,
 ) -> list[TimeSample]:
-    """Returns a sample for each size of batch and share of clusters: the median of its batches.
+    """Returns a sample for each size of batch and share of clusters; see `TimeRounds`.
 
-    `queries`: (n, dim) float32; `probes`: the clusters of each. Every batch is of other queries and
-    clusters, which a seeded generator takes: those of the last batch are in the caches of the CPU.
     `on_round` gets the microseconds since the last call. Blocks for about `budget_us`, or for
-    `ROUNDS_MIN` rounds where these take longer: some 1,000 scans of a query. Other work on the same
-    cores makes the times longer, as it makes searches.
+    `ROUNDS_MIN` rounds where these take longer. Other work on the same cores makes the times
+    longer, as it makes searches.
     """
-    random = np.random.default_rng(0)
-    cells = [
-        (size, share)
-        for size in BATCHES
-        for share in SHARES
-        for _ in range(max(1, QUERIES_A_ROUND // size))
-    ]
-    samples: dict[tuple[int, float], list[TimeSample]] = {cell: [] for cell in cells}
+    rounds = TimeRounds(scans, queries, probes)
     began_us = last_us = clock.now_us()
-    for number in range(ROUNDS_MAX):
-        for at in random.permutation(len(cells)).tolist():
-            size, share = cells[at]
-            chosen = random.integers(len(queries), size=size).tolist()
-            some = [_some(probes[one], share, random) for one in chosen]
-            took_us = scans.time_us(queries[chosen], some)
-            scanned = sum(map(len, some)) / sum(len(probes[one]) for one in chosen)
-            samples[cells[at]].append(TimeSample(size, scanned, took_us))
+    for number in range(1, ROUNDS_MAX + 1):
+        rounds.scan()
         now_us = clock.now_us()
         on_round(now_us - last_us)
         last_us = now_us
-        if number + 1 >= ROUNDS_MIN and now_us - began_us >= budget_us:
+        if number >= ROUNDS_MIN and now_us - began_us >= budget_us:
             break
-    return [_median(batches) for batches in samples.values()]
+    return rounds.samples()
 
 
 def _some(clusters: Int64, share: float, random: np.random.Generator) -> Int64:

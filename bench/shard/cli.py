@@ -44,9 +44,9 @@ class HotSetOptions(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[
         int,
         typer.Option(
-            "--rounds", min=1, help="Times that everything is measured; the median counts."
+            "--rounds", min=1, help="Times that every batch is measured; the median counts."
         ),
-    ] = 9
+    ] = 40
     splits: Annotated[
         int,
         typer.Option(

@@ -27,10 +27,10 @@ from bench.shard.sizing import SizingRow, Split, sizing_rows
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError
 from carpool.terminal import TerminalConsole
 from searcher.codes.load import load_codes
-from searcher.measure_times import BatchScans, measure_times
+from searcher.measure_times import QUERIES_A_ROUND, BatchScans, TimeRounds
 from searcher.plan.hot_set import NestedHotSets, nested_hot_sets
 from searcher.plan.search_times import SearchTimes, batch_time_us, fit_search_times
 
@@ -38,8 +38,6 @@ HIT_RATE_OFF_MAX = 0.06
 TIME_OFF_MAX = 0.15
 BYTES_OVER_MAX = 1.15
 QUESTIONS_MIN = 200
-MEASURED_AT_ONCE = 256
-"""Questions that a round scans for each size of batch and hot set."""
 FLOAT16_BYTES = 2
 
 
@@ -60,10 +58,10 @@ class HitRateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of batches of held-out questions; medians of all rounds.
+    """The time of batches of held-out questions: the median of the means of all rounds.
 
-    The others are the expected times over it, each with the times that were measured in the same
-    round: `model`, and Eq. 5 with the least and with the mean hit rate.
+    The others are the expected times over it: `model`, and Eq. 5 with the least and with the mean
+    hit rate.
     """
 
     share: float
@@ -75,7 +73,7 @@ class TimeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HotSetResults(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows, and the search times of the machine: medians of all rounds."""
+    """All rows, and the search times of the machine."""
 
     questions_profiled: int
     questions_held_out: int
@@ -216,55 +214,43 @@ def _times(
     profiled: _Half,
     held_out: _Half,
 ) -> tuple[SearchTimes, list[TimeRow]]:
-    """Measures in rounds: the times that the model starts from, then batches beside hot sets.
+    """Measures the times that the model starts from, and batches beside hot sets, in turn.
 
-    Raises `RetryableError` where the times of no round fit a line.
+    Raises `RetryableError` where the times do not fit a line.
     """
     codes = index.open_codes(index.manifest.codes[0].codec)
     scanner = load_codes(codes, index.centroids, direct_io="auto").scanner
-    clock = SystemClock()
     cells = [
         (share, batch)
         for share in shares_of("--shares", options.shares)
         for batch in _numbers("--batches", options.batches)
     ]
     random = np.random.default_rng(options.seed)
-    lines: list[SearchTimes] = []
-    rounds: list[list[TimeRow]] = []
-    console = TerminalConsole(stderr=True)
+    measured_us: dict[tuple[float, int], list[float]] = {cell: [] for cell in cells}
     with (
-        BatchScans(scanner, codes.layout.codec, clock) as scans,
-        progress_bars(console) as tell,
+        BatchScans(scanner, codes.layout.codec, SystemClock()) as scans,
+        progress_bars(TerminalConsole(stderr=True)) as tell,
     ):
+        rounds = TimeRounds(scans, profiled.vectors, list(profiled.probes))
         for done in range(options.rounds):
-            probes = list(profiled.probes)
-            samples = measure_times(scans, profiled.vectors, probes, clock)
-            try:
-                lines.append(fit_search_times(samples, scans.threads))
-            except RetryableError:
-                if not lines and done + 1 == options.rounds:
-                    raise
-                continue  # the machine was busy
-            means = [0.0] * len(cells)
+            rounds.scan()
             for at in random.permutation(len(cells)).tolist():
-                number, batch = _number(sets, cells[at][0]), cells[at][1]
-                drawn = _drawn(held_out, sets.clusters[:number], batch, random)
-                means[at] = statistics.fmean(scans.time_us(*each) for each in drawn)
-            rounds.append(
-                [
-                    _time_row(lines[-1], sets, share, batch, measured_us)
-                    for (share, batch), measured_us in zip(cells, means, strict=True)
-                ]
-            )
+                hot = sets.clusters[: _number(sets, cells[at][0])]
+                drawn = _drawn(held_out, hot, cells[at][1], random)
+                measured_us[cells[at]].append(statistics.fmean(scans.time_us(*it) for it in drawn))
             tell("rounds", done + 1, options.rounds)
-    return _median_times(lines), [_median_row(rows) for rows in zip(*rounds, strict=True)]
+        times = fit_search_times(rounds.samples(), scans.threads)
+    rows = [
+        _time_row(times, sets, *cell, statistics.median(each)) for cell, each in measured_us.items()
+    ]
+    return times, rows
 
 
 def _drawn(
     held_out: _Half, hot: Int64, batch: int, random: np.random.Generator
 ) -> Iterator[tuple[Float32, list[Int64]]]:
     """Yields batches of held-out questions, and of each the clusters that are not `hot`."""
-    for _ in range(-(-MEASURED_AT_ONCE // batch) if batch > 1 else 64):
+    for _ in range(max(1, QUERIES_A_ROUND // batch)):
         chosen = random.integers(len(held_out.probes), size=batch)
         probes = held_out.probes[chosen]
         is_hot = np.isin(probes, hot)
@@ -286,17 +272,6 @@ def _time_row(
         eq5_least=float(batch_time_eq5(times, batch, hits.expected_least(batch))) / measured_us,
         eq5_mean=float(batch_time_eq5(times, batch, hits.mean)) / measured_us,
     )
-
-
-def _median_row(rows: tuple[TimeRow, ...]) -> TimeRow:
-    names = ("measured_us", "model", "eq5_least", "eq5_mean")
-    medians = {name: statistics.median(getattr(row, name) for row in rows) for name in names}
-    return msgspec.structs.replace(rows[0], **medians)
-
-
-def _median_times(lines: list[SearchTimes]) -> SearchTimes:
-    """The line of the round with the median time of a scan: its parts belong together."""
-    return sorted(lines, key=lambda line: line.scan_us)[len(lines) // 2]
 
 
 def _print(console: Console, results: HotSetResults) -> None:
