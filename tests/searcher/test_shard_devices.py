@@ -87,7 +87,7 @@ def test_the_best_of_negative_scores_are_found(kind: Kind, count: int) -> None:
 
 @EVERY_KIND
 def test_a_cluster_that_comes_back_smaller_has_no_row_of_before(kind: Kind) -> None:
-    it = loaded(kind, (500, 100))
+    it = loaded(kind, (500, 700))
     it.drop(0)
     it.load(0, 10)
     it.check_scan(some_queries(2), [[0, 1], [0]], 200)
