@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from searcher.shard.gpu import LIBRARY_BYTES, GpuShard
 from searcher.shard.open import open_device
 from tests.searcher.codes_rig import directions
 from tests.searcher.shard_devices import (
+    BUDGET_BYTES,
     COUNTS,
     DIMENSION,
     EVERY_KIND,
@@ -139,6 +142,22 @@ def test_one_thread_loads_and_drops_while_another_scans(kind: Kind) -> None:
         scans += 1
     thread.join()
     assert not failures
+
+
+def resident_set_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@EVERY_KIND
+def test_clusters_that_come_and_go_leave_no_memory_behind(kind: Kind) -> None:
+    device = kind.open(600, random_rotation(16, 0), BUDGET_BYTES)
+    vectors = directions(4000, 16, seed=1)
+    sizes = []
+    for cluster in range(600):
+        device.load(ClusterId(cluster), 0, vectors)
+        device.drop(ClusterId(cluster))
+        sizes.append(resident_set_bytes())
+    assert sizes[-1] - sizes[100] < 4 << 20
 
 
 class AnyOrder(RuleBasedStateMachine):
