@@ -142,10 +142,8 @@ class CodeScanner:
             ctypes.memmove(place, codes.ctypes.data, len(codes))
 
     def drop(self, cluster: int) -> None:
-        """Frees the codes and the ids of a cluster; no scan may use them."""
+        """Frees the codes of a cluster; no scan may use them. FAISS keeps the memory of its ids."""
         self._lists.resize(cluster, 0)
-        # FAISS keeps the memory of ids: only this frees it.
-        self._lists.ids.at(cluster).swap(faiss.Int64Vector())
 
     def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.

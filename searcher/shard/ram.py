@@ -16,7 +16,11 @@ _ID_BYTES = 8
 
 
 class RamShard:
-    """Implements `ShardDevice`. Saves little beside codes in memory: use it in tests."""
+    """Implements `ShardDevice`. Saves little beside codes in memory: use it in tests.
+
+    Beside its budget FAISS keeps 8 bytes a row of each cluster that was loaded once and has left:
+    at most 1 % of float16 vectors of 384 dimensions, 2 % of `sq8`.
+    """
 
     tier: Tier = "ram"
 
