@@ -24,7 +24,7 @@ from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import ShardNumbers
 from searcher.shard.hot_shard import HotShard
 from searcher.shard.open import open_device
-from searcher.shard.recent_probes import RecentProbes
+from searcher.shard.recent_probes import RecentProbes, RecentQuery
 from searcher.store.files import SegmentFiles
 
 _log = structlog.get_logger(__name__)
@@ -59,8 +59,9 @@ def open_shard(
     nlist = index.manifest.nlist
     rotation = read_rotation(index.dir, index.manifest)
     bytes_max = settings.shard_bytes_max or budget_bytes_of(settings) or _free_gpu_bytes()
-    probes = [one for one in recent(index.manifest.index_version) if one.max() < nlist]
-    times = _times(settings, index, codes, probes, clock)
+    queries = [one for one in recent(index.manifest.index_version) if one.clusters.max() < nlist]
+    probes = [one.clusters for one in queries]
+    times = _times(settings, codes, queries, clock)
 
     open_with = partial(open_device, settings.shard, nlist=nlist, rotation=rotation)
     for numbers in NUMBERS:
@@ -99,24 +100,24 @@ def _free_gpu_bytes() -> int:
 
 def _times(
     settings: SearcherSettings,
-    index: OpenIndex,
     codes: CodeSource,
-    probes: Sequence[Int64],
+    queries: Sequence[RecentQuery],
     clock: Clock,
 ) -> SearchTimes | None:
     """Measures how long searches take; None: no target is set, or it cannot be known."""
     if not settings.shard_target_ms and not settings.shard_queries_per_s:
         return None
-    if not probes or not isinstance(codes, ResidentCodes):
+    if not queries or not isinstance(codes, ResidentCodes):
         _log.warning(
             "the hot shard takes all of its bytes, because it is not known how few meet its target",
-            reason="codes are paged" if probes else "the log has no earlier questions",
+            reason="codes are paged" if queries else "the log has no earlier questions",
         )
         return None
-    # How long a scan takes depends on the clusters, hardly on the question.
-    queries = index.centroids[[one[0] for one in probes]]
+    # Only of real questions: a centroid is so near to its rows that its scan takes half the time.
+    vectors = np.stack([one.vector for one in queries])
+    probes = [one.clusters for one in queries]
     with BatchScans(codes.scanner, codes.codec, clock, settings.scoring_threads) as scans:
-        samples = measure_times(scans, queries, probes, clock)
+        samples = measure_times(scans, vectors, probes, clock)
     try:
         return fit_search_times(samples, scans.threads)
     except RetryableError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,17 @@ from schemas.topics import GROUPS, GROUPS_BATCH
 _log = structlog.get_logger(__name__)
 
 Int64 = npt.NDArray[np.int64]
-RecentProbes = Callable[[str], list[Int64]]
-"""Returns the clusters of each recent query of an index version. Blocks."""
+
+
+class RecentQuery(NamedTuple):
+    """A query of the log: its vector, (dim,) float32, and the clusters that it probes."""
+
+    vector: npt.NDArray[np.float32]
+    clusters: Int64
+
+
+RecentProbes = Callable[[str], list[RecentQuery]]
+"""Returns the recent queries of an index version. Blocks."""
 
 RECORDS = 200
 """Groups that are read of each partition. VectorLiteRAG (4.1) profiles 100 batches."""
@@ -31,7 +41,7 @@ TIMEOUT_S = 10.0
 POLL_S = 0.2
 
 
-def no_recent_probes(index_version: str) -> list[Int64]:
+def no_recent_probes(index_version: str) -> list[RecentQuery]:
     """Returns nothing: for searchers without Kafka."""
     return []
 
@@ -43,7 +53,7 @@ def probes_of_log(settings: KafkaSettings, clock: Clock) -> RecentProbes:
     starts with fewer clusters.
     """
 
-    def read(index_version: str) -> list[Int64]:
+    def read(index_version: str) -> list[RecentQuery]:
         messages: list[Message] = []
         try:
             with TopicReader(settings, clock, name="hot-shard") as reader:
@@ -51,7 +61,10 @@ def probes_of_log(settings: KafkaSettings, clock: Clock) -> RecentProbes:
         except (ConfigError, RetryableError) as error:
             _log.warning("the hot shard does not know earlier questions", error=str(error))
         return [
-            np.array(query.clusters, np.int64)
+            RecentQuery(
+                np.frombuffer(query.vector, "<f4").astype(np.float32),
+                np.array(query.clusters, np.int64),
+            )
             for message in messages
             for query in _queries(message, index_version)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from confluent_kafka import Producer
 
@@ -53,8 +54,11 @@ def test_the_last_groups_of_an_index_are_read(
     write(GROUPS.name, a_group_of((7,), version="v-before"))
     write(GROUPS_BATCH.name, a_group_of((4, 5, 6)))
     assert producer.flush(20) == 0
-    found = sorted(each.tolist() for each in read(VERSION))
+    queries = read(VERSION)
+    found = sorted(each.clusters.tolist() for each in queries)
     assert found == [[1, 2], [2, 3], [4, 5, 6]]
+    vector = np.frombuffer(a_grouped_query("q").vector, "<f4")
+    assert all(np.array_equal(each.vector, vector) for each in queries)
 
 
 def test_brokers_that_do_not_answer_stop_no_searcher() -> None:

@@ -19,11 +19,11 @@ from searcher.build import BothPlanes, OpenSearcher, open_searcher, uses_horizon
 from searcher.codes.open import CodesPlane
 from searcher.events import NoEvents
 from searcher.local import LocalSearcher
-from searcher.plan.hot_set import Int64
 from searcher.plan.search_times import TimeSample
 from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
-from tests.searcher.codes_rig import make_index
+from searcher.shard.recent_probes import RecentQuery
+from tests.searcher.codes_rig import DIMENSION, directions, make_index
 from tests.searcher.helpers import SmallIndex
 
 BUDGET_BYTES = 8 << 20
@@ -44,9 +44,13 @@ def opened(
 ) -> tuple[OpenSearcher, Metrics]:
     asked: list[str] = []
 
-    def read(version: str) -> list[Int64]:
+    def read(version: str) -> list[RecentQuery]:
         asked.append(version)
-        return [np.array(one, np.int64) for one in recent]
+        vectors = directions(len(recent), DIMENSION, seed=9)
+        return [
+            RecentQuery(vector, np.array(one, np.int64))
+            for vector, one in zip(vectors, recent, strict=True)
+        ]
 
     metrics = Metrics()
     searcher = open_searcher(
