@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +14,15 @@ from rich.text import Text
 from carpool.clock import SystemClock
 from cli.console import facts, output, people, print_json
 from cli.exit_codes import FAILED
+from cli.hot_set import hot_set
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, load_client_side
+from cli.step_progress import step_progress
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
     from carpool.disk.manifest import RecallTable
     from indexer.build import BuildReport
-    from indexer.progress import ProgressReport
     from indexer.stats import IndexStats, Spread
 
 PROBLEMS_SHOWN = 50
@@ -200,7 +199,7 @@ def build(
         fingerprint=fingerprint,
     )
     console = people()
-    with _progress(console) as progress:
+    with step_progress(console) as progress:
         report = build_index(request, settings, SystemClock(), progress)
     _print_build(report, out, console, as_json=as_json)
 
@@ -237,7 +236,7 @@ def profile(
     from indexer.stats import index_stats
 
     settings = load(IndexerConfig, given(config, assignments, indexer={"profile_reads": reads}))
-    with _progress(people()) as progress:
+    with step_progress(people()) as progress:
         profile_index(
             index_dir, reads=settings.indexer.profile_reads, clock=SystemClock(), progress=progress
         )
@@ -258,7 +257,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     """
     from indexer.verify import verify_index
 
-    with _progress(people()) as progress:
+    with step_progress(people()) as progress:
         report = verify_index(index_dir, progress)
     if as_json:
         print_json(
@@ -304,7 +303,7 @@ def convert(
     from indexer.stats import index_stats
 
     settings = load(IndexerConfig, given(config, assignments, indexer=_with_codes(codes)))
-    with _progress(people()) as progress:
+    with step_progress(people()) as progress:
         convert_index(index_dir, out, settings.indexer, SystemClock(), progress)
     found = index_stats(out)
     if as_json:
@@ -354,7 +353,7 @@ def tune(
     )
     manifest = read_manifest(index_dir)
     embedding = load(IndexerConfig, wishes).embedding
-    with _progress(people()) as progress:
+    with step_progress(people()) as progress:
         if questions is not None:
             asked = questions_of_file(questions, manifest, embedding, last)
         else:
@@ -366,6 +365,9 @@ def tune(
         print_json(tuned.recall)
     else:
         _print_recall(index_dir, tuned.recall)
+
+
+app.command("hot-set")(hot_set)
 
 
 @app.command()
@@ -449,18 +451,6 @@ def gpu_memory(
 def _with_codes(codes: str | None) -> dict[str, str | int | None]:
     """Returns the settings of an option: an index whose codes were asked for has them."""
     return {"codes": codes, "code_rows_min": None if codes is None else 0}
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[ProgressReport]:
-    """Shows a bar on a terminal, lines elsewhere."""
-    from indexer.progress import BarProgress, PlainProgress
-
-    if console.is_terminal:
-        with BarProgress(console) as bar:
-            yield bar
-    else:
-        yield PlainProgress(console, SystemClock())
 
 
 def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> None:
