@@ -29,7 +29,7 @@ from bench.generation.gpu_cases import (
 )
 from bench.generation.gpu_pipeline import Question, answers_per_s
 from bench.generation.gpu_search import Int64, SearchCosts, ShardedSearch
-from bench.generation.paged_engine import GpuCosts, PagedEngine
+from bench.generation.paged_engine import LlmStepCosts, PagedEngine
 from carpool.disk.centroids import probe
 from searcher.plan.gpu_memory import (
     KEPT_BYTES,
@@ -138,7 +138,7 @@ class Case:
 
     def engine(self, kv_bytes: int) -> PagedEngine:
         """Returns a new LLM server."""
-        costs = GpuCosts(
+        costs = LlmStepCosts(
             overhead_us=STEP_OVERHEAD_US,
             weights_bytes=self.llm.weights_bytes,
             kv_bytes_a_token=self.llm.kv_bytes_a_token,

@@ -16,7 +16,7 @@ STEP_TOKENS = 8_192
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuCosts:
+class LlmStepCosts:
     """What a step takes. It reads all weights, and the KV cache of each sequence that it computes;
     meanwhile it computes `flops_a_token` for each token. `overhead_us`: of any step.
     """
@@ -55,7 +55,7 @@ class Sequence:
 class PagedEngine:
     """One server. A step costs O(sequences in progress)."""
 
-    def __init__(self, costs: GpuCosts, *, kv_bytes: int, sequences_max: int) -> None:
+    def __init__(self, costs: LlmStepCosts, *, kv_bytes: int, sequences_max: int) -> None:
         """`kv_bytes`: of the KV cache; `sequences_max`: in progress at a time."""
         self._costs = costs
         self._free = kv_bytes // (BLOCK_TOKENS * costs.kv_bytes_a_token)

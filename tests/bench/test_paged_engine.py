@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.generation.paged_engine import BLOCK_TOKENS, GpuCosts, PagedEngine, Sequence
+from bench.generation.paged_engine import BLOCK_TOKENS, LlmStepCosts, PagedEngine, Sequence
 
-COSTS = GpuCosts(
+COSTS = LlmStepCosts(
     overhead_us=1_000,
     weights_bytes=1_000_000,
     kv_bytes_a_token=100,
