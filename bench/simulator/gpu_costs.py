@@ -7,7 +7,7 @@ import msgspec
 from searcher.plan.gpu_blocks import GATHER_COST
 
 
-class GpuCosts(msgspec.Struct, frozen=True, kw_only=True):
+class ShardGpuCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a GPU whose shard is scanned as `searcher/shard/gpu.py` does.
 
     A copy takes `copy_fixed_us`, and its bytes at `copy_bytes_per_us`. A scan takes `launch_us` of
@@ -37,7 +37,7 @@ class GpuCosts(msgspec.Struct, frozen=True, kw_only=True):
         return scanned_bytes / (self.memory_bytes_per_us * self.efficiency)
 
 
-H100 = GpuCosts(
+H100 = ShardGpuCosts(
     name="H100 SXM",
     copy_fixed_us=20.0,  # assumed: two copies and the wait for an event
     copy_bytes_per_us=50_000.0,  # assumed: 80 % of 64 GB/s, half of the data sheet's 128 GB/s
@@ -47,7 +47,7 @@ H100 = GpuCosts(
 )
 """Nothing of it is measured here: there was no GPU. A run on one renews it."""
 
-L40S = GpuCosts(
+L40S = ShardGpuCosts(
     name="L40S",
     copy_fixed_us=20.0,  # assumed, as above
     copy_bytes_per_us=25_000.0,  # assumed: 80 % of 32 GB/s, half of the data sheet's 64 GB/s

@@ -21,7 +21,7 @@ from bench.core.report import RunStart, finish
 from bench.data.clusters import open_clusters
 from bench.data.evaluation import EvaluationData, Float32, distinct_order, read_vectors
 from bench.data.index import BenchIndex
-from bench.simulator.gpu_costs import GpuCosts
+from bench.simulator.gpu_costs import ShardGpuCosts
 from bench.simulator.hot_set_rules import HedraRagHotSet, HotSetRule, StaticHotSet, hottest
 from bench.simulator.shard_costs import measure_searcher
 from bench.simulator.shard_searcher import SearcherCosts, ShardSearcher, WindowTimes
@@ -52,7 +52,7 @@ class HotSetDriftOptions(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]
     ahead: int
     orders: int
-    gpu: GpuCosts
+    gpu: ShardGpuCosts
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class _World(msgspec.Struct, frozen=True, kw_only=True):
     row_counts: Int64
     size_bytes: Int64
     costs: SearcherCosts
-    gpu: GpuCosts
+    gpu: ShardGpuCosts
 
 
 RULES = ("static", "hedrarag", "hedrarag-forgets", "carpool", "carpool-horizon")

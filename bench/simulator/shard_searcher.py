@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.simulator.gpu_costs import GpuCosts
+from bench.simulator.gpu_costs import ShardGpuCosts
 from bench.simulator.hot_set_rules import HotSetRule
 from bench.simulator.virtual_threads import Phase, VirtualThreads
 from schemas.record import ClusterId
@@ -65,7 +65,7 @@ class ShardSearcher:
         row_counts: Int64,
         size_bytes: Int64,
         costs: SearcherCosts,
-        gpu: GpuCosts,
+        gpu: ShardGpuCosts,
     ) -> None:
         """`row_counts`, `size_bytes`: (nlist,) int64, of each cluster, in the shard."""
         self._rule = rule
