@@ -75,8 +75,8 @@ class DriftRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `windows_until_near`: after the change, until the hit rate is near that of the oracle for good,
     None: not in `windows_after`. Hit rates are the judges': at the end of the first questions, at
-    the end, and of the oracle. p99 in microseconds, of the questions before the change, after it in
-    windows without swaps, and in windows with swaps, None where there are none. `entered_share`:
+    the end, and of the oracle. p99 in microseconds, of the windows without swaps before the change
+    and after it, and of those with swaps, None where there are none. `entered_share`:
     bytes that entered, over those of the shard. `false_left_share`: bytes that left in
     `SAME_WINDOWS` windows of questions that do not change, over those of the shard.
     """
@@ -89,8 +89,8 @@ class DriftRow(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate_before: list[float]
     hit_rate_after: list[float]
     hit_rate_oracle: list[float]
-    p99_before_us: list[float]
-    p99_after_us: list[float]
+    p99_before_us: list[float | None]
+    p99_after_us: list[float | None]
     p99_swapping_us: list[float | None]
     entered_share: list[float]
     false_left_share: list[float]
@@ -162,7 +162,7 @@ def promises_of(rows: Sequence[DriftRow]) -> dict[str, bool]:
             for windows in row.windows_until_near
         ),
         f"p99 while clusters are swapped at most {P99_MAX} times that before": all(
-            swapping_us is None or swapping_us <= P99_MAX * before_us
+            swapping_us is None or before_us is None or swapping_us <= P99_MAX * before_us
             for row in own
             for swapping_us, before_us in zip(row.p99_swapping_us, row.p99_before_us, strict=True)
         ),
@@ -242,10 +242,11 @@ def _note_drift(
     row.hit_rate_before.append(_hit_rate(found.windows[first - 1].held, drift.judge_before, nlist))
     row.hit_rate_after.append(hit_rates[-1])
     row.hit_rate_oracle.append(oracle)
-    row.p99_before_us.append(_p99(found.windows[:first]))
+    before = found.windows[:first]
+    row.p99_before_us.append(_p99([each for each in before if not each.is_swapping]))
     row.p99_after_us.append(_p99([each for each in after if not each.is_swapping]))
     swapping = [each for each in found.windows if each.is_swapping]
-    row.p99_swapping_us.append(_p99(swapping) if swapping else None)
+    row.p99_swapping_us.append(_p99(swapping))
     row.entered_share.append(found.entered_bytes / bytes_max)
 
 
@@ -307,8 +308,14 @@ def _hit_rate(held: frozenset[int], queries: Int64, nlist: int) -> float:
     return float(is_held[queries].mean())
 
 
-def _p99(windows: Sequence[WindowTimes]) -> float:
-    return float(np.quantile([each for window in windows for each in window.search_us], 0.99))
+def _p99(windows: Sequence[WindowTimes]) -> float | None:
+    times_us = [each for window in windows for each in window.search_us]
+    return float(np.quantile(times_us, 0.99)) if times_us else None
+
+
+def _ms(times_us: Sequence[float | None]) -> str:
+    known_us = [each for each in times_us if each is not None]
+    return f"{np.median(known_us) / 1e3:.1f}" if known_us else "-"
 
 
 def _print(console: Console, rows: Sequence[DriftRow]) -> None:
@@ -323,7 +330,6 @@ def _print(console: Console, rows: Sequence[DriftRow]) -> None:
         "left without drift, x shard",
     )
     for row in rows:
-        swapping = [each for each in row.p99_swapping_us if each is not None]
         table.add_row(
             str(row.window),
             f"{row.share:.0%}",
@@ -333,8 +339,7 @@ def _print(console: Console, rows: Sequence[DriftRow]) -> None:
                 f"{np.median(each):.3f}"
                 for each in (row.hit_rate_before, row.hit_rate_after, row.hit_rate_oracle)
             ),
-            f"{np.median(row.p99_before_us) / 1e3:.1f}; {np.median(row.p99_after_us) / 1e3:.1f}; "
-            + (f"{np.median(swapping) / 1e3:.1f}" if swapping else "-"),
+            "; ".join(map(_ms, (row.p99_before_us, row.p99_after_us, row.p99_swapping_us))),
             f"{np.median(row.entered_share):.2f}",
             " ".join(f"{share:.2f}" for share in row.false_left_share),
         )
