@@ -96,7 +96,7 @@ class HedraRagHotSet:
     def substage(self) -> Swaps | None:
         """Returns a part of the change to the hottest clusters that fit, made every 50 sub-stages.
 
-        A cluster enters at a time, as with `HotSwaps`: how fast they enter is not compared.
+        A cluster enters at a time, about as with `HotSwaps`: how fast is not compared.
         """
         self._substages += 1
         if not self._running and self._substages >= SUBSTAGES_MIN:

@@ -10,7 +10,7 @@ would gain little. Then it is settled again.
 *Counts* are decayed by query, not by window: windows have 1 query or 100, and a searcher with
 little to do must not forget its hot set in 50 queries. *The horizon:* queries that wait in Kafka
 are in the counts and in the test as those that arrived are, each once. *A change* is made
-cluster by cluster: the last are chosen by newer counts, and loads do not slow searches much.
+in small parts: the last are chosen by newer counts, and loads do not slow searches much.
 
 A change of questions that does not lower the hit rate goes unnoticed: the shard still does what it
 was sized for (VectorLiteRAG, section 4.1). Room that is free is filled without a test.
@@ -39,6 +39,12 @@ MEMORY_QUERIES = 250
 """A query counts 1 / e after so many later ones. More: better counts. Fewer: newer counts."""
 CHURN_SHARE = 0.5
 """Bytes that leave in one change, as a share of the shard; the last part may exceed it."""
+PART_SHARE = 0.005
+"""Bytes that enter after one sub-stage, as a share of the shard; one cluster may be more.
+
+To load a cluster takes a core about as long as to search one or two queries, and a sub-stage has up
+to eight: so loads take little of what searches need.
+"""
 STAYS = 0.5
 """By how much the root of a cluster's count must exceed that of one in the shard to replace it.
 
@@ -154,10 +160,9 @@ class HotSwaps:
     def substage(self) -> Swaps | None:
         """Counts a sub-stage and returns the next part of a change; None: nothing is to be done.
 
-        One cluster enters at a time, chosen by the counts of that time: to load it takes a core
-        about as long as to search one or two queries, and a sub-stage has up to eight. The caller
-        carries out the parts in order, and says of each cluster when it has `left` or is `loaded`;
-        until then no other change begins. A cluster enters at most once in a change.
+        Few clusters enter at a time, chosen by the counts of that time. The caller carries out the
+        parts in order, and says of each cluster when it has `left` or is `loaded`; until then no
+        other change begins. A cluster enters at most once in a change.
         """
         self._substages += 1
         is_first = self._churn_bytes is None
@@ -227,14 +232,17 @@ class HotSwaps:
         return int(CHURN_SHARE * self._bytes_max) if may_leave else 0
 
     def _part(self, churn_bytes: int) -> Swaps | None:
-        """The hottest cluster enters, and as few of the coldest leave as it needs.
+        """The hottest clusters enter, and as few of the coldest leave as they need.
 
         None: nothing is to enter, or it needs more than is free and may leave.
         """
         order = self._hottest_first()
-        enter = order[(self._wanted & ~self._held & ~self._entered)[order]][:1]
+        enter = order[(self._wanted & ~self._held & ~self._entered)[order]]
         if not len(enter):
             return None
+        entering_bytes = np.cumsum(self._size_bytes[enter])
+        fitting = int((entering_bytes <= PART_SHARE * self._bytes_max).sum())
+        enter = enter[: max(1, fitting)]
         free_bytes = self._bytes_max - int(self._size_bytes[self._held].sum())
         needed_bytes = int(self._size_bytes[enter].sum()) - free_bytes
         leave = order[(self._held & ~self._wanted & ~self._entered)[order]][::-1]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from schemas.record import ClusterId
 from searcher.plan.hot_swaps import (
     CHURN_SHARE,
+    PART_SHARE,
     QUERIES_MIN,
     SUBSTAGES_MIN,
     HotSwaps,
@@ -144,7 +145,9 @@ def test_bytes_churn_and_the_time_between_changes_are_bounded(
         left_bytes += sum(shard.size_bytes[one] for one in swaps.leave)
         assert left_bytes <= at // SUBSTAGES_MIN * churn_max
         assert not set(swaps.leave) & set(swaps.enter)
-        assert len(swaps.enter) == 1
+        entering_bytes = sum(shard.size_bytes[one] for one in swaps.enter)
+        assert len(swaps.enter) == 1 or entering_bytes <= PART_SHARE * shard.bytes_max
+        assert swaps.enter
 
 
 @settings(max_examples=100, deadline=None)
@@ -215,7 +218,7 @@ def test_it_settles_again_and_follows_a_second_time(seed: int) -> None:
 
 def test_a_shard_without_counts_fills_as_they_come_and_settles() -> None:
     shard = Shard([1] * NLIST, ROOM)
-    shard.stream(draws(0, 21))
+    shard.stream(draws(0, 22))
     assert len(shard.there) == ROOM
     assert shard.left == 0
     shard.stream(draws(1, 80))
@@ -236,6 +239,13 @@ def test_clusters_enter_hottest_first_and_the_coldest_leave() -> None:
     shard.go(SUBSTAGES_MIN)
     # Half of the shard may leave.
     assert [swaps for _, swaps in shard.changes[4:]] == [swaps_of([3], [5]), swaps_of([2], [4])]
+
+
+def test_small_clusters_enter_together() -> None:
+    shard = Shard([1] * 600, 400)
+    shard.add([tuple(range(600))] * 9 + [(5, 3)])
+    shard.go(SUBSTAGES_MIN)
+    assert [swaps for _, swaps in shard.changes] == [swaps_of([], [3, 5])]
 
 
 def test_as_few_leave_as_what_enters_needs() -> None:
