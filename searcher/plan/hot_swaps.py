@@ -39,7 +39,7 @@ MEMORY_QUERIES = 250
 """A query counts 1 / e after so many later ones. More: better counts. Fewer: newer counts."""
 CHURN_SHARE = 0.5
 """Bytes that leave in one change, as a share of the shard; the last part may exceed it."""
-PART_SHARE = 0.005
+PART_SHARE = 0.01
 """Bytes that enter after one sub-stage, as a share of the shard; one cluster may be more.
 
 To load a cluster takes a core about as long as to search one or two queries, and a sub-stage has up
@@ -53,11 +53,11 @@ deviation of the difference of two roots.
 """
 FORGOTTEN_SHARE = 0.75
 """How much less the counts of earlier queries are worth when the hit rate has fallen."""
-QUERIES_MIN = 100
+QUERIES_MIN = 60
 """Queries that must be known after that before clusters leave. Fewer choose the wrong clusters."""
 FOLLOW_QUERIES_MIN = 500
 """Queries for which the shard follows at least: twice `MEMORY_QUERIES`."""
-GAIN_MIN = 0.02
+GAIN_MIN = 0.01
 """What another change must gain to be made after that, as a share of the probes."""
 
 
