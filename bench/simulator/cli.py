@@ -157,8 +157,8 @@ def hot_set_drift(
     the CPU and the disk are measured first; those of the GPU are assumed, from its data sheet.
 
     Ends with 1 when Carpool's hit rate is not within 3 points of a fresh calibration after 20
-    windows, p99 during swaps is over 1.2 times that of a shard that never changes, or clusters leave
-    in 200 windows of the same questions.
+    windows, p99 during swaps is over 1.2 times that without any, or clusters leave in 200 windows
+    of the same questions.
 
     Example:  carpool bench hot-set-drift --index my-index --data DATA --json drift.json
     """

@@ -242,8 +242,8 @@ def test_clusters_enter_hottest_first_and_the_coldest_leave() -> None:
 
 
 def test_small_clusters_enter_together() -> None:
-    shard = Shard([1] * 600, 400)
-    shard.add([tuple(range(600))] * 9 + [(5, 3)])
+    shard = Shard([1] * 300, 200)
+    shard.add([tuple(range(300))] * 9 + [(5, 3)])
     shard.go(SUBSTAGES_MIN)
     assert [swaps for _, swaps in shard.changes] == [swaps_of([], [3, 5])]
 
