@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -81,12 +82,16 @@ class ScanRow(msgspec.Struct, frozen=True, kw_only=True):
 class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     """Loads of clusters one by one, alone and during scans, and scans during loads.
 
-    `slowdown_p50`, `slowdown_p99`: scan time during loads to scan time alone.
+    `fixed_us`, `bytes_per_s`: the line of the time of a load over its bytes. The time has the
+    encoding of the vectors in it. `slowdown_p50`, `slowdown_p99`: scan time during loads to scan
+    time alone.
     """
 
     numbers: ShardNumbers
     rows: int
     load_ms: Spread
+    fixed_us: float
+    bytes_per_s: float
     loaded_bytes_per_s: float
     loaded_bytes_per_s_during_scans: float
     slowdown_p50: float
@@ -240,8 +245,8 @@ def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
 
 
 def _row_counts(rows: int, random: np.random.Generator) -> Int64:
-    """Returns the rows of clusters, `rows` together: about `CLUSTER_ROWS` each."""
-    shares = random.lognormal(0, 0.5, max(2, round(rows / CLUSTER_ROWS)))
+    """Returns the rows of 8 clusters or more, `rows` together: about `CLUSTER_ROWS` each."""
+    shares = random.lognormal(0, 0.5, max(8, round(rows / CLUSTER_ROWS)))
     counts = np.rint(shares / shares.sum() * rows).astype(np.int64)
     limited: Int64 = np.clip(counts, 1, POOL_ROWS // 2)
     return limited
@@ -311,18 +316,28 @@ def load_row(
         is_over.set()
         thread.join()
     load_ms = spread(one * 1e3 for one in load_s)
+    sizes = shard.row_counts * shard.row_bytes
+    fixed_us, bytes_per_s = line_of(sizes[1:], np.array(load_s[1:]))  # the first starts libraries
     alone, during = spread(alone_s), spread(during_s)
     assert load_ms is not None and alone is not None and during is not None
     return LoadRow(
         numbers=shard.numbers,
         rows=rows,
         load_ms=load_ms,
+        fixed_us=fixed_us,
+        bytes_per_s=bytes_per_s,
         loaded_bytes_per_s=shard.size_bytes(range(len(load_s))) / sum(load_s),
         loaded_bytes_per_s_during_scans=shard.size_bytes([one for one, _ in loaded])
         / sum(seconds for _, seconds in loaded),
         slowdown_p50=during.p50 / alone.p50,
         slowdown_p99=during.p99 / alone.p99,
     )
+
+
+def line_of(sizes_bytes: npt.NDArray[Any], times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Returns the line of times over bytes: microseconds of no bytes, and bytes a second."""
+    slope, fixed_s = np.polyfit(sizes_bytes, times_s, 1)
+    return round(float(fixed_s) * 1e6, 1), float(1 / slope)
 
 
 def scan_lines(scans: Sequence[ScanRow]) -> tuple[ScanLine, ...]:
@@ -338,14 +353,9 @@ def scan_lines(scans: Sequence[ScanRow]) -> tuple[ScanLine, ...]:
         if len(points) < 2:
             continue
         sizes, times_s = map(np.array, zip(*points, strict=True))
-        slope, fixed_s = np.polyfit(sizes, times_s, 1)
+        fixed_us, bytes_per_s = line_of(sizes, times_s)
         lines.append(
-            ScanLine(
-                numbers=numbers,
-                batch=batch,
-                fixed_us=round(float(fixed_s) * 1e6, 1),
-                bytes_per_s=float(1 / slope),
-            )
+            ScanLine(numbers=numbers, batch=batch, fixed_us=fixed_us, bytes_per_s=bytes_per_s)
         )
     return tuple(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from searcher.plan.gpu_blocks import GATHER_COST
+from searcher.plan.cluster_blocks import GATHER_COST
 
 
 class ShardGpuCosts(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,8 @@ def result(share: float, slowdown: float) -> ShardResult:
         numbers="float16",
         rows=1,
         load_ms=Spread(count=1, mean=1, p50=1, p99=1, max=1),
+        fixed_us=1,
+        bytes_per_s=1,
         loaded_bytes_per_s=1,
         loaded_bytes_per_s_during_scans=1,
         slowdown_p50=1,
