@@ -88,6 +88,13 @@ def test_the_best_of_negative_scores_are_found(kind: Kind, count: int) -> None:
 
 
 @EVERY_KIND
+def test_few_clusters_among_many_are_scanned(kind: Kind) -> None:
+    it = loaded(kind, (33, 700, 34, 500, 5))
+    it.check_scan(some_queries(3), [[0], [4, 2], [2]], 20)
+    it.check_scan(some_queries(1), [[4]], 20)
+
+
+@EVERY_KIND
 def test_a_cluster_that_comes_back_smaller_has_no_row_of_before(kind: Kind) -> None:
     it = loaded(kind, (500, 700))
     it.drop(0)
