@@ -88,10 +88,11 @@ def test_the_best_of_negative_scores_are_found(kind: Kind, count: int) -> None:
 
 
 @EVERY_KIND
-def test_few_clusters_among_many_are_scanned(kind: Kind) -> None:
+@pytest.mark.parametrize("count", [1, 20])
+def test_few_clusters_among_many_are_scanned(kind: Kind, count: int) -> None:
     it = loaded(kind, (33, 700, 34, 500, 5))
-    it.check_scan(some_queries(3), [[0], [4, 2], [2]], 20)
-    it.check_scan(some_queries(1), [[4]], 20)
+    it.check_scan(some_queries(8), [[0], [4, 2], [2], [0], [2, 0], [4, 0], [0, 2, 4], [2]], count)
+    it.check_scan(some_queries(1), [[4]], count)
 
 
 @EVERY_KIND
