@@ -288,6 +288,9 @@ def test_moments_are_those_of_the_hit_rates_of_many_queries() -> None:
         expected = correlations(np.array([rates.mean()]), np.array([rates.var()]), sets.nprobe)
         assert sets.correlations[number] == pytest.approx(expected[0], abs=0.01)
     assert sets.nprobe == 7 and sets.queries == 3000
+    assert sets.low_means[20] < sets.means[20]
+    at = int(sets.correlations.argmax())
+    assert sets.high_correlations[at] > sets.correlations[at] > 0
 
 
 def test_clusters_that_the_index_does_not_have_are_refused() -> None:
