@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas.group import HorizonEntry
+from schemas.record import ClusterId
 from schemas.topics import RETRIEVALS
+from searcher.cluster_major_executor import ClusterMajorExecutor
+from searcher.executor import SearchGroup
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.service import parts
 from tests.clocks import HandClock
@@ -218,3 +222,20 @@ def test_a_query_leaves_as_soon_as_it_is_done(index: SmallIndex) -> None:
         assert run.sink.parts() == [(0, 0)]
         gate.open()
         run.sink.wait_done(2)
+
+
+def test_the_executor_hears_how_many_queries_wait_for_a_cluster(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[SearchGroup] = []
+    join = ClusterMajorExecutor.join
+    monkeypatch.setattr(
+        ClusterMajorExecutor, "join", lambda self, group: (joined.append(group), join(self, group))
+    )
+    horizon = tuple(
+        HorizonEntry(cluster=ClusterId(cluster), windows=windows, queries=queries)
+        for cluster, windows, queries in ((3, 1, 4), (5, 2, 9))
+    )
+    with running(index) as run:
+        run.search(make_group(index, questions(2), horizon=horizon))
+    assert joined[0].horizon == {3: 1, 5: 2} and joined[0].waiting == {3: 4, 5: 9}
