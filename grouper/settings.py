@@ -64,9 +64,10 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             le=100,
             description="Full windows that are read, embedded and probed before the current one "
             "leaves, to fill its horizon; 0: none. No window waits for them. Nothing is read ahead "
-            "where, by [searcher] budget_bytes, the codes of the index fit in memory. Too low: the "
-            "searcher knows less of the next windows. Too high: memory, and larger records. Needs "
-            "horizon_windows + 3 windows in intake_queries_max, else the horizon is shorter.",
+            "where [searcher] shard is none and, by budget_bytes, the codes of the index fit in "
+            "memory. Too low: the searcher knows less of the next windows. Too high: memory, and "
+            "larger records. Needs horizon_windows + 3 windows in intake_queries_max, else the "
+            "horizon is shorter.",
         ),
     ] = 4
     interactive_weight: Annotated[

@@ -73,7 +73,7 @@ class SearchGroup:
     window: object = None
     next_query: tuple[ClusterId, ...] = ()
     horizon: Mapping[ClusterId, int] = field(default_factory=dict)
-    waiting: Mapping[ClusterId, int] = field(default_factory=dict)
+    waiting: Mapping[ClusterId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

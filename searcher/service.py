@@ -29,6 +29,7 @@ from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
+from schemas.record import ClusterId
 from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenSearcher, open_searcher
@@ -210,7 +211,7 @@ class SearcherStage:
                 window=(group.grouper, group.window_id),
                 next_query=group.next.clusters if group.next is not None else (),
                 horizon=self._lanes.horizon(group),
-                waiting={entry.cluster: entry.queries for entry in group.horizon},
+                waiting=_waiting(group),
             )
         )
         # After the executor knows the searches; one may have ended since.
@@ -550,6 +551,15 @@ def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
     for at, count in counts.items():
         totals[at.topic] += count
     return totals
+
+
+def _waiting(group: Group) -> dict[ClusterId, float]:
+    """Returns by how many queries of later windows a lane has to scan each cluster.
+
+    Windows that are not scattered go to the lanes in turn.
+    """
+    lanes = 1 if group.is_scattered else group.lane_count
+    return {entry.cluster: entry.queries / lanes for entry in group.horizon}
 
 
 def _partition(unit: Unit[Group]) -> TopicPartition:

@@ -118,7 +118,7 @@ class HotShard:
             self._unpinned.notify_all()
 
     def add_group(
-        self, probes: Sequence[Sequence[ClusterId]], waiting: Mapping[ClusterId, int] | None
+        self, probes: Sequence[Sequence[ClusterId]], waiting: Mapping[ClusterId, float] | None
     ) -> None:
         """Counts the clusters of each query of a group.
 

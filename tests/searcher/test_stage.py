@@ -238,4 +238,6 @@ def test_the_executor_hears_how_many_queries_wait_for_a_cluster(
     )
     with running(index) as run:
         run.search(make_group(index, questions(2), horizon=horizon))
+        run.search(make_group(index, questions(2), sequence=1, lane_count=2, horizon=horizon))
     assert joined[0].horizon == {3: 1, 5: 2} and joined[0].waiting == {3: 4, 5: 9}
+    assert joined[1].waiting == {3: 2, 5: 4.5}  # the other lane has as many
