@@ -401,7 +401,8 @@ class CodesExecutor:
                 self._finish_scan(key, rows, estimates, finish)
                 continue
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
-            if has_more and len(rows) == query.count < COUNT_MAX:
+            # A scan of the shard proposes as many rows as the query of its batch with the most.
+            if has_more and len(rows) >= query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
                 self._want_again(key, query, query.search.clusters)
                 continue

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from carpool.clock import Clock
 from schemas.record import ClusterId
-from searcher.shard.hot_shard import HotShard
+from searcher.shard.hot_shard import CLOSE_TIMEOUT_S, HotShard
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -105,8 +105,10 @@ class ShardScans:
         return parts
 
     def close(self) -> None:
-        """Ends the thread, after the batch in progress."""
+        """Ends the thread, after the batch in progress. Blocks for up to half a second."""
         self._batches.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def _scan(self) -> None:
         while (parts := self._batches.get()) is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from carpool.clock import SystemClock
 from carpool.codes.codec import CODECS
 from carpool.disk.document_rows import first_rows
 from carpool.disk.index import OpenIndex, open_index
@@ -28,12 +29,14 @@ from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
 from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
 from searcher.shard.open import DeviceName, open_device
+from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
 from searcher.store.files import SegmentFiles
 from tests.searcher.codes_rig import (
     DIMENSION,
     NLIST,
     Running,
     cluster_ids,
+    directions,
     make_index,
     missed,
     questions,
@@ -41,7 +44,7 @@ from tests.searcher.codes_rig import (
     scores_of,
     with_mode,
 )
-from tests.searcher.helpers import SmallIndex
+from tests.searcher.helpers import SmallIndex, normalised, write_index
 
 HOT = cluster_ids(0, 2, 3, 7, 8, 11)
 ALL = cluster_ids(*range(NLIST))
@@ -197,6 +200,34 @@ def test_a_promise_is_kept_and_scores_are_exact(
         assert {probe.cluster: probe.tier for probe in result.probes} == {
             cluster: "gpu" if cluster in HOT else "ram" for cluster in search.clusters
         }
+
+
+def test_a_query_that_is_scanned_with_one_of_more_rows_finds_all_of_its_own(
+    tmp_path: Path,
+) -> None:
+    # The rows of a cluster differ by less than what float16 rounds.
+    centroids = directions(NLIST, DIMENSION, seed=3)
+    rows = np.repeat(centroids, 500, axis=0)
+    rows = normalised(rows + 1e-4 * directions(*rows.shape, seed=5)).astype(np.float32)
+    near = write_index(tmp_path, rows, centroids, codecs=("rabitq4",))
+    search = questions(near, 1, 1)[0]
+    other = replace(search, key=1, top_k=40)
+    with with_shard(near, ALL) as both:
+        found = both.here.search([search, other])
+    assert missed(near, [search, other], found) == 0
+
+
+def test_a_scan_ends_before_the_thread_of_scans_is_closed(index: SmallIndex) -> None:
+    ended: list[ShardScanned] = []
+    with with_shard(index) as both:
+        scans = ShardScans(both.shard, ended.append, SystemClock())
+        both.device.may_scan.clear()
+        vector = index.centroids[HOT[0]]
+        scans.add(ShardPart(key=0, vector=vector, clusters=HOT[:1], count=5))
+        assert scans.start()
+        threading.Timer(0.05, both.device.may_scan.set).start()
+        scans.close()
+        assert [part.key for scanned in ended for part in scanned.parts] == [0]
 
 
 def test_every_cluster_is_scanned_on_one_side(index: SmallIndex) -> None:
