@@ -33,7 +33,7 @@ class RecentQuery(NamedTuple):
 
 
 RecentProbes = Callable[[str], list[RecentQuery]]
-"""Returns the recent queries of an index version. Blocks."""
+"""Returns the recent queries of an index version, in the order of arrival. Blocks."""
 
 RECORDS = 200
 """Groups that are read of each partition. VectorLiteRAG (4.1) profiles 100 batches."""
@@ -49,8 +49,8 @@ def no_recent_probes(index_version: str) -> list[RecentQuery]:
 def probes_of_log(settings: KafkaSettings, clock: Clock) -> RecentProbes:
     """Returns a function that reads the last `RECORDS` groups of each lane, of both classes.
 
-    It returns what it has read after `TIMEOUT_S`, and logs what could not be read: the shard then
-    starts with fewer clusters.
+    After `TIMEOUT_S` it returns what it has read by then. Where brokers do not answer, it logs that
+    and returns nothing: the shard then starts empty.
     """
 
     def read(index_version: str) -> list[RecentQuery]:
@@ -60,13 +60,14 @@ def probes_of_log(settings: KafkaSettings, clock: Clock) -> RecentProbes:
                 messages = _last(reader)
         except (ConfigError, RetryableError) as error:
             _log.warning("the hot shard does not know earlier questions", error=str(error))
+        queries = [query for each in messages for query in _queries(each, index_version)]
         return [
             RecentQuery(
                 np.frombuffer(query.vector, "<f4").astype(np.float32),
                 np.array(query.clusters, np.int64),
             )
-            for message in messages
-            for query in _queries(message, index_version)
+            # Brokers send one partition after the other.
+            for query in sorted(queries, key=lambda query: query.arrival_us)
         ]
 
     return read
@@ -95,5 +96,5 @@ def _queries(message: Message, index_version: str) -> tuple[GroupedQuery, ...]:
     try:
         group = decode(Group, message.value, message.headers)
     except RecordError:
-        return ()  # the searcher reports it when the record is its turn
+        return ()  # the searcher reports the record when it reads it
     return group.queries if group.index_version == index_version else ()

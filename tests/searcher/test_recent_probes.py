@@ -20,9 +20,11 @@ from tests.records import a_group, a_grouped_query
 VERSION = "v-now"
 
 
-def a_group_of(*clusters: tuple[int, ...], version: str = VERSION) -> Group:
+def a_group_of(*clusters: tuple[int, ...], version: str = VERSION, arrival_us: int = 0) -> Group:
     queries = [
-        a_grouped_query(f"q{number}", clusters=tuple(map(ClusterId, each)))
+        a_grouped_query(
+            f"q{number}", clusters=tuple(map(ClusterId, each)), arrival_us=arrival_us + number
+        )
         for number, each in enumerate(clusters)
     ]
     return a_group(*queries, index_version=version)
@@ -49,14 +51,16 @@ def test_the_last_groups_of_an_index_are_read(
         producer.produce(settings.broker_topic(topic), value, partition=0, headers=list(headers))
 
     write(GROUPS.name, a_group_of((9,)))  # before the last three
-    write(GROUPS.name, a_group_of((1, 2), (2, 3)))
+    write(GROUPS.name, a_group_of((1, 2), (2, 3), arrival_us=100))
     write(GROUPS.name, b"not a group")
     write(GROUPS.name, a_group_of((7,), version="v-before"))
-    write(GROUPS_BATCH.name, a_group_of((4, 5, 6)))
+    # Whichever topic is read first, one of these is read out of the order of arrival.
+    write(GROUPS_BATCH.name, a_group_of((4, 5, 6), arrival_us=50))
+    write(GROUPS_BATCH.name, a_group_of((8,), arrival_us=150))
     assert producer.flush(20) == 0
     queries = read(VERSION)
-    found = sorted(each.clusters.tolist() for each in queries)
-    assert found == [[1, 2], [2, 3], [4, 5, 6]]
+    found = [each.clusters.tolist() for each in queries]
+    assert found == [[4, 5, 6], [1, 2], [2, 3], [8]]
     vector = np.frombuffer(a_grouped_query("q").vector, "<f4")
     assert all(np.array_equal(each.vector, vector) for each in queries)
 
