@@ -95,7 +95,7 @@ def hot_set_report(
     }
     bytes_max = settings.shard_bytes_max or all_bytes
     choice = choose_among(sets, times, bytes_max=bytes_max, **targets)
-    numbers = [_number(sets, share) for share in SHARES] + [len(choice.clusters)]
+    numbers = [sets.fitting(share * all_bytes) for share in SHARES] + [len(choice.clusters)]
     return HotSetReport(
         questions=sets.queries,
         nprobe=sets.nprobe,
@@ -133,11 +133,6 @@ def _measure(
             scans, queries, probes, clock, budget_us=MEASURE_US, on_round=on_done
         )
     return codes.codec, fit_search_times(samples, scans.threads)
-
-
-def _number(sets: NestedHotSets, share: float) -> int:
-    limit = share * sets.size_bytes[-1]
-    return int(np.searchsorted(sets.size_bytes, limit, side="right")) - 1
 
 
 def _point(

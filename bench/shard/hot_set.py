@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.baselines.contestant import Float32, Int64
 from bench.core.command import reported
-from bench.core.options import shares_of
+from bench.core.options import counts_of, shares_of
 from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.clusters import open_clusters
@@ -101,7 +101,7 @@ def run(options: HotSetOptions) -> bool:
     vectors = _questions(index, options)
     split, profiled, held_out = _split(index, vectors, options, options.seed)
     shares = shares_of("--shares", options.shares)
-    batches = _numbers("--batches", options.batches)
+    batches = counts_of("--batches", options.batches)
     hit_rates = [
         _hit_rates(split.sets, split.judges, share, batch) for share in shares for batch in batches
     ]
@@ -188,8 +188,7 @@ def _split(
 
 def _number(sets: NestedHotSets, share: float) -> int:
     """How many of the hottest clusters fit a share of all bytes."""
-    limit = share * sets.size_bytes[-1]
-    return int(np.searchsorted(sets.size_bytes, limit, side="right")) - 1
+    return sets.fitting(share * float(sets.size_bytes[-1]))
 
 
 def _hit_rates(sets: NestedHotSets, judges: HeldOut, share: float, batch: int) -> HitRateRow:
@@ -223,7 +222,7 @@ def _times(
     cells = [
         (share, batch)
         for share in shares_of("--shares", options.shares)
-        for batch in _numbers("--batches", options.batches)
+        for batch in counts_of("--batches", options.batches)
     ]
     random = np.random.default_rng(options.seed)
     measured_us: dict[tuple[float, int], list[float]] = {cell: [] for cell in cells}

@@ -17,6 +17,7 @@ from bench.core.options import (
     NprobeOption,
     SeedOption,
     WorkOption,
+    counts_of,
     shares_of,
 )
 
@@ -124,9 +125,9 @@ def paged_codes(
         nprobe=nprobe,
         codec=codec,
         shares=shares_of("--shares", shares),
-        windows=_counts("--windows", windows),
+        windows=counts_of("--windows", windows),
         queries=queries,
-        searchers=_counts("--searchers", searchers),
+        searchers=counts_of("--searchers", searchers),
     )
     if not bench.run(index, questions, options, json_file):
         raise typer.Exit(1)
@@ -169,17 +170,10 @@ def hot_set_drift(
     options = bench.HotSetDriftOptions(
         nprobe=nprobe,
         shares=shares_of("--shares", shares),
-        windows=_counts("--windows", windows),
+        windows=counts_of("--windows", windows),
         ahead=ahead,
         orders=orders,
         gpu=H100 if gpu == "h100" else L40S,
     )
     if not bench.run(index, find_data(data), options, json_file):
         raise typer.Exit(1)
-
-
-def _counts(option: str, given: str) -> tuple[int, ...]:
-    counts = tuple(int(count) for count in given.split(",") if count.strip().isdigit())
-    if not counts or 0 in counts:
-        raise typer.BadParameter(f"{option} {given}: name numbers, such as 20,100")
-    return counts

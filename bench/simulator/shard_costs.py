@@ -17,8 +17,8 @@ from bench.simulator.shard_searcher import SearcherCosts
 from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.codes.margin import first_count
 from carpool.disk.index import OpenIndex
-from searcher.codes.executor import SCAN_QUERIES_MAX
 from searcher.codes.load import load_codes
+from searcher.plan.search_times import QUERIES_A_SCAN
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.store.files import SegmentFiles
 
@@ -65,7 +65,7 @@ def _scan_costs(
     count = first_count(codec, "default", TOP_K)
     facts, took_us = [], []
     for _ in range(CALLS):
-        size = min(len(queries), int(random.integers(1, SCAN_QUERIES_MAX + 1)))
+        size = min(len(queries), int(random.integers(1, QUERIES_A_SCAN + 1)))
         some = random.choice(len(queries), size, replace=False)
         kept = random.integers(1, probes.shape[1] + 1)
         clusters = [random.permutation(probes[query])[:kept] for query in some]

@@ -19,8 +19,8 @@ from bench.simulator.gpu_costs import ShardGpuCosts
 from bench.simulator.hot_set_rules import HotSetRule
 from bench.simulator.virtual_threads import Phase, VirtualThreads
 from schemas.record import ClusterId
-from searcher.codes.executor import SCAN_QUERIES_MAX
 from searcher.plan.hot_swaps import Swaps
+from searcher.plan.search_times import QUERIES_A_SCAN
 
 Int64 = npt.NDArray[np.int64]
 
@@ -127,7 +127,7 @@ class ShardSearcher:
         idle = [thread for thread in range(self._costs.threads) if self._time.is_idle(thread)]
         given = 0
         while waiting and idle:
-            share = min(-(-len(waiting) // len(idle)), SCAN_QUERIES_MAX)
+            share = min(-(-len(waiting) // len(idle)), QUERIES_A_SCAN)
             queries, waiting[:share] = waiting[:share], []
             clusters = np.concatenate([there[query] for query in queries])
             took_us = self._costs.call_us + len(queries) * self._costs.query_us
@@ -145,9 +145,9 @@ class ShardSearcher:
     ) -> int:
         """Gives all queries to the thread of the shard. Returns how many scans these are."""
         held_bytes = int(self._size_bytes[list(self._live)].sum())
-        starts = range(0, len(asking), SCAN_QUERIES_MAX)
+        starts = range(0, len(asking), QUERIES_A_SCAN)
         for start in starts:
-            queries = asking[start : start + SCAN_QUERIES_MAX]
+            queries = asking[start : start + QUERIES_A_SCAN]
             asked = np.unique(np.concatenate([here[query] for query in queries]))
             scan_us = self._gpu.scan_us(int(self._size_bytes[asked].sum()), held_bytes)
             self._pins.update(asked.tolist())

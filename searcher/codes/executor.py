@@ -32,6 +32,7 @@ from searcher.codes.query import CodesQuery
 from searcher.codes.source import CodeSource, ScanPart
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.messages import DropSearches, FoundElsewhere, StopSearching
+from searcher.plan.search_times import QUERIES_A_SCAN
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
 from searcher.shard.hot_shard import HotShard
@@ -41,8 +42,6 @@ from searcher.store.waker import Waker
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
-SCAN_QUERIES_MAX = 8
-"""Queries that one call scans. More: the first answers come later. Fewer: more calls."""
 MORE = 4
 """Times the rows that a scan proposes if all that it proposed are within the margin."""
 WAIT_S_MAX = 60.0
@@ -316,7 +315,7 @@ class CodesExecutor:
         # Rows that wait for a buffer must not become more and more.
         while self._waiting and self._scans < self._threads > self._rows.waiting:
             share = -(-len(self._waiting) // (self._threads - self._scans))
-            parts = self._next_parts(min(share, SCAN_QUERIES_MAX))
+            parts = self._next_parts(min(share, QUERIES_A_SCAN))
             if not parts:
                 return
             self._scans += 1

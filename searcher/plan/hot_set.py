@@ -31,7 +31,7 @@ many standard errors: the mean of a few hundred queries is known to some percent
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NestedHotSets:
-    """Hot sets of 0, 1, ... nlist clusters, and the hit rates of queries that chose none of them.
+    """Hot sets of 0, 1, ... nlist clusters, and their hit rates. No query is judged by itself.
 
     `clusters`: (nlist,) int64, hottest first. The others are (nlist + 1,), by number of clusters:
     `size_bytes` int64; `means` and `correlations` float64, of the Beta-binomial distribution of
@@ -56,6 +56,10 @@ class NestedHotSets:
             else (self.means, self.correlations)
         )
         return BetaBinomial(float(means[number]), float(correlation[number]), self.nprobe)
+
+    def fitting(self, bytes_max: float) -> int:
+        """Returns how many of the hottest clusters fit `bytes_max`."""
+        return max(0, int(np.searchsorted(self.size_bytes, bytes_max, side="right")) - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,8 +149,7 @@ def largest_hot_set(probes: Sequence[Int64], size_bytes: Int64, bytes_max: int) 
     For where search times are not known; see `choose_hot_set` for the arguments.
     """
     sets = nested_hot_sets(probes, size_bytes)
-    fitting = int(np.searchsorted(sets.size_bytes, bytes_max, side="right"))
-    number = max(0, fitting - 1) if sets.queries else 0
+    number = sets.fitting(bytes_max) if sets.queries else 0
     return HotSetChoice(
         clusters=tuple(map(ClusterId, sets.clusters[:number].tolist())),
         size_bytes=int(sets.size_bytes[number]),
@@ -174,7 +177,7 @@ def choose_among(
         hits = sets.hits(number, cautious=True)
         return best_batch(hits, times, target_us=target_us, queries_per_s=queries_per_s)
 
-    number = max(0, int(np.searchsorted(sets.size_bytes, bytes_max, side="right")) - 1)
+    number = sets.fitting(bytes_max)
     if not sets.queries:
         number = 0
     elif has_target and best_of(number).strain <= 1:
@@ -246,8 +249,8 @@ def _why(sets: NestedHotSets, number: int, bytes_max: int, *, has_target: bool, 
 def _places_for_others(counts: Int64, clusters: Int64) -> Int64:
     """The place of each cluster in the order, with one probe less.
 
-    That is its place by the counts of the queries but one that probed it, where that query's other
-    clusters keep their places. (nlist,) int64.
+    A query that probed the cluster is judged by this place. The places of the other clusters of
+    this query are not changed for it. Returns (nlist,) int64.
     """
     nlist = len(counts)
     # Sorted like `clusters`: by count, largest first, then by number.

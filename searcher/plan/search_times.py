@@ -15,7 +15,7 @@ from carpool.errors import RetryableError
 from searcher.plan.beta_binomial import BetaBinomial, Float64
 
 QUERIES_A_SCAN = 8
-"""The queries that `CodesExecutor` scans in one call at most."""
+"""Queries that one call scans at most. More: the first answers come later. Fewer: more calls."""
 ERROR_MAX = 0.25
 """Median relative error of a fit that can still choose a hot set."""
 

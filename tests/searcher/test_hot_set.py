@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from bench.shard.held_out import last_scan
 from carpool.errors import RetryableError
-from searcher.codes.executor import SCAN_QUERIES_MAX
 from searcher.plan.beta_binomial import BetaBinomial, correlations
 from searcher.plan.hot_set import HotSetChoice, choose_hot_set, nested_hot_sets
 from searcher.plan.search_times import (
-    QUERIES_A_SCAN,
     SearchTimes,
     TimeSample,
     batch_time_us,
@@ -175,10 +173,6 @@ def test_a_batch_takes_what_threads_need_that_share_it(batch: int, threads: int)
     simulated_us = 1000 * last_scan(misses, threads).mean()
     expected_us = batch_time_us(times, BetaBinomial(mean, 0.25, nprobe), batch)
     assert expected_us == pytest.approx(simulated_us, rel=0.08)
-
-
-def test_a_call_scans_as_many_queries_as_that_of_the_executor() -> None:
-    assert QUERIES_A_SCAN == SCAN_QUERIES_MAX
 
 
 # ---- the choice
