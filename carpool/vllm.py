@@ -137,7 +137,7 @@ def vllm_command(
     """Returns the command of the server on loopback; CPU options only for the CPU build.
 
     `kv_events`: where it publishes its KV events, an `ipc` endpoint; None: nowhere.
-    `gpu_memory_utilization`: its share of the GPU's memory; None: as vLLM does it, all but little.
+    `gpu_memory_utilization`: its share of the GPU's memory; None: vLLM's default.
     """
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
@@ -165,7 +165,7 @@ def vllm_command(
 
 
 def last_argument(command: Sequence[str], option: str) -> str | None:
-    """Returns the value of an option, where it is given last; None: it is not given.
+    """Returns the value of an option; None: it is not given. If it is given twice, the last counts.
 
     As vLLM reads it: `--name value` or `--name=value`, and `_` in the name as `-`.
     """

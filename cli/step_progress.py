@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def step_progress(console: Console) -> Iterator[ProgressReport]:
-    """Yields what takes the progress."""
+    """Yields the report that a command tells of its steps. It ends with the context."""
     from indexer.progress import BarProgress, PlainProgress
 
     if console.is_terminal:

@@ -554,9 +554,9 @@ def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
 
 
 def _waiting(group: Group) -> dict[ClusterId, float]:
-    """Returns by how many queries of later windows a lane has to scan each cluster.
+    """Returns for each cluster how many queries of later windows this lane will scan it for.
 
-    Windows that are not scattered go to the lanes in turn.
+    Windows that are not scattered go to the lanes in turn, so each lane has its share of them.
     """
     lanes = 1 if group.is_scattered else group.lane_count
     return {entry.cluster: entry.queries / lanes for entry in group.horizon}

@@ -45,7 +45,7 @@ H100 = ShardGpuCosts(
     memory_bytes_per_us=3_350_000.0,  # NVIDIA H100 data sheet: 3.35 TB/s
     efficiency=0.6,  # assumed: what the shard must reach for batches of 32
 )
-"""Nothing of it is measured here: there was no GPU. A run on one renews it."""
+"""Not measured: no GPU was there. `carpool bench shard --device gpu` measures a device."""
 
 L40S = ShardGpuCosts(
     name="L40S",

@@ -29,7 +29,7 @@ OVERHEAD_BYTES = 3 << 30
 activations for Llama 3 8B on a GPU of 80 GB (vllm-project/vllm, pull request 10511).
 """
 KEPT_BYTES = 1 << 30
-"""The searcher's CUDA context and the buffers of its scans, and gaps in memory: an assumption."""
+"""The searcher's CUDA context, and gaps in memory: an assumption."""
 POINTS_MAX = 128
 """Of the curve of searches a second; lines between them are as good as more points."""
 STEP_OVERHEAD_US = 2_000.0
@@ -187,9 +187,9 @@ def generation_model(
 class GpuMemory:
     """One GPU. `llm_fixed_bytes`: weights, activations and what else vLLM has beside the KV cache.
 
-    `kept_bytes`: what neither may have: the searcher's CUDA context, its buffers, some room.
-    `kv_bytes_min`: a KV cache of one sequence of the longest length; vLLM refuses to start with
-    less.
+    `kept_bytes`: what neither the LLM nor the shard may have: the searcher's CUDA context, and some
+    room. `kv_bytes_min`: a KV cache of one sequence of the longest length, without which vLLM does
+    not start.
     """
 
     total_bytes: int

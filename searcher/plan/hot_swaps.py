@@ -7,6 +7,8 @@ rate of queries has fallen (`page_test.py`). From then on it *follows* the queri
 with the highest counts replace others, until some hundred queries are known and another change
 would gain little. Then it is settled again.
 
+*A sub-stage* is one scan, of codes or of the shard.
+
 *Counts* are decayed by query, not by window: windows have 1 query or 100, and a searcher with
 little to do must not forget its hot set in 50 queries. *The horizon:* queries that wait in Kafka
 are in the counts and in the test as those that arrived are, each once. *A change* is made
@@ -42,8 +44,8 @@ CHURN_SHARE = 0.5
 PART_SHARE = 0.01
 """Bytes that enter after one sub-stage, as a share of the shard; one cluster may be more.
 
-To load a cluster takes a core about as long as to search one or two queries, and a sub-stage has up
-to eight: so loads take little of what searches need.
+To load a cluster takes a core about as long as to search one or two queries, and a scan of codes is
+for up to eight: so loads take little of the time that searches need.
 """
 STAYS = 0.5
 """By how much the root of a cluster's count must exceed that of one in the shard to replace it.

@@ -21,11 +21,9 @@ ALARM = 15.0
 VALUES_MIN = 20
 """Values that must be known before the standard deviation is used."""
 MEAN_VALUES_MIN = 100
-"""The same for the mean."""
-
-
+"""Values that must be known, with those that were expected, before the mean is used."""
 DEVIATION_MIN = 0.01
-"""Values that are all equal have no deviation."""
+"""The least standard deviation that is used: that of values that are all equal is 0."""
 
 
 class PageTest:

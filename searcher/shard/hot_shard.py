@@ -122,8 +122,8 @@ class HotShard:
     ) -> None:
         """Counts the clusters of each query of a group.
 
-        `waiting`: by how many queries of later windows a cluster is probed; None: as the group
-        before it said.
+        `waiting`: how many queries of later windows probe a cluster; None: unchanged since the
+        last group.
         """
         self._swaps.add_window(probes, waiting)
 
