@@ -81,7 +81,7 @@ def split_gpu(settings: CarpoolSettings, gpu: Gpu) -> GpuSplit:
         dtype=last_argument(options, "--dtype") or "auto",
         kv_dtype=last_argument(options, "--kv-cache-dtype") or "auto",
     )
-    tokens_max = int(last_argument(options, "--max-model-len") or 0)
+    tokens_max = _tokens(last_argument(options, "--max-model-len") or "0")
     memory = GpuMemory(
         total_bytes=gpu.total_bytes,
         llm_fixed_bytes=model.weights_bytes + OVERHEAD_BYTES,
@@ -171,6 +171,15 @@ def _generation(settings: CarpoolSettings, rates: GpuRates, gpu: Gpu, model: Mod
         answer_tokens=generator.max_tokens,
         sequences_max=min(at_once, settings.vllm.sequences_max),
     )
+
+
+def _tokens(told: str) -> int:
+    if not told.isdecimal():
+        raise ConfigError(
+            f"vllm.extra_args: --max-model-len {told!r} is no number of tokens, so the least KV "
+            "cache is not known; write it in digits"
+        )
+    return int(told)
 
 
 def _utilization(told: str) -> float:

@@ -105,6 +105,12 @@ def test_vllms_own_option_wins_and_the_shard_has_the_rest(folder: Path) -> None:
         plan_of(settings_of(folder, vllm={"extra_args": (GPU_MEMORY_OPTION, "all")}))
 
 
+def test_a_length_that_is_no_number_is_refused(folder: Path) -> None:
+    settings = settings_of(folder, vllm={"extra_args": ("--max-model-len", "16k")})
+    with pytest.raises(ConfigError, match="--max-model-len"):
+        plan_of(settings)
+
+
 def test_where_the_llm_is_the_slower_side_vllm_is_started_as_without_a_shard(folder: Path) -> None:
     slow_llm = {"retrieval": [[0, 100]], "generation": [[19 * GIB, 10]]}
     (folder / "slow.json").write_text(json.dumps(slow_llm))
