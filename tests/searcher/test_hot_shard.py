@@ -172,9 +172,9 @@ def device_of(
 @pytest.mark.parametrize(
     ("codec", "name", "numbers"),
     [
-        *((codec, "ram", "float16") for codec in CODECS),
-        ("rabitq4", "ram", "sq8"),
-        ("rabitq4", "gpu", "float16"),
+        ("rabitq4", "ram", "float16"),
+        ("rabitq1", "ram", "sq8"),
+        ("flat", "gpu", "float16"),
         ("rabitq2", "gpu", "sq8"),
     ],
 )
