@@ -138,6 +138,19 @@ class Loaded:
         for query, probe, rows, guesses in zip(queries, probes, found, estimates, strict=True):
             self._check_query(query, probe, rows, guesses)
 
+    def _check_estimates(self, found: Float32, expected: Float32) -> None:
+        """Of `sq8`, one estimate in a hundred may be a number wrong by a step of its code.
+
+        Rotated vectors differ in the last bit with the number of rows that are rotated together.
+        """
+        off = np.abs(found - expected)
+        if self.kind.numbers == "sq8":
+            step = 2 * SQ8_REACH / 255 / DIMENSION**0.5
+            assert (off > self.kind.error).sum() <= 1 + len(off) // 100
+            assert off.max(initial=0) <= step
+        else:
+            assert off.max(initial=0) <= self.kind.error
+
     def _check_query(
         self, query: Float32, probe: Sequence[int], found: Int64, estimates: Float32
     ) -> None:
@@ -148,11 +161,9 @@ class Loaded:
         assert len(set(found.tolist())) == length and set(found.tolist()) <= set(rows.tolist())
         assert (np.diff(estimates) <= 0).all()
         at = np.argsort(rows)[np.searchsorted(np.sort(rows), found)]
-        np.testing.assert_allclose(estimates, stored[at], rtol=0, atol=self.kind.error)
+        self._check_estimates(estimates, stored[at])
         # Which of two rows comes first is open only where their scores are nearly the same.
-        np.testing.assert_allclose(
-            estimates, np.sort(stored)[::-1][:length], rtol=0, atol=self.kind.error
-        )
+        self._check_estimates(estimates, np.sort(stored)[::-1][:length])
         width = margin(self.device.codec, self.dimension, "margin")
         assert (np.abs(estimates - exact[at]) <= width).all()
 
