@@ -24,6 +24,7 @@ from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
+from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
 from searcher.shard.gpu import GpuShard
@@ -291,7 +292,7 @@ def test_a_cluster_that_leaves_stays_until_its_queries_are_scanned(index: SmallI
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 @pytest.mark.parametrize("paged_share", [None, 0.3])
 def test_a_device_that_fails_loses_no_query(
-    index: SmallIndex, how: str, paged_share: float | None
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch, how: str, paged_share: float | None
 ) -> None:
     searches = questions(index, 60, 5)
     with with_shard(index, paged_share=paged_share) as both:
@@ -299,10 +300,9 @@ def test_a_device_that_fails_loses_no_query(
         if how == "raises":
             both.device.scan_error = RuntimeError("CUDA error: the device is lost")
         else:
+            monkeypatch.setattr(scans, "TIMEOUT_US", 500_000)
             both.device.may_scan.clear()
-        began_s = time.monotonic()
         found = both.here.search(searches[20:40])
-        assert time.monotonic() - began_s < 10
         found |= both.here.search(searches[40:])
         both.device.may_scan.set()
         assert both.metric("shard_failed") == 1 and not both.shard.live
