@@ -203,7 +203,9 @@ class CodesExecutor:
             query.promise(self._codes.codec)
         self._note_tiers(query, search.clusters)
         here = [cluster for cluster in search.clusters if cluster not in query.elsewhere]
-        self._want(search.key, query, here)
+        held = self._want(search.key, query, here)
+        if self._shard is not None:
+            self._shard.shard.count(held, len(here))
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
         for tier, count in Counter(query.tiers[cluster] for cluster in here).items():
@@ -213,8 +215,11 @@ class CodesExecutor:
         for cluster in clusters:
             query.tiers[cluster] = "ram" if self._codes.is_in_memory(cluster) else "ssd"
 
-    def _want(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
-        """Has `clusters` scanned: by the hot shard those that it has, the others by codes."""
+    def _want(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> int:
+        """Has `clusters` scanned: by the hot shard those that it has, the others by codes.
+
+        Returns how many the shard has.
+        """
         held: tuple[ClusterId, ...] = ()
         if self._shard is not None and (held := self._shard.shard.take(clusters)):
             shard = self._shard.shard
@@ -230,6 +235,7 @@ class CodesExecutor:
             vector = query.search.vector
             part = ShardPart(key=key, vector=vector, clusters=held, count=query.count)
             self._shard.add(part)
+        return len(held)
 
     def _forget(self, key: int) -> None:
         if self._queries.pop(key, None) is not None:

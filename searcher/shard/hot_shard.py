@@ -104,8 +104,6 @@ class HotShard:
         with self._lock:
             held = tuple(cluster for cluster in clusters if cluster in self._live)
             self._pins.update(held)
-        self._metrics.shard_probes.labels(side="shard").inc(len(held))
-        self._metrics.shard_probes.labels(side="codes").inc(len(clusters) - len(held))
         return held
 
     def release(self, clusters: Collection[ClusterId]) -> None:
@@ -116,6 +114,11 @@ class HotShard:
                 if not self._pins[cluster]:
                     del self._pins[cluster]
             self._unpinned.notify_all()
+
+    def count(self, held: int, probed: int) -> None:
+        """Counts the clusters that a new query probes; `held` of them are here."""
+        self._metrics.shard_probes.labels(side="shard").inc(held)
+        self._metrics.shard_probes.labels(side="codes").inc(probed - held)
 
     def add_group(
         self, probes: Sequence[Sequence[ClusterId]], waiting: Mapping[ClusterId, float] | None

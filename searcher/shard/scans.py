@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 64
 """Queries of a batch. More: the first answers come later. Fewer: more scans."""
-TIMEOUT_US = 5_000_000
+TIMEOUT_US = 1_000_000
 """A scan takes milliseconds. After this time the device counts as lost."""
 
 
