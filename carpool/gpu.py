@@ -46,7 +46,7 @@ def visible_gpu() -> Gpu:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise ConfigError(
-            "searcher.shard=gpu needs a GPU, and this machine shows none that PyTorch can use "
+            "searcher.shard=gpu needs a GPU that PyTorch can use, and none could be measured "
             f"({lines[-1] if lines else f'exit code {done.returncode}'}). Look at it with "
             "nvidia-smi, install a PyTorch that is built for CUDA, or set searcher.shard=none"
         )

@@ -26,11 +26,11 @@ from searcher.plan.gpu_memory import (
     Rates,
     choose_gpu_split,
     generation_model,
+    gib,
     split_for_shard,
     split_for_utilization,
 )
 
-GIB = 1 << 30
 CHARS_A_TOKEN = 4
 FRAME_TOKENS = 150
 """Of a prompt beside its passages: an assumption."""
@@ -125,8 +125,8 @@ def split_text(split: GpuSplit) -> str:
     if split.shard_bytes == 0:
         return f"The GPU has no shard, and vLLM takes its usual share: {split.reason}."
     return (
-        f"The GPU has a shard of {_gib(split.shard_bytes)}, and a KV cache of "
-        f"{_gib(split.kv_bytes)} ({GPU_MEMORY_OPTION}={split.utilization:g}): {split.reason}."
+        f"The GPU has a shard of {gib(split.shard_bytes)}, and a KV cache of "
+        f"{gib(split.kv_bytes)} ({GPU_MEMORY_OPTION}={split.utilization:g}): {split.reason}."
     )
 
 
@@ -190,7 +190,3 @@ def _utilization(told: str) -> float:
     if not 0 < share <= 1:
         raise ConfigError(f"vllm.extra_args: {GPU_MEMORY_OPTION} {told!r} is no share of 0 to 1")
     return share
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:,.2f} GiB"

@@ -237,8 +237,7 @@ def uses_horizon(index_dir: Path, settings: SearcherSettings) -> bool:
             return True
         from searcher.codes.open import choose_codes
 
-        left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES - _exact_bytes_min(index)
-        chosen = choose_codes(index, left_bytes)
+        chosen = choose_codes(index, bytes_for_codes(index, settings))
         return chosen is None or chosen.paged_bytes is not None
     finally:
         index.close()
@@ -338,6 +337,14 @@ def open_search_plane(
         exact=exact,
         executor=ExecutorByMode(by_codes.executor, exact.executor, metrics),
     )
+
+
+def bytes_for_codes(index: OpenIndex, settings: SearcherSettings) -> int:
+    """Returns what passages, exact searches and a hot shard leave of `budget_bytes` for codes."""
+    from searcher.open_shard import budget_bytes_of
+
+    beside_bytes = PASSAGE_BUFFERS_BYTES + _exact_bytes_min(index) + budget_bytes_of(settings)
+    return settings.budget_bytes - beside_bytes
 
 
 def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:

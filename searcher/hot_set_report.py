@@ -11,6 +11,7 @@ import numpy.typing as npt
 from carpool.clock import Clock
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
+from searcher.build import bytes_for_codes
 from searcher.codes.load import load_codes
 from searcher.codes.open import choose_codes
 from searcher.measure_times import BatchScans, measure_times
@@ -118,7 +119,7 @@ def _measure(
     on_step: Callable[[str, int], None],
     on_done: Callable[[int], None],
 ) -> tuple[str, SearchTimes]:
-    chosen = choose_codes(index, settings.budget_bytes)
+    chosen = choose_codes(index, bytes_for_codes(index, settings))
     if chosen is None or chosen.paged_bytes is not None:
         raise ConfigError(
             f"the index at {index.dir} has no codes that fit searcher.budget_bytes "

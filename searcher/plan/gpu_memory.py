@@ -270,9 +270,9 @@ def split_for_shard(memory: GpuMemory, shard_bytes: int) -> GpuSplit:
     if not steps:
         most = _left_bytes(memory, _steps(memory)[0])
         raise ConfigError(
-            f"a shard of {_gib(shard_bytes)} leaves vLLM less than the "
-            f"{_gib(memory.llm_fixed_bytes + memory.kv_bytes_min)} that it needs, on a GPU of "
-            f"{_gib(memory.total_bytes)}: set searcher.shard_bytes_max to {most} bytes at most"
+            f"a shard of {gib(shard_bytes)} leaves vLLM less than the "
+            f"{gib(memory.llm_fixed_bytes + memory.kv_bytes_min)} that it needs, on a GPU of "
+            f"{gib(memory.total_bytes)}: set searcher.shard_bytes_max to {most} bytes at most"
         )
     return GpuSplit(
         kv_bytes=memory.shared_bytes - _left_bytes(memory, steps[-1]),
@@ -294,7 +294,7 @@ def split_for_utilization(
     if left_bytes <= 0:
         raise ConfigError(
             f"--gpu-memory-utilization={utilization:g} leaves nothing for the shard of "
-            f"{_gib(memory.total_bytes)}: the searcher itself needs {_gib(memory.kept_bytes)}. "
+            f"{gib(memory.total_bytes)}: the searcher itself needs {gib(memory.kept_bytes)}. "
             "Lower it, or take it out of vllm.extra_args, and `carpool up` chooses"
         )
     return GpuSplit(
@@ -312,9 +312,9 @@ def _steps(memory: GpuMemory) -> range:
     last = (memory.total_bytes - memory.kept_bytes) * UTILIZATION_STEPS // memory.total_bytes
     if first > last:
         raise ConfigError(
-            f"a GPU of {_gib(memory.total_bytes)} is too small for this LLM beside a shard: its "
-            f"weights and activations take {_gib(memory.llm_fixed_bytes)}, its shortest KV cache "
-            f"{_gib(memory.kv_bytes_min)}, and the searcher {_gib(memory.kept_bytes)}. Serve a "
+            f"a GPU of {gib(memory.total_bytes)} is too small for this LLM beside a shard: its "
+            f"weights and activations take {gib(memory.llm_fixed_bytes)}, its shortest KV cache "
+            f"{gib(memory.kv_bytes_min)}, and the searcher {gib(memory.kept_bytes)}. Serve a "
             "smaller model, lower vllm.model_tokens_max, or set searcher.shard=none"
         )
     return range(first, last + 1)
@@ -349,5 +349,6 @@ def _reason(
     return f"{rates}; with a smaller shard, search would be the slower of both"
 
 
-def _gib(size_bytes: int) -> str:
+def gib(size_bytes: int) -> str:
+    """Returns the bytes in GiB, to print."""
     return f"{size_bytes / 2**30:,.2f} GiB"
