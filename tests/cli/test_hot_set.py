@@ -13,9 +13,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from carpool.disk.index import open_index
 from carpool.errors import ConfigError
 from cli.index import app
 from searcher import hot_set_report
+from searcher.codes.open import ChosenCodes
 from searcher.plan.search_times import SearchTimes, TimeSample
 from tests.searcher.helpers import SmallIndex, normalised, write_index
 
@@ -124,3 +126,10 @@ def test_no_questions_and_codes_that_do_not_fit_are_refused(
     assert "there are no questions" in str(none.exception)
     small = run(index.dir, "--questions", questions, "--set", "searcher.budget_bytes=300000")
     assert "searcher.budget_bytes (300,000)" in str(small.exception)
+    # A searcher needs memory for passages and exact searches, too.
+    opened = open_index(index.dir)
+    smallest = opened.open_codes(opened.manifest.codes[-1].codec)
+    only_codes = ChosenCodes(codes=smallest).memory_bytes
+    opened.close()
+    tight = run(index.dir, "--questions", questions, "--set", f"searcher.budget_bytes={only_codes}")
+    assert f"searcher.budget_bytes ({only_codes:,})" in str(tight.exception)
