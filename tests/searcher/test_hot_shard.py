@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,6 +108,18 @@ class NoSwaps(HotSwaps):
 
     def substage(self) -> Swaps | None:
         return None
+
+
+class Heard(NoSwaps):
+    """Notes what is said of each group."""
+
+    def add_window(
+        self, probes: Sequence[Collection[ClusterId]], horizon: Mapping[ClusterId, float] | None
+    ) -> None:
+        heard.append(([tuple(one) for one in probes], horizon))
+
+
+heard: list[tuple[list[tuple[ClusterId, ...]], Mapping[ClusterId, float] | None]] = []
 
 
 @dataclass
@@ -367,6 +379,19 @@ def test_a_damaged_cluster_is_not_loaded(tmp_path: Path) -> None:
         both.shard._orders.put(Swaps(leave=(), enter=HOT))
         both.wait_for(others)
         assert both.metric("shard_swaps_total", result="failed") == 1
+
+
+def test_the_first_group_of_a_window_says_what_waits(index: SmallIndex) -> None:
+    heard.clear()
+    searches = questions(index, 4, 2)
+    waiting: list[dict[ClusterId, float]] = [{HOT[0]: 3.0}, {}, {HOT[1]: 1.0}, {}]
+    with with_shard(index, planner=Heard) as both:
+        for search, window, waits in zip(searches, ("a", "a", "b", None), waiting, strict=True):
+            group = SearchGroup(searches=(search,), window=window, waiting=waits)
+            both.here.executor.join(group)
+            both.here.take(1)
+    assert [probes for probes, _ in heard] == [[search.clusters] for search in searches]
+    assert [horizon for _, horizon in heard] == [{HOT[0]: 3.0}, None, {HOT[1]: 1.0}, {}]
 
 
 def test_clusters_that_queries_probe_enter_and_those_that_they_do_not_leave(
