@@ -32,6 +32,7 @@ from searcher.shard.hot_shard import HotShard
 from searcher.shard.open import DeviceName, open_device
 from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
 from searcher.store.files import SegmentFiles
+from tests.clocks import HandClock
 from tests.searcher.codes_rig import (
     DIMENSION,
     NLIST,
@@ -250,6 +251,26 @@ def test_a_scan_ends_before_the_thread_of_scans_is_closed(index: SmallIndex) -> 
         threading.Timer(0.05, both.device.may_scan.set).start()
         scans.close()
         assert [part.key for scanned in ended for part in scanned.parts] == [0]
+
+
+def test_a_scan_that_ends_after_it_was_given_up_is_ignored(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans, "TIMEOUT_US", TIMEOUT_US)
+    ended: list[ShardScanned] = []
+    clock = HandClock()
+    with with_shard(index) as both:
+        shard_scans = ShardScans(both.shard, ended.append, clock)
+        both.device.may_scan.clear()
+        part = ShardPart(key=0, vector=index.centroids[HOT[0]], clusters=HOT[:1], count=5)
+        shard_scans.add(part)
+        assert shard_scans.start() and shard_scans.lost() == ()
+        clock.sleep(TIMEOUT_US)
+        assert shard_scans.lost() == (part,) and not both.shard.is_open
+        both.device.may_scan.set()
+        wait_until(lambda: bool(ended))
+        assert not shard_scans.end(ended[0])
+        shard_scans.close()
 
 
 def test_every_cluster_is_scanned_on_one_side(index: SmallIndex) -> None:
