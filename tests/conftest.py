@@ -86,6 +86,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "vllm": functools.cache(_lacks_vllm),
 }
 TAKES = {"slow": "take up to a minute or two", "long": "take some minutes each"}
+TAKES_LONG = ("kafka", "long", "slow", "vllm")
 _REASONS = pytest.StashKey[dict[str, str]]()
 _SKIPPED = pytest.StashKey[Counter[str]]()
 _SKIPPED_OTHERWISE = pytest.StashKey[Counter[str]]()
@@ -144,14 +145,13 @@ def _lacking(item: pytest.Item) -> tuple[str, str] | None:
 
 
 def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
-    """Orders files by the longest time that one of their tests may take, so that no worker is left
-    alone with such a file.
+    """Orders files by how many of their tests take long, so that no worker is left alone with such
+    a file.
     """
-    limits_s: dict[Path, float] = {}
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        limits_s[item.path] = max(limits_s.get(item.path, 0), marker.args[0] if marker else 0)
-    items.sort(key=lambda item: -limits_s[item.path])
+    counts = Counter(
+        item.path for item in items for name in TAKES_LONG if item.get_closest_marker(name)
+    )
+    items.sort(key=lambda item: -counts[item.path])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

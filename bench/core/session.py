@@ -35,11 +35,11 @@ from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, read_with
 INPUTS = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
 """The topic that each service reads, besides the topic of the class `batch`."""
 
-QUIET_TIMEOUT_S = 30.0
+QUIET_TIMEOUT_S = 180.0
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
 
-COORDINATOR_TIMEOUT_S = 30.0
+COORDINATOR_TIMEOUT_S = 180.0
 COORDINATOR_PAUSE_S = 0.1
 
 
@@ -123,7 +123,7 @@ class Session:
         return msgspec.structs.replace(load, is_complete=is_complete)
 
     def wait_quiet(self, *services: str) -> None:
-        """Waits until no work of `services` is uncommitted. Raises `CarpoolError` after 30 s."""
+        """Waits until no work of `services` is uncommitted. Raises `CarpoolError` after 180 s."""
         until_s = time.monotonic() + QUIET_TIMEOUT_S
         for service in services:
             while self.stack[service].metric("carpool_units_in_flight"):
@@ -198,8 +198,8 @@ def open_session(
 def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
     """Commits the ends of `topic` for `group`, which has no member yet. Blocks.
 
-    Raises `RetryableError` when the group's coordinator does not answer within 30 s, which brokers
-    that have just started may need.
+    Raises `RetryableError` when the group's coordinator does not answer within 180 s: brokers
+    that have just started need some time.
     """
     until_s = time.monotonic() + COORDINATOR_TIMEOUT_S
     consumer = confluent_kafka.Consumer(

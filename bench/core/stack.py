@@ -23,6 +23,8 @@ from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 SERVICES = ("grouper", "searcher", "generator")
 LOOPBACK = "127.0.0.1"
 LOG_TAIL_CHARS = 3_000
+READY_TIMEOUT_S = 180.0
+"""Generous: a slow, busy machine loads a model in a minute."""
 
 
 class ServiceProcess:
@@ -69,7 +71,7 @@ class ServiceProcess:
                 start_new_session=True,
             )
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Waits until the process is ready.
 
         Raises `CarpoolError` with the end of the log when it ends or takes longer.
@@ -242,7 +244,7 @@ class Stack:
         """Returns one process: SERVICE, or SERVICE-NUMBER where there are several members."""
         return self.processes[name]
 
-    def start(self, timeout_s: float = 90.0) -> None:
+    def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Starts all processes and waits until all are ready."""
         for process in self.processes.values():
             process.start()

@@ -24,9 +24,9 @@ from schemas.record import Headers, header
 from schemas.topics import MESSAGE_BYTES_MAX
 
 POLL_S = 0.1
-TIMEOUT_S = 10.0
+TIMEOUT_S = 180.0
 EVENT_ID_HEADER = "ce_id"
-TOPIC_PATIENCE_S = 3.0
+TOPIC_PATIENCE_S = 30.0
 """How long a topic that was just created may be unknown to a broker."""
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 HOST = "127.0.0.1"
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 180.0
 
 PRODUCE, END_TXN, TXN_OFFSET_COMMIT = 0, 26, 28
 """API keys of Kafka's protocol, for `hold` and `drop_reply`."""

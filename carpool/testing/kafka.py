@@ -37,7 +37,7 @@ KAFKA_JAVA = (
 
 HOST = "127.0.0.1"
 NO_SETTINGS: Mapping[str, object] = MappingProxyType({})
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 SESSION_TIMEOUT_MS = 6_000
 """Silence after which a group member (of the protocol KIP-848) or a broker is taken for dead."""
 

@@ -30,7 +30,7 @@ from carpool.testing.certificates import CertificateAuthority
 from carpool.testing.kafka import HOST, KafkaServer, free_ports
 
 SCRAM_ITERATIONS = 4_096
-REQUEST_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S = 180.0
 
 
 class SecureKafkaServer(KafkaServer):

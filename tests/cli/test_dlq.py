@@ -28,6 +28,7 @@ from schemas.record import Headers, Source, header
 from schemas.topics import DEAD_LETTER_MARKS, QUERIES, QUERIES_BATCH_DEAD, QUERIES_DEAD
 from tests.cli.support import Ended, carpool
 from tests.e2e.support import LoggedRecord, read_to_end
+from tests.waiting import WAIT_S
 
 PARTITIONS = 2
 KAFKA = KafkaSettings()
@@ -166,7 +167,7 @@ class Cluster:
         )
         for output in outputs:
             assert producer.produce(output, reports.append)
-        assert producer.close(20) == 0
+        assert producer.close(WAIT_S) == 0
         assert set(reports) == {None}
 
     def run(self, line: str) -> Ended:
@@ -188,9 +189,7 @@ class Cluster:
 @pytest.fixture(
     params=[
         "embedded",
-        pytest.param(
-            "kafka", marks=[pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
-        ),
+        pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow]),
     ]
 )
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:

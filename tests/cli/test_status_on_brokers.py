@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES
 from tests.e2e.support import Publisher, build_index, quick_settings
+from tests.waiting import wait_until
 
 PREFIX = "looked-at"
 
@@ -76,13 +77,6 @@ def publish(bootstrap: str, count: int) -> None:
     publisher.flush()
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
 def stuck_groupers(found: dict[str, Any]) -> list[str]:
     """What is said of the grouper: the other services do not run here, so what is written for them
     waits.
@@ -97,12 +91,11 @@ def grouper_of(found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.kafka
-@pytest.mark.timeout(180)
 def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_goes_on(
     kafka_bootstrap: str, grouper: ServiceProcess
 ) -> None:
     publish(kafka_bootstrap, 20)
-    until(
+    wait_until(
         lambda: (
             grouper.metric("carpool_commits_total") > 0
             and grouper.metric("carpool_units_in_flight") == 0
@@ -133,8 +126,8 @@ def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_
     assert not found["is_ready"]
 
     os.kill(grouper.pid, signal.SIGCONT)
-    until(lambda: stuck_groupers(status(kafka_bootstrap, grouper)[1]) == [], "it goes on")
-    until(
+    wait_until(lambda: stuck_groupers(status(kafka_bootstrap, grouper)[1]) == [], "it goes on")
+    wait_until(
         lambda: (
             not any(
                 p["waiting"] for p in grouper_of(status(kafka_bootstrap, grouper)[1])["partitions"]
@@ -145,7 +138,6 @@ def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120)
 def test_a_service_that_is_gone_while_records_wait_is_stuck(
     kafka_bootstrap: str, grouper: ServiceProcess
 ) -> None:

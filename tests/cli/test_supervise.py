@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from carpool.errors import CarpoolError, ConfigError
 from cli.child import ChildSpec
 from cli.supervise import Interrupted, Supervisor, restart_delay_s
 from cli.up_settings import UpSettings
+from tests.waiting import WAIT_S, wait_until
 
-SETTINGS = UpSettings(restart_delay_s=0.01, ready_timeout_s=20, stop_timeout_s=10)
+SETTINGS = UpSettings(restart_delay_s=0.01, ready_timeout_s=WAIT_S, stop_timeout_s=WAIT_S)
 
 RUNS_UNTIL_TOLD = """
 import signal, sys, time, pathlib
@@ -61,14 +61,6 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"never: {what}")
 
 
 def pid_of(supervisor: Supervisor, name: str) -> int:
@@ -118,7 +110,7 @@ def test_a_child_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> Non
         "import pathlib, time; pathlib.Path({ready!r}).touch(); time.sleep(0.3); "
         "print('out of luck'); raise SystemExit(3)"
     )
-    settings = UpSettings(restart_delay_s=0.01, restarts_max=2, stop_timeout_s=10)
+    settings = UpSettings(restart_delay_s=0.01, restarts_max=2, stop_timeout_s=WAIT_S)
     with (
         Supervisor(settings, note=lambda line: None) as supervisor,
         pytest.raises(
@@ -159,7 +151,7 @@ import pathlib, time
 pathlib.Path({ready!r}).touch()
 while True: print("word " * 1_000, flush=True); time.sleep(0.005)
 """
-    settings = UpSettings(log_bytes_max=65_536, ready_timeout_s=20, stop_timeout_s=10)
+    settings = UpSettings(log_bytes_max=65_536, ready_timeout_s=WAIT_S, stop_timeout_s=WAIT_S)
     older = tmp_path / "searcher.log.1"
     with Supervisor(settings, note=lambda line: None) as supervisor:
         supervisor.start(spec(tmp_path, "searcher", talks))
@@ -189,7 +181,7 @@ def test_what_cannot_be_restarted_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_path: Path) -> None:
-    settings = UpSettings(ready_timeout_s=0.3, stop_timeout_s=10)
+    settings = UpSettings(ready_timeout_s=0.3, stop_timeout_s=WAIT_S)
     with (
         Supervisor(settings, note=lambda line: None) as supervisor,
         pytest.raises(
@@ -271,7 +263,7 @@ time.sleep(600)
         try:
             supervisor.watch()
         finally:
-            # Each would be given ten seconds, and a note would say that it used them up.
+            # Each would be given minutes, and a note would say that it used them up.
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert notes == []
     assert not any(lives(pid) for pid in pids)

@@ -10,16 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from carpool.kafka.embedded import free_port
 from cli.http import get
-
-pytestmark = pytest.mark.timeout(180)
+from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = "carpool-llm-stand-in"
@@ -88,14 +86,6 @@ def llm_url(tmp_path: Path) -> Iterator[str]:
         process.wait()
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(900):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"never: {what}")
-
-
 def up(folder: Path, llm_url: str, *more: str) -> subprocess.Popen[str]:
     arguments = (
         "--index",
@@ -155,7 +145,7 @@ def test_questions_are_answered_with_citations_and_times_and_everything_ends(
 ) -> None:
     process = up(folder, llm_url, "--demo", "questions.txt", "--exit-after-demo")
     try:
-        text, _ = process.communicate(timeout=110)
+        text, _ = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
     assert process.returncode == 0, text
@@ -181,7 +171,9 @@ def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(
             lambda: run_file.exists() and json.loads(run_file.read_text())["is_ready"],
             "all is ready",
         )
-        asked = carpool(folder, "ask", "On which river lies town 5?", "--json", "--timeout", "60")
+        asked = carpool(
+            folder, "ask", "On which river lies town 5?", "--json", "--timeout", f"{WAIT_S:g}"
+        )
         answer = json.loads(asked.stdout)
         assert (answer["status"], answer["model"]) == ("ok", STAND_IN)
         # -9 of the searcher: `up` starts it again, and a question that comes meanwhile is answered.
@@ -189,7 +181,7 @@ def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(
         os.kill(searcher, signal.SIGKILL)
         again = json.loads(
             carpool(
-                folder, "ask", "On which river lies town 6?", "--json", "--timeout", "60"
+                folder, "ask", "On which river lies town 6?", "--json", "--timeout", f"{WAIT_S:g}"
             ).stdout
         )
         assert again["status"] == "ok"
@@ -199,7 +191,7 @@ def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(
         assert "runs here already" in " ".join(second.stderr.split())
     finally:
         process.send_signal(signal.SIGINT)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, text
     assert "searcher ended by signal 9; started again" in text
     assert "searcher is ready again" in text
@@ -214,7 +206,7 @@ def carpool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environ(),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=2 * WAIT_S,
     )
 
 

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from carpool.kafka.embedded import EmbeddedBroker
 from cli.all_settings import CarpoolSettings
 from cli.runfile import RunFile
 from cli.settings import Given, load
+from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(.*?)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 DOCUMENTED_ADDRESS = "127.0.0.1:9092"
-READY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,19 @@ def running(command: str, folder: Path) -> Iterator[str]:
         yield _bootstrap_when_ready(process, folder)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(WAIT_S)
 
 
 def _bootstrap_when_ready(process: subprocess.Popen[bytes], folder: Path) -> str:
-    until_s = time.monotonic() + READY_S
-    while time.monotonic() < until_s and process.poll() is None:
+    def log() -> str:
+        return f"`carpool up` is not ready: {(folder / 'up.log').read_text()}"
+
+    def bootstrap() -> str | None:
+        assert process.poll() is None, log()
         run = RunFile(folder / ".carpool" / "run").read()
-        if run is not None and run.is_ready:
-            return run.bootstrap
-        time.sleep(0.1)
-    raise AssertionError(f"`carpool up` is not ready: {(folder / 'up.log').read_text()}")
+        return run.bootstrap if run is not None and run.is_ready else None
+
+    return wait_until(bootstrap, log) or ""
 
 
 def run_page(blocks: list[Block], folder: Path) -> None:
@@ -112,7 +113,7 @@ def run_page(blocks: list[Block], folder: Path) -> None:
 
 def _run(command: list[str], block: Block, folder: Path) -> None:
     done = subprocess.run(
-        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=120
+        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, f"{block.page}: {block.text}\n{done.stdout}\n{done.stderr}"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import yaml
 from carpool.kafka.admin import create_topics, describe_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -169,10 +169,8 @@ def test_three_brokers_take_these_settings_and_topics_have_three_copies(tmp_path
     with KafkaCluster(tmp_path, settings=settings) as cluster:
         kafka = KafkaSettings(bootstrap=cluster.bootstrap)
         create_topics(kafka)
-        until_s = time.monotonic() + 20
-        while (found_topics := copies(kafka)) != {(3, ())}:  # a broker hears of them later
-            assert time.monotonic() < until_s, found_topics
-            time.sleep(0.2)
+        # A broker hears of them later.
+        wait_until(lambda: copies(kafka) == {(3, ())}, lambda: copies(kafka))
 
 
 def copies(kafka: KafkaSettings) -> set[tuple[int, tuple[str, ...]]]:

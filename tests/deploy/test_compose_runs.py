@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,15 +20,15 @@ import pytest
 import yaml
 
 from carpool.kafka.embedded import EmbeddedBroker, free_port
+from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load(
     (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 )["services"]
-READY_WITHIN_S = 90
 PASSAGES = "40"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 class ModelList(BaseHTTPRequestHandler):
@@ -98,7 +97,7 @@ class Stack:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def run(self, name: str, **changes: str) -> None:
-        assert self.start(name, **changes).wait(timeout=200) == 0, self.log(name)
+        assert self.start(name, **changes).wait(timeout=2 * WAIT_S) == 0, self.log(name)
 
 
 @pytest.fixture(scope="module")
@@ -132,18 +131,15 @@ def test_a_service_becomes_ready_by_its_own_health_check_and_ends_on_sigterm(
     ]
     process = stack.start(name, CARPOOL_HTTP_PORT=port)
     try:
-        deadline = time.monotonic() + READY_WITHIN_S
-        while (
-            subprocess.run(
-                [sys.executable, *probe[1:]], capture_output=True, check=False
-            ).returncode
-            != 0
-        ):
+
+        def is_ready() -> bool:
             assert process.poll() is None, stack.log(name)
-            assert time.monotonic() < deadline, f"not ready: {shlex.join(probe)}\n{stack.log(name)}"
-            time.sleep(0.2)
+            command = [sys.executable, *probe[1:]]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+        wait_until(is_ready, lambda: f"{shlex.join(probe)}\n{stack.log(name)}")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=40) == 0, stack.log(name)
+        assert process.wait(timeout=WAIT_S) == 0, stack.log(name)
     finally:
         process.kill()
         process.wait()

@@ -160,7 +160,6 @@ def test_blocks_that_are_not_run_are_these() -> None:
             assert text.startswith(begin)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", runnable_pages(), ids=name_of)
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     run_page(blocks_of(page), tmp_path)

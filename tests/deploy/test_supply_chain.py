@@ -12,6 +12,7 @@ import pytest
 from carpool.embedding.files import MINILM_NAMES, MINILM_REVISION, MINILM_SHA256, verify_weights
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.errors import ConfigError
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
@@ -56,7 +57,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
         [ROOT / "requirements/install", tmp_path / "venv", lock],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
     )
     assert done.returncode != 0
     assert "hash" in done.stderr.lower()

@@ -9,10 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 APPLICATION = """
@@ -22,7 +23,7 @@ from carpool import Client
 
 async def ask(bootstrap):
     async with Client(bootstrap) as client:
-        return await client.ask("On which river is town 3?", timeout_s=60)
+        return await client.ask("On which river is town 3?", timeout_s=180)
 
 answer = asyncio.run(ask(sys.argv[1]))
 print(answer.status, answer.model, schemas.OWNER, cli.OWNER, bench.OWNER)
@@ -73,7 +74,7 @@ def start(folder: Path, site: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def run(folder: Path, site: Path, *arguments: str) -> str:
     process = start(folder, site, *arguments)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, output
     return output
 
@@ -85,7 +86,6 @@ def test_the_wheel_holds_one_package_with_all_its_files(site: Path) -> None:
     assert "carpool.__main__" in (site / "bin/carpool").read_text()
 
 
-@pytest.mark.timeout(180)
 def test_an_application_with_a_module_called_schemas_asks_a_question(
     folder: Path, site: Path
 ) -> None:
@@ -95,14 +95,16 @@ def test_an_application_with_a_module_called_schemas_asks_a_question(
     up = start(folder, site, "-m", "carpool", "up", *model, *ports, *settings)
     try:
         run_file = folder / ".carpool/run/run.json"
-        deadline = time.monotonic() + 90
-        while not (run_file.exists() and json.loads(run_file.read_text())["is_ready"]):
-            assert up.poll() is None and time.monotonic() < deadline, "the services start"
-            time.sleep(0.1)
+
+        def is_ready() -> bool:
+            assert up.poll() is None, "the services start"
+            return run_file.exists() and json.loads(run_file.read_text())["is_ready"]
+
+        wait_until(is_ready, "the services are ready")
         bootstrap = json.loads(run_file.read_text())["bootstrap"]
         printed = run(folder, site, "application.py", bootstrap).split()
     finally:
         up.send_signal(signal.SIGINT)
-        output, _ = up.communicate(timeout=60)
+        output, _ = up.communicate(timeout=WAIT_S)
     assert up.returncode == 0, output
     assert printed == ["ok", "none", "application/schemas", "application/cli", "application/bench"]

@@ -17,6 +17,7 @@ from carpool.settings import Secret
 from carpool.testing.llm_server import LlmServer
 from carpool.testing.secure_kafka import SecureKafkaServer
 from tests.e2e.support import MODEL
+from tests.waiting import WAIT_S
 
 PREFIX = "secure"
 """The rights, too, are those of the names with the prefix."""
@@ -103,7 +104,7 @@ def services(
             for process in processes:
                 process.start()
             for process in processes:
-                process.wait_ready(60)
+                process.wait_ready()
             yield stacks
         finally:
             for process in processes:
@@ -115,7 +116,7 @@ def ask(kafka: KafkaSettings) -> str:
 
     async def run() -> str:
         async with Client(kafka=kafka) as client:
-            answer = await client.ask("what of the river glacier?", top_k=2, timeout_s=40)
+            answer = await client.ask("what of the river glacier?", top_k=2, timeout_s=WAIT_S)
             assert answer.retrieved
             return answer.status
 

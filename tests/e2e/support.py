@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from carpool.kafka.raw_records import headers_of
 from carpool.kafka.records import TopicPartition as Place
 from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers, header
+from tests.waiting import WAIT_S, wait_until
 
 MODEL = "hashing:64"
 VOCABULARY = "river mountain painter treaty orbit enzyme harbour violin glacier senate lantern"
@@ -117,7 +117,7 @@ class Publisher:
         """Returns the broker's error, or None once the record is written."""
         outcome: list[KafkaError | None] = []
         self.queue(topic, value, key=key, headers=headers, report=outcome.append)
-        self._producer.flush(20)
+        self._producer.flush(WAIT_S)
         return outcome[0]
 
     def queue(
@@ -138,13 +138,17 @@ class Publisher:
         )
 
     def flush(self) -> None:
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(WAIT_S) == 0
 
 
 def read_all(
-    bootstrap: str, topic: str, *, until: Callable[[list[LoggedRecord]], bool], timeout_s: float
+    bootstrap: str,
+    topic: str,
+    *,
+    until: Callable[[list[LoggedRecord]], bool],
+    timeout_s: float = WAIT_S,
 ) -> list[LoggedRecord]:
-    """Returns the records of a topic from its beginning, until `until` is true or time is up."""
+    """Returns the records of a topic from its beginning, once `until` is true of them."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -153,15 +157,19 @@ def read_all(
             "isolation.level": "read_committed",
         }
     )
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     found: list[LoggedRecord] = []
-    deadline = time.monotonic() + timeout_s
+
+    def has_read() -> bool:
+        if until(found):
+            return True
+        messages = consumer.consume(500, timeout=0.2)
+        found.extend(LoggedRecord.of(each) for each in messages if each.error() is None)
+        return False
+
     try:
-        while not until(found) and time.monotonic() < deadline:
-            for message in consumer.consume(500, timeout=0.2):
-                if message.error() is None:
-                    found.append(LoggedRecord.of(message))
+        wait_until(has_read, lambda: f"{topic} has {len(found)} records", timeout_s=timeout_s)
     finally:
         consumer.close()
     return found
@@ -173,20 +181,22 @@ def read_to_end(bootstrap: str, topic: str) -> list[LoggedRecord]:
     consumer = Consumer(
         settings | {"enable.auto.commit": False, "isolation.level": "read_committed"}
     )
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     found: list[LoggedRecord] = []
     ended: set[int | None] = set()
-    deadline = time.monotonic() + 30
+
+    def is_at_end() -> bool:
+        for message in consumer.consume(500, timeout=0.1):
+            error = message.error()
+            if error is None:
+                found.append(LoggedRecord.of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+        return len(ended) >= len(partitions)
+
     try:
-        while len(ended) < len(partitions):
-            assert time.monotonic() < deadline, f"{topic} has no end"
-            for message in consumer.consume(500, timeout=0.1):
-                error = message.error()
-                if error is None:
-                    found.append(LoggedRecord.of(message))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    ended.add(message.partition())
+        wait_until(is_at_end, f"the end of {topic}", every_s=0)
     finally:
         consumer.close()
     return found

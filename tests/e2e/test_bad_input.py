@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from bench.core.stack import Stack
 from carpool.disk.manifest import read_manifest
 from carpool.testing.poison import Poison, poison_for, poison_records
@@ -22,7 +20,6 @@ def largest_accepted(publisher: Publisher) -> int:
     raise AssertionError("the topic takes nothing near its limit")
 
 
-@pytest.mark.timeout(180)
 def test_malformed_records_are_rejected_with_a_reason_and_the_others_are_answered(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
@@ -49,13 +46,11 @@ def test_malformed_records_are_rejected_with_a_reason_and_the_others_are_answere
             fresh_broker,
             QUERIES_DEAD.name,
             until=lambda found: len(found) >= len(bad) + 1,
-            timeout_s=60,
         )
         answers = read_all(
             fresh_broker,
             ANSWERS.name,
             until=lambda found: {*good, *answerable} <= {each.body["query_id"] for each in found},
-            timeout_s=60,
         )
 
     statuses = {each.body["query_id"]: each.body["status"] for each in answers}

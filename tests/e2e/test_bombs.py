@@ -30,7 +30,7 @@ BOMBS = {"zstd": 90_000_000, "gzip": 250_000_000, "lz4": 250_000_000}
 """Spaces by codec. Each is less than a megabyte in the topic."""
 PARTITION = 0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -73,12 +73,12 @@ def test_bombs_end_as_letters_and_good_questions_around_them_are_answered(
                 return {each.body["query_id"] for each in found} >= set(good)
 
             ask(3)
-            read_all(bootstrap, ANSWERS.name, until=answered, timeout_s=60)
+            read_all(bootstrap, ANSWERS.name, until=answered)
             before = resident_bytes(stack)
             for codec, size_bytes in BOMBS.items():
                 write(KafkaSettings(bootstrap=bootstrap), at, b" " * size_bytes, codec=codec)
                 ask(1)
-            answers = read_all(bootstrap, ANSWERS.name, until=answered, timeout_s=90)
+            answers = read_all(bootstrap, ANSWERS.name, until=answered)
             statuses = {each.body["query_id"]: each.body["status"] for each in answers}
             assert {each: statuses.get(each) for each in good} == dict.fromkeys(good, "ok")
             after = resident_bytes(stack)

@@ -118,7 +118,6 @@ class Crashes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
@@ -135,13 +134,13 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
             for victim in reversed(SERVICES):
                 crashes.kill(victim, publisher)
             for victim in SERVICES:
-                stack[victim].wait_ready(60)
+                stack[victim].wait_ready()
         wanted = set(crashes.published)
 
         def all_answered(found: list[LoggedRecord]) -> bool:
             return wanted <= {(each.key or b"").decode() for each in found}
 
-        read_all(fresh_broker, ANSWERS.name, until=all_answered, timeout_s=60)
+        read_all(fresh_broker, ANSWERS.name, until=all_answered)
         time.sleep(1)  # whatever is still repeated
         answers = read_to_end(fresh_broker, ANSWERS.name)
 

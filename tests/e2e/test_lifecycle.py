@@ -20,6 +20,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.testing.llm_server import LlmFault, LlmServer
 from schemas.topics import ANSWERS, QUERIES
 from tests.e2e.support import MODEL, Publisher, question, quick_settings, read_all, read_to_end
+from tests.waiting import WAIT_S, wait_until
 
 
 def publish(bootstrap: str, count: int) -> set[str]:
@@ -36,10 +37,7 @@ def publish(bootstrap: str, count: int) -> set[str]:
 
 
 def wait_for_work(stack: Stack, service: str) -> None:
-    deadline = time.monotonic() + 30
-    while stack[service].metric("carpool_units_in_flight") == 0:
-        assert time.monotonic() < deadline, f"{service} got no work"
-        time.sleep(0.01)
+    wait_until(lambda: stack[service].metric("carpool_units_in_flight"), f"{service} has work")
 
 
 @pytest.fixture
@@ -50,7 +48,6 @@ def broker(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
     broker: str, small_index: Path, tmp_path: Path
 ) -> None:
@@ -75,15 +72,14 @@ def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
                 "what was generated was written, once"
             )
             stack["generator"].start()
-            stack["generator"].wait_ready(30)
-            found = read_all(broker, ANSWERS.name, until=lambda all_: len(all_) >= 60, timeout_s=60)
+            stack["generator"].wait_ready()
+            found = read_all(broker, ANSWERS.name, until=lambda all_: len(all_) >= 60)
     assert sorted(each.body["query_id"] for each in found) == sorted(wanted), (
         "nothing lost, nothing twice"
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_second_sigterm_ends_the_process_immediately(
     broker: str, small_index: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +100,7 @@ def test_a_second_sigterm_ends_the_process_immediately(
             time.sleep(1.0)
             assert stack["generator"].is_running, "it waits for the running answers"
             os.kill(pid, signal.SIGTERM)
-            assert stack["generator"].wait(10) == 128 + signal.SIGTERM
+            assert stack["generator"].wait(WAIT_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,6 @@ def test_a_second_sigterm_ends_the_process_immediately(
         ("grouper", {"CARPOOL_GROUPER_POLICY": "psychic"}, ["policy"]),
     ],
 )
-@pytest.mark.timeout(90)
 def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(
     embedded_bootstrap: str,
     small_index: Path,
@@ -155,7 +150,7 @@ def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode in (1, 2), done.stderr

@@ -30,6 +30,7 @@ from tests.e2e.support import (
     read_all,
     read_to_end,
 )
+from tests.waiting import WAIT_S
 
 QUESTIONS = 8
 PREFIXES = ("", "wiki")
@@ -64,7 +65,7 @@ async def ask_all(bootstrap: str, prefix: str) -> list[Answer]:
     async with Client(bootstrap, prefix=prefix) as client:
         return await asyncio.gather(
             *(
-                client.ask(question(rng), query_id=f"q-{number}", top_k=3, timeout_s=60)
+                client.ask(question(rng), query_id=f"q-{number}", top_k=3, timeout_s=WAIT_S)
                 for number in range(QUESTIONS)
             )
         )
@@ -75,7 +76,6 @@ def urls(stack: Stack) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "fresh_broker",
     [
@@ -113,7 +113,7 @@ def test_two_corpora_on_one_cluster_answer_their_own_questions(
             bad = kafka[prefix].broker_topic(QUERIES.name)
             assert Publisher(fresh_broker).send(bad, f"{{not of {prefix}".encode()) is None
             letters = kafka[prefix].broker_topic(QUERIES_DEAD.name)
-            read_all(fresh_broker, letters, until=bool, timeout_s=30)
+            read_all(fresh_broker, letters, until=bool)
             _sees_its_own(fresh_broker, prefix)
         _commands_take_the_prefix(fresh_broker, stacks["wiki"], is_real=is_real)
 
@@ -171,7 +171,6 @@ def _an_operator_moves_offsets(bootstrap: str) -> None:
     assert committed_positions(bootstrap, "carpool-searcher", GROUPS.name, [0]) == before
 
 
-@pytest.mark.timeout(120)
 def test_a_deployment_with_the_old_group_prefix_continues_at_its_offsets(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
@@ -207,7 +206,6 @@ def test_a_deployment_with_the_old_group_prefix_continues_at_its_offsets(
             fresh_broker,
             ANSWERS.name,
             until=lambda found: len(found) >= len(waiting),
-            timeout_s=60,
         )
         log = stack["grouper"].log_file.read_text()
     assert log.count("group_prefix names consumer groups only: leave it as it is") == 1

@@ -38,7 +38,6 @@ def one(spans: list[Seen], name: str, trace_id: str = TRACE_ID) -> Seen:
     return found[0]
 
 
-@pytest.mark.timeout(180)
 def test_a_query_is_one_trace_through_all_topics(
     fresh_broker: str, small_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,9 +65,7 @@ def test_a_query_is_one_trace_through_all_topics(
                 ).encode()
                 publisher.queue(QUERIES.name, text, key=f"plain-{number}")
             publisher.flush()
-            answers = read_all(
-                fresh_broker, ANSWERS.name, until=at_least(PLAIN_COUNT + 1), timeout_s=60
-            )
+            answers = read_all(fresh_broker, ANSWERS.name, until=at_least(PLAIN_COUNT + 1))
             commits = {f"commit {topic.name}" for topic in (QUERIES, RETRIEVALS)}
             ended = commits | {f"send {ANSWERS.name}", "plan window", "process group"}
             # Each service exports on its own, a little later than it answers.
@@ -80,7 +77,6 @@ def test_a_query_is_one_trace_through_all_topics(
                         for _, name, _ in HOPS
                     )
                 ),
-                timeout_s=30,
             )
             retrievals = read_to_end(fresh_broker, RETRIEVALS.name)
             groups = read_to_end(fresh_broker, GROUPS.name)

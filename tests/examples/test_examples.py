@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.doc_blocks import ROOT, build_small_index, environ, small_carpool
-
-pytestmark = pytest.mark.timeout(300)
+from tests.waiting import WAIT_S
 
 
 def run(command: list[str], folder: Path) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=200
+        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=2 * WAIT_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from carpool.clock import SystemClock
-from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -21,6 +20,7 @@ from schemas.answer import Status
 from schemas.retrieval import Retrieval
 from tests.clocks import NOW_US
 from tests.generator.stage import unit
+from tests.kafka.conformance.harness import insist
 from tests.records import an_answer
 
 
@@ -106,13 +106,6 @@ def make_topics(settings: KafkaSettings) -> None:
     create_topics(settings)
     reader = answers_log(settings, SystemClock())
     reader.open()
-    deadline_s = time.monotonic() + 20
-    waited_for = list(range(settings.partitions))
-    while waited_for:
-        try:
-            reader.end(waited_for[0])
-            del waited_for[0]
-        except RetryableError:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+    for partition in range(settings.partitions):
+        insist(partial(reader.end, partition))
     reader.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +27,7 @@ from schemas.retrieval import Hit, Probe, Retrieval
 from schemas.topics import RETRIEVALS
 from tests.clocks import NOW_US, HandClock
 from tests.records import a_message, a_query, a_retrieval, a_source, a_unit, some_hits
+from tests.waiting import wait_until
 
 LLM = LlmSettings(backoff_ms_min=1, backoff_ms_max=2)
 PROBES = (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), tier="ssd"))
@@ -38,20 +38,15 @@ class WaitableSink:
     """Keeps what it is given; `wait` returns when a condition holds."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self.dones: list[Done] = []
         self.hints: list[Output] = []
         self.failure: CarpoolError | None = None
 
     def done(self, done: Done) -> None:
-        with self._changed:
-            self.dones.append(done)
-            self._changed.notify_all()
+        self.dones.append(done)
 
     def hint(self, output: Output) -> None:
-        with self._changed:
-            self.hints.append(output)
-            self._changed.notify_all()
+        self.hints.append(output)
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         raise AssertionError("the generator refuses no unit: it answers")
@@ -60,19 +55,16 @@ class WaitableSink:
         raise AssertionError("the generator has no index")
 
     def fail(self, error: CarpoolError) -> None:
-        with self._changed:
-            self.failure = error
-            self._changed.notify_all()
+        self.failure = error
 
     def wait(
         self, condition: Callable[[], bool], tick: Callable[[], object] = lambda: None
     ) -> None:
-        for _ in range(1_000):
+        def holds() -> bool:
             tick()
-            with self._changed:
-                if condition() or self._changed.wait_for(condition, 0.01):
-                    return
-        raise AssertionError("the condition was not met within 10 seconds")
+            return condition()
+
+        wait_until(holds)
 
     @property
     def answers(self) -> list[Answer]:

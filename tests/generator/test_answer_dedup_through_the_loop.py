@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
 from tests.generator.dedup_support import make_topics
 from tests.generator.stage import LLM, unit
+from tests.waiting import wait_until
 
 GROUP = "carpool-generator"
 
@@ -82,11 +82,14 @@ class Life:
         self.loop.start()
 
     def turn(self, until: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 60
-        while not until():
-            assert time.monotonic() < deadline_s, "the condition was not met"
+        def stepped() -> bool:
+            if until():
+                return True
             self.loop.step()
             assert self.loop.failure is None, self.loop.failure
+            return False
+
+        wait_until(stepped, every_s=0)
 
 
 class Service(Life):

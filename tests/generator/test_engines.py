@@ -31,6 +31,7 @@ from generator.llm.protocol import (
 from generator.llm.server_facts import assumed
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
+from tests.waiting import WAIT_S, wait_until
 
 REQUEST = LlmRequest(
     id="rag.queries.v1/0/7",
@@ -198,7 +199,9 @@ def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
 
 def test_a_slow_answer_is_no_timeout_as_long_as_tokens_come() -> None:
     with LlmServer(latency_ms=100, tokens_per_second=50) as server:
-        engine = OpenAiLlm(settings(server, first_token_timeout_s=30, next_token_timeout_s=30))
+        engine = OpenAiLlm(
+            settings(server, first_token_timeout_s=WAIT_S, next_token_timeout_s=WAIT_S)
+        )
         assert written(run(engine, collect)[0]).is_complete
 
 
@@ -223,7 +226,7 @@ def test_a_port_without_a_server_is_unreachable() -> None:
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
         for use in (collect, lambda engine: engine.check()):
             with pytest.raises(LlmRefusal, match="is it running") as error:
-                run(OpenAiLlm(LlmSettings(base_url=url, connect_timeout_s=5)), use)
+                run(OpenAiLlm(LlmSettings(base_url=url, connect_timeout_s=WAIT_S)), use)
             assert (error.value.kind, error.value.is_suspect) == ("unreachable", False)
 
 
@@ -420,13 +423,3 @@ def test_memory_plays_its_script_and_then_answers_from_the_prompt() -> None:
     assert (text, cut.finish_reason) == ("hello", "length")
     assert written(last).numbers == (1,)
     assert finished.cached_tokens == finished.input_tokens > 0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    import threading
-
-    for _ in range(1_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come about within 10 seconds")

@@ -14,17 +14,10 @@ from carpool.vllm import kv_replay_endpoint
 from generator.llm import kv_events
 from generator.llm.kv_events import KvEvents, events_of
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost, digests_of
+from tests.waiting import WAIT_S, wait_until_async
 
 BLOCK = 16
 A, B = tuple(range(100, 100 + 3 * BLOCK)), tuple(range(200, 200 + 2 * BLOCK))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(4_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the condition was not met within 20 seconds")
 
 
 class Follower:
@@ -52,7 +45,7 @@ class Follower:
         return self.tree.cached_tokens(digests_of(token_ids, block_tokens=size)) if size else 0
 
     async def connected(self) -> None:
-        await until(self.publisher.has_subscriber)
+        await wait_until_async(self.publisher.has_subscriber)
 
 
 @pytest.fixture
@@ -79,15 +72,15 @@ def follow(publisher: KvPublisher, what: Callable[[Follower], Awaitable[None]]) 
 def test_a_tree_follows_what_is_stored_removed_and_cleared(publisher: KvPublisher) -> None:
     async def work(run: Follower) -> None:
         publisher.publish(publisher.store(A))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
         assert run.tree.block_tokens == BLOCK
         publisher.publish(publisher.remove(A, first=2), publisher.store(B))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
         assert run.cached(A) == 32
         publisher.publish(publisher.store(A, first=2))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
         publisher.publish({"type": "AllBlocksCleared"})
-        await until(lambda: len(run.tree) == 0)
+        await wait_until_async(lambda: len(run.tree) == 0)
 
     run = follow(publisher, work)
     assert (run.tree.replays, run.tree.emptied, run.unreadable) == (0, 0, 0)
@@ -101,7 +94,7 @@ def test_who_comes_late_asks_for_what_was_before(publisher: KvPublisher) -> None
     async def work(run: Follower) -> None:
         assert run.tree.is_blind
         publisher.publish(publisher.remove(B))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
 
     run = follow(publisher, work)
     assert run.cached(B) == 0
@@ -113,7 +106,7 @@ def test_a_gap_is_filled_by_a_replay(publisher: KvPublisher) -> None:
         publisher.publish(publisher.store(A), publisher.store(B))
         publisher.publish(publisher.remove(A), is_sent=False)
         publisher.publish(publisher.remove(B, first=1))
-        await until(lambda: run.cached(B) == 16)
+        await wait_until_async(lambda: run.cached(B) == 16)
 
     run = follow(publisher, work)
     assert run.cached(A) == 0
@@ -125,7 +118,7 @@ def test_a_gap_that_the_server_has_forgotten_empties_the_tree(publisher: KvPubli
         publisher.publish(publisher.store(A))
         publisher.publish(publisher.remove(A), is_sent=False, is_kept=False)
         publisher.publish(publisher.store(B))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
 
     run = follow(publisher, work)
     assert (run.cached(A), run.tree.emptied, run.tree.is_blind) == (0, 1, False)
@@ -140,7 +133,7 @@ def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
 
     async def work(run: Follower) -> None:
         publisher.publish(publisher.store(B))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
 
     with capture_logs() as logs:
         run = follow(publisher, work)
@@ -152,9 +145,9 @@ def test_numbers_that_jump_back_begin_a_new_tree(publisher: KvPublisher) -> None
     async def work(run: Follower) -> None:
         for _ in range(3):
             publisher.publish(publisher.store(A))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
         publisher.send(0, msgspec.msgpack.encode([0.0, [publisher.store(B)], 0]))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
 
     run = follow(publisher, work)
     assert (run.cached(A), run.tree.emptied) == (0, 1)
@@ -167,14 +160,14 @@ def test_after_a_restart_nothing_of_before_is_believed_and_it_connects_again(
 
     async def work(run: Follower) -> None:
         publisher.publish(publisher.store(A))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
         publisher.restart()
         publisher.publish({"type": "AllBlocksCleared"}, is_sent=False)
-        await until(lambda: run.tree.is_blind)
+        await wait_until_async(lambda: run.tree.is_blind)
         assert isinstance(run.events[-1], ServerLost)
         await run.connected()
         publisher.publish(publisher.store(B))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
 
     run = follow(publisher, work)
     assert run.cached(A) == 0
@@ -205,13 +198,13 @@ def test_a_batch_that_cannot_be_read_counts_as_lost(publisher: KvPublisher) -> N
     async def work(run: Follower) -> None:
         for count, frames in enumerate(messages.values(), start=1):
             publisher.send_frames(*frames)
-            await until(lambda count=count: run.unreadable == count)
+            await wait_until_async(lambda count=count: run.unreadable == count)
         assert run.tree.is_blind and run.events == []
         publisher.publish(publisher.store(A))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
         publisher.send(publisher.publish(is_sent=False), b"garbage")
         publisher.publish(publisher.store(B))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
 
     with capture_logs() as logs:
         run = follow(publisher, work)
@@ -227,13 +220,13 @@ def test_a_message_that_is_too_large_ends_the_connection(
 
     async def work(run: Follower) -> None:
         publisher.publish(publisher.store(A))
-        await until(lambda: run.cached(A) == 48)
+        await wait_until_async(lambda: run.cached(A) == 48)
         publisher.send(1, b"x" * 20_000)
-        await until(lambda: run.tree.is_blind)
-        await until(lambda: not publisher.has_subscriber())
+        await wait_until_async(lambda: run.tree.is_blind)
+        await wait_until_async(lambda: not publisher.has_subscriber())
         await run.connected()
         publisher.publish(publisher.store(B))
-        await until(lambda: run.cached(B) == 32)
+        await wait_until_async(lambda: run.cached(B) == 32)
 
     assert follow(publisher, work).cached(A) == 48, "the lost batch was replayed"
 
@@ -266,11 +259,11 @@ def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatc
         follower = Follower(publisher)
         with capture_logs() as logs:
             running = asyncio.create_task(follower.subscriber.run())
-            await until(lambda: len(logs) == 1)
+            await wait_until_async(lambda: len(logs) == 1)
             with publisher:
                 await follower.connected()
                 publisher.publish(publisher.store(A))
-                await until(lambda: follower.cached(A) == 48)
+                await wait_until_async(lambda: follower.cached(A) == 48)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
         return [entry["event"] for entry in logs]
@@ -287,9 +280,9 @@ def test_an_error_of_the_listener_ends_the_subscriber(publisher: KvPublisher) ->
 
         subscriber = KvEvents(publisher.endpoint, fail, lambda: None)
         running = asyncio.create_task(subscriber.run())
-        await until(publisher.has_subscriber)
+        await wait_until_async(publisher.has_subscriber)
         publisher.publish(publisher.store(A))
-        await asyncio.wait({running}, timeout=20)
+        await asyncio.wait({running}, timeout=WAIT_S)
         return running.exception()
 
     assert isinstance(asyncio.run(main()), ExceptionGroup)

@@ -28,6 +28,7 @@ from schemas.codec import decode, encode
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import LoggedRecord, Publisher, quick_settings, read_all, read_to_end
 from tests.records import a_query, a_retrieval, a_source, some_hits
+from tests.waiting import WAIT_S
 
 QUESTIONS, DRAWN, SEED = 3_700, 200, 7
 CONCURRENCY = 8
@@ -92,7 +93,6 @@ def answers_after_a_kill(
     broker: str,
     stack: Stack,
     sent: Callable[[], int],
-    timeout_s: float,
     before: Callable[[ServiceProcess], None] = lambda _: None,
 ) -> tuple[list[Answer], int]:
     """Kills the generator after a third of the work; returns all answers in the end.
@@ -105,13 +105,13 @@ def answers_after_a_kill(
     def has_a_third(found: list[LoggedRecord]) -> bool:
         return len(found) >= DRAWN // 3 and process.metric("carpool_llm_requests_in_flight") > 0
 
-    read_all(broker, ANSWERS.name, until=has_a_third, timeout_s=timeout_s)
+    read_all(broker, ANSWERS.name, until=has_a_third, timeout_s=2 * WAIT_S)
     before(process)
     process.kill()
     time.sleep(1)  # what is in transit arrives, and the server sees the disconnects
     lost = sent() - generated(answered(read_to_end(broker, ANSWERS.name)))
     process.start()
-    read_all(broker, ANSWERS.name, until=lambda found: len(found) >= DRAWN, timeout_s=timeout_s)
+    read_all(broker, ANSWERS.name, until=lambda found: len(found) >= DRAWN, timeout_s=2 * WAIT_S)
     time.sleep(1)  # whatever is still repeated
     return answered(read_to_end(broker, ANSWERS.name)), lost
 
@@ -138,13 +138,12 @@ def check(asked: dict[str, int], answers: list[Answer], sent: int, lost: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
     broker: str, tmp_path: Path
 ) -> None:
     asked = publish_drawn(broker)
     with LlmServer(latency_ms=60) as llm, generator(broker, tmp_path, llm.url, llm.model) as stack:
-        answers, lost = answers_after_a_kill(broker, stack, lambda: llm.requests.started, 60)
+        answers, lost = answers_after_a_kill(broker, stack, lambda: llm.requests.started)
         check(asked, answers, llm.requests.started, lost)
         once = [prompt for prompt, n in llm.requests.completed_by_prompt.items() if n > 1]
     assert len(once) <= lost, "only what was lost is generated twice"
@@ -152,7 +151,6 @@ def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
 
 @pytest.mark.vllm
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("broker", ["embedded"], indirect=True)
 def test_the_same_with_a_real_model(broker: str, vllm_server: VllmServer, tmp_path: Path) -> None:
     before = requests_ended(vllm_server)
@@ -170,14 +168,16 @@ def test_the_same_with_a_real_model(broker: str, vllm_server: VllmServer, tmp_pa
 
     with generator(broker, tmp_path, vllm_server.url, vllm_server.model) as stack:
         asked = publish_drawn(broker)
-        answers, lost = answers_after_a_kill(broker, stack, sent, 400, stop_and_count)
+        answers, lost = answers_after_a_kill(broker, stack, sent, stop_and_count)
         assert lost > 0, "it was killed with requests in flight"
         check(asked, answers, sent(), lost)
 
 
 def requests_ended(server: VllmServer) -> int:
     """The requests that vLLM has finished."""
-    with urllib.request.urlopen(server.url.removesuffix("/v1") + "/metrics", timeout=10) as page:
+    with urllib.request.urlopen(
+        server.url.removesuffix("/v1") + "/metrics", timeout=WAIT_S
+    ) as page:
         text = page.read().decode()
     values = re.findall(r"^vllm:request_success_total\{[^}]*\} ([0-9.e+]+)$", text, re.MULTILINE)
     return int(sum(map(float, values)))

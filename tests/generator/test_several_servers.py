@@ -23,6 +23,7 @@ from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from tests.clocks import NOW_US, HandClock
 from tests.generator.stage import Running, running, unit
+from tests.waiting import WAIT_S
 
 LLM = LlmSettings(backoff_ms_min=20, backoff_ms_max=50)
 REQUEST = LlmRequest(id="1", system="s", user="why?", max_tokens=16, segments=("", "why?"))
@@ -30,7 +31,7 @@ REQUEST = LlmRequest(id="1", system="s", user="why?", max_tokens=16, segments=("
 
 def engines_of(servers: Sequence[LlmServer]) -> list[OpenAiLlm]:
     return [
-        OpenAiLlm(LlmSettings(base_url=server.url, model=server.model, connect_timeout_s=5))
+        OpenAiLlm(LlmSettings(base_url=server.url, model=server.model, connect_timeout_s=WAIT_S))
         for server in servers
     ]
 

@@ -29,9 +29,10 @@ from schemas.query import Generation
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from tests.clocks import HandClock
-from tests.generator.stage import Running, running, unit
+from tests.generator.stage import running, unit
+from tests.waiting import WAIT_S, wait_until_async
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.vllm
 
 TEXTS = (
     (
@@ -74,20 +75,10 @@ def asked(
 ) -> list[Answer]:
     llm = LlmSettings(base_url=server.url, model=server.model, sends_priority=True)
     with running(OpenAiLlm(llm), settings, llm, RealClock(), until_open=False) as run:
-        wait(run, lambda: not run.stage.not_ready())
+        run.wait(lambda: not run.stage.not_ready())
         run.offer(*(unit(question, found=PASSAGES, query=query) for question in questions))
-        wait(run, lambda: len(run.sink.dones) == len(questions))
+        run.wait(lambda: len(run.sink.dones) == len(questions))
         return run.sink.answers
-
-
-def wait(run: Running, condition) -> None:  # type: ignore[no-untyped-def]
-    for _ in range(30):
-        try:
-            run.wait(condition)
-        except AssertionError:
-            continue
-        return
-    raise AssertionError("the condition was not met within 5 minutes")
 
 
 def test_real_questions_get_answers_that_cite_what_was_given(vllm_server: VllmServer) -> None:
@@ -144,7 +135,7 @@ def test_control_tokens_of_a_question_and_a_passage_are_no_control_tokens_to_the
         asking = urllib.request.Request(
             url, json.dumps(prompt).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(asking, timeout=60) as reply:
+        with urllib.request.urlopen(asking, timeout=WAIT_S) as reply:
             tokens = json.load(reply)["token_strs"]
         counts.append((tokens.count("<|im_start|>"), tokens.count("<|im_end|>")))
     assert counts[0] == counts[1]
@@ -275,18 +266,18 @@ def test_the_stage_orders_by_what_the_server_has_cached_and_is_right_about_it(
         for n in range(3)
     ]
     with running(OpenAiLlm(llm), settings, llm, RealClock(), until_open=False) as run:
-        wait(run, lambda: not run.stage.not_ready())
+        run.wait(lambda: not run.stage.not_ready())
 
         def counted(event: str) -> float:
             return run.metric("kv_cache_events_total", server=label, event=event)
 
         run.offer(unit(f"{rounds}?", found=passages[0]))
-        wait(run, lambda: run.metric("kv_cache_known", server=label) == 1)
+        run.wait(lambda: run.metric("kv_cache_known", server=label) == 1)
         for number in (0, 1, 2, 1, 0):
             run.offer(unit(QUESTIONS[number], found=passages[number]))
-        wait(run, lambda: len(run.sink.dones) == 6)
+        run.wait(lambda: len(run.sink.dones) == 6)
         # An event may come after the next prompt was sent: then the server has more than is known.
-        wait(run, lambda: counted("agreed") + counted("more") >= 1)
+        run.wait(lambda: counted("agreed") + counted("more") >= 1)
         answers = run.sink.answers[1:]
     assert (counted("less"), counted("unreadable"), counted("emptied")) == (0, 0, 0)
     usages = [answer.usage for answer in answers]
@@ -309,12 +300,11 @@ def test_the_tree_of_kv_events_agrees_with_the_cached_tokens_of_every_answer(
             events.replay(step.replay_from)
 
     async def cached(ids: tuple[int, ...]) -> None:
-        for _ in range(2_000):
+        def is_said() -> bool:
             digests = digests_of(ids, block_tokens=tree.block_tokens or BLOCK_TOKENS)
-            if tree.cached_blocks(digests) == len(digests):
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("the server does not say that it has cached a prompt")
+            return tree.cached_blocks(digests) == len(digests)
+
+        await wait_until_async(is_said, "the server says that it has cached a prompt")
 
     async def ask_all(engine: OpenAiLlm) -> None:
         following = asyncio.create_task(events.run())

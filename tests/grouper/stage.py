@@ -5,9 +5,8 @@ moved by hand.
 from __future__ import annotations
 
 import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from schemas.query import Query
 from schemas.record import Source
 from schemas.topics import GROUPS
 from tests.clocks import HandClock
+from tests.waiting import WAIT_S, wait_until
 
 DIMENSION = 64
 NLIST = 8
@@ -103,7 +103,7 @@ class Gate(HashingEmbedder):
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         self.batches.append(list(texts))
-        assert self.opened.acquire(timeout=20)
+        assert self.opened.acquire(timeout=WAIT_S)
         return super().encode(texts)
 
 
@@ -118,15 +118,8 @@ class GatePolicy:
 
     def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
         self.windows += 1
-        assert self.opened.acquire(timeout=20)
+        assert self.opened.acquire(timeout=WAIT_S)
         return (tuple(range(len(similarity))),)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited 20 seconds for nothing"
-        time.sleep(0.001)
 
 
 def write_index(folder: Path, embedder: HashingEmbedder = EMBEDDER) -> Manifest:
@@ -230,8 +223,8 @@ class Rig:
         return self.stage.tick(self.clock.time_us, waiting)
 
     def settled(self, count: int) -> None:
-        until(lambda: len(self.sink.acknowledged) >= count)
-        until(lambda: not self.stage.pending_windows())
+        wait_until(lambda: len(self.sink.acknowledged) >= count)
+        wait_until(lambda: not self.stage.pending_windows())
         self.stage.check_integrity()
 
 
@@ -242,7 +235,7 @@ def running(folder: Path, **options: object) -> Iterator[Rig]:
     rig = Rig(folder, **options)  # type: ignore[arg-type]
     rig.stage.start(rig.sink)
     try:
-        until(lambda: not rig.stage.not_ready() or bool(rig.sink.failures))
+        wait_until(lambda: not rig.stage.not_ready() or bool(rig.sink.failures))
         yield rig
     finally:
         rig.stage.close()

@@ -19,7 +19,8 @@ from schemas.query import Query
 from schemas.record import header
 from schemas.topics import ANSWERS, GROUPS
 from tests.clocks import NOW_US
-from tests.grouper.stage import DIMENSION, EMBEDDER, NLIST, Gate, running, until
+from tests.grouper.stage import DIMENSION, EMBEDDER, NLIST, Gate, running
+from tests.waiting import wait_until
 
 
 def test_an_expired_query_gets_its_terminal_answer_and_is_not_embedded(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_a_query_that_expires_while_it_is_embedded_is_not_searched(tmp_path: Pat
         rig.offer("ada", deadline=NOW_US // 1_000 + 5)
         rig.offer("bell")
         rig.tick()
-        until(lambda: len(gate.batches) == 1)
+        wait_until(lambda: len(gate.batches) == 1)
         rig.clock.time_us += 5_000
         gate.opened.release()
         rig.settled(2)
@@ -136,7 +137,7 @@ def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing
     with running(tmp_path, embedder=Broken(DIMENSION)) as rig:
         rig.offer("ada", "bell")
         rig.tick()
-        until(lambda: bool(rig.sink.failures))
+        wait_until(lambda: bool(rig.sink.failures))
         assert isinstance(rig.sink.failures[0], ConfigError)
         assert "out of memory" in str(rig.sink.failures[0])
         assert (rig.sink.refusals, rig.sink.dones) == ([], [])
@@ -154,6 +155,6 @@ def test_a_defect_while_planning_stops_the_service_and_says_so(tmp_path: Path) -
     with running(tmp_path, policy=Faulty()) as rig:
         rig.offer("ada", "bell")
         rig.tick()
-        until(lambda: bool(rig.sink.failures))
+        wait_until(lambda: bool(rig.sink.failures))
         assert "ZeroDivisionError: a defect" in str(rig.sink.failures[0])
         assert rig.sink.dones == []

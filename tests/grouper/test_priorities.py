@@ -17,7 +17,8 @@ from schemas.query import Query
 from schemas.record import Headers, Source
 from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH
 from tests.clocks import NOW_US
-from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running, until
+from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running
+from tests.waiting import wait_until
 
 
 def offer(
@@ -65,10 +66,10 @@ def test_an_urgent_query_leaves_before_windows_that_are_closed_already_and_waits
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
         batch = offer(rig, QUERIES_BATCH.name, *["ada"] * 16)
         rig.tick(waiting=1_000)
-        until(lambda: policy.windows == 1 and prepared(rig) == 3)
+        wait_until(lambda: policy.windows == 1 and prepared(rig) == 3)
         urgent = offer(rig, QUERIES.name, "bell")
         rig.tick(waiting=1_000)
-        until(lambda: prepared(rig) == 4)
+        wait_until(lambda: prepared(rig) == 4)
         rig.stage.check_integrity()
         policy.opened.release(9)
         rig.settled(17)
@@ -119,10 +120,10 @@ def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_
         offer(rig, QUERIES.name, *["ada"] * 4)
         gate.opened.release()
         rig.tick(waiting=9)
-        until(lambda: policy.windows == 1)
+        wait_until(lambda: policy.windows == 1)
         embedding = offer(rig, QUERIES.name, *["bell"] * 4, deadline=soon)
         rig.tick(waiting=9)
-        until(lambda: len(gate.batches) == 2)
+        wait_until(lambda: len(gate.batches) == 2)
         gathered = offer(rig, QUERIES.name, "curie", deadline=soon)
         assert rig.tick(waiting=9) == soon * 1_000
         rig.clock.time_us += 5_000
@@ -152,7 +153,7 @@ def test_a_tenant_with_a_backlog_does_not_keep_another_out_of_the_next_window(
     with running(tmp_path, settings=settings, policy=policy) as rig:
         heavy = offer(rig, QUERIES.name, *["ada"] * 20, headers=(("rag-tenant", b"heavy"),))
         rig.tick()
-        until(lambda: policy.windows == 1)
+        wait_until(lambda: policy.windows == 1)
         light = offer(rig, QUERIES.name, "bell", headers=(("rag-tenant", b"light"),))
         rig.tick()
         policy.opened.release(99)

@@ -11,7 +11,8 @@ from carpool.loop.stage import Credit
 from grouper.settings import GrouperSettings
 from schemas.group import Group
 from tests.clocks import NOW_US
-from tests.grouper.stage import AHEAD, Gate, GatePolicy, prepared, running, until
+from tests.grouper.stage import AHEAD, Gate, GatePolicy, prepared, running
+from tests.waiting import wait_until
 
 
 def horizon_numbers(group: Group) -> list[tuple[int, int, int]]:
@@ -31,10 +32,10 @@ def test_full_windows_are_read_ahead_while_one_leaves_and_its_record_says_what_t
             "faraday",
         )
         rig.tick(waiting=50)
-        until(lambda: policy.windows == 1 and prepared(rig) == 3)
+        wait_until(lambda: policy.windows == 1 and prepared(rig) == 3)
         assert rig.stage.credit().records == 40 - 17, "what is read ahead is counted"
         policy.opened.release()
-        until(lambda: policy.windows == 2 and prepared(rig) == 3)
+        wait_until(lambda: policy.windows == 2 and prepared(rig) == 3)
         policy.opened.release(9)
         rig.settled(16)
         rig.tick()
@@ -57,7 +58,7 @@ def test_every_text_is_embedded_once_whether_or_not_it_was_read_ahead(tmp_path: 
         texts = [f"word{number}" for number in range(22)]
         rig.offer(*texts)
         rig.tick()
-        until(lambda: prepared(rig) == 3)
+        wait_until(lambda: prepared(rig) == 3)
         policy.opened.release(99)
         rig.settled(22)
         assert list(itertools.chain(*gate.batches)) == texts
@@ -70,8 +71,8 @@ def test_a_window_leaves_although_the_next_one_is_still_being_embedded(tmp_path:
         rig.offer(*["ada"] * 8)
         gate.opened.release()
         rig.tick()
-        until(lambda: len(gate.batches) == 2)
-        until(lambda: len(rig.sink.acknowledged) == 4)
+        wait_until(lambda: len(gate.batches) == 2)
+        wait_until(lambda: len(rig.sink.acknowledged) == 4)
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[]], (
             "what is not known yet is not waited for"
         )
@@ -84,13 +85,13 @@ def test_a_window_that_may_still_grow_is_not_closed_ahead(tmp_path: Path) -> Non
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
         rig.offer(*["ada"] * 4)
         rig.tick()
-        until(lambda: policy.windows == 1)
+        wait_until(lambda: policy.windows == 1)
         rig.offer(*["bell"] * 3)
         assert rig.tick() is None
         assert len(rig.stage.pending_windows()) == 1
         rig.offer("bell")
         rig.tick()
-        until(lambda: prepared(rig) == 2)
+        wait_until(lambda: prepared(rig) == 2)
         policy.opened.release(2)
         rig.settled(8)
         assert [len(group.queries) for group in rig.sink.groups] == [4, 4]
@@ -103,7 +104,7 @@ def test_with_the_horizon_off_one_window_is_in_hand_at_a_time(tmp_path: Path) ->
         gate.opened.release(99)
         rig.offer(*["ada"] * 12)
         rig.tick()
-        until(lambda: policy.windows == 1)
+        wait_until(lambda: policy.windows == 1)
         rig.tick()
         assert (len(gate.batches), len(rig.stage.pending_windows())) == (1, 1)
         policy.opened.release(3)
@@ -116,13 +117,13 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
         units = rig.offer(*["ada"] * 4, *["bell", "curie"] * 2, *["darwin"] * 4)
         rig.tick()
-        until(lambda: prepared(rig) == 3)
+        wait_until(lambda: prepared(rig) == 3)
         gone = {unit.id for unit in [*units[4:8:2], *units[8:]]}
         rig.stage.revoke(frozenset(gone), frozenset())
         rig.stage.check_integrity()
         assert rig.stage.credit().records == 40 - 6
         policy.opened.release(9)
-        until(lambda: not rig.stage.pending_windows())
+        wait_until(lambda: not rig.stage.pending_windows())
         assert sorted(rig.sink.acknowledged) == sorted(
             unit.id for unit in units if unit.id not in gone
         )
@@ -136,12 +137,12 @@ def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: P
         units = rig.offer(*["ada"] * 4, *["bell", "curie"] * 2)
         gate.opened.release()
         rig.tick()
-        until(lambda: policy.windows == 1 and len(gate.batches) == 2)
+        wait_until(lambda: policy.windows == 1 and len(gate.batches) == 2)
         rig.stage.revoke(frozenset(unit.id for unit in units[4::2]), frozenset())
         gate.opened.release()
-        until(lambda: prepared(rig) == 2)
+        wait_until(lambda: prepared(rig) == 2)
         policy.opened.release(9)
-        until(lambda: not rig.stage.pending_windows())
+        wait_until(lambda: not rig.stage.pending_windows())
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
         assert len(rig.sink.acknowledged) == 6
 
@@ -151,7 +152,7 @@ def test_draining_lets_all_that_was_read_ahead_leave(tmp_path: Path) -> None:
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
         units = rig.offer(*["ada"] * 15)
         rig.tick(waiting=7)
-        until(lambda: prepared(rig) == 3)
+        wait_until(lambda: prepared(rig) == 3)
         rig.stage.drain(NOW_US + 10_000_000)
         assert rig.tick(waiting=7) is None
         policy.opened.release(9)
@@ -165,7 +166,7 @@ def test_the_most_that_is_held_is_what_the_intake_allows(tmp_path: Path) -> None
     with running(tmp_path, settings=settings, policy=policy) as rig:
         rig.offer(*["ada"] * 10)
         rig.tick(waiting=1_000)
-        until(lambda: prepared(rig) == 2)
+        wait_until(lambda: prepared(rig) == 2)
         assert rig.stage.credit().records == 0
         policy.opened.release(9)
         rig.settled(10)
@@ -201,7 +202,7 @@ def test_where_no_searcher_needs_a_horizon_nothing_is_read_ahead(tmp_path: Path)
     with running(tmp_path, settings=AHEAD, policy=policy, needs_horizon=False) as rig:
         rig.offer(*["ada"] * 4, *["bell"] * 4, *["curie"] * 4)
         rig.tick(waiting=50)
-        until(lambda: policy.windows == 1)
+        wait_until(lambda: policy.windows == 1)
         assert len(rig.stage.pending_windows()) == 1
         policy.opened.release(9)
         rig.settled(12)

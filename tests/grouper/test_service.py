@@ -18,7 +18,8 @@ from schemas.query import Query
 from schemas.record import Source
 from schemas.topics import GROUPS
 from tests.clocks import NOW_US, HandClock
-from tests.grouper.stage import EMBEDDER, WORDS, Gate, running, until, write_index
+from tests.grouper.stage import EMBEDDER, WORDS, Gate, running, write_index
+from tests.waiting import wait_until
 
 
 def test_a_query_comes_out_as_a_group_with_all_that_the_searcher_needs(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_while_the_worker_is_busy_arrivals_gather_and_leave_together_when_it_is_
     with running(tmp_path, embedder=gate) as rig:
         rig.offer("ada")
         rig.tick()
-        until(lambda: len(gate.batches) == 1)
+        wait_until(lambda: len(gate.batches) == 1)
         for word in ("bell", "curie", "darwin"):
             rig.offer(word)
             assert rig.tick() is None
@@ -135,7 +136,7 @@ def test_a_worker_that_becomes_free_between_offers_waits_for_their_tick(tmp_path
     with running(tmp_path, embedder=gate) as rig:
         rig.offer("ada")
         rig.tick()
-        until(lambda: len(gate.batches) == 1)
+        wait_until(lambda: len(gate.batches) == 1)
         rig.offer("bell")
         gate.opened.release(2)
         rig.settled(1)
@@ -220,7 +221,7 @@ def test_credit_counts_what_gathers_and_what_is_in_hand(tmp_path: Path) -> None:
         assert size_bytes == 90 + len("traceparent") + 4
         assert rig.stage.credit() == Credit(records=9, size_bytes=total.size_bytes - size_bytes)
         rig.tick()
-        until(lambda: len(gate.batches) == 1)
+        wait_until(lambda: len(gate.batches) == 1)
         rig.offer("bell")
         assert rig.stage.credit() == Credit(records=8, size_bytes=total.size_bytes - 2 * size_bytes)
         rig.tick()
@@ -234,7 +235,7 @@ def test_revoked_queries_are_forgotten_in_the_window_and_in_hand(tmp_path: Path)
     with running(tmp_path, embedder=gate) as rig:
         first, second = rig.offer("ada", "bell")
         rig.tick()
-        until(lambda: len(gate.batches) == 1)
+        wait_until(lambda: len(gate.batches) == 1)
         third, fourth = rig.offer("curie", "darwin")
         rig.stage.revoke(frozenset({first.id, fourth.id, 999}), frozenset())
         rig.stage.check_integrity()
@@ -251,10 +252,10 @@ def test_a_window_that_is_revoked_whole_makes_no_group(tmp_path: Path) -> None:
     with running(tmp_path, embedder=gate) as rig:
         (unit,) = rig.offer("ada")
         rig.tick()
-        until(lambda: len(gate.batches) == 1)
+        wait_until(lambda: len(gate.batches) == 1)
         rig.stage.revoke(frozenset({unit.id}), frozenset())
         gate.opened.release(2)
-        until(lambda: not rig.stage.pending_windows())
+        wait_until(lambda: not rig.stage.pending_windows())
         assert rig.sink.dones == []
         (again,) = rig.offer("ada")
         rig.tick()

@@ -30,9 +30,9 @@ from tests.grouper.stage import (
     ListSink,
     Rig,
     running,
-    until,
     write_index,
 )
+from tests.waiting import WAIT_S, wait_until
 
 
 def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
     clock, sink = HandClock(), ListSink()
 
     def load() -> WindowWork:
-        assert gate.wait(20)
+        assert gate.wait(WAIT_S)
         return load_work(
             SETTINGS,
             IndexSettings(dir=str(tmp_path)),
@@ -60,7 +60,7 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
         (reason,) = stage.not_ready()
         assert "being loaded" in reason
         gate.set()
-        until(lambda: not stage.not_ready())
+        wait_until(lambda: not stage.not_ready())
         assert stage.credit().records == 10
     finally:
         stage.close()
@@ -85,7 +85,7 @@ def build_fails(
         HandClock(),
     )
     stage.start(sink)
-    until(lambda: bool(sink.failures))
+    wait_until(lambda: bool(sink.failures))
     assert stage.credit() == Credit(records=0, size_bytes=0)
     assert stage.not_ready() == (str(sink.failures[0]),)
     stage.close()
@@ -143,11 +143,11 @@ def test_the_built_stage_plans_over_real_files(tmp_path: Path) -> None:
     )
     stage.start(sink)
     try:
-        until(lambda: not stage.not_ready())
+        wait_until(lambda: not stage.not_ready())
         rig = Rig(tmp_path)
         stage.offer(rig.unit(Query(query_id="q-1", text="euler")), NOW_US)
         stage.tick(NOW_US, 0)
-        until(lambda: bool(sink.dones))
+        wait_until(lambda: bool(sink.dones))
         assert sink.groups[0].queries[0].clusters[0] == WORDS.index("euler")
     finally:
         stage.close()

@@ -49,7 +49,6 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_build_killed_at_any_step_ends_in_the_bytes_of_one_that_was_not(folder: Path) -> None:
     program = Path(__file__).with_name("killed_builds.py")
     run = subprocess.run(
@@ -203,7 +202,6 @@ def killed(folder: Path, out: str, moment: int, took_s: float) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_a_large_build_killed_at_a_seeded_moment_ends_in_the_bytes_of_one_that_was_not(
     large: tuple[Path, float], moment: int

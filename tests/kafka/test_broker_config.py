@@ -80,7 +80,6 @@ def test_brokers_that_hide_their_settings_are_asked_once() -> None:
 
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("stop", ["pause", "kill"])
 def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_once(
     tmp_path: Path, stop: str
@@ -102,7 +101,7 @@ def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_onc
                 )
                 found.extend((deployment.delivery, protocol))
 
-            insist(start, 60)  # as a service that is started again
+            insist(start)  # as a service that is started again
         finally:
             if stop == "pause":
                 first.resume()

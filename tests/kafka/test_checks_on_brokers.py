@@ -17,6 +17,7 @@ from carpool.kafka.deployment import check_deployment
 from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES, TOPICS
+from tests.waiting import WAIT_S
 
 
 def checked(bootstrap: str) -> Deployment:
@@ -54,7 +55,7 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
     long_ago_ms = int(time.time() * 1_000) - topic.retention_ms * 3 // 4
     for number in range(10):
         producer.produce(topic.name, str(number).encode(), partition=0, timestamp=long_ago_ms)
-    assert producer.flush(20) == 0
+    assert producer.flush(WAIT_S) == 0
 
     def commit(offset: int) -> None:
         consumer = Consumer({"bootstrap.servers": kafka_bootstrap, "group.id": group})
@@ -70,7 +71,7 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
     assert "the oldest of 6 unread records is older than 84 h" in old
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
     (deleted,) = admin.delete_records([TopicPartition(topic.name, 0, 7)]).values()
-    deleted.result(20)
+    deleted.result(WAIT_S)
     gone, _ = standing()
     assert "3 records that were never processed are gone" in gone
     commit(10)

@@ -17,9 +17,7 @@ from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES
 from tests.kafka.conformance.harness import Listener, insist
-
-pytestmark = pytest.mark.timeout(180)
-
+from tests.waiting import WAIT_S
 
 TRIES_MAX = 3
 
@@ -30,7 +28,7 @@ def test_a_record_larger_than_its_topic_is_a_deployment_error(kafka_bootstrap: s
     create_topics(settings)
     producer, reports = LibrdkafkaProducer(settings), list[CarpoolError | None]()
     producer.produce(Output(topic=QUERIES.name, key=None, value=bytes(2_000_000)), reports.append)
-    producer.close(10)
+    producer.close(WAIT_S)
     assert isinstance(reports[0], DeploymentError)
 
 

@@ -21,11 +21,12 @@ from carpool.kafka.topic_reader import read_topic
 from carpool.testing.kafka import KafkaServer
 from schemas.record import Source
 from schemas.topics import QUERIES
+from tests.waiting import WAIT_S
 
 LETTERS = 1_200
 assert LETTERS > 2 * BATCH_LETTERS_MAX, "three transactions"
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
                 connect_names=False,
             )
             assert producer.produce(letter, reports.append)
-        assert producer.close(20) == 0
+        assert producer.close(WAIT_S) == 0
         yield found
 
 
@@ -106,8 +107,8 @@ def test_two_replays_at_once_replay_no_letter_twice(settings: KafkaSettings) -> 
 
     one = threading.Thread(target=first)
     one.start()
-    assert begun.wait(60)
+    assert begun.wait(WAIT_S)
     replay(settings)
-    one.join(60)
+    one.join(WAIT_S)
     assert not one.is_alive()
     assert replayed(settings) == Counter(range(LETTERS))

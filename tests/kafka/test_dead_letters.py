@@ -25,6 +25,7 @@ from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX
 from schemas.record import Headers, header
 from schemas.topics import DEAD_LETTER_EXTRA_BYTES, QUERIES, QUERIES_DEAD, TOPICS, dead_letters_of
 from tests.records import a_message, a_source
+from tests.waiting import WAIT_S
 
 SOURCE = a_source(99, partition=2, timestamp_ms=1_700_000_000_000)
 
@@ -258,7 +259,6 @@ def test_a_dead_letter_topic_accepts_the_largest_record_of_its_source_with_added
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("shape", ["one large value", "many small headers", "a large key"])
 def test_brokers_compute_the_same_size_of_a_record_and_its_letter_fits(
     kafka_bootstrap: str, shape: str
@@ -292,12 +292,11 @@ def test_brokers_compute_the_same_size_of_a_record_and_its_letter_fits(
 def written(settings: KafkaSettings, output: Output) -> bool:
     producer, reports = LibrdkafkaProducer(settings), list[object]()
     assert producer.produce(output, reports.append)
-    assert producer.close(20) == 0
+    assert producer.close(WAIT_S) == 0
     return reports == [None]
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("topic", [topic.name for topic in TOPICS])
 def test_our_producers_write_a_record_as_large_as_its_topic_takes(
     kafka_bootstrap: str, topic: str

@@ -15,9 +15,10 @@ from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.fault_proxy import END_TXN, FaultProxy, HeldRequest
 from carpool.testing.kafka import KafkaCluster
-from tests.kafka.conformance.harness import PARTITIONS, WAIT_S, Member, Reached, insist, wait_until
+from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist
+from tests.waiting import WAIT_S, wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 SETTLE_S = 1.0
 """For a broker that ends a transaction although it should not."""

@@ -13,6 +13,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
 from carpool.testing.transactions import DescribedTransaction, describe_transaction, parse_reply
 from schemas.topics import ANSWERS
+from tests.waiting import WAIT_S
 
 
 def reply(error: int, state: bytes, *topics: bytes) -> bytes:
@@ -46,7 +47,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(180)
 def test_an_open_transaction_is_described_until_another_producer_has_its_id(
     cluster: KafkaCluster,
 ) -> None:
@@ -56,7 +56,7 @@ def test_an_open_transaction_is_described_until_another_producer_has_its_id(
     assert describe_transaction(cluster.bootstrap, "nobody") is None
     producer.begin_transaction()
     producer.produce(ANSWERS.name, b"x")
-    producer.flush(30)
+    producer.flush(WAIT_S)
     found = describe_transaction(cluster.bootstrap, "one")
     assert found is not None
     assert found.is_open

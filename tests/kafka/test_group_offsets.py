@@ -54,7 +54,6 @@ def test_after_a_reset_what_was_complete_is_not_repeated(offset: int, then: Posi
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_a_position_is_written_only_while_the_group_has_no_members(
     kafka_bootstrap: str, protocol: str

@@ -17,6 +17,7 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import RETRIEVALS
 from tests.kafka.conformance.harness import Listener, poll_until
+from tests.waiting import WAIT_S
 
 AT = TopicPartition(RETRIEVALS.name, 0)
 
@@ -26,11 +27,11 @@ def write(settings: KafkaSettings, count: int) -> None:
     producer = Producer(
         {"bootstrap.servers": settings.bootstrap, "transactional.id": f"test-{uuid.uuid4()}"}
     )
-    producer.init_transactions(10)
+    producer.init_transactions(WAIT_S)
     producer.begin_transaction()
     for _ in range(count):
         producer.produce(settings.broker_topic(AT.topic), value=b"v", partition=AT.partition)
-    producer.commit_transaction(10)
+    producer.commit_transaction(WAIT_S)
 
 
 def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool]) -> int:
@@ -40,7 +41,6 @@ def polled(consumer: LibrdkafkaConsumer, until: Callable[[], bool]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.kafka
-@pytest.mark.timeout(90)
 def test_records_that_arrive_while_paused_are_counted_and_passed_markers_are_not(
     kafka_bootstrap: str,
 ) -> None:

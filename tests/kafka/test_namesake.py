@@ -15,7 +15,7 @@ from schemas.topics import QUERIES
 from tests.generator.dedup_support import make_topics
 from tests.kafka.conformance.harness import Listener, poll_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])

@@ -12,8 +12,9 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from schemas.topics import GROUPS, QUERIES
+from tests.waiting import WAIT_S
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.kafka
 
 
 def test_processed_records_are_deleted_but_the_last_and_those_of_applications_never(
@@ -27,7 +28,7 @@ def test_processed_records_are_deleted_but_the_last_and_those_of_applications_ne
         for at in (groups, queries):
             for _ in range(10):
                 producer.produce(settings.broker_topic(at.topic), b"v", partition=at.partition)
-        assert producer.flush(20) == 0
+        assert producer.flush(WAIT_S) == 0
         committed = {at: reader.bounds(at)[1] for at in (groups, queries)}
         first_query = reader.bounds(queries)[0]
         purge = ProcessedRecordsPurge(settings, lambda: committed)

@@ -44,7 +44,6 @@ def test_a_record_whose_headers_cannot_be_read_is_refused() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(180)
 def test_a_reader_continues_after_a_header_name_of_any_bytes(kafka_bootstrap: str) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap, partitions=1)
     topic = msgspec.structs.replace(QUERIES, name=f"t-{uuid.uuid4().hex[:8]}")

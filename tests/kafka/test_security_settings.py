@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError
 from carpool.kafka.acls import ROLES, SERVICES, acls_of
 from carpool.kafka.client_config import client_config, consumer_config, producer_config
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
@@ -28,6 +27,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from carpool.testing.secure_kafka import SecureKafkaServer
 from schemas.topics import RETRY_TOPICS, TOPICS
+from tests.kafka.conformance.harness import insist
 
 
 def test_a_setting_passes_through_to_every_client_and_wins_over_a_default() -> None:
@@ -172,13 +172,7 @@ def test_both_clients_connect_by_each_mechanism(
 
 def _unfinished(coordinators: CoordinatorClient) -> dict[str, Transaction]:
     """Asks until the broker has made its own topic of transactions."""
-    until_s = time.monotonic() + 30
-    while True:
-        try:
-            return coordinators.unfinished(["carpool-dlq"])
-        except RetryableError:
-            assert time.monotonic() < until_s
-            time.sleep(0.2)
+    return insist(lambda: coordinators.unfinished(["carpool-dlq"]))
 
 
 def test_a_refused_token_names_the_secret_without_showing_it(token_url: str) -> None:

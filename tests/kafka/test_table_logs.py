@@ -27,9 +27,8 @@ from carpool.testing.kafka import KafkaServer
 from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.generator.dedup_support import make_topics
-from tests.kafka.conformance.harness import insist, wait_until
-
-pytestmark = pytest.mark.timeout(180)
+from tests.kafka.conformance.harness import insist
+from tests.waiting import WAIT_S, wait_until
 
 PARTITIONS = 4
 PREFIX = "tables"
@@ -51,7 +50,7 @@ class Log:
         producer = self.producer()
         for value in values:
             assert producer.produce(_output(partition, value), lambda error: None)
-        assert producer.close(20) == 0
+        assert producer.close(WAIT_S) == 0
 
     def transaction(self, partition: int, *values: bytes) -> TransactionalProducerClient:
         """Writes values into an open transaction."""
@@ -271,7 +270,7 @@ def test_a_deleted_record_is_none_and_the_log_is_read_from_the_first_remaining_r
     log.write(2, gone, kept)
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
     for future in admin.delete_records([RawPartition(THERE, 2, start + 1)]).values():
-        future.result(20)
+        future.result(WAIT_S)
     assert log.reader.fetch(2, start) is None
     assert log.reader.first_since(2, 0) == start + 1
     log.reader.begin(2, start)
@@ -305,7 +304,7 @@ def test_metadata_of_an_unknown_partition_is_requested_again(tmp_path: Path) -> 
         with pytest.raises(RetryableError, match="Unknown partition"):
             reader.first_since(1, 0)
         admin = AdminClient({"bootstrap.servers": server.bootstrap})
-        admin.create_partitions([NewPartitions(THERE, 2)])[THERE].result(20)
+        admin.create_partitions([NewPartitions(THERE, 2)])[THERE].result(WAIT_S)
         starts: list[int] = []
         insist(lambda: starts.append(reader.first_since(1, 0)))
         assert starts == [0]

@@ -13,7 +13,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist, poll_until, share
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.kafka
 
 SLOW_COMMIT_S = 2.0
 """Longer than it takes to fence the dead."""

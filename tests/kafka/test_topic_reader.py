@@ -10,6 +10,7 @@ from carpool.kafka import topic_reader
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> TopicReader:
 
 
 def test_a_topic_that_was_just_created_is_waited_for(reader: TopicReader) -> None:
-    assert reader.partitions("a", patience_s=10) == [TopicPartition("a", n) for n in (0, 1)]
+    assert reader.partitions("a", patience_s=WAIT_S) == [TopicPartition("a", n) for n in (0, 1)]
 
 
 def test_a_topic_that_does_not_exist_is_an_error(reader: TopicReader) -> None:

@@ -19,6 +19,7 @@ from carpool.kafka.topic_reader import TopicReader, read_topic
 from carpool.kafka.unreadable import UnreadableBatches, end_of_batch
 from schemas.topics import QUERIES
 from tests.kafka.conformance.harness import Listener, read
+from tests.waiting import WAIT_S
 
 BOMB = b" " * 90_000_000
 """Is 2.8 KB with zstd."""
@@ -48,7 +49,7 @@ def write(settings: KafkaSettings, at: TopicPartition, *values: bytes, codec: st
     )
     for value in values:
         producer.produce(settings.broker_topic(at.topic), value, partition=at.partition)
-    assert producer.flush(60) == 0
+    assert producer.flush(WAIT_S) == 0
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,6 @@ def bombed(kafka_bootstrap: str) -> Iterator[tuple[KafkaSettings, TopicPartition
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(90)
 def test_a_member_passes_over_bombs_and_a_restart_does_not_read_them_again(
     bombed: tuple[KafkaSettings, TopicPartition],
 ) -> None:
@@ -98,7 +98,6 @@ def test_a_member_passes_over_bombs_and_a_restart_does_not_read_them_again(
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(90)
 def test_a_reader_without_a_group_passes_over_bombs(
     bombed: tuple[KafkaSettings, TopicPartition],
 ) -> None:

@@ -18,7 +18,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, read, share
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.kafka
 
 PAUSE_S = 0.6
 """Longer than a fetch in flight, which the broker may delay for 0.5 seconds."""

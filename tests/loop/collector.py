@@ -16,6 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from tests.waiting import WAIT_S, wait_until
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
@@ -74,14 +76,12 @@ class Collector:
         """What OTEL_EXPORTER_OTLP_ENDPOINT is set to."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def wait_for(
-        self, is_there: Callable[[list[Seen]], bool], timeout_s: float = 15.0
-    ) -> list[Seen]:
-        """Returns all spans once `is_there`; fails when that takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not is_there(list(self.spans)):
-            assert time.monotonic() < deadline, [(span.service, span.name) for span in self.spans]
-            time.sleep(0.02)
+    def wait_for(self, is_there: Callable[[list[Seen]], bool]) -> list[Seen]:
+        """Returns all spans once `is_there`."""
+        wait_until(
+            lambda: is_there(list(self.spans)),
+            lambda: [(span.service, span.name) for span in self.spans],
+        )
         return list(self.spans)
 
     def __enter__(self) -> Collector:
@@ -91,7 +91,7 @@ class Collector:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(WAIT_S)
 
 
 def _spans(body: bytes) -> list[Seen]:

@@ -24,6 +24,7 @@ from carpool.loop.stage import Done
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
 from tests.loop.support import GROUP, Bench, Exact, HandStage, TwoClasses, result, turn, with_taken
+from tests.waiting import WAIT_S
 
 TEXTS = [f"q{number}" for number in range(3_000)]
 
@@ -269,7 +270,7 @@ def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
 
     def hang(producer: MemoryTransactionalProducer, *arguments: Any) -> None:
         called.set()
-        assert go_on.wait(60)
+        assert go_on.wait(WAIT_S)
         send_offsets(producer, *arguments)
 
     monkeypatch.setattr(MemoryTransactionalProducer, "send_offsets", hang)
@@ -281,7 +282,7 @@ def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
         else lambda: loop.delivery.step(0)
     )
     calls.start()
-    assert called.wait(60)
+    assert called.wait(WAIT_S)
     bench.clock.sleep(CALL_US_MAX // 2)
     if not in_a_revocation:
         loop.step()
@@ -291,7 +292,7 @@ def test_a_call_that_does_not_return_ends_the_service_and_commits_nothing_later(
     assert "has not returned in 15 s" in str(loop.failure)
     loop.delivery.revoked(at, lost=True)
     go_on.set()
-    calls.join(60)
+    calls.join(WAIT_S)
     turn(loop, 1)
     assert (bench.results(), bench.committed()) == ([], (None, ""))
 

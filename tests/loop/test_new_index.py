@@ -16,6 +16,7 @@ from indexer.promote import promote
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES
 from tests.e2e.support import build_index
 from tests.loop.pipeline import Pipeline
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,14 @@ def publish(pipeline: Pipeline, count: int = 6) -> list[str]:
 
 def step(pipeline: Pipeline, service: str, until: Callable[[], bool]) -> None:
     """Steps one service only."""
-    deadline_s = time.monotonic() + 30
-    while not until():
-        assert time.monotonic() < deadline_s
+
+    def stepped() -> bool:
+        if until():
+            return True
         pipeline.members[service].loop.step()
-        time.sleep(0.001)
+        return False
+
+    wait_until(stepped)
 
 
 def groups_of(pipeline: Pipeline, index: Path) -> int:

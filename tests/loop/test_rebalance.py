@@ -13,7 +13,7 @@ import pytest
 
 from bench.reliability.rebalance.member_group import MemberGroup, open_group
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 RATE_PER_S = 120
 PHASE_S = 3.0

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -27,6 +26,7 @@ from schemas.record import Record, Source
 from schemas.topics import ANSWERS, CANCELS, PARTIAL_ANSWERS, QUERIES
 from tests.e2e.support import read_to_end
 from tests.records import an_answer
+from tests.waiting import WAIT_S, wait_until
 
 Reply = Callable[[Query, Source], list[Record]]
 
@@ -53,7 +53,7 @@ class Responder:
                 "auto.offset.reset": "earliest",
             }
         )
-        partitions = self._consumer.list_topics(timeout=10).topics[QUERIES.name].partitions
+        partitions = self._consumer.list_topics(timeout=WAIT_S).topics[QUERIES.name].partitions
         self._consumer.assign(
             [
                 TopicPartition(QUERIES.name, partition, self._end_of(partition))
@@ -65,22 +65,23 @@ class Responder:
         self._thread.start()
 
     def _end_of(self, partition: int) -> int:
-        for _ in range(100):
+        at = TopicPartition(QUERIES.name, partition)
+
+        def bounds() -> tuple[int, int] | None:
             try:
-                return int(
-                    self._consumer.get_watermark_offsets(
-                        TopicPartition(QUERIES.name, partition), timeout=10
-                    )[1]
-                )
+                return self._consumer.get_watermark_offsets(at, timeout=10)
             except KafkaException:  # a topic that was just made has no leader for a moment
-                time.sleep(0.1)
-        raise AssertionError(f"{QUERIES.name}[{partition}] has no leader")
+                return None
+
+        found = wait_until(bounds, f"{QUERIES.name}[{partition}] has a leader")
+        assert found is not None
+        return found[1]
 
     def close(self) -> None:
         self._stopping.set()
         self._thread.join()
         self._consumer.close()
-        self._producer.flush(10)
+        self._producer.flush(WAIT_S)
 
     def write(self, record: Record, key: str) -> None:
         topic = PARTIAL_ANSWERS if isinstance(record, PartialAnswer) else ANSWERS
@@ -113,7 +114,7 @@ def test_concurrent_asks_each_get_their_own_answer(bootstrap: str, responder: Re
     async def ask_all() -> list[Answer]:
         async with Client(bootstrap) as client:
             return await asyncio.gather(
-                *(client.ask(f"question {number}", timeout_s=30) for number in range(50))
+                *(client.ask(f"question {number}", timeout_s=WAIT_S) for number in range(50))
             )
 
     answers = asyncio.run(ask_all())
@@ -126,7 +127,7 @@ def test_a_question_asked_twice_under_one_id_gets_an_answer_a_record(
     async def ask_twice() -> list[Answer]:
         async with Client(bootstrap) as client:
             return await asyncio.gather(
-                *(client.ask(f"v{n}", query_id="the-same", timeout_s=30) for n in range(2))
+                *(client.ask(f"v{n}", query_id="the-same", timeout_s=WAIT_S) for n in range(2))
             )
 
     first, second = asyncio.run(ask_twice())
@@ -154,7 +155,7 @@ def test_an_earlier_answer_to_the_id_is_not_returned(bootstrap: str, responder: 
                 ),
                 answer_to(query, source, "fresh"),
             ]
-            return await client.ask("new", query_id="asked-before", timeout_s=30)
+            return await client.ask("new", query_id="asked-before", timeout_s=WAIT_S)
 
     assert asyncio.run(ask()).answer == "fresh"
 
@@ -175,7 +176,7 @@ def test_a_failed_answer_is_returned_and_raised_only_on_demand(
 
     async def ask() -> Answer:
         async with Client(bootstrap) as client:
-            return await client.ask("?", timeout_s=30)
+            return await client.ask("?", timeout_s=WAIT_S)
 
     answer = asyncio.run(ask())
     assert answer.status == "failed"
@@ -204,7 +205,7 @@ def test_the_deadline_is_sent_with_the_question(bootstrap: str, responder: Respo
 
     async def ask() -> None:
         async with Client(bootstrap, clock=Clock()) as client:
-            await client.ask("when?", timeout_s=30)
+            await client.ask("when?", timeout_s=WAIT_S)
             await client.publish("whenever", query_id="published", deadline_s=5)
 
     asyncio.run(ask())
@@ -229,7 +230,7 @@ def test_pieces_come_before_the_answer_without_repeats(
     async def ask() -> list[str]:
         shown = []
         async with Client(bootstrap) as client:
-            async for event in client.ask_stream("stream", timeout_s=30):
+            async for event in client.ask_stream("stream", timeout_s=WAIT_S):
                 if isinstance(event, PartialAnswer):
                     shown.append(event.text)
                     if (
@@ -252,7 +253,7 @@ def test_an_ask_that_is_cancelled_leaves_nothing_behind(
 
     async def ask() -> int:
         async with Client(bootstrap) as client:
-            task = asyncio.create_task(client.ask("?", timeout_s=30))
+            task = asyncio.create_task(client.ask("?", timeout_s=WAIT_S))
             await asyncio.sleep(0.1)
             assert len(client._expected) == 1
             task.cancel()
@@ -276,15 +277,15 @@ def test_an_ask_that_ends_without_an_answer_withdraws_its_question(
 
     async def ask() -> None:
         async with Client(bootstrap) as client:
-            await client.ask("?", query_id=f"{name}-answered", timeout_s=30)
-            task = asyncio.create_task(client.ask("?", query_id=f"{name}-left", timeout_s=30))
+            await client.ask("?", query_id=f"{name}-answered", timeout_s=WAIT_S)
+            task = asyncio.create_task(client.ask("?", query_id=f"{name}-left", timeout_s=WAIT_S))
             await asyncio.sleep(1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             with pytest.raises(AnswerTimeout):
                 await client.ask("?", query_id=f"{name}-late", timeout_s=0.5)
-            stream = client.ask_stream("?", query_id=f"{name}-stream", timeout_s=30)
+            stream = client.ask_stream("?", query_id=f"{name}-stream", timeout_s=WAIT_S)
             async for _ in stream:
                 break
             await stream.aclose()
@@ -331,10 +332,10 @@ def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(
 
     async def ask() -> None:
         async with Client(bootstrap, settings=ClientSettings(asks_max=1)) as client:
-            first = asyncio.create_task(client.ask("?", timeout_s=30))
+            first = asyncio.create_task(client.ask("?", timeout_s=WAIT_S))
             await asyncio.sleep(0.05)
             with pytest.raises(RetryableError, match="asks_max"):
-                await client.ask("one too many", timeout_s=30)
+                await client.ask("one too many", timeout_s=WAIT_S)
             first.cancel()
 
     asyncio.run(ask())
@@ -351,11 +352,7 @@ def test_publishing_without_waiting_is_settled_by_flush(
             return ids
 
     ids = asyncio.run(publish())
-    for _ in range(500):
-        if {query.query_id for query in responder.seen} >= set(ids):
-            break
-        threading.Event().wait(0.02)
-    assert {query.query_id for query in responder.seen} >= set(ids)
+    wait_until(lambda: {query.query_id for query in responder.seen} >= set(ids), "all come")
 
 
 def test_an_answer_that_this_build_cannot_read_is_an_error_and_not_a_wait(
@@ -369,7 +366,7 @@ def test_an_answer_that_this_build_cannot_read_is_an_error_and_not_a_wait(
 
     async def ask() -> None:
         async with Client(bootstrap) as client:
-            await client.ask("?", timeout_s=30)
+            await client.ask("?", timeout_s=WAIT_S)
 
     with pytest.raises(ConfigError, match="cannot be read by this client"):
         asyncio.run(ask())

@@ -37,6 +37,7 @@ from searcher.store.page_reads import ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, write_index
+from tests.waiting import WAIT_S
 
 DIMENSION = 32
 NLIST = 12
@@ -100,7 +101,7 @@ class Running:
     def take(self, count: int) -> dict[int, SearchResult | None]:
         return {
             search.key: found
-            for search, found in (self.found.get(timeout=20) for _ in range(count))
+            for search, found in (self.found.get(timeout=WAIT_S) for _ in range(count))
         }
 
 
@@ -111,7 +112,7 @@ def running(
     codec: str = "rabitq4",
     slots: int = 3,
     slot_pages: int = 64,
-    timeout_us: int = 10_000_000,
+    timeout_us: int = int(WAIT_S * 1e6),
     attempts: int = 2,
     paged_share: float | None = None,
     threads: int = 2,
@@ -184,10 +185,10 @@ def running(
         yield Running(executor, pages, code_pages, metrics, found)
     finally:
         executor.stop()
-        thread.join(10)
+        thread.join(WAIT_S)
         assert not thread.is_alive() and not errors
         executor.check_integrity()
-        assert pages.close(5) and code_pages.close(5)
+        assert pages.close(WAIT_S) and code_pages.close(WAIT_S)
         files.close()
         code_files.close()
         waker.close()

@@ -32,6 +32,7 @@ from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 from tests.searcher.faults import FAIL
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, random_index
+from tests.waiting import WAIT_S
 
 DIMENSION = 32
 NLIST = 12
@@ -124,7 +125,7 @@ class Running:
     def take(self, count: int) -> dict[int, SearchResult | None]:
         return {
             search.key: found
-            for search, found in (self.found.get(timeout=10) for _ in range(count))
+            for search, found in (self.found.get(timeout=WAIT_S) for _ in range(count))
         }
 
     def bytes_read(self, *purposes: str) -> float:
@@ -142,7 +143,7 @@ def running(
     share: float = 0.5,
     threads: int = 2,
     prefetch: float = 0.0,
-    timeout_us: int = 10_000_000,
+    timeout_us: int = int(WAIT_S * 1e6),
     slice_bytes_max: int = 0,
     engine: EngineName = "auto",
 ) -> Iterator[Running]:
@@ -202,10 +203,10 @@ def running(
         finally:
             trouble.release()
             executor.stop()
-            thread.join(10)
+            thread.join(WAIT_S)
             assert not thread.is_alive()
             executor.check_integrity()
-            assert memory.close(5)
+            assert memory.close(WAIT_S)
             files.close()
             waker.close()
 

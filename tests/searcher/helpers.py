@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +42,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, RETRIEVAL_DRAFTS, RETRIEVALS
 from searcher.service import SearcherStage, build_stage
 from searcher.settings import SearcherSettings
+from tests.waiting import WAIT_S, wait_until
 
 Float32 = npt.NDArray[np.float32]
 MODEL = "model-fingerprint"
@@ -331,7 +331,7 @@ class ListSink:
     def wait(self, is_reached: Callable[[], bool], what: str) -> None:
         """Waits until the sink shows what is expected; fails the test after a generous while."""
         with self.changed:
-            assert self.changed.wait_for(is_reached, timeout=30), (
+            assert self.changed.wait_for(is_reached, timeout=WAIT_S), (
                 f"{what}: {len(self.dones)} done, {self.failures}"
             )
 
@@ -385,10 +385,7 @@ class Running:
             self.stage.close()
 
     def wait_ready(self) -> None:
-        until = time.monotonic() + 30
-        while self.stage.not_ready() and not self.sink.failures:
-            assert time.monotonic() < until, self.stage.not_ready()
-            time.sleep(0.002)
+        wait_until(lambda: self.sink.failures or not self.stage.not_ready(), self.stage.not_ready)
         assert not self.sink.failures, self.sink.failures
 
     def search(self, *groups: Group) -> dict[str, Retrieval]:

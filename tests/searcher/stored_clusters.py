@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ReadError
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
+from tests.waiting import WAIT_S, wait_until
 
 Error = TypeVar("Error", bound=ReadError)
 
@@ -84,13 +84,12 @@ class Running:
     def take(self, count: int) -> list[MemoryEvent]:
         """The next `count` events, and no more have come."""
         events: list[MemoryEvent] = []
-        until_s = time.monotonic() + 30
-        while len(events) < count:
-            assert time.monotonic() < until_s, events
-            found = self.memory.advance()
-            events += found
-            if not found:
-                self.waker.wait(0.01)
+
+        def came() -> bool:
+            events.extend(self.memory.advance())
+            return len(events) >= count
+
+        wait_until(came, lambda: events)
         assert len(events) == count, events
         return events
 
@@ -148,7 +147,7 @@ def running(
         memory.check_integrity()
     finally:
         disk.release()
-        assert memory.close(30)
+        assert memory.close(WAIT_S)
         files.close()
         waker.close()
 

@@ -5,7 +5,6 @@ whole books.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 
 import pytest
@@ -16,6 +15,7 @@ from searcher.store.factory import EngineName
 from tests.searcher.disks import ENGINE_NAMES
 from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
 from tests.searcher.helpers import SmallIndex
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +146,9 @@ def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
             here.trouble.release()
         here.join(queries, clusters)
         here.take(8)
-        until_s = time.monotonic() + 20
-        while here.memory.stuck_bytes:
-            assert time.monotonic() < until_s, "what hung came back, and its memory did not"
-            time.sleep(0.005)
+        wait_until(
+            lambda: not here.memory.stuck_bytes, "what hung came back, and its memory did not"
+        )
         residents = here.memory.residents()
         assert here.memory.used_bytes == sum(
             here.memory.arena_bytes(cluster) for cluster in residents

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from searcher.executor_by_mode import ExecutorByMode
 from searcher.settings import SearcherSettings
 from tests.searcher.codes_rig import exact, make_index, missed, questions
 from tests.searcher.helpers import SmallIndex
+from tests.waiting import WAIT_S, wait_until
 
 BUDGET_BYTES = 32 << 20
 MODES: tuple[SearchMode, ...] = ("default", "margin", "exact")
@@ -59,7 +59,8 @@ class Running:
     def search(self, searches: list[Search]) -> dict[int, SearchResult | None]:
         self.executor.join(SearchGroup(searches=tuple(searches)))
         return {
-            search.key: found for search, found in (self.found.get(timeout=20) for _ in searches)
+            search.key: found
+            for search, found in (self.found.get(timeout=WAIT_S) for _ in searches)
         }
 
     def counted(self, name: str) -> float:
@@ -67,7 +68,7 @@ class Running:
 
     def close(self) -> None:
         self.executor.stop()
-        self.thread.join(10)
+        self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
         self.executor.check_integrity()
         self.plane.close()
@@ -96,9 +97,7 @@ def test_with_every_query_audited_the_metrics_equal_the_count(
     searches = questions(index, 400, 5, seed=11)
     running = Running(index, audit_every=1)
     found = running.search(searches)
-    until = time.monotonic() + 20
-    while running.counted("audited_ids") < 7 * len(searches) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: running.counted("audited_ids") >= 7 * len(searches), "all are audited")
     running.close()
     assert running.counted("audited_ids") == 7 * len(searches)
     assert running.counted("missed_ids") == missed(index, searches, found) > 0
@@ -113,5 +112,5 @@ def test_dropped_queries_are_forgotten_by_both(index: SmallIndex) -> None:
     kept = {search.key for search in searches[:20]}
     seen = set()
     while not kept <= seen:
-        seen.add(running.found.get(timeout=20)[0].key)
+        seen.add(running.found.get(timeout=WAIT_S)[0].key)
     running.close()

@@ -17,6 +17,7 @@ from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch
 from searcher.store.waker import Waker
+from tests.waiting import WAIT_S, wait_until
 
 PAGE = 4096
 CONTENT = np.random.default_rng(1).integers(0, 256, 8 * PAGE, np.uint8).tobytes()
@@ -30,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
     disk = FaultyDisk(open_page_reads("auto", files, waker, SystemClock()), waker)
     yield disk
     disk.release()
-    assert disk.close(30)
+    assert disk.close(WAIT_S)
     files.close()
     waker.close()
 
@@ -48,11 +49,7 @@ def begin(disk: FaultyDisk, *pages: int) -> PageBatch:
 
 
 def next_ended(disk: FaultyDisk) -> PageBatch:
-    until_s = time.monotonic() + 30
-    while not (ended := disk.poll()):
-        assert time.monotonic() < until_s
-        disk.waker.wait(10)
-    (batch,) = ended
+    (batch,) = wait_until(disk.poll, "a batch ends")
     return batch
 
 

@@ -47,6 +47,7 @@ from tests.searcher.codes_rig import (
     with_mode,
 )
 from tests.searcher.helpers import SmallIndex, normalised, write_index
+from tests.waiting import WAIT_S, wait_until
 
 HOT = cluster_ids(0, 2, 3, 7, 8, 11)
 ALL = cluster_ids(*range(NLIST))
@@ -63,7 +64,7 @@ TIMEOUT_US = scans.TIMEOUT_US
 @pytest.fixture(autouse=True)
 def no_scan_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a scan takes long, above all one of a GPU's code on a CPU."""
-    monkeypatch.setattr(scans, "TIMEOUT_US", 60_000_000)
+    monkeypatch.setattr(scans, "TIMEOUT_US", int(WAIT_S * 1e6))
 
 
 class FailingDevice:
@@ -84,7 +85,7 @@ class FailingDevice:
         self.size_bytes = device.size_bytes
 
     def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
-        assert self.may_load.wait(20)
+        assert self.may_load.wait(WAIT_S)
         if self.load_error is not None:
             raise self.load_error
         self.device.load(cluster, first_row, vectors)
@@ -94,7 +95,7 @@ class FailingDevice:
         self.device.drop(cluster)
 
     def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
-        assert self.may_scan.wait(60)  # longer than a test waits for results
+        assert self.may_scan.wait(2 * WAIT_S)  # longer than a test waits for results
         if self.scan_error is not None:
             raise self.scan_error
         self.scanned += [tuple(map(ClusterId, one.tolist())) for one in probes]
@@ -135,13 +136,6 @@ class WithShard:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.here.metrics.registry.get_sample_value(f"carpool_{name}", labels) or 0.0
-
-
-def wait_until(is_so: object) -> None:
-    until_s = time.monotonic() + 20
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < until_s, "it took too long"
-        time.sleep(0.002)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.searcher.helpers import normalised, write_index
+from tests.waiting import WAIT_S
 
 MIB = 1 << 20
 CENTROIDS = normalised(np.random.default_rng(4).standard_normal((48, 384)))
@@ -29,7 +30,7 @@ def probe(index_dir: Path, budget_bytes: int) -> dict[str, Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
         capture_output=True,
-        timeout=100,
+        timeout=WAIT_S,
     )
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report

@@ -21,6 +21,7 @@ from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.waker import Waker
 from tests.searcher.disks import ENGINE_NAMES, refuse_direct
+from tests.waiting import WAIT_S
 
 PAGE = 4096
 
@@ -77,7 +78,7 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
         files = SegmentFiles(paths, "auto")
         reads = open_page_reads(kind, files, waker, SystemClock())
         assert read(reads, waker) == expected(paths)
-        assert reads.close(30)
+        assert reads.close(WAIT_S)
         files.close()
         waker.close()
     assert not files.is_direct
@@ -139,7 +140,7 @@ def test_where_the_kernel_refuses_io_uring_auto_takes_threads_and_says_so(
         reads = open_page_reads("auto", files, waker, SystemClock())
     assert isinstance(reads, ThreadPageReads)
     assert [line["event"] for line in logs] == ["no io_uring"]
-    assert reads.close(30)
+    assert reads.close(WAIT_S)
     with pytest.raises(ConfigError, match='engine = "auto"'):
         open_page_reads("io_uring", files, waker, SystemClock())
     files.close()
@@ -152,7 +153,7 @@ def test_no_descriptor_is_left_open(paths: tuple[Path, ...], kind: EngineName) -
     files, waker = SegmentFiles(paths, "require"), Waker()
     reads = open_page_reads(kind, files, waker, SystemClock())
     assert read(reads, waker) == expected(paths)
-    assert reads.close(30)
+    assert reads.close(WAIT_S)
     files.close()
     waker.close()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from searcher.store.reads_in_flight import ReadLimits, ReadsInFlight
 from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.searcher.disks import ENGINE_NAMES
+from tests.waiting import WAIT_S, wait_until
 
 PAGE = 4096
 PAGES = 300
@@ -66,8 +66,8 @@ def reads(request: pytest.FixtureRequest, files: Any) -> Iterator[tuple[PageRead
     waker, kind = Waker(), request.param
     made = open_page_reads(kind, files, waker, SystemClock(), 4)
     yield made, waker
-    assert made.close(5)
-    assert made.close(5), "closing twice"
+    assert made.close(WAIT_S)
+    assert made.close(WAIT_S), "closing twice"
     waker.close()
 
 
@@ -85,11 +85,13 @@ def batch_of(pages: list[tuple[int, int, int]]) -> PageBatch:
 
 def ended(reads: PageReads, waker: Waker, count: int) -> list[PageBatch]:
     found: list[PageBatch] = []
-    until_s = time.monotonic() + 30
-    while len(found) < count:
-        assert time.monotonic() < until_s, f"{len(found)} batches have ended, not {count}"
+
+    def came() -> bool:
         waker.wait(0.1)
-        found += reads.poll()
+        found.extend(reads.poll())
+        return len(found) >= count
+
+    wait_until(came, lambda: f"{len(found)} batches have ended, not {count}", every_s=0)
     return found
 
 
@@ -217,7 +219,7 @@ def test_no_buffer_is_kept_once_its_batch_has_ended(
         ended(*reads, 1)
         files.forgotten.clear()
         del batch
-    reads[0].close(5)
+    reads[0].close(WAIT_S)
     pages.close()  # raises BufferError if a view exists
 
 
@@ -267,18 +269,19 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
 
     def take(count: int) -> dict[str, PageBatch]:
         found: dict[str, PageBatch] = {}
-        until_s = time.monotonic() + 30
-        while len(found) < count:
-            assert time.monotonic() < until_s, found
-            found |= {owner: batch for batch, owner in here.ended()}
-            waker.wait(0.01)
+
+        def came() -> bool:
+            found.update({owner: batch for batch, owner in here.ended()})
+            return len(found) >= count
+
+        wait_until(came, lambda: found)
         return found
 
     for file, owner in enumerate(("one", "two")):
         here.submit(batch_of([(file, 0, 1)]), owner)
     assert list(here.ended()) == [] and here.times_out_at_us == 100 and len(here) == 2
     if kind == "threads":
-        assert begun.acquire(timeout=30) and begun.acquire(timeout=30)
+        assert begun.acquire(timeout=WAIT_S) and begun.acquire(timeout=WAIT_S)
     clock.time_us = 101
     given_up = take(2)
     for batch in given_up.values():
@@ -291,7 +294,7 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
     assert not here.close(0.0)
     for file in (0, 1):
         files.write(file)
-    assert here.close(30)
+    assert here.close(WAIT_S)
     assert freed == ["three"] and not here.stuck()
     files.close()
     waker.close()
@@ -301,7 +304,7 @@ def test_threads_that_close_drop_what_has_not_begun(files: Any) -> None:
     go_on, waker = threading.Event(), Waker()
 
     def wait(file: int) -> int:
-        assert go_on.wait(30)
+        assert go_on.wait(WAIT_S)
         return int(files.descriptors[file])
 
     files.descriptor = wait
@@ -309,10 +312,9 @@ def test_threads_that_close_drop_what_has_not_begun(files: Any) -> None:
     batches = [batch_of([(0, page, 1)]) for page in range(3)]
     for batch in batches:
         reads.submit(batch)
-    while not reads._busy:
-        time.sleep(0.001)
+    wait_until(lambda: reads._busy)
     assert reads.close(0.0) is False
     go_on.set()
-    assert reads.close(5)
+    assert reads.close(WAIT_S)
     assert [batch.unended for batch in batches] == [0, 1, 1]
     waker.close()

@@ -16,6 +16,7 @@ from schemas.topics import GROUPS, GROUPS_BATCH
 from searcher.shard import recent_probes
 from searcher.shard.recent_probes import probes_of_log
 from tests.records import a_group, a_grouped_query
+from tests.waiting import WAIT_S
 
 VERSION = "v-now"
 
@@ -31,7 +32,6 @@ def a_group_of(*clusters: tuple[int, ...], version: str = VERSION, arrival_us: i
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120)
 def test_the_last_groups_of_an_index_are_read(
     kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +57,7 @@ def test_the_last_groups_of_an_index_are_read(
     # Whichever topic is read first, one of these is read out of the order of arrival.
     write(GROUPS_BATCH.name, a_group_of((4, 5, 6), arrival_us=50))
     write(GROUPS_BATCH.name, a_group_of((8,), arrival_us=150))
-    assert producer.flush(20) == 0
+    assert producer.flush(WAIT_S) == 0
     queries = read(VERSION)
     found = [each.clusters.tolist() for each in queries]
     assert found == [[4, 5, 6], [1, 2], [2, 3], [8]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -18,6 +17,7 @@ from searcher.scatter.scan_inbox import ScanInbox
 from searcher.scatter.scan_records import name_in_scan
 from searcher.scatter.scans_log import MemoryScansLog
 from tests.records import a_scan
+from tests.waiting import wait_until
 
 LANES = 2
 
@@ -41,10 +41,7 @@ class Inbox:
         self.broker.append(SCANS.name, value, headers=headers, partition=partition)
 
     def wait(self, is_reached: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + 10
-        while not is_reached():
-            assert time.monotonic() < until_s, self.came
-            time.sleep(0.005)
+        wait_until(is_reached, lambda: self.came)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from searcher.shard.hot_shard import HotShard
 from searcher.shard.recent_probes import RecentQuery
 from tests.searcher.codes_rig import DIMENSION, directions, make_index
 from tests.searcher.helpers import SmallIndex
+from tests.waiting import wait_until
 
 BUDGET_BYTES = 8 << 20
 SHARD_BYTES = 1 << 20
@@ -72,10 +72,7 @@ def shard_of(searcher: OpenSearcher) -> HotShard | None:
 
 
 def live_after_loading(shard: HotShard, count: int) -> frozenset[int]:
-    until_s = time.monotonic() + 20
-    while len(shard.live) < count:
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
+    wait_until(lambda: len(shard.live) >= count, "the clusters are loaded")
     return frozenset(shard.live)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from carpool.testing.llm_server import NO_FAULT, LlmFault, LlmServer
 from carpool.testing.llm_text import NAME, cited_number, prompt_hash, words, write
+from tests.waiting import WAIT_S, wait_until
 
 MESSAGES = [
     {"role": "system", "content": "Answer."},
@@ -47,7 +48,7 @@ def server() -> Iterator[LlmServer]:
 def ask(
     server: LlmServer, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
@@ -188,7 +189,7 @@ def test_a_reset_closes_the_connection_within_a_stream(server: LlmServer) -> Non
 def streaming(server: LlmServer, mode: Any) -> Iterator[http.client.HTTPConnection]:
     """A connection with a streamed request that meets this fault."""
     server.fault = LlmFault(mode=mode)
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
     connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
     yield connection
     connection.close()
@@ -204,14 +205,6 @@ def test_a_hanging_request_ends_when_its_client_leaves(server: LlmServer) -> Non
         wait_until(lambda: server.requests.in_flight == 1)
     wait_until(lambda: server.requests.in_flight == 0)
     assert (server.requests.disconnected, server.requests.completed) == (1, 0)
-
-
-def wait_until(condition: Any) -> None:
-    for _ in range(1_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("the condition is not true after 10 seconds")
 
 
 def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
@@ -242,7 +235,7 @@ def test_requests_run_side_by_side() -> None:
 def test_what_is_no_http_ends_the_connection_and_nothing_else(server: LlmServer) -> None:
     import socket
 
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as rude:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as rude:
         rude.sendall(b"\x00\xff nonsense\r\n\r\n")
         assert rude.recv(100) == b""
     assert ask(server, "GET", "/health")[0] == 200
@@ -252,7 +245,7 @@ def test_a_taken_port_is_an_error_that_says_so(server: LlmServer) -> None:
     with pytest.raises(OSError, match="in use"), LlmServer(port=server.port):
         pass
     command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(server.port)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{server.port}" in ended.stderr
 
@@ -272,4 +265,4 @@ def test_it_runs_as_a_program_that_says_where_it_listens() -> None:
         line = process.stdout.readline()
         assert line.startswith(f"{NAME}-tiny listens on http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=WAIT_S) == 0

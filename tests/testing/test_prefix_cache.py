@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import zmq
 
 from carpool.testing.prefix_cache import BLOCK_TOKENS, PrefixCache
@@ -24,7 +23,6 @@ def test_a_prompt_finds_the_full_blocks_that_it_begins_with_but_computes_its_las
         assert cache.take([7, *ids]) == cache.take([]) == 0
 
 
-@pytest.mark.timeout(30)
 def test_it_says_each_block_once_so_that_a_tree_knows_them_all(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/kv"
     first, longer = list(range(40)), list(range(80))

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.kafka.acls import Acl
 from carpool.testing.secure_kafka import SecureKafkaServer
+from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -45,7 +46,7 @@ def mtls(server: SecureKafkaServer, *, expired: bool) -> dict[str, Any]:
 
 
 def brokers(config: dict[str, Any]) -> int:
-    return len(AdminClient(config | {"log_level": 0}).list_topics(timeout=20).brokers)
+    return len(AdminClient(config | {"log_level": 0}).list_topics(timeout=WAIT_S).brokers)
 
 
 def refusal(config: dict[str, Any]) -> KafkaError:
@@ -90,9 +91,9 @@ def test_tls_needs_the_authority(server: SecureKafkaServer) -> None:
 
 def test_rights_are_what_was_given(server: SecureKafkaServer) -> None:
     admin = AdminClient(sasl(server, "PLAIN", "secret-a") | {"log_level": 0})
-    assert admin.list_topics("t", timeout=20).topics["t"].error.code() == (
+    assert admin.list_topics("t", timeout=WAIT_S).topics["t"].error.code() == (
         KafkaError.UNKNOWN_TOPIC_OR_PART
     )
-    assert admin.list_topics("u", timeout=20).topics["u"].error.code() == (
+    assert admin.list_topics("u", timeout=WAIT_S).topics["u"].error.code() == (
         KafkaError.TOPIC_AUTHORIZATION_FAILED
     )

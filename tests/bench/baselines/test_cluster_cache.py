@@ -31,6 +31,7 @@ from searcher.store.files import SegmentFiles
 from searcher.store.reads_in_flight import ReadLimits as BatchLimits
 from searcher.store.waker import Waker
 from tests.searcher.helpers import SmallIndex, random_index
+from tests.waiting import WAIT_S
 
 A, B, C = (SliceId(c) for c in range(3))
 
@@ -116,7 +117,7 @@ def caching(
     finally:
         cache.stop()
         watched.disk.release()
-        assert memory.close(30)
+        assert memory.close(WAIT_S)
         watched.files.close()
         watched.waker.close()
 
@@ -210,6 +211,6 @@ def test_stopping_ends_a_query_that_waits(index: SmallIndex) -> None:
         thread.start()
         watched.disk.wait_until_hanging()
         it.cache.stop()
-        thread.join(30)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
         assert it.memory.close(0.0) is False  # reads are in flight

@@ -65,7 +65,6 @@ def test_each_promise_breaks_by_itself(changes: dict[str, object], broken: str |
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(180)
 @pytest.mark.long
 def test_a_small_run_answers_each_question_once_in_every_condition(
     kafka_bootstrap: str, tmp_path: Path

@@ -11,7 +11,7 @@ from bench.reliability.chaos import command as chaos
 from bench.reliability.cli import ChaosOptions, RebalanceOptions
 from bench.reliability.rebalance import command as rebalance
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 def test_faults_of_processes_and_network_lose_and_repeat_nothing(tmp_path: Path) -> None:

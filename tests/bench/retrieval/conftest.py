@@ -18,6 +18,7 @@ from carpool.embedding import EmbeddingSettings
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
+from tests.waiting import WAIT_S
 
 DIMENSION = 16
 ROWS = 400
@@ -86,7 +87,7 @@ def make_plan(folder: Path, index: Path, **wishes: Any) -> SearchPlan:
         "memory_share": None if "cache_share" in wishes else 10_000.0,
         "limited_by": "none",
         "threads": 1,
-        "timeout_s": 60.0,
+        "timeout_s": WAIT_S,
         "work": folder / "work",
         "disk_s": 0.02,
     }

@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from bench.retrieval.questions import choose_questions, question_paths, read_que
 from bench.retrieval.run import SearchRun, searcher_reads
 from carpool.errors import ConfigError
 from tests.bench.retrieval.conftest import make_plan, unit_rows
+from tests.waiting import WAIT_S, wait_until
 
 FAISS = ("faiss-memory", "faiss-ondisk", "carpool-exact", "cagr-best-greedy")
 
@@ -104,7 +103,7 @@ def test_a_process_that_takes_too_long_or_fails_is_a_result(
     limits = Limits(memory_bytes=None, threads=1, window=5)
     request = ChildRequest(kind="run", contestant="faiss-ondisk", files=files, limits=limits)
     assert run_child(request, tmp_path / "slow", timeout_s=0.0).status == "timed out"
-    failed = run_child(request, tmp_path / "failed", timeout_s=60)
+    failed = run_child(request, tmp_path / "failed", timeout_s=WAIT_S)
     assert failed.status == "failed"  # there are no queries in that folder
     assert "queries.npy" in failed.outcome.error
     assert failed.outcome.is_bug
@@ -133,11 +132,11 @@ def test_the_end_of_the_bench_ends_the_contestant(
         [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        _until((tmp_path / "work" / "cells" / "0-1-faiss-ondisk" / "request.json").exists)
-        children = _until(lambda: _children(bench.pid))
+        wait_until((tmp_path / "work" / "cells" / "0-1-faiss-ondisk" / "request.json").exists)
+        children = wait_until(lambda: _children(bench.pid))
         bench.send_signal(how)
-        bench.wait(20)
-        _until(lambda: not any(Path("/proc", pid).exists() for pid in children))
+        bench.wait(WAIT_S)
+        wait_until(lambda: not any(Path("/proc", pid).exists() for pid in children))
     finally:
         bench.kill()
         bench.wait()
@@ -145,14 +144,6 @@ def test_the_end_of_the_bench_ends_the_contestant(
 
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _until(found: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (value := found()):
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.02)
-    return value
 
 
 def grown_set(folder: Path, *, listed: str = "queries.npy", fitted: int = 0) -> Path:

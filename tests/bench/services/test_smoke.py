@@ -19,7 +19,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.embedded import find_broker_binary
 from tests.bench.helpers import write_embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 DIMENSION = 64
 WORDS = "river castle comet violin harbour desert engine orchard glacier market temple canal"

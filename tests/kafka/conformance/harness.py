@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer
@@ -39,9 +39,11 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from schemas.topics import QUERIES
+from tests.waiting import WAIT_S, wait_until
+
+Returned = TypeVar("Returned")
 
 PARTITIONS = 2
-WAIT_S = 20.0
 
 
 @dataclass
@@ -304,29 +306,22 @@ def joined(broker: Broker, count: int = PARTITIONS) -> tuple[ConsumerClient, Lis
     return consumer, listener
 
 
-def wait_until(done: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.002)
-
-
-def insist(call: Callable[[], None], seconds: float = WAIT_S) -> None:
-    """Repeats a call after each `RetryableError`, as the delivery does."""
+def insist(call: Callable[[], Returned]) -> Returned:
+    """Repeats a call after each `RetryableError`, as the delivery does; returns what it returns."""
+    returned: list[Returned] = []
 
     def went_through() -> bool:
         try:
-            call()
+            returned.append(call())
         except RetryableError:
             return False
         return True
 
-    wait_until(went_through, seconds)
+    wait_until(went_through, "the call goes through")
+    return returned[0]
 
 
-def poll_until(
-    consumer: ConsumerClient, done: Callable[[], bool], seconds: float = WAIT_S
-) -> list[Message]:
+def poll_until(consumer: ConsumerClient, done: Callable[[], bool]) -> list[Message]:
     """Polls until `done`, and returns the records that came."""
     records: list[Message] = []
 
@@ -335,7 +330,7 @@ def poll_until(
             records.append(message)
         return done()
 
-    wait_until(polled, seconds)
+    wait_until(polled)
     return records
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from carpool.kafka.clients import Position
 from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, joined, poll_until, read
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def test_a_second_member_gets_a_partition_and_returns_it_when_it_leaves(broker: Broker) -> None:

@@ -10,8 +10,6 @@ from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.clients import Position
 from tests.kafka.conformance.harness import PARTITIONS, Broker, Listener, joined, poll_until, read
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_records_arrive_in_order_with_key_headers_and_place(broker: Broker) -> None:
     assert broker.write(broker.record("a"), broker.record("b"), broker.record("c", 1)) == [

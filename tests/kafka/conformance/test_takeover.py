@@ -10,8 +10,6 @@ from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
 from tests.kafka.conformance.harness import PARTITIONS, Broker, Member, insist, share
 
-pytestmark = pytest.mark.timeout(180)
-
 SESSION_S = 6.0
 """The longest session time-out of the brokers here."""
 

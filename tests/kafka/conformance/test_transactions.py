@@ -7,9 +7,8 @@ import pytest
 from carpool.errors import AbortedError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
-from tests.kafka.conformance.harness import Broker, Member, insist, poll_until, read, wait_until
-
-pytestmark = pytest.mark.timeout(180)
+from tests.kafka.conformance.harness import Broker, Member, insist, poll_until, read
+from tests.waiting import wait_until
 
 
 @pytest.fixture
