@@ -85,7 +85,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "kafka": functools.cache(_lacks_kafka),
     "vllm": functools.cache(_lacks_vllm),
 }
-TAKES = {"slow": "take up to a minute or two", "long": "take some minutes each"}
+TAKES = {"slow": "take up to a minute or two", "long": "take some minutes each, or try more cases"}
 TAKES_LONG = ("kafka", "long", "slow", "vllm")
 _REASONS = pytest.StashKey[dict[str, str]]()
 _SKIPPED = pytest.StashKey[Counter[str]]()

@@ -107,9 +107,11 @@ class ServiceProcess:
         status, text = self.page("/metrics")
         if status != 200:
             return 0.0
+        # Only the lines in question: to parse all of them takes tens of milliseconds.
+        lines = "".join(line for line in text.splitlines(keepends=True) if line.startswith(name))
         return sum(
             sample.value
-            for family in text_string_to_metric_families(text)
+            for family in text_string_to_metric_families(lines)
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )

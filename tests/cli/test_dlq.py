@@ -186,16 +186,15 @@ class Cluster:
         return read_to_end(self.bootstrap, topic)
 
 
-@pytest.fixture(
-    params=[
-        "embedded",
-        pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow]),
-    ]
-)
+BROKERS = ("embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow]))
+
+
+@pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster with three letters in partition 0 and one in partition 1, on a broker without
-    anything else.
+    anything else: embedded, unless the test asks for real Kafka.
     """
+    kind = getattr(request, "param", "embedded")
     letters = (
         letter(b"{", offset=5),
         letter(
@@ -212,7 +211,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             partition=1,
         ),
     )
-    if request.param == "embedded":
+    if kind == "embedded":
         with EmbeddedBroker() as broker:
             found = Cluster("embedded", broker.bootstrap)
             found.write(*letters)
@@ -225,6 +224,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cluster", BROKERS, indirect=True)
 def test_letters_are_listed_replayed_once_and_dropped(cluster: Cluster) -> None:
     counts = {each["topic"]: each for each in cluster.json("list")}
     counted = counts[QUERIES_DEAD.name]
@@ -301,6 +301,7 @@ def test_a_letter_that_was_cut_is_not_replayed(cluster: Cluster) -> None:
     assert cluster.json("drop --reason too_large") == {"dropped": 1}
 
 
+@pytest.mark.parametrize("cluster", BROKERS, indirect=True)
 def test_truncation_removes_what_is_done_with_before_the_first_open_letter(
     cluster: Cluster,
 ) -> None:

@@ -137,7 +137,7 @@ def test_a_service_becomes_ready_by_its_own_health_check_and_ends_on_sigterm(
             command = [sys.executable, *probe[1:]]
             return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
-        wait_until(is_ready, lambda: f"{shlex.join(probe)}\n{stack.log(name)}")
+        wait_until(is_ready, lambda: f"{shlex.join(probe)}\n{stack.log(name)}", every_s=1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=WAIT_S) == 0, stack.log(name)
     finally:

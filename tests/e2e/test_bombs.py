@@ -47,7 +47,13 @@ def resident_bytes(stack: Stack) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("kind", [pytest.param("kafka", marks=pytest.mark.kafka), "embedded"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("kafka", marks=pytest.mark.kafka),
+        pytest.param("embedded", marks=pytest.mark.long),
+    ],
+)
 def test_bombs_end_as_letters_and_good_questions_around_them_are_answered(
     kind: str, tmp_path: Path
 ) -> None:

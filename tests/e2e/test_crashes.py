@@ -24,7 +24,6 @@ from tests.e2e.support import (
     read_to_end,
 )
 
-ROUNDS = 3
 BURSTS = {"grouper": 200, "searcher": 100, "generator": 40}
 """Queries that keep work in flight: a generation takes many milliseconds, a search one."""
 INPUTS = {"grouper": QUERIES.name, "searcher": GROUPS.name, "generator": RETRIEVALS.name}
@@ -118,8 +117,9 @@ class Crashes:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
-    fresh_broker: str, small_index: Path, tmp_path: Path
+    fresh_broker: str, small_index: Path, tmp_path: Path, rounds: int
 ) -> None:
     prefix = "crashes"
     settings = quick_settings(prefix) | {"CARPOOL_KAFKA_COMMIT_INTERVAL_MS": "5"}
@@ -129,7 +129,7 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
         bootstrap=fresh_broker, index_dir=small_index, work_dir=tmp_path / "run", settings=settings
     ) as stack:
         crashes = Crashes(fresh_broker, stack, prefix, rng, [])
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             # From the end to the front: who is killed next still gets work from those before it.
             for victim in reversed(SERVICES):
                 crashes.kill(victim, publisher)
@@ -144,7 +144,7 @@ def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
         time.sleep(1)  # whatever is still repeated
         answers = read_to_end(fresh_broker, ANSWERS.name)
 
-    assert crashes.kills == dict.fromkeys(SERVICES, ROUNDS), "each was killed with work in flight"
+    assert crashes.kills == dict.fromkeys(SERVICES, rounds), "each was killed with work in flight"
     by_id = Counter(each.body["query_id"] for each in answers)
     assert set(by_id) == wanted, "every query is answered, and nothing else is"
     assert {each.body["status"] for each in answers} == {"ok"}

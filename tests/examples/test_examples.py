@@ -7,12 +7,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.doc_blocks import ROOT, build_small_index, environ, small_carpool
 from tests.waiting import WAIT_S
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The brokers of one Carpool for all examples."""
+    with small_carpool(tmp_path_factory.mktemp("carpool")) as found:
+        yield found
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -23,34 +31,35 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(tmp_path: Path) -> None:
+def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(
+    bootstrap: str, tmp_path: Path
+) -> None:
     questions = ["When was the Eiffel Tower built?", "Who wrote Moby-Dick?"]
     (tmp_path / "questions.txt").write_text("\n".join(questions))
     batch = [sys.executable, str(ROOT / "examples" / "batch.py")]
-    with small_carpool(tmp_path) as bootstrap:
-        for _ in range(2):
-            run([*batch, bootstrap, "questions.txt", "answers.jsonl"], tmp_path)
-            lines = (tmp_path / "answers.jsonl").read_text().splitlines()
-            answers = [json.loads(line) for line in lines]
-            assert sorted(answer["question"] for answer in answers) == sorted(questions)
-            assert {answer["status"] for answer in answers} <= {"ok", "partial"}
+    for _ in range(2):
+        run([*batch, bootstrap, "questions.txt", "answers.jsonl"], tmp_path)
+        lines = (tmp_path / "answers.jsonl").read_text().splitlines()
+        answers = [json.loads(line) for line in lines]
+        assert sorted(answer["question"] for answer in answers) == sorted(questions)
+        assert {answer["status"] for answer in answers} <= {"ok", "partial"}
 
 
-def test_bare_texts_of_one_customer_are_matched_by_their_places(tmp_path: Path) -> None:
+def test_bare_texts_of_one_customer_are_matched_by_their_places(
+    bootstrap: str, tmp_path: Path
+) -> None:
     questions = ["Who wrote Moby-Dick?", "When was the Eiffel Tower built?"]
     asking = [sys.executable, str(ROOT / "examples" / "bare_text.py")]
-    with small_carpool(tmp_path) as bootstrap:
-        printed = run([*asking, bootstrap, "customer-7", *questions], tmp_path)
+    printed = run([*asking, bootstrap, "customer-7", *questions], tmp_path)
     asked = [line.split("?")[0] + "?" for line in printed.splitlines()]
     assert sorted(asked) == sorted(f"customer-7: {question}" for question in questions)
 
 
 @pytest.mark.kafka
-def test_a_java_program_asks_and_reads_its_answer(tmp_path: Path) -> None:
+def test_a_java_program_asks_and_reads_its_answer(bootstrap: str, tmp_path: Path) -> None:
     jars = f"{os.environ['KAFKA_HOME']}/libs/*"
     java = ["java", "-cp", jars, str(ROOT / "examples" / "Ask.java")]
-    with small_carpool(tmp_path) as bootstrap:
-        printed = run([*java, bootstrap, "Who wrote Moby-Dick?"], tmp_path)
+    printed = run([*java, bootstrap, "Who wrote Moby-Dick?"], tmp_path)
     assert printed.split(":")[0] in ("ok", "partial")
 
 

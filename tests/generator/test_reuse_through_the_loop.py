@@ -134,7 +134,7 @@ def test_the_end_of_a_service_waits_for_followers_too(delivery: str) -> None:
     broker = make_broker()
     publish(broker, *(unit("why?") for _ in range(6)))
     service = Service(broker, delivery)
-    service.turn(lambda: service.loop.in_flight.units == 6)
+    service.turn(lambda: service.loop.in_flight.units + committed(broker) == 6)
     service.loop.drain(service.loop.last_step_us + 30_000_000)
     service.loop.close()
     assert committed(broker) == 6

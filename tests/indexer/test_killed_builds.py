@@ -35,7 +35,7 @@ LATER = (
     (0.005, "finished/clusters-000012.seg"),
 )
 """Moments at which a large build dies: up to this share of its time after a file is there."""
-MOMENTS = len(LATER)
+QUICK_MOMENTS = (0, 5, 8)
 
 
 @pytest.fixture
@@ -202,7 +202,13 @@ def killed(folder: Path, out: str, moment: int, took_s: float) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", range(MOMENTS))
+@pytest.mark.parametrize(
+    "moment",
+    [
+        moment if moment in QUICK_MOMENTS else pytest.param(moment, marks=pytest.mark.long)
+        for moment in range(len(LATER))
+    ],
+)
 def test_a_large_build_killed_at_a_seeded_moment_ends_in_the_bytes_of_one_that_was_not(
     large: tuple[Path, float], moment: int
 ) -> None:

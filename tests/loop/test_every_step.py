@@ -108,7 +108,10 @@ def undisturbed(index: Path) -> Counter[Answered]:
 
 EVERY_STEP = pytest.mark.parametrize(
     ("step", "nth"),
-    [*((step, 1) for step in STEPS), *((step, 2) for step in AGAIN)],
+    [
+        *((step, 1) for step in STEPS),
+        *(pytest.param(step, 2, marks=pytest.mark.long) for step in AGAIN),
+    ],
     ids=lambda value: str(value),
 )
 

@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_leaves_nothing_and_says_so(
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path) -> None:
     request = GrowRequest(
         out=tmp_path / "set",

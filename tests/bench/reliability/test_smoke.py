@@ -11,7 +11,7 @@ from bench.reliability.chaos import command as chaos
 from bench.reliability.cli import ChaosOptions, RebalanceOptions
 from bench.reliability.rebalance import command as rebalance
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 
 def test_faults_of_processes_and_network_lose_and_repeat_nothing(tmp_path: Path) -> None:
@@ -32,7 +32,6 @@ def test_faults_of_processes_and_network_lose_and_repeat_nothing(tmp_path: Path)
     assert found["results"]["in_transaction"] >= 1
 
 
-@pytest.mark.long
 def test_each_change_and_each_kill_is_reported_with_its_partitions(tmp_path: Path) -> None:
     report = tmp_path / "rebalance.json"
     options = RebalanceOptions(
