@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
+
 from bench.baselines.contestant import (
     AskedWindow,
     ContestantCounters,
@@ -27,11 +30,16 @@ if TYPE_CHECKING:
     from searcher.executor import SearchGroup
     from searcher.local import SearchThread
     from searcher.settings import SearcherSettings
+    from searcher.shard.open import DeviceName
+    from searcher.shard.recent_probes import RecentQuery
 
 BUFFERS_BYTES = 64 << 20
 """Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
+GPU_STEP_BYTES = 4 << 20
+SHARD_SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
+"""Of the index's rows in float16. All of them take more than 1, because blocks are not full."""
 READ_TIMEOUT_MS = 60_000
 """A read that is late because the machine pauses is reported as latency, and skips no cluster."""
 
@@ -57,6 +65,21 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
             "--memory, or limit only the memory for clusters, with --cache"
         )
     return budget_bytes
+
+
+def gpu_bytes_for(rows_bytes: int, dimension: int, nlist: int) -> int:
+    """Returns the bytes of a GPU that leave `rows_bytes` for clusters in float16."""
+    from searcher.plan.gpu_blocks import divide_gpu_memory
+    from searcher.shard.gpu import LIBRARY_BYTES
+
+    bytes_max = rows_bytes
+    while True:
+        blocks = divide_gpu_memory(
+            bytes_max, dimension=dimension, stored_bytes=2, computed_bytes=2, nlist=nlist
+        )
+        if blocks is not None and blocks.capacity_bytes >= rows_bytes:
+            return bytes_max + LIBRARY_BYTES
+        bytes_max += GPU_STEP_BYTES
 
 
 class CarpoolExact:
@@ -184,14 +207,28 @@ class CarpoolExact:
 
 
 class CarpoolCodes(CarpoolExact):
-    """Codes in memory and few rows, as the searcher opens an index with codes."""
+    """Codes in memory and few rows, as the searcher opens an index with codes.
 
-    def __init__(self, mode: SearchMode) -> None:
+    `shard_share`: the bytes of a hot shard, as a share of the index's rows in float16; its first
+    clusters are those that the earlier questions probe most.
+    """
+
+    def __init__(
+        self, mode: SearchMode, shard: DeviceName | None = None, shard_share: float = 0.0
+    ) -> None:
         super().__init__()
         self._mode = mode
+        self._shard = shard
+        self._shard_share = shard_share
+        self._earlier: list[RecentQuery] = []
 
     def open(self, data: SearchData, limits: Limits) -> None:
         """Opens the index with the codes that the budget of `cache_budget` allows."""
+        if self._shard is not None:
+            from searcher.shard.recent_probes import RecentQuery
+
+            vectors = np.asarray(data.earlier)
+            self._earlier = list(map(RecentQuery, vectors, data.earlier_probes.astype(np.int64)))
         # FAISS takes 30 MB, which `cache_budget` must see.
         import faiss  # noqa: F401
 
@@ -202,7 +239,16 @@ class CarpoolCodes(CarpoolExact):
     def _plane(self, index: OpenIndex, settings: SearcherSettings, clock: Clock) -> SearchPlane:
         from searcher.build import BothPlanes, open_search_plane
 
-        plane = open_search_plane(index, settings, self._metrics, clock, events=self._busy)
+        if self._shard is not None:
+            settings = self._with_shard(index, settings, self._shard)
+        plane = open_search_plane(
+            index,
+            settings,
+            self._metrics,
+            clock,
+            events=self._busy,
+            recent=lambda _version: self._earlier,
+        )
         if not isinstance(plane, BothPlanes):
             plane.close()
             raise MemoryError(
@@ -210,6 +256,21 @@ class CarpoolCodes(CarpoolExact):
                 "--memory, or build the index with codes"
             )
         return plane
+
+    def _with_shard(
+        self, index: OpenIndex, settings: SearcherSettings, device: DeviceName
+    ) -> SearcherSettings:
+        from bench.data.clusters import clusters_bytes
+
+        rows_bytes = int(self._shard_share * clusters_bytes(index)) // 2
+        if device == "ram":
+            settings = msgspec.structs.replace(
+                settings, budget_bytes=settings.budget_bytes + rows_bytes
+            )
+        else:
+            nlist, dimension = index.centroids.shape
+            rows_bytes = gpu_bytes_for(rows_bytes, dimension, nlist)
+        return msgspec.structs.replace(settings, shard=device, shard_bytes_max=rows_bytes)
 
 
 def _exact(name: str, summary: str, **options: Any) -> ContestantEntry:
@@ -231,7 +292,19 @@ def _codes(name: str, summary: str, mode: SearchMode) -> ContestantEntry:
     )
 
 
+def _gpu(share: str) -> ContestantEntry:
+    part = f"the clusters that other questions probe most, {share} % of the bytes,"
+    return ContestantEntry(
+        name=f"gpu-shard-{share}",
+        summary=f"as carpool, with {'all clusters' if share == 'all' else part} on a GPU",
+        is_exact=False,
+        needs_gpu=True,
+        make=partial(CarpoolCodes, "default", "gpu", SHARD_SHARES[share]),
+    )
+
+
 ENTRIES = (
+    *map(_gpu, SHARD_SHARES),
     _codes("carpool", "codes in memory, few rows from disk, the default promise", "default"),
     _codes("carpool-margin", "as carpool, more rows: at most 1 id in 10,000 missed", "margin"),
     _exact(

@@ -53,8 +53,9 @@ class FoundRows(NamedTuple):
 class SearchData:
     """What is searched, and the queries in the order of their arrival.
 
-    `queries`: (n, dim) float32, normalised, distinct; `probes`: (n, nprobe) int32. `prepared_dir`
-    has a folder for each `Preparation`.
+    `queries`: (n, dim) float32, normalised, distinct; `probes`: (n, nprobe) int32. `earlier` and
+    `earlier_probes`: the same of other questions, which are not asked, such as the log has them.
+    `prepared_dir` has a folder for each `Preparation`.
     """
 
     index_dir: Path
@@ -62,6 +63,8 @@ class SearchData:
     top_k: int
     queries: Float32
     probes: Int32
+    earlier: Float32
+    earlier_probes: Int32
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +133,8 @@ class ContestantEntry:
     """A contestant as it is listed. `make` imports what it needs.
 
     `is_exact`: its ids are compared with those of an in-memory IVF-Flat. `is_limited`: it runs
-    under the memory limit. `has_cache_budget`: it keeps `Limits.cache_bytes`.
+    under the memory limit. `has_cache_budget`: it keeps `Limits.cache_bytes`. `needs_gpu`: it takes
+    part only where it is named.
     """
 
     name: str
@@ -139,4 +143,5 @@ class ContestantEntry:
     make: Callable[[], Contestant]
     is_limited: bool = True
     has_cache_budget: bool = False
+    needs_gpu: bool = False
     preparation: Preparation | None = None

@@ -26,14 +26,14 @@ REFERENCE = "faiss-memory"
 def chosen_names(text: str | None, *, with_cache_budget: bool = False) -> tuple[str, ...]:
     """Returns the names of `a,b`; `cagr-*` means every name that begins with `cagr-`.
 
-    None: every contestant, or every one with a cache budget. Raises `ConfigError` for an unknown
-    name.
+    None: every contestant that needs no GPU, or every one with a cache budget. Raises
+    `ConfigError` for an unknown name.
     """
     if text is None:
         return tuple(
             name
             for name, entry in ENTRIES.items()
-            if entry.has_cache_budget or not with_cache_budget
+            if entry.has_cache_budget or not (with_cache_budget or entry.needs_gpu)
         )
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):

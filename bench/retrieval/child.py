@@ -27,6 +27,8 @@ from carpool.errors import CarpoolError
 
 QUERIES_NAME = "queries.npy"
 PROBES_NAME = "probes.npy"
+EARLIER_NAME = "earlier.npy"
+EARLIER_PROBES_NAME = "earlier-probes.npy"
 OUTCOME_NAME = "outcome.json"
 IDS_NAME = "ids.npy"
 PROGRESS_NAME = "progress"
@@ -36,7 +38,7 @@ REFERENCE_BATCH = 256
 
 
 class SearchFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A `SearchData` on disk: `folder` has queries and probes."""
+    """A `SearchData` on disk: `folder` has queries and probes, and those of earlier questions."""
 
     index_dir: str
     prepared_dir: str
@@ -53,6 +55,8 @@ class SearchFiles(msgspec.Struct, frozen=True, kw_only=True):
             top_k=self.top_k,
             queries=np.asarray(queries),
             probes=np.load(folder / PROBES_NAME, allow_pickle=False),
+            earlier=np.load(folder / EARLIER_NAME, mmap_mode="r", allow_pickle=False),
+            earlier_probes=np.load(folder / EARLIER_PROBES_NAME, mmap_mode="r", allow_pickle=False),
         )
 
 

@@ -32,8 +32,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--contestants",
             metavar="NAME,NAME",
-            help="Who takes part, such as carpool*,faiss-memory. Default: all that --list shows; "
-            "with --cache those that can keep a cache budget.",
+            help="Who takes part, such as carpool*,faiss-memory. Default: all that need "
+            "no GPU; with --cache those that can keep a cache budget.",
             show_default=False,
         ),
     ] = None

@@ -74,10 +74,13 @@ def question_paths(
     return [[found.vectors_path(name) for name in DATA_QUESTIONS]]
 
 
-def choose_questions(asked: QuestionVectors, dimension: int, count: int, seed: int) -> Float32:
-    """Returns `count` distinct questions in the random order of a seed: (count, dim) float32.
+def choose_questions(
+    asked: QuestionVectors, dimension: int, count: int, seed: int
+) -> tuple[Float32, Float32]:
+    """Returns `count` distinct questions in the random order of a seed, and those that are left.
 
-    Raises `ConfigError` where the dimension differs, or there are fewer than `count`.
+    Both are (questions, dim) float32. Raises `ConfigError` where the dimension differs, or there
+    are fewer than `count`.
     """
     vectors = asked.vectors
     if vectors.ndim != 2 or vectors.shape[1] != dimension:
@@ -94,4 +97,4 @@ def choose_questions(asked: QuestionVectors, dimension: int, count: int, seed: i
             "question asked twice finds its clusters in memory. Ask for fewer, or name a file of "
             "more with --questions"
         )
-    return np.ascontiguousarray(vectors[order[:count]])
+    return np.ascontiguousarray(vectors[order[:count]]), vectors[order[count:]]

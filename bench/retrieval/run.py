@@ -21,7 +21,15 @@ from bench.data import oracles
 from bench.data.clusters import open_clusters
 from bench.micro.disk import DiskRead, measure_disk
 from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
-from bench.retrieval.child import IDS_NAME, PROBES_NAME, QUERIES_NAME, ChildRequest, SearchFiles
+from bench.retrieval.child import (
+    EARLIER_NAME,
+    EARLIER_PROBES_NAME,
+    IDS_NAME,
+    PROBES_NAME,
+    QUERIES_NAME,
+    ChildRequest,
+    SearchFiles,
+)
 from bench.retrieval.exactness import check_exact, recall_of
 from bench.retrieval.kernel import drop_page_cache
 from bench.retrieval.plan import SearchPlan, check_cache_budgets, order_of
@@ -187,12 +195,14 @@ class SearchRun:
 
     def _prepare(self, seed: int) -> _SeedData:
         """Writes questions, probes, contestants' files that are missing, and the reference."""
-        view, queries = self.views[seed], self._queries[seed]
+        view, (queries, earlier) = self.views[seed], self._queries[seed]
         probes = probe(view.centroids, queries, self.plan.nprobe)
         folder = self.plan.work / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / QUERIES_NAME, queries)
         np.save(folder / PROBES_NAME, probes)
+        np.save(folder / EARLIER_NAME, earlier)
+        np.save(folder / EARLIER_PROBES_NAME, probe(view.centroids, earlier, self.plan.nprobe))
         prepared_dir = self.plan.work / "prepared" / _folder_name(view)
         prepared = _SeedData(
             seed=seed,

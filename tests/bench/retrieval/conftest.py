@@ -64,13 +64,15 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tiny_index: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchData:
     """The tiny index, with 50 queries."""
     view = open_clusters(tiny_index)
-    queries = unit_rows(np.random.default_rng(3), QUERIES)
+    queries, earlier = (unit_rows(np.random.default_rng(seed), QUERIES) for seed in (3, 4))
     return SearchData(
         index_dir=tiny_index,
         prepared_dir=tmp_path_factory.mktemp("prepared"),
         top_k=5,
         queries=queries,
         probes=probe(view.centroids, queries, 3),
+        earlier=earlier,
+        earlier_probes=probe(view.centroids, earlier, 3),
     )
 
 

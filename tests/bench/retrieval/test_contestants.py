@@ -11,7 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.baselines.carpool import GROWTH_BYTES, CarpoolExact, cache_budget
+from bench.baselines.carpool import (
+    GROWTH_BYTES,
+    CarpoolCodes,
+    CarpoolExact,
+    cache_budget,
+    gpu_bytes_for,
+)
 from bench.baselines.contestant import Contestant, FoundRows, Limits, SearchData
 from bench.baselines.published import Grouping, PublishedSearch
 from bench.baselines.registry import ENTRIES, chosen_names
@@ -20,6 +26,9 @@ from bench.data.clusters import clusters_bytes, open_clusters, read_clusters
 from bench.retrieval.measure import windows_of
 from carpool.disk.document_rows import place_count
 from carpool.errors import ConfigError
+from searcher.plan.gpu_blocks import divide_gpu_memory
+from searcher.shard.gpu import LIBRARY_BYTES
+from tests.waiting import wait_until
 
 UNLIMITED = Limits(memory_bytes=None, threads=1, window=7)
 OURS = [name for name, entry in ENTRIES.items() if entry.has_cache_budget]
@@ -53,7 +62,13 @@ def expected(data: SearchData, *, of_all: bool = False) -> list[list[int]]:
     return best
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.gpu if entry.needs_gpu else ())
+        for name, entry in ENTRIES.items()
+    ],
+)
 def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchData) -> None:
     entry = ENTRIES[name]
     if name.startswith("lancedb") and not HAS_LANCE:
@@ -102,6 +117,35 @@ def test_lancedb_best_finds_rows_in_every_fragment_of_a_table(
         assert search_all(contestant, data, 7) == expected(data)
     finally:
         contestant.close()
+
+
+def test_a_hot_shard_holds_what_earlier_questions_probe(data: SearchData) -> None:
+    contestant = CarpoolCodes("default", "ram", 0.5)
+    contestant.open(data, UNLIMITED)
+
+    def metric(name: str, **labels: str) -> float:
+        return contestant._metrics.registry.get_sample_value(f"carpool_shard_{name}", labels) or 0
+
+    try:
+        wait_until(lambda: metric("bytes") > 0)
+        found = search_all(contestant, data, 7)
+    finally:
+        contestant.close()
+    best = expected(data)
+    shared = [len(set(one) & set(other)) for one, other in zip(found, best, strict=True)]
+    assert np.mean(shared) > 0.97 * data.top_k
+    assert metric("probes_total", side="shard") > 0
+    assert metric("probes_total", side="codes") > 0
+
+
+def test_a_gpu_of_these_bytes_holds_these_rows() -> None:
+    for rows_bytes in (1 << 20, 100 << 20, 4 << 30):
+        bytes_max = gpu_bytes_for(rows_bytes, 384, 1_000) - LIBRARY_BYTES
+        blocks = divide_gpu_memory(
+            bytes_max, dimension=384, stored_bytes=2, computed_bytes=2, nlist=1_000
+        )
+        assert blocks is not None and blocks.capacity_bytes >= rows_bytes
+        assert bytes_max < 1.5 * rows_bytes + (256 << 20)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -165,7 +209,8 @@ def test_only_contestants_that_say_so_use_the_horizon(data: SearchData) -> None:
 
 
 def test_contestants_are_chosen_by_name() -> None:
-    assert chosen_names(None) == tuple(ENTRIES)
+    everybody = tuple(name for name, entry in ENTRIES.items() if not entry.needs_gpu)
+    assert chosen_names(None) == everybody
     assert set(chosen_names(None, with_cache_budget=True)) == set(OURS)
     assert chosen_names("faiss-ondisk, cagr-literal-*") == (
         "faiss-ondisk",

@@ -176,10 +176,13 @@ def test_questions_of_no_grown_set_are_all_asked(tmp_path: Path) -> None:
 
 def test_questions_are_distinct_and_in_an_order_of_the_seed(questions: Path) -> None:
     asked = read_question_vectors([questions, questions])
-    one, same, other = (choose_questions(asked, 16, 100, seed) for seed in (1, 1, 2))
+    (one, left), (same, _), (other, _) = (
+        choose_questions(asked, 16, 100, seed) for seed in (1, 1, 2)
+    )
     assert (one == same).all()
     assert not (one == other).all()
     assert len(np.unique(one, axis=0)) == 100
+    assert len(np.unique(np.concatenate([one, left]), axis=0)) == 120
     with pytest.raises(ConfigError, match="there are 120 distinct questions"):
         choose_questions(asked, 16, 121, 0)
     with pytest.raises(ConfigError, match="of dimension 8"):
