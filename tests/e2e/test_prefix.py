@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bench.core.stack import SERVICES, Stack
 from carpool import Client
@@ -30,7 +30,7 @@ from tests.e2e.support import (
     read_all,
     read_to_end,
 )
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 QUESTIONS = 8
 PREFIXES = ("", "wiki")
@@ -194,9 +194,17 @@ def test_a_deployment_with_the_old_group_prefix_continues_at_its_offsets(
     for record in read_to_end(fresh_broker, QUERIES.name):
         ends[record.partition] = max(ends.get(record.partition, 0), record.offset + 1)
     old = Consumer({"bootstrap.servers": fresh_broker, "group.id": "team-grouper"})
-    old.commit(
-        offsets=[TopicPartition(QUERIES.name, *each) for each in ends.items()], asynchronous=False
-    )
+    offsets = [TopicPartition(QUERIES.name, *each) for each in ends.items()]
+
+    def commits() -> bool:
+        try:
+            old.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:  # the group's coordinator may still be starting
+            assert error.args[0].code() == KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+            return False
+        return True
+
+    wait_until(commits)
     old.close()
     waiting = publish("waiting")
 
