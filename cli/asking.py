@@ -28,7 +28,7 @@ from producers.build_query import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
 from schemas.query import Generation
 
-TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages for the model.")
+TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages to find.")
 NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
 PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
 
@@ -38,11 +38,13 @@ def ask(
     top_k: int | None = TopKOption,
     nprobe: int | None = NprobeOption,
     max_tokens: int | None = typer.Option(
-        None, "--max-tokens", min=1, help="Length of the answer."
+        None, "--max-tokens", min=1, help="Most tokens of the answer."
     ),
     priority: int = PriorityOption,
     extractive: bool = typer.Option(
-        False, "--extractive", help="A sentence of a passage; no model is asked."
+        False,
+        "--extractive",
+        help="Answer with a sentence of a passage, without the language model.",
     ),
     timeout: float | None = typer.Option(
         None,
@@ -138,7 +140,7 @@ def publish(
         None,
         "--deadline",
         metavar="SECONDS",
-        help="The answer is of no use later than this from now.",
+        help="Time from now after which the answer is not useful.",
     ),
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,

@@ -32,14 +32,16 @@ _Last = Annotated[
 ]
 _Nprobe = Annotated[
     int | None,
-    typer.Option(min=1, help="Clusters of a question of FILE. Default: the index's default."),
+    typer.Option(
+        min=1, help="Clusters to probe for a question of FILE. Default: that of the index."
+    ),
 ]
 _TargetMs = Annotated[
     int | None,
     typer.Option(
         min=0,
         metavar="MS",
-        help="Milliseconds of a search with its wait. Default: searcher.shard_target_ms.",
+        help="Longest time of a search with its wait. Default: searcher.shard_target_ms.",
     ),
 ]
 _QueriesPerS = Annotated[

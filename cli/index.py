@@ -80,7 +80,7 @@ _Vectors = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npy",
-        help="Precomputed vectors, float16 or float32, normalised, one a good line: skips "
+        help="Precomputed vectors, float16 or float32, normalised, one for each good line: skips "
         "embedding.",
     ),
 ]
@@ -95,7 +95,7 @@ _VectorDtype = Annotated[
     str | None,
     typer.Option(
         metavar="float32|float16",
-        help="Numbers on disk. float16 halves every read, and may swap results whose scores "
+        help="Number type on disk. float16 halves every read, and may swap results whose scores "
         "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
     ),
 ]
@@ -114,7 +114,9 @@ _Strict = Annotated[
 ]
 _Seed = Annotated[
     int,
-    typer.Option(min=0, help="Of the sample and of k-means: the same seed gives the same bytes."),
+    typer.Option(
+        min=0, help="Seed of the sample and of k-means: the same seed gives the same bytes."
+    ),
 ]
 _GpuBytes = Annotated[
     int,
@@ -162,10 +164,9 @@ def build(
     After a kill the same command continues: passages, vectors, clusters and finished segments are
     stored in DIR/.build. Bad lines are counted, listed with their number and skipped.
 
-    Memory grows by 20 bytes a passage only: vectors are read from front to back, once to sample,
-    once to assign, and once for each indexer.memory_bytes (1 GiB) that is written. On disk, a build
-    that embeds takes twice the size of the vectors (4 * dimension bytes a passage) until it is
-    complete.
+    Memory: indexer.memory_bytes (1 GiB), about 300 MB, and 20 bytes for each passage. Disk: a build
+    that embeds takes twice the size of the vectors (4 * dimension bytes for each passage) until it
+    is complete.
 
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same (indexer.cluster_rows_max_factor, indexer.cluster_rows_min_factor).
@@ -327,11 +328,9 @@ def tune(
 
     A query may then name a recall_target, the share of the best passages of the whole index that
     should be found; the grouper takes the number of clusters from the table that this command
-    stores in the index. Half of the questions choose the numbers, and the other half judges them:
-    the column "recall" is what the judges found.
-
-    Questions are those that Kafka still has in rag.queries.v1, or those of a file: vectors (.npy),
-    or a question a line. Never take passages as questions: a passage finds itself.
+    stores in the index. One half of the questions chooses the numbers, and the other half tests
+    them: the column "recall" is from the second half. Do not use passages as questions: a passage
+    finds itself.
 
     Reads every cluster once, and takes the memory of the most accurate codes. Services read the
     table at their next start.

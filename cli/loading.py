@@ -35,32 +35,39 @@ _RATE = typer.Option(
     10.0, "--rate", help="Questions a second; with --arrivals recorded: how many times as fast."
 )
 _ARRIVALS = typer.Option(
-    "poisson", "--arrivals", help="When they come; recorded: at the file's `at_ms`."
+    "poisson", "--arrivals", help="When questions are sent; recorded: at `at_ms` of the file."
 )
-_DURATION = typer.Option(None, "--duration", metavar="SECONDS", help="How long.")
-_LIMIT = typer.Option(None, "--limit", min=1, help="How many at most. Default: each question once.")
+_DURATION = typer.Option(None, "--duration", metavar="SECONDS", help="How long to send.")
+_LIMIT = typer.Option(
+    None, "--limit", min=1, help="Most questions to send. Default: each question once."
+)
 _SEED = typer.Option(
-    0, "--seed", help="Of the Poisson process: the same seed sends at the same times."
+    0, "--seed", help="Seed of the Poisson process: the same seed gives the same times."
 )
 _VECTORS = typer.Option(
-    None, "--vectors", metavar="FILE.npy", help="A vector a question, sent instead of its text."
+    None,
+    "--vectors",
+    metavar="FILE.npy",
+    help="A vector for each question, sent instead of its text.",
 )
 _FINGERPRINT = typer.Option(
     None,
     "--fingerprint",
     metavar="HEX",
-    help="With --vectors: of the model that made them (`carpool index stats`).",
+    help="With --vectors: fingerprint of their model (`carpool index stats`).",
 )
 _KEEP_TEXT = typer.Option(
     False, "--keep-text", help="With --vectors: send the text too; the generator needs it."
 )
 _KEEP_IDS = typer.Option(False, "--keep-ids", help="Publish the file's ids, not new ones.")
-_DEADLINE = typer.Option(None, "--deadline", metavar="SECONDS", help="From the intended time.")
+_DEADLINE = typer.Option(
+    None, "--deadline", metavar="SECONDS", help="Deadline after the intended time."
+)
 _RECORD = typer.Option(
     None,
     "--record",
     metavar="FILE",
-    help="Write id, intended and actual time of each question there, as JSON lines.",
+    help="Write id, intended and actual time of each question to this file, as JSON lines.",
 )
 
 

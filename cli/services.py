@@ -42,7 +42,7 @@ def grouper(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run the grouper: queries that share clusters into groups, in order.
+    """Run the grouper: it embeds queries, finds their clusters, and writes them in groups.
 
     Reads rag.queries.v1 and rag.retries.v1, writes rag.groups.v1. SIGTERM finishes the work in
     progress; a second SIGTERM stops immediately.
@@ -84,7 +84,7 @@ def searcher(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run the searcher: clusters from disk within a memory budget, a result for each query.
+    """Run the searcher: it finds the passages of each query, within a memory budget.
 
     Reads rag.groups.v1, writes rag.retrievals.v1. SIGTERM finishes the work in progress; a second
     SIGTERM stops immediately.
@@ -129,7 +129,7 @@ def generator(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run the generator: prompts to the LLM server, cited answers to the log.
+    """Run the generator: it sends prompts to the LLM server, and writes the answers.
 
     Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). It pauses
     while the LLM server does not answer. SIGTERM finishes the work in progress; a second SIGTERM

@@ -40,7 +40,7 @@ _DEMO = typer.Option(
     "--demo",
     "--demo-questions",
     metavar="FILE",
-    help="Ask these questions, one a line, once all is ready.",
+    help="Ask these questions, one on each line, when all parts are ready.",
 )
 _EXIT_AFTER_DEMO = typer.Option(
     None,

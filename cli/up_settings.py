@@ -56,8 +56,8 @@ class UpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1_000,
-            description="Restarts of a part that ends by itself, without a quiet time between, "
-            "before all is ended.",
+            description="How often a part that ends by itself is restarted before `carpool up` "
+            "ends; after quiet_s the count starts again.",
         ),
     ] = 5
     log_bytes_max: Annotated[
@@ -79,7 +79,10 @@ class UpSettings(Settings, frozen=True, kw_only=True):
     quiet_s: Annotated[
         float,
         Meta(
-            gt=0, le=86_400, description="Time ready after which earlier restarts are forgotten, s."
+            gt=0,
+            le=86_400,
+            description="Seconds that a part must be ready before its earlier restarts are "
+            "forgotten.",
         ),
     ] = 60.0
     gpu_rates: Annotated[

@@ -48,8 +48,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="queries waiting or in flight; too low leaves few to order, too high "
-            "takes memory, and keeps work from a member that is started later",
+            description="queries that the generator has taken in and not answered; too low leaves "
+            "few prompts to choose from, too high takes memory, and leaves no work for a member "
+            "that is started later",
         ),
     ] = 64
     intake_bytes_max: Annotated[
@@ -140,8 +141,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=16,
             le=32_768,
-            description="tokens of an answer, unless the query says; too low cuts it off, too "
-            "high allows long answers",
+            description="tokens of an answer, unless the query names a number; too low cuts it "
+            "off, too high allows long answers",
         ),
     ] = 128
     max_tokens_cap: Annotated[
@@ -202,20 +203,20 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     speculation: Annotated[
         SpeculationName,
         Meta(
-            description="what is computed while a search still runs, from the drafts that a "
-            "searcher with `searcher.drafts_after_ms` sends: `likely` the passages that were final "
-            "in most earlier searches, at first those of `stable`; `auto` the same on an idle "
-            "server, and nothing while that makes no answer begin sooner; `stable` those that an "
-            "eighth of the clusters left in their place; `none` nothing; `ragcache`, `aquapipe`, "
-            "`hedrarag` as in these papers, to compare. Only for servers with a prefix cache that "
-            "take token ids; several need llm.kv_events"
+            description="which warm-ups are sent while a search runs, from the drafts of searchers "
+            "with `searcher.drafts_after_ms`: `likely`, the passages that were final in most "
+            "earlier searches, at first as `stable`; `auto`, as `likely`, but only on an idle "
+            "server, and few while they make no answer begin sooner; `stable`, the passages that "
+            "kept their ranks while an eighth of the clusters was searched; `none`, no warm-ups; "
+            "`ragcache`, `aquapipe`, `hedrarag` as in these papers, to compare. Needs a server "
+            "with a prefix cache that accepts token ids; several servers need llm.kv_events"
         ),
     ] = "auto"
     partials: Annotated[
         bool,
         Meta(
             description="send answers as they are written to rag.answers.partial.v1; off saves a "
-            "record a token"
+            "record for each token"
         ),
     ] = True
 
@@ -280,12 +281,11 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "json_by_prompt",
         ],
         Meta(
-            description="form of what the model writes, and how the server is told: `text`, "
-            "sentences that end with markers such as [1]; `json`, an object of which a third of "
-            "the tokens is no text, told in the strictest way that the server does not refuse: "
-            "`json_schema`, the same without lengths, `json_object` (some JSON), `json_by_prompt` "
-            "(the prompt alone says it), each of which may be set; `auto`: text where the server "
-            "is a vLLM, which keeps the form, else json"
+            description="form in which the model writes an answer: `text`, sentences that end with "
+            "markers such as [1]; `json`, an object (a third of its tokens is not text), "
+            "requested in the strictest of the next forms that the server accepts; `json_schema`; "
+            "`json_schema_unbounded`, without lengths; `json_object`, any JSON; `json_by_prompt`, "
+            "requested in the prompt only; `auto`, text with vLLM, else json"
         ),
     ] = "auto"
     sends_priority: Annotated[

@@ -121,7 +121,7 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             le=1,
             description="Jaccard similarity of the clusters of two queries, 0 to 1, at which they "
             "join a group (theta of CaGR-RAG, 0.5; equal joins). Too low: large groups that share "
-            "little. Too high: every query travels alone.",
+            "little. Too high: every query is a group of its own.",
         ),
     ] = 0.5
     scatter: Annotated[
@@ -138,9 +138,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=NPROBE_MAX,
-            description="Clusters that a query probes unless it names a number; 0: the number "
-            "that was measured when the index was built. Too low: passages are missed. Too high: "
-            "more bytes are read for each query.",
+            description="Clusters that a query probes unless it names a number; 0: the default of "
+            "the index, 2.3 times the square root of its number of clusters. Too low: passages "
+            "are missed. Too high: more bytes are read for each query.",
         ),
     ] = 0
     group_bytes_max: Annotated[
@@ -148,8 +148,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=64 * 1024,
             description="Encoded size in bytes at which a group is cut into several records; a "
-            "larger query travels alone. Too low: groups are cut often. Too high: large records. "
-            "Must be below the record limit of the topic of groups.",
+            "larger query gets a record of its own. Too low: groups are cut often. Too high: "
+            "large records. Must be below the record limit of the topic of groups.",
         ),
     ] = 4 * MIB
     intake_queries_max: Annotated[

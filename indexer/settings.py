@@ -74,10 +74,10 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=1.2,
             le=1e9,
-            description="Times the mean: a cluster with more rows is split, and the smallest is "
-            "dissolved instead; 1e9 splits none. Too low separates similar passages, which costs "
-            "recall at few probes; too high keeps clusters that take much memory of the searcher "
-            "and make its slowest queries.",
+            description="A cluster with more rows than this times the mean is split, and the "
+            "smallest cluster is dissolved; 1e9: none is split. Too low separates similar "
+            "passages, which costs recall at low nprobe; too high keeps large clusters, which "
+            "take memory of the searcher and make its slowest queries.",
         ),
     ] = 2.5
     cluster_rows_min_factor: Annotated[
@@ -85,16 +85,17 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=0.8,
-            description="Times the mean: a cluster with fewer rows is dissolved, and its rows go "
-            "to the nearest others; 0 dissolves none. Too low spends probes on a few rows, too "
-            "high splits larger clusters instead.",
+            description="A cluster with fewer rows than this times the mean is dissolved, and its "
+            "rows go to the nearest other clusters; 0: none is dissolved. Too low spends probes "
+            "on a few rows, too high splits larger clusters instead.",
         ),
     ] = 0.25
     vector_dtype: Annotated[
         VectorDtype,
         msgspec.Meta(
-            description='Numbers on disk: "float32" is exact; "float16" halves the bytes that are '
-            "read and kept, and changes a score by up to 0.0005, so near ties may swap."
+            description='Type of the numbers on disk: "float32" is exact; "float16" halves the '
+            "bytes that are read and kept, and changes a score by up to 0.0005, so near ties may "
+            "swap."
         ),
     ] = "float32"
     memory_bytes: Annotated[
@@ -122,19 +123,19 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=1 << 40,
-            description="Passages from which an index has codes: a seventh of the vectors' bytes, "
-            "which the searcher keeps in memory and scans instead of the vectors. Too low: codes "
-            "for an index whose vectors fit in memory. Too high: every query reads whole "
-            "clusters.",
+            description="Least number of passages for which an index gets codes. Codes take a "
+            "seventh of the bytes of the vectors; the searcher keeps them in memory and scans "
+            "them instead of the vectors. Too low: codes for an index whose vectors fit in "
+            "memory. Too high: every query reads whole clusters.",
         ),
     ] = 50_000
     codes: Annotated[
         str,
         msgspec.Meta(
-            description="Codes of an index, separated by commas; the searcher takes the most "
+            description="Codes of an index, separated by commas; the searcher uses the most "
             "accurate ones that fit its memory. flat: the vectors as they are stored; sq8: 8 bits "
-            "a number; rabitq4, rabitq3, rabitq2, rabitq1: as many bits. Too few leave no choice "
-            "when memory is short; too many take their bytes on disk."
+            "a number; rabitq4, rabitq3, rabitq2, rabitq1: 4 to 1 bits a number. Too few leave no "
+            "choice when memory is short; too many take disk space."
         ),
     ] = "rabitq4,rabitq2"
     threads: Annotated[

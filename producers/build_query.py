@@ -29,8 +29,8 @@ class QuestionArgs(TypedDict, total=False):
 
     `vector`: (dim,) float32, L2-normalised, as little-endian bytes or as numbers, with the
     fingerprint of its `embedding_model`. `query_id`: by default a new UUIDv4. `priority`: lower is
-    sooner; "batch" uses a topic of lower priority. `tenant`: see the header `rag-tenant`. `headers`:
-    traceparent, tracestate, correlation_id and reply_to are copied to the answer.
+    sooner; "batch" uses a topic of lower priority. `tenant`: see the header `rag-tenant`.
+    `headers`: traceparent, tracestate, correlation_id and reply_to are copied to the answer.
     """
 
     vector: Vector | None

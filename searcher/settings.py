@@ -76,17 +76,17 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=10,
             le=3_600_000,
-            description="Milliseconds in the kernel after which a read is given up and its "
-            "cluster is skipped. Too low: a slow disk loses hits. Too high: queries wait for a "
-            "disk that hangs.",
+            description="Milliseconds after which a read in the kernel is given up and its cluster "
+            "is skipped. Too low: with a slow disk, results miss passages. Too high: queries wait "
+            "for a disk that hangs.",
         ),
     ] = 5_000
     direct_io: Annotated[
         Literal["require", "auto"],
         msgspec.Meta(
-            description="O_DIRECT. require: refuse to start on a file system without it, or in "
-            "memory (tmpfs), where the index would use memory outside the budget. auto: use "
-            "buffered reads there, and log a warning."
+            description="O_DIRECT. require: refuse to start on a file system without it, or on "
+            "tmpfs, where the index would use memory outside the budget. auto: use buffered reads "
+            "there, and log a warning."
         ),
     ] = "require"
     top_k_default: Annotated[
@@ -94,8 +94,9 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=1,
             le=TOP_K_MAX,
-            description="Passages for a query that does not name a number. Too low: answers lack "
-            "context. Too high: prompts grow.",
+            description="Passages that are found for a query that does not name a number. Too low: "
+            "answers lack context. Too high: larger records; a prompt has at most "
+            "generator.passages_max of them.",
         ),
     ] = 5
     drafts_after_ms: Annotated[

@@ -51,7 +51,7 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
     ] = 10_000
     security_protocol: Annotated[
         Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"],
-        Meta(description="How to talk to the brokers."),
+        Meta(description="Security protocol of the connections to the brokers."),
     ] = "PLAINTEXT"
     sasl_mechanism: Annotated[
         str,
@@ -173,7 +173,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Partitions of new keyed topics: so many groupers and generators can work.",
+            description="Partitions of new topics that have keys: the most groupers, and the most "
+            "generators, that have work.",
         ),
     ] = 4
     lanes: Annotated[
@@ -181,11 +182,11 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Partitions of the topics of groups: so many searchers can work, each with "
-            "a budget of its own. Must be the same for all services. Windows go to the lanes in "
-            "turn, unless [grouper] scatter sends each to all. Searchers that read clusters or "
-            "paged codes read more bytes together than one searcher does; scatter avoids that for "
-            "paged codes.",
+            description="Partitions of the topics of groups: the most searchers that have work, "
+            "each with a budget of its own. Must be the same for all services. Windows go to the "
+            "lanes in turn, unless [grouper] scatter sends each to all lanes. Several searchers "
+            "that read clusters or paged codes read more bytes than one searcher does; scatter "
+            "avoids that for paged codes.",
         ),
     ] = 1
     replication_factor: Annotated[
@@ -220,8 +221,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=1,
-            description="Largest share of the class batch in the work in flight. Low: batch work "
-            "alone leaves a service partly idle; high: other work waits.",
+            description="Largest share of class batch in the queries that a service has in "
+            "progress. Low: batch work alone leaves a service partly idle; high: interactive "
+            "queries wait.",
         ),
     ] = 0.25
     batch_cpu_wait_us_max: Annotated[
@@ -247,8 +249,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             description="Records of one partition that may be read after its first unfinished one; "
-            "beyond that the partition waits for it. Low: one slow query stops its partition "
-            "early; high: more records are read again after a restart.",
+            "beyond that the partition is paused. Low: one slow query stops its partition early; "
+            "high: more records are read again after a restart.",
         ),
     ] = 1_000_000
     records_kept: Annotated[
@@ -264,9 +266,10 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=5_000,
-            description="How long a broker may delay an empty fetch. Low: more requests, most of "
-            "an idle broker's load. High costs no time where a record ends the wait; the embedded "
-            "broker is polled every 10 ms.",
+            description="How long a broker may wait for records before it answers a fetch. Low: "
+            "more requests, which are most of the load of an idle broker. High: no delay on "
+            "Apache Kafka, where a new record ends the wait; the embedded broker is polled every "
+            "10 ms.",
         ),
     ] = 500
     session_timeout_ms: Annotated[
@@ -274,8 +277,9 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=300_000,
-            description="Silence after which a member is considered dead. Low: stalls cost a "
-            "rebalance.",
+            description="Time without a heartbeat after which a member is considered dead, with "
+            "the classic group protocol; the consumer protocol uses the brokers' setting. Low: a "
+            "short pause of a process causes a rebalance.",
         ),
     ] = 6_000
     attempts_max: Annotated[
@@ -283,8 +287,8 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100,
-            description="How often a query is tried before it fails finally, where a retry may "
-            "succeed. Low: short outages cost answers; high: hopeless queries cost work.",
+            description="Attempts for a query, if a retry may succeed. Low: short outages cost "
+            "answers; high: queries that always fail cost work.",
         ),
     ] = 3
     retry_delay_ms: Annotated[

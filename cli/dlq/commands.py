@@ -78,15 +78,15 @@ def quiet_logs() -> None:
 
 
 AllOption = Annotated[
-    bool, typer.Option("--all", help="All letters of the topics: where nothing else says which.")
+    bool, typer.Option("--all", help="All letters of the topics, if no other option selects any.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show which letters are meant.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show the selected letters.")]
 AgainOption = Annotated[
-    bool, typer.Option("--again", help="Those too that were replayed or dropped before.")
+    bool, typer.Option("--again", help="Also letters that were replayed or dropped before.")
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--limit", "-n", min=1, help="At most so many, the first."),
+    typer.Option("--limit", "-n", min=1, help="Select only the first N letters."),
 ]
 
 
@@ -98,10 +98,11 @@ def list_letters(
     since: SinceOption = None,
     until: UntilOption = None,
     each: Annotated[
-        bool, typer.Option("--letters", "-l", help="A line for each letter, with its place.")
+        bool,
+        typer.Option("--letters", "-l", help="List each letter, with its partition and offset."),
     ] = False,
     marked: Annotated[
-        bool, typer.Option("--marked", "-a", help="Those too that were replayed or dropped.")
+        bool, typer.Option("--marked", "-a", help="Also letters that were replayed or dropped.")
     ] = False,
     limit: LimitOption = None,
     bootstrap: BesideOption = None,
@@ -203,8 +204,8 @@ def replay(
         typer.Option(
             "--deadline-s",
             min=0.001,
-            help="A new deadline, seconds from now; else the first one holds, and what is late is "
-            "answered `expired`.",
+            help="New deadline, seconds from now. Default: the deadline of the letter; if it has "
+            "passed, the answer is `expired`.",
         ),
     ] = None,
     dry_run: DryRunOption = False,
