@@ -140,7 +140,7 @@ def publish(
         None,
         "--deadline",
         metavar="SECONDS",
-        help="Time from now after which the answer is not useful.",
+        help="Seconds after which the answer is no longer useful.",
     ),
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,

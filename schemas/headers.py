@@ -83,8 +83,9 @@ HEADERS: tuple[HeaderDoc, ...] = (
     HeaderDoc(
         TENANT_HEADER,
         "application",
-        "The tenant that asks, at most 256 characters. It affects scheduling fairness, tokens are "
-        "counted by it, and answers are not given again across tenants; it does not isolate data.",
+        "The tenant of the question, at most 256 characters. Tenants get equal turns, their tokens "
+        "are counted by name, and answers are reused only within one tenant. It does not isolate "
+        "data.",
     ),
     HeaderDoc(
         "traceparent",
@@ -101,19 +102,19 @@ HEADERS: tuple[HeaderDoc, ...] = (
     HeaderDoc(
         ATTEMPT_HEADER,
         "services",
-        "Which attempt this is, counted from 1. Written when a query is retried, and believed on "
+        "Which attempt this is, counted from 1. Written when a query is retried, and accepted on "
         "the topics of retries only.",
     ),
     HeaderDoc(
         KEY_HEADER,
         "services",
         "On an answer: the key of the record that the application published, if it has at most "
-        "1 KiB. A key is no id: several questions may have the same.",
+        "1 KiB. Several questions may have the same key.",
     ),
     HeaderDoc(
         NOT_BEFORE_HEADER,
         "services",
-        "On a retried query: when to begin, epoch milliseconds. Believed on the topics of retries "
+        "On a retried query: when to begin, epoch milliseconds. Accepted on the topics of retries "
         "only.",
     ),
     HeaderDoc(
@@ -121,13 +122,13 @@ HEADERS: tuple[HeaderDoc, ...] = (
         "services",
         "On a retried query: the record that the application published, as "
         "topic/partition/offset/timestamp. Every answer names that record as its `source`. "
-        "Believed on the topics of retries only.",
+        "Accepted on the topics of retries only.",
     ),
     HeaderDoc(
         INDEX_HEADER,
         "services",
         "On a query that is planned again, because the searcher has a newer index: the version of "
-        "that index. Believed on the topics of retries only.",
+        "that index. Accepted on the topics of retries only.",
     ),
     *(
         HeaderDoc(

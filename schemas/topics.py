@@ -63,14 +63,14 @@ SCANS = Topic(
     partition_by="lane",
     retention_ms=HOUR_MS,
     max_message_bytes=MIB,
-    purpose="what searchers found for queries of other lanes; partition = lane that waits for it",
+    purpose="what a searcher found for queries of another lane; partition = that lane",
 )
 RETRIEVALS = Topic(
     name="rag.retrievals.v1",
     partition_by="query_id",
     retention_ms=UNTIL_PROCESSED,
     max_message_bytes=4 * MIB,
-    purpose="exactly one final retrieval a query",
+    purpose="one final retrieval for each query",
 )
 RETRIEVAL_DRAFTS = Topic(
     name="rag.retrievals.draft.v1",
@@ -86,7 +86,7 @@ ANSWERS = Topic(
     retention_ms=7 * DAY_MS,
     max_message_bytes=MIB,
     compaction_lag_ms=DAY_MS,
-    purpose="terminal answers, from which the generator knows what was answered",
+    purpose="terminal answers; the generator reads them to skip records that were answered",
 )
 PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",
@@ -102,7 +102,7 @@ CANCELS = Topic(
     retention_ms=DAY_MS,
     max_message_bytes=64 * KIB,
     best_effort=True,
-    purpose="questions that their askers withdraw, best effort",
+    purpose="questions that applications withdraw, best effort",
 )
 
 

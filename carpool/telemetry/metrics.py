@@ -61,7 +61,9 @@ class LoopMetrics:
 
     def __init__(self, make: _Factory) -> None:
         self.records_consumed = make.counter(
-            "records_consumed_total", "Records taken in. A halt means no work.", "topic"
+            "records_consumed_total",
+            "Records taken in. No rise: no work, or the service is stuck.",
+            "topic",
         )
         self.record_seconds = make.seconds(
             "record_seconds",
@@ -75,7 +77,9 @@ class LoopMetrics:
             "answers_total", "Terminal answers by status.", "stage", "status"
         )
         self.dead_letters = make.counter(
-            "dead_letters_total", "Records rejected. A rise: a sender sends bad input.", "reason"
+            "dead_letters_total",
+            "Records that became dead letters. A rise: an application sends bad records.",
+            "reason",
         )
         self.query_failures = make.counter(
             "query_failures_total",
@@ -85,20 +89,26 @@ class LoopMetrics:
             "outcome",
         )
         self.units_in_flight = make.gauge(
-            "units_in_flight", "Input records that owe an output. A rise: work piles up."
+            "units_in_flight",
+            "Input records whose outputs are not all committed. A rise: the service is too slow.",
         )
         self.bytes_in_flight = make.gauge(
             "bytes_in_flight", "Bytes of the input records in flight."
         )
         self.lag_records = make.gauge(
-            "lag_records", "Records that wait. A rise: it is too slow.", "topic", "partition"
+            "lag_records",
+            "Records that wait. A rise: the service is too slow.",
+            "topic",
+            "partition",
         )
         self.lag_seconds = make.gauge(
             "lag_seconds",
             "Upper bound of the wait of the oldest record. A rise: the service is too slow.",
         )
         self.clock_behind_seconds = make.gauge(
-            "clock_behind_seconds", "How far record times are ahead of this clock: deadlines too."
+            "clock_behind_seconds",
+            "How far the timestamps of records are ahead of the clock of this process. "
+            "Deadlines pass late by as much.",
         )
         self.paused_seconds = make.counter(
             "paused_seconds_total", "Time with intake paused for lack of credit."
@@ -166,7 +176,9 @@ class DeliveryMetrics:
             "records_produced_total", "Records acknowledged by the brokers.", "topic"
         )
         self.hints_dropped = make.counter(
-            "hints_dropped_total", "Best-effort records that were lost. A rise: brokers are slow."
+            "hints_dropped_total",
+            "Best-effort records (drafts, pieces of answers) that were lost. A rise: brokers "
+            "are slow.",
         )
         self.commits = make.counter(
             "commits_total", "Commits by outcome. A rise of failures: brokers refuse.", "outcome"
@@ -188,13 +200,13 @@ class GrouperMetrics:
 
     def __init__(self, make: _Factory) -> None:
         self.window_queries = make.histogram(
-            "window_queries", "Queries a window. A rise: backlog.", COUNTS
+            "window_queries", "Queries in a window. A rise: backlog.", COUNTS
         )
         self.window_wait_seconds = make.seconds(
             "window_wait_seconds", "Wait of a query for its window to close."
         )
         self.group_queries = make.histogram(
-            "group_queries", "Queries a group. A rise: more sharing.", COUNTS
+            "group_queries", "Queries in a group. A rise: more sharing.", COUNTS
         )
         self.group_overlap = make.histogram(
             "group_overlap_ratio",
@@ -228,7 +240,7 @@ class SearcherMetrics:
         self.evictions = make.counter(
             "evictions_total", "Clusters evicted. A rise: the budget is too small."
         )
-        self.drafts = make.counter("drafts_total", "Drafts of searches that take long, sent.")
+        self.drafts = make.counter("drafts_total", "Drafts that were sent by long searches.")
         self.resident_bytes = make.gauge("resident_bytes", "Bytes of the budget in use.", "kind")
         self.budget_bytes = make.gauge(
             "budget_bytes", "The memory budget for codes, clusters and reads."
@@ -241,11 +253,12 @@ class SearcherMetrics:
         )
         self.audited_ids = make.counter(
             "audited_ids_total",
-            "Ids of exact searches that check others: one query in 1,000, while nothing waits.",
+            "Ids found by exact searches that check searches with codes: one query in 1,000, "
+            "while the searcher is idle.",
         )
         self.missed_ids = make.counter(
             "missed_ids_total",
-            "Of these, ids that the first search missed. At most 2 in 1,000 by default.",
+            "Of these, ids that the search with codes had missed. At most 2 in 1,000 by default.",
         )
         self.clusters_damaged = make.counter(
             "clusters_damaged_total", "Reads that failed their checksum. Must stay zero."
