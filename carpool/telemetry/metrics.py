@@ -61,9 +61,7 @@ class LoopMetrics:
 
     def __init__(self, make: _Factory) -> None:
         self.records_consumed = make.counter(
-            "records_consumed_total",
-            "Records taken in. No rise: no work, or the service is stuck.",
-            "topic",
+            "records_consumed_total", "Records taken in. No rise: idle, or stuck.", "topic"
         )
         self.record_seconds = make.seconds(
             "record_seconds",
@@ -77,9 +75,7 @@ class LoopMetrics:
             "answers_total", "Terminal answers by status.", "stage", "status"
         )
         self.dead_letters = make.counter(
-            "dead_letters_total",
-            "Records that became dead letters. A rise: an application sends bad records.",
-            "reason",
+            "dead_letters_total", "Records rejected. A rise: senders send bad input.", "reason"
         )
         self.query_failures = make.counter(
             "query_failures_total",
@@ -89,26 +85,20 @@ class LoopMetrics:
             "outcome",
         )
         self.units_in_flight = make.gauge(
-            "units_in_flight",
-            "Input records whose outputs are not all committed. A rise: the service is too slow.",
+            "units_in_flight", "Input records that are not completed. A rise: a slow service."
         )
         self.bytes_in_flight = make.gauge(
             "bytes_in_flight", "Bytes of the input records in flight."
         )
         self.lag_records = make.gauge(
-            "lag_records",
-            "Records that wait. A rise: the service is too slow.",
-            "topic",
-            "partition",
+            "lag_records", "Records that wait. A rise: a slow service.", "topic", "partition"
         )
         self.lag_seconds = make.gauge(
             "lag_seconds",
             "Upper bound of the wait of the oldest record. A rise: the service is too slow.",
         )
         self.clock_behind_seconds = make.gauge(
-            "clock_behind_seconds",
-            "How far the timestamps of records are ahead of the clock of this process. "
-            "Deadlines pass late by as much.",
+            "clock_behind_seconds", "Lead of record times over this clock: deadlines pass late."
         )
         self.paused_seconds = make.counter(
             "paused_seconds_total", "Time with intake paused for lack of credit."
