@@ -9,8 +9,8 @@ PASSAGES ?= 3000
 CORPUS ?=
 MODEL ?= .carpool/models/smollm2-135m-instruct
 BOOTSTRAP ?= embedded
-# Many tests wait for brokers rather than compute, so a few more than the cores of a small machine.
-WORKERS ?= 4
+# Some tests wait for brokers rather than compute, so one more than the cores of a small machine.
+WORKERS ?= 3
 # Tests start some two hundred processes, and each would compile what it imports again if it might not keep the result.
 TEST_ENV := env -u PYTHONDONTWRITEBYTECODE
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP

@@ -1,15 +1,18 @@
-"""Brokers for tests: embedded and real Kafka, each started once a session. A plugin of
+"""Brokers for tests: embedded and real Kafka, started once a session or for one test. A plugin of
 `tests/conftest.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from carpool.errors import ConfigError
+from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker, find_broker_binary, free_port
+from carpool.kafka.settings import KafkaSettings
 from carpool.testing.fault_proxy import FaultProxy
 from carpool.testing.kafka import KafkaServer, free_ports
 
@@ -54,3 +57,23 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
     """The address of each kind of broker in turn."""
     address: str = request.getfixturevalue(f"{request.param}_bootstrap")
     return address
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("embedded", marks=pytest.mark.long),
+        pytest.param("kafka", marks=pytest.mark.kafka),
+    ]
+)
+def fresh_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a broker of the test's own, with all topics, for tests of whole services.
+
+    Without `--run-long` it is real Kafka only.
+    """
+    with (
+        EmbeddedBroker()
+        if request.param == "embedded"
+        else KafkaServer(tmp_path / "kafka") as broker
+    ):
+        create_topics(KafkaSettings(bootstrap=broker.bootstrap))
+        yield broker.bootstrap

@@ -75,18 +75,7 @@ def urls(stack: Stack) -> list[str]:
     return [part for name in SERVICES for part in ("--url", f"{name}=127.0.0.1:{stack[name].port}")]
 
 
-BROKERS = pytest.mark.parametrize(
-    "fresh_broker",
-    [
-        pytest.param("embedded", marks=pytest.mark.long),
-        pytest.param("kafka", marks=pytest.mark.kafka),
-    ],
-    indirect=True,
-)
-
-
 @pytest.mark.slow
-@BROKERS
 def test_two_corpora_on_one_cluster_answer_their_own_questions(
     fresh_broker: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -175,7 +164,6 @@ def _an_operator_moves_offsets(bootstrap: str) -> None:
 
 
 @pytest.mark.slow
-@BROKERS
 def test_a_deployment_with_the_old_group_prefix_continues_at_its_offsets(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:

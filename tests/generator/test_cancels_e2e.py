@@ -13,11 +13,10 @@ from producers import Client
 from schemas.codec import encode
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import Publisher, read_all
-from tests.generator.test_reuse_e2e import answered, broker, generator
+from tests.generator.test_reuse_e2e import answered, generator
 from tests.records import a_query, a_retrieval, a_source, some_hits
 from tests.waiting import wait_until
 
-__all__ = ["broker"]
 HANGING = 8
 
 
@@ -29,9 +28,9 @@ async def withdraw(broker: str, query_ids: list[str]) -> None:
 
 @pytest.mark.slow
 def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
-    broker: str, tmp_path: Path
+    fresh_broker: str, tmp_path: Path
 ) -> None:
-    publisher = Publisher(broker)
+    publisher = Publisher(fresh_broker)
 
     def ask(n: int) -> None:
         source = a_source(n, timestamp_ms=int(time.time() * 1_000))
@@ -39,18 +38,18 @@ def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
         value, headers = encode(retrieval, event_id=f"q-{n}", source="test", time_us=0)
         publisher.queue(RETRIEVALS.name, value, key=f"q-{n}", headers=headers)
 
-    with LlmServer() as llm, generator(broker, tmp_path, llm.url, llm.model):
+    with LlmServer() as llm, generator(fresh_broker, tmp_path, llm.url, llm.model):
         with llm.refusing(LlmFault(mode="hang")):
             for n in range(HANGING):
                 ask(n)
             publisher.flush()
             wait_until(lambda: llm.requests.in_flight == HANGING, "all places are taken")
-        asyncio.run(withdraw(broker, [f"q-{n}" for n in range(HANGING + 1)]))
+        asyncio.run(withdraw(fresh_broker, [f"q-{n}" for n in range(HANGING + 1)]))
         time.sleep(0.01)
         ask(HANGING)  # its id was withdrawn before it was asked
         publisher.flush()
         began_s = time.monotonic()
-        records = read_all(broker, ANSWERS.name, until=lambda found: len(found) > HANGING)
+        records = read_all(fresh_broker, ANSWERS.name, until=lambda found: len(found) > HANGING)
         took_s = time.monotonic() - began_s
     statuses = {each.query_id: each.status for each in answered(records)}
     assert statuses == {f"q-{n}": "cancelled" for n in range(HANGING)} | {f"q-{HANGING}": "ok"}

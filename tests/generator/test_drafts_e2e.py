@@ -16,10 +16,9 @@ from schemas.codec import encode
 from schemas.topics import ANSWERS, QUERIES, RETRIEVAL_DRAFTS
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from tests.e2e.support import WORDS, Publisher, build_index, quick_settings, read_all, read_to_end
-from tests.generator.test_reuse_e2e import answered, broker
+from tests.generator.test_reuse_e2e import answered
 from tests.records import a_query
 
-__all__ = ["broker"]
 NPROBE = 12
 CLUSTER_BYTES = 8_192
 SEARCH_S = 1.5
@@ -56,16 +55,19 @@ def ask_one_after_another(broker: str) -> list[Answer]:
 
 @pytest.mark.slow
 def test_a_prompt_finds_the_passages_warm_that_its_search_found_early(
-    broker: str, tmp_path: Path
+    fresh_broker: str, tmp_path: Path
 ) -> None:
     on = {"CARPOOL_SEARCHER_DRAFTS_AFTER_MS": "100", "CARPOOL_GENERATOR_SPECULATION": "stable"}
-    with LlmServer(caches_prefixes=True) as llm, services(broker, tmp_path, llm, **on) as stack:
-        answers = ask_one_after_another(broker)
+    with (
+        LlmServer(caches_prefixes=True) as llm,
+        services(fresh_broker, tmp_path, llm, **on) as stack,
+    ):
+        answers = ask_one_after_another(fresh_broker)
         generator = stack["generator"]
         done = generator.metric("carpool_warm_ups_total", outcome="done")
         used = generator.metric("carpool_tokens_total", kind="warmed_used")
         sent = stack["searcher"].metric("carpool_drafts_total")
-    drafts = read_to_end(broker, RETRIEVAL_DRAFTS.name)
+    drafts = read_to_end(fresh_broker, RETRIEVAL_DRAFTS.name)
     assert len(drafts) == sent > 0
     assert [each.status for each in answers] == ["ok"] * QUESTIONS
     assert done > 0 and used > 0

@@ -11,16 +11,12 @@ import re
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.core.stack import ServiceProcess, Stack
-from carpool.kafka.admin import create_topics
-from carpool.kafka.embedded import EmbeddedBroker
-from carpool.kafka.settings import KafkaSettings
-from carpool.testing.kafka import KafkaServer
 from carpool.testing.llm_server import LlmServer
 from carpool.testing.vllm_server import VllmServer
 from schemas.answer import Answer
@@ -40,17 +36,6 @@ def drawn_by_zipf() -> list[int]:
     """The numbers of the questions, in the order in which they are asked."""
     weights = [1 / rank for rank in range(1, QUESTIONS + 1)]
     return random.Random(SEED).choices(range(QUESTIONS), weights, k=DRAWN)
-
-
-@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with (
-        EmbeddedBroker()
-        if request.param == "embedded"
-        else KafkaServer(tmp_path / "kafka") as server
-    ):
-        create_topics(KafkaSettings(bootstrap=server.bootstrap))
-        yield server.bootstrap
 
 
 def publish_drawn(broker: str) -> dict[str, int]:
@@ -139,11 +124,14 @@ def check(asked: dict[str, int], answers: list[Answer], sent: int, lost: int) ->
 
 @pytest.mark.slow
 def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
-    broker: str, tmp_path: Path
+    fresh_broker: str, tmp_path: Path
 ) -> None:
-    asked = publish_drawn(broker)
-    with LlmServer(latency_ms=60) as llm, generator(broker, tmp_path, llm.url, llm.model) as stack:
-        answers, lost = answers_after_a_kill(broker, stack, lambda: llm.requests.started)
+    asked = publish_drawn(fresh_broker)
+    with (
+        LlmServer(latency_ms=60) as llm,
+        generator(fresh_broker, tmp_path, llm.url, llm.model) as stack,
+    ):
+        answers, lost = answers_after_a_kill(fresh_broker, stack, lambda: llm.requests.started)
         check(asked, answers, llm.requests.started, lost)
         once = [prompt for prompt, n in llm.requests.completed_by_prompt.items() if n > 1]
     assert len(once) <= lost, "only what was lost is generated twice"
@@ -151,8 +139,10 @@ def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
 
 @pytest.mark.vllm
 @pytest.mark.long
-@pytest.mark.parametrize("broker", ["embedded"], indirect=True)
-def test_the_same_with_a_real_model(broker: str, vllm_server: VllmServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh_broker", ["embedded"], indirect=True)
+def test_the_same_with_a_real_model(
+    fresh_broker: str, vllm_server: VllmServer, tmp_path: Path
+) -> None:
     before = requests_ended(vllm_server)
 
     def sent() -> int:
@@ -166,9 +156,9 @@ def test_the_same_with_a_real_model(broker: str, vllm_server: VllmServer, tmp_pa
             seen = sent()
             time.sleep(3)
 
-    with generator(broker, tmp_path, vllm_server.url, vllm_server.model) as stack:
-        asked = publish_drawn(broker)
-        answers, lost = answers_after_a_kill(broker, stack, sent, stop_and_count)
+    with generator(fresh_broker, tmp_path, vllm_server.url, vllm_server.model) as stack:
+        asked = publish_drawn(fresh_broker)
+        answers, lost = answers_after_a_kill(fresh_broker, stack, sent, stop_and_count)
         assert lost > 0, "it was killed with requests in flight"
         check(asked, answers, sent(), lost)
 

@@ -24,7 +24,9 @@ SETTLE_S = 1.0
 """For a broker that ends a transaction although it should not."""
 
 
-@pytest.fixture(params=["one broker", "three brokers"])
+@pytest.fixture(
+    params=["one broker", pytest.param("three brokers", marks=pytest.mark.long)],
+)
 def proxies(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sequence[FaultProxy]]:

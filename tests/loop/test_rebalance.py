@@ -29,6 +29,7 @@ def begin(group: MemberGroup, *names: str) -> None:
     assert others
 
 
+@pytest.mark.long
 def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: Path) -> None:
     with open_group(tmp_path, members=3, rate_per_s=RATE_PER_S, settings={}) as group:
         begin(group, "generator-1", "generator-2", "generator-3")
