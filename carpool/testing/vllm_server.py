@@ -28,7 +28,7 @@ from carpool.vllm import (
 
 DEFAULT_MODEL = Path(".carpool/models/smollm2-135m-instruct")
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 30.0
 
 
