@@ -273,16 +273,6 @@ class CarpoolCodes(CarpoolExact):
         return msgspec.structs.replace(settings, shard=device, shard_bytes_max=rows_bytes)
 
 
-def _exact(name: str, summary: str, **options: Any) -> ContestantEntry:
-    return ContestantEntry(
-        name=name,
-        summary=summary,
-        is_exact=True,
-        has_cache_budget=True,
-        make=partial(CarpoolExact, **options),
-    )
-
-
 def _codes(name: str, summary: str, mode: SearchMode) -> ContestantEntry:
     return ContestantEntry(
         name=name,
@@ -307,14 +297,12 @@ ENTRIES = (
     *map(_gpu, SHARD_SHARES),
     _codes("carpool", "codes in memory, few rows from disk, the default promise", "default"),
     _codes("carpool-margin", "as carpool, more rows: at most 1 id in 10,000 missed", "margin"),
-    _exact(
-        "carpool-exact",
-        "each cluster once a window; knows the next 4 windows: evicts by next use, reads ahead",
-        uses_horizon=True,
-    ),
-    _exact(
-        "carpool-blind",
-        "as carpool-exact, knows nothing of what waits: evicts by aged frequency",
-        prefetch_bytes=0,
+    ContestantEntry(
+        name="carpool-exact",
+        summary="each cluster once a window; knows the next 4 windows: evicts by next use, reads "
+        "ahead",
+        is_exact=True,
+        has_cache_budget=True,
+        make=partial(CarpoolExact, uses_horizon=True),
     ),
 )

@@ -88,14 +88,13 @@ def write_lists(path: Path, nlist: int, code_bytes: int, clusters: Iterable[RowL
 
 
 class FaissIvf:
-    """IVF-Flat with a call for each window, or (`one_by_one`) for each query.
+    """IVF-Flat. `in_memory`: the lists are loaded by `open`, and a window is answered by one call.
 
-    `in_memory`: the lists are loaded by `open`; else the kernel pages them in.
+    Else the kernel pages them in, and each query is a call.
     """
 
-    def __init__(self, *, in_memory: bool, one_by_one: bool) -> None:
+    def __init__(self, *, in_memory: bool) -> None:
         self._in_memory = in_memory
-        self._one_by_one = one_by_one
         self._index: Any = None
         self._lists: Any = None
         self._top_k = 0
@@ -120,7 +119,7 @@ class FaissIvf:
     def search(self, window: AskedWindow) -> Iterator[FoundRows]:
         """Answers the window by one call of FAISS, or each query by one."""
         queries = window.queries
-        for batch in [(query,) for query in queries] if self._one_by_one else [queries]:
+        for batch in [queries] if self._in_memory else [(query,) for query in queries]:
             vectors = np.stack([query.vector for query in batch])
             probes = np.stack([query.clusters for query in batch])
             ids, _ = self.find(vectors, probes, self._top_k)
@@ -147,19 +146,18 @@ class FaissIvf:
 
 PREPARATION = Preparation(name=PREPARATION_NAME, make=make_lists)
 _IN_MEMORY = "FAISS IVF-Flat in memory, a call for each window, no limit: exact by definition"
-_ON_DISK = "FAISS OnDiskInvertedLists (mmap), a call for each"
+_ON_DISK = "FAISS OnDiskInvertedLists (mmap), a call for each query"
 ENTRIES = tuple(
     ContestantEntry(
         name=name,
         summary=summary,
         is_exact=True,
         is_limited=not in_memory,
-        make=partial(FaissIvf, in_memory=in_memory, one_by_one=one_by_one),
+        make=partial(FaissIvf, in_memory=in_memory),
         preparation=PREPARATION,
     )
-    for name, summary, in_memory, one_by_one in (
-        ("faiss-memory", _IN_MEMORY, True, False),
-        ("faiss-ondisk", f"{_ON_DISK} query", False, True),
-        ("faiss-ondisk-batched", f"{_ON_DISK} window", False, False),
+    for name, summary, in_memory in (
+        ("faiss-memory", _IN_MEMORY, True),
+        ("faiss-ondisk", _ON_DISK, False),
     )
 )

@@ -1,4 +1,4 @@
-"""LanceDB as a user takes it (`IVF_FLAT`, `IVF_RQ` with refine), and as an expert takes `IVF_RQ`.
+"""LanceDB's `IVF_RQ` as a user takes it, with refine, and as an expert takes it.
 
 Tables have the centroids of our index and its rows, cluster after cluster. Lance finds the
 probes itself, reads through the page cache, and keeps partitions in its own cache.
@@ -13,9 +13,8 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +33,14 @@ from bench.baselines.contestant import (
 from bench.baselines.mapped_rows import best_rows
 from carpool.errors import ConfigError
 
-Kind = Literal["IVF_FLAT", "IVF_RQ"]
-
+PREPARATION_NAME = "lancedb-ivf-rq"
 TABLE = "vectors"
 ROW = "row"
 VECTOR = "vector"
 METRIC = "dot"
 RQ_BITS = 1
 REFINE_FACTOR = 20
-"""200 rows of a top 10 are re-ranked: with 1 bit a row, IVF_RQ then finds what IVF_FLAT finds."""
+"""200 rows of a top 10 are re-ranked: with 1 bit a row, IVF_RQ then finds as much as IVF_FLAT."""
 CANDIDATES = 200
 """Rows a query that the expert re-ranks for a top 10: as many as refine does."""
 ROW_ID = "_rowid"
@@ -64,8 +62,8 @@ def _load(name: str) -> Any:
         ) from None
 
 
-def make_table(data: SearchData, folder: Path, *, kind: Kind) -> None:
-    """Writes a table of all rows with an index of `kind`.
+def make_table(data: SearchData, folder: Path) -> None:
+    """Writes a table of all rows with an index.
 
     Needs memory for one cluster. Raises `ConfigError` without the packages lancedb and pylance.
     """
@@ -90,24 +88,21 @@ def make_table(data: SearchData, folder: Path, *, kind: Kind) -> None:
 
     reader = arrow.RecordBatchReader.from_batches(schema, batches())
     table = lance.write_dataset(reader, str(folder / f"{TABLE}.lance"), schema=schema)
-    options = {"num_bits": RQ_BITS} if kind == "IVF_RQ" else {}
     centroids = np.ascontiguousarray(index.centroids, dtype=np.float32)
     table.create_index(
         VECTOR,
-        kind,
+        "IVF_RQ",
         metric=METRIC,
         num_partitions=len(centroids),
         ivf_centroids=centroids,
-        **options,
+        num_bits=RQ_BITS,
     )
 
 
 class LanceDb:
-    """A table of LanceDB with a call for each query, or (`batched`) for each window."""
+    """A table of LanceDB with a call for each window."""
 
-    def __init__(self, *, kind: Kind, batched: bool) -> None:
-        self._kind = kind
-        self._batched = batched
+    def __init__(self) -> None:
         self._table: Any = None
         self._nprobe = 0
         self._top_k = 0
@@ -122,17 +117,15 @@ class LanceDb:
                 index_cache_size_bytes=index_cache_bytes(limits.memory_bytes),
                 metadata_cache_size_bytes=METADATA_CACHE_BYTES,
             )
-        folder = data.prepared_dir / preparation_name(self._kind)
+        folder = data.prepared_dir / PREPARATION_NAME
         self._table = lancedb.connect(str(folder), session=session).open_table(TABLE)
         self._nprobe = data.probes.shape[1]
         self._top_k = data.top_k
 
     def search(self, window: AskedWindow) -> Iterator[FoundRows]:
-        """Answers the window by one call of LanceDB, or each query by one."""
-        queries = window.queries
-        for batch in [queries] if self._batched else [(query,) for query in queries]:
-            for query, rows in zip(batch, self._find(batch), strict=True):
-                yield FoundRows(query.number, rows)
+        """Answers the window by one call of LanceDB."""
+        for query, rows in zip(window.queries, self._find(window.queries), strict=True):
+            yield FoundRows(query.number, rows)
 
     def _find(self, batch: Sequence[AskedQuery]) -> list[Int64]:
         vectors = [query.vector for query in batch]
@@ -144,9 +137,8 @@ class LanceDb:
             .nprobes(self._nprobe)
             .limit(self._top_k)
             .select([ROW, DISTANCE])
+            .refine_factor(REFINE_FACTOR)
         )
-        if self._kind == "IVF_RQ":
-            request = request.refine_factor(REFINE_FACTOR)
         return split_answer(request.to_arrow(), len(vectors))
 
     def counters(self) -> ContestantCounters:
@@ -166,7 +158,7 @@ class LanceDbBest(LanceDb):
     """
 
     def __init__(self) -> None:
-        super().__init__(kind="IVF_RQ", batched=True)
+        super().__init__()
         self._first_places: Int64 = np.zeros(0, np.int64)
 
     def open(self, data: SearchData, limits: Limits) -> None:
@@ -180,7 +172,7 @@ class LanceDbBest(LanceDb):
         if limits.memory_bytes is not None:
             caches["index_cache_size_bytes"] = index_cache_bytes(limits.memory_bytes)
             caches["metadata_cache_size_bytes"] = METADATA_CACHE_BYTES
-        path = data.prepared_dir / preparation_name(self._kind) / f"{TABLE}.lance"
+        path = data.prepared_dir / PREPARATION_NAME / f"{TABLE}.lance"
         self._table = lance.dataset(str(path), **caches)
         counts = [fragment.count_rows() for fragment in self._table.get_fragments()]
         self._first_places = np.concatenate([[0], np.cumsum(counts)])
@@ -241,37 +233,21 @@ def index_cache_bytes(memory_bytes: int) -> int:
     return max(INDEX_CACHE_BYTES_MIN, memory_bytes - PROCESS_BYTES - METADATA_CACHE_BYTES)
 
 
-def preparation_name(kind: Kind) -> str:
-    """Returns the folder of the table with an index of `kind`."""
-    return f"lancedb-{kind.lower().replace('_', '-')}"
-
-
-def _preparation(kind: Kind) -> Preparation:
-    return Preparation(name=preparation_name(kind), make=partial(make_table, kind=kind))
-
-
-def _entries(name: str, kind: Kind, summary: str) -> tuple[ContestantEntry, ...]:
-    return tuple(
-        ContestantEntry(
-            name=name + suffix,
-            summary=f"{summary}, a call for each {unit}",
-            is_exact=kind == "IVF_FLAT",
-            make=partial(LanceDb, kind=kind, batched=batched),
-            preparation=_preparation(kind),
-        )
-        for suffix, unit, batched in (("", "query", False), ("-batched", "window", True))
-    )
-
-
+PREPARATION = Preparation(name=PREPARATION_NAME, make=make_table)
 ENTRIES = (
-    *_entries("lancedb-flat", "IVF_FLAT", "LanceDB IVF_FLAT"),
-    *_entries("lancedb-rq", "IVF_RQ", f"LanceDB IVF_RQ, {RQ_BITS} bit, refine {REFINE_FACTOR}"),
+    ContestantEntry(
+        name="lancedb-rq-batched",
+        summary=f"LanceDB IVF_RQ, {RQ_BITS} bit, refine {REFINE_FACTOR}, a call for each window",
+        is_exact=False,
+        make=LanceDb,
+        preparation=PREPARATION,
+    ),
     ContestantEntry(
         name="lancedb-best",
         summary=f"LanceDB IVF_RQ, {RQ_BITS} bit, a search without refine and a take of "
         f"{CANDIDATES} rows a query, each row once, for each window",
         is_exact=False,
         make=LanceDbBest,
-        preparation=_preparation("IVF_RQ"),
+        preparation=PREPARATION,
     ),
 )

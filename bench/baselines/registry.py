@@ -7,7 +7,6 @@ from bench.baselines import (
     faiss_codes,
     faiss_hnsw,
     faiss_ivf,
-    faiss_sq8,
     lancedb,
     published,
 )
@@ -16,7 +15,7 @@ from carpool.errors import ConfigError
 
 ENTRIES: dict[str, ContestantEntry] = {
     found.name: found
-    for module in (faiss_ivf, faiss_hnsw, faiss_sq8, faiss_codes, published, carpool, lancedb)
+    for module in (faiss_ivf, faiss_hnsw, faiss_codes, published, carpool, lancedb)
     for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"

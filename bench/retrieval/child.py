@@ -130,7 +130,7 @@ def _search_reference(data: SearchData, limits: Limits, into: Path) -> None:
 
     `MARGIN` more than are asked for, so that the scores of ties are known.
     """
-    faiss: Any = FaissIvf(in_memory=True, one_by_one=False)
+    faiss: Any = FaissIvf(in_memory=True)
     faiss.open(data, limits)
     found = [
         faiss.find(
