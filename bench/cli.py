@@ -13,7 +13,7 @@ from bench.generation.cli import (
     gpu_memory,
     speculation,
 )
-from bench.micro.cli import grouping, policies, shard
+from bench.micro.cli import grouping, shard
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
@@ -31,8 +31,8 @@ app = typer.Typer(
 claims, answers, traffic and priorities start the services as processes, on an embedded broker or
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
-figure run contestants in processes, simulator runs parts of the searcher, policies and grouping
-replay cluster ids, speculation simulates warm-ups, gpu-memory a GPU, shard times a device. The JSON
+figure run contestants in processes, simulator runs parts of the searcher, grouping replays cluster
+ids, speculation simulates warm-ups, gpu-memory a GPU, shard times a device. The JSON
 of each run names its machine, versions, data and settings.
 
 \b
@@ -43,7 +43,6 @@ Does speculation pay?          carpool bench drafts --data DATA
 How many requests at once?     carpool bench concurrency --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
-What is a cache policy worth?  carpool bench policies --data DATA
 Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions FILE
 Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
 Do hot clusters follow?        carpool bench hot-set-drift --index DIR --data DATA
@@ -62,7 +61,7 @@ How long is a rebalance?       carpool bench rebalance
 )
 
 for command in (
-    *(claims, answers, traffic, search, policies, simulator, grouping, priorities, figure),
+    *(claims, answers, traffic, search, simulator, grouping, priorities, figure),
     *(generation, concurrency, drafts, speculation, shard),
     *(overhead, throughput, chaos, torn, rebalance),
 ):

@@ -28,7 +28,6 @@ from searcher.passages.passage_reader import PassageReader
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
@@ -244,9 +243,9 @@ def uses_horizon(index_dir: Path, settings: SearcherSettings) -> bool:
 
 
 def cluster_major_planner(
-    parts: PlaneParts, *, policy: CachePolicy | None = None, overtake_us: int = OVERTAKE_US
+    parts: PlaneParts, *, overtake_us: int = OVERTAKE_US
 ) -> ClusterMajorPlanner:
-    """Returns the planner of the searcher's executor; `policy`: None for `FarthestNextUse`."""
+    """Returns the planner of the searcher's executor."""
     budget_bytes, ahead_bytes = parts.memory.arena_bytes_total, parts.options.read_ahead_bytes
     prefetch_bytes = parts.options.prefetch_bytes
     if ahead_bytes is None:
@@ -257,7 +256,7 @@ def cluster_major_planner(
         prefetch_bytes=budget_bytes // PREFETCH_SHARE if prefetch_bytes is None else prefetch_bytes,
         overtake_us=overtake_us,
     )
-    return ClusterMajorPlanner(limits, parts.size_bytes(), policy or FarthestNextUse())
+    return ClusterMajorPlanner(limits, parts.size_bytes(), FarthestNextUse())
 
 
 def cluster_major(parts: PlaneParts, planner: ClusterMajorPlanner | None = None) -> Executor:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_vectors
+from bench.data.evaluation import EvaluationData, Float32, read_vectors
 from carpool.disk.centroids import probe
-from carpool.disk.pages import choose_layout
 from indexer.clustering import assign_rows, clustering_identity, train_centroids
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerSettings
@@ -36,30 +35,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     def total_bytes(self) -> int:
         """Bytes of all clusters."""
         return sum(self.size_bytes.values())
-
-    def wanted(self) -> tuple[Clusters, ...]:
-        """Returns the clusters of each window, each once, ascending."""
-        return tuple(
-            tuple(sorted({c for query in window for c in query})) for window in self.windows
-        )
-
-
-def horizons(wanted: Sequence[Clusters], windows_ahead: int | None) -> Iterator[dict[SliceId, int]]:
-    """Yields the horizon of each window: in how many windows each cluster is wanted next.
-
-    1 is the next window; clusters not wanted within `windows_ahead` (None: all) are left out.
-    """
-    uses: dict[SliceId, list[int]] = {}
-    for number in range(len(wanted) - 1, -1, -1):
-        for cluster in wanted[number]:
-            uses.setdefault(cluster, []).append(number)
-    limit = len(wanted) if windows_ahead is None else windows_ahead
-    for number, clusters in enumerate(wanted):
-        for cluster in clusters:
-            uses[cluster].pop()
-        yield {
-            c: left[-1] - number for c, left in uses.items() if left and left[-1] - number <= limit
-        }
 
 
 def soonest(windows: Sequence[Sequence[Clusters]]) -> dict[SliceId, int]:
@@ -129,21 +104,3 @@ def read_questions(data: EvaluationData, seed: int) -> Float32:
     )
     shuffled: Float32 = questions[np.random.default_rng(seed).permutation(len(questions))]
     return shuffled
-
-
-def question_trace(
-    data: EvaluationData, *, nlist: int, nprobe: int, window: int, seed: int
-) -> Trace:
-    """Returns the trace of the real questions over the real passages. Blocks."""
-    vectors = read_vectors(data.vectors_path(CORPUS))
-    clustered = cluster_quickly(vectors, nlist=nlist, seed=seed)
-    rows = np.bincount(clustered.clusters, minlength=nlist).tolist()
-    layout = choose_layout(vectors.shape[1], "float32", rows)
-    return trace_over(
-        clustered.centroids,
-        read_questions(data, seed),
-        {SliceId(c): layout.page_count(n) * layout.page_bytes for c, n in enumerate(rows)},
-        {SliceId(c): n for c, n in enumerate(rows)},
-        nprobe=nprobe,
-        window=window,
-    )

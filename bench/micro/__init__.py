@@ -1,1 +1,1 @@
-"""Benchmarks of one part each: grouping, cache policies, the raw disk."""
+"""Benchmarks of one part each: grouping, the raw disk, devices of the hot shard."""

@@ -1,4 +1,4 @@
-"""The options of `carpool bench grouping`, `carpool bench policies` and `carpool bench shard`."""
+"""The options of `carpool bench grouping` and `carpool bench shard`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from bench.core.options import (
     SeedOption,
     WindowOption,
     counts_of,
-    shares_of,
 )
 
 
@@ -75,36 +74,6 @@ def grouping(
     )
     if not bench.run(data, options, json_file):
         raise typer.Exit(1)
-
-
-def policies(
-    data: DataOption = None,
-    nlist: NlistOption = 1000,
-    nprobe: NprobeOption = 10,
-    window: WindowOption = 20,
-    budgets: Annotated[
-        str, typer.Option("--budgets", help="Shares of all clusters' bytes, with commas.")
-    ] = "0.1,0.2",
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Clusterings and orders of the questions.")
-    ] = 3,
-    json_file: JsonOption = None,
-) -> None:
-    """What is each cache policy worth, and what does knowing the next windows add?
-
-    Replays real questions over clusters of real passages, on cluster ids: nothing is read. Bytes of
-    each way of caching over those of the static oracle: the best fixed set of clusters, chosen
-    with all questions known, each read once.
-
-    Example:  carpool bench policies --data DATA --json policies.json
-    """
-    from bench.micro import policies as bench
-
-    shares = shares_of("--budgets", budgets)
-    options = bench.PoliciesOptions(
-        nlist=nlist, nprobe=nprobe, window=window, budget_shares=shares, seeds=seeds
-    )
-    bench.run(data, options, json_file)
 
 
 def shard(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bench.baselines.eviction.policies import PolicyName
 from bench.core.spread import Spread, spread
 from bench.data.evaluation import Float32
 from bench.simulator.calibration import (
@@ -52,7 +51,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     budget_share: float = 0.4
     searcher: SearcherSettings = SearcherSettings()
     options: ExactOptions = ExactOptions()
-    policy: PolicyName = "farthest_next_use"
     rounds: int = 5
     disk_s: float = DISK_S
 
@@ -101,7 +99,6 @@ def compare(
         index,
         with_budget(index, compared.searcher, compared.budget_share),
         compared.options,
-        compared.policy,
     )
     warm_up, trace = (
         plane.trace(part, nprobe=compared.nprobe, window=compared.window)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from bench.baselines.eviction.policies import PolicyName, make_policy
 from bench.data.clusters import clusters_bytes
 from bench.data.evaluation import Float32
 from bench.data.trace import Trace, trace_over
@@ -46,7 +45,6 @@ class ComparedPlane:
     index: OpenIndex
     settings: SearcherSettings
     options: ExactOptions
-    policy: PolicyName
 
     def trace(self, questions: Float32, *, nprobe: int, window: int) -> Trace:
         """Returns the trace of `questions`, (n, dim) float32, row-normalised, in clusters."""
@@ -70,7 +68,9 @@ class ComparedPlane:
             metrics,
             SystemClock(),
             events=events,
-            executor=lambda parts: cluster_major(parts, self._planner_of(parts)),
+            executor=lambda parts: cluster_major(
+                parts, cluster_major_planner(parts, overtake_us=OVERTAKE_US)
+            ),
             options=self.options,
         )
 
@@ -79,7 +79,7 @@ class ComparedPlane:
         planners: list[ClusterMajorPlanner] = []
 
         def executor(parts: PlaneParts) -> Executor:
-            planners.append(self._planner_of(parts))
+            planners.append(cluster_major_planner(parts, overtake_us=OVERTAKE_US))
             return cluster_major(parts, planners[0])
 
         open_exact_plane(
@@ -92,16 +92,6 @@ class ComparedPlane:
             options=self.options,
         ).close()
         return planners[0]
-
-    def _planner_of(self, parts: PlaneParts) -> ClusterMajorPlanner:
-        latency_us = self.index.manifest.read_latency_us
-        policy = make_policy(
-            self.policy,
-            size_bytes=parts.size_bytes(),
-            budget_bytes=parts.memory.arena_bytes_total,
-            read_latency_us={SliceId(number): us for number, us in enumerate(latency_us)},
-        )
-        return cluster_major_planner(parts, policy=policy, overtake_us=OVERTAKE_US)
 
 
 def with_budget(

@@ -1,1 +1,1 @@
-"""Eviction policies that the searcher's is compared with, one a file."""
+"""The eviction policy of a published system, which the searcher's is compared with."""

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from bench.baselines.cluster_cache import ClusterCache
-from bench.baselines.eviction.lru import Lru
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.data.clusters import open_clusters
 from carpool.clock import SystemClock
@@ -30,6 +29,7 @@ from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
 from searcher.store.reads_in_flight import ReadLimits as BatchLimits
 from searcher.store.waker import Waker
+from tests.searcher.dumb_policies import DumbLru
 from tests.searcher.helpers import SmallIndex, random_index
 from tests.waiting import WAIT_S
 
@@ -110,7 +110,7 @@ def caching(
         prefetch_reads_max=prefetch,
         prefetch="overlapped",
     )
-    planner = ReadPlanner(limits, sizes, Lru())
+    planner = ReadPlanner(limits, sizes, DumbLru())
     cache = ClusterCache(memory=memory, planner=planner, waker=watched.waker, metrics=metrics)
     try:
         yield Running(cache=cache, memory=memory, metrics=metrics)

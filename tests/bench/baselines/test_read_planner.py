@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.baselines.eviction.edgerag import EdgeRag
-from bench.baselines.eviction.lru import Lru
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from bench.baselines.read_steps import (
     Action,
@@ -28,6 +27,7 @@ from bench.baselines.read_steps import (
 )
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.slices import SliceId
+from tests.searcher.dumb_policies import DumbLru
 
 Clusters = tuple[SliceId, ...]
 Queries = tuple[Clusters, ...]
@@ -36,7 +36,7 @@ CLUSTERS = [SliceId(c) for c in range(10)]
 A, B, C, D, E = CLUSTERS[:5]
 LATENCY_US = {c: 50 + (c * 37) % 100 for c in CLUSTERS}
 POLICIES: dict[str, Callable[[], CachePolicy]] = {
-    "lru": Lru,
+    "lru": DumbLru,
     "edgerag": lambda: EdgeRag(LATENCY_US),
 }
 

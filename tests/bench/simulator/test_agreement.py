@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 from typer.testing import CliRunner, Result
 
-from bench.baselines.eviction.policies import POLICY_NAMES, PolicyName
 from bench.cli import app
 from bench.core.progress import silent
 from bench.simulator import agreement
@@ -44,25 +43,21 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> OpenIndex:
     return opened
 
 
-def compared(
-    index: OpenIndex, *, rounds: int = 1, policy: PolicyName = "farthest_next_use", **options: Any
-) -> SimulatorAgreement:
+def compared(index: OpenIndex, *, rounds: int = 1, **options: Any) -> SimulatorAgreement:
     questions: Float32 = normalised(np.random.default_rng(4).standard_normal((160, DIMENSION)))
     asked = Comparison(
         nprobe=4,
         window=8,
         searcher=SearcherSettings(scoring_threads=1, direct_io="auto"),
         options=ExactOptions(**options),
-        policy=policy,
         rounds=rounds,
         disk_s=0.02,
     )
     return compare(index, questions, asked, silent)
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_a_real_run_reads_the_bytes_of_the_simulator(index: OpenIndex, policy: PolicyName) -> None:
-    found = compared(index, policy=policy, prefetch_bytes=0, read_ahead_bytes=1)
+def test_a_real_run_reads_the_bytes_of_the_simulator(index: OpenIndex) -> None:
+    found = compared(index, prefetch_bytes=0, read_ahead_bytes=1)
     assert found.bytes_are_equal
     assert found.simulated_bytes > 0
     assert found.real_ms.count == found.simulated_ms.count == 96

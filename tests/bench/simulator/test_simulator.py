@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from bench.baselines.eviction.policies import PolicyName, make_policy
-from bench.data.trace import Clusters, Trace, cut, horizons, soonest
+from bench.data.trace import Clusters, Trace, cut, soonest
 from bench.micro.disk import DiskRate
 from bench.simulator.calibration import disk_costs
 from bench.simulator.costs import ComputeCosts
@@ -16,6 +15,7 @@ from bench.simulator.reads import SimulatedReads
 from bench.simulator.simulation import ClusterMajorSimulation, SimulationOutcome
 from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
+from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 
 A, B, C, D = (ClusterId(c) for c in range(4))
@@ -60,7 +60,6 @@ def simulate(
     budget_share: float = 0.3,
     read_ahead_share: float = 0.1,
     prefetch_share: float = 0.1,
-    policy: PolicyName = "farthest_next_use",
 ) -> SimulationOutcome:
     budget = int(budget_share * trace.total_bytes) // PAGE * PAGE
     planner = ClusterMajorPlanner(
@@ -71,7 +70,7 @@ def simulate(
             overtake_us=10**9,
         ),
         trace.size_bytes,
-        make_policy(policy, size_bytes=trace.size_bytes, budget_bytes=budget, read_latency_us={}),
+        FarthestNextUse(),
     )
     return ClusterMajorSimulation(
         trace=trace,
@@ -81,10 +80,8 @@ def simulate(
     ).run()
 
 
-def test_what_the_trace_holds_is_foreseen() -> None:
-    trace = small_trace(1)
-    for number, horizon in enumerate(horizons(trace.wanted(), 4)):
-        assert soonest(trace.windows[number + 1 : number + 5]) == horizon
+def test_a_cluster_is_foreseen_in_the_first_window_that_wants_it() -> None:
+    assert soonest([[(A, B), (C,)], [(B, D)], [(A,)]]) == {A: 1, B: 1, C: 1, D: 2}
 
 
 def test_the_latency_of_a_lone_query_is_the_sum_of_its_costs() -> None:
