@@ -222,7 +222,7 @@ def profile(
 ) -> None:
     """Measure how long a cold read of each cluster takes on this disk, and keep it in the index.
 
-    Benchmarks use it, for the eviction policies edgerag and gdsf: a cluster with a slow read stays
+    Benchmarks use it, for the eviction policy edgerag: a cluster with a slow read stays
     longer. A build measures at its end; measure again after a copy to another disk or machine.
     Reads past the page cache (O_DIRECT); refuses where the file system cannot, or keeps files in
     memory (tmpfs). Every cluster is read several times. Other reads of the disk at the same time

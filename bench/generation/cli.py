@@ -127,28 +127,9 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
             show_default=False,
         ),
     ] = None
-    template: Annotated[
-        Literal["cited", "cited_json"],
-        typer.Option("--template", help="The prompts' template, of the generator's."),
-    ] = "cited"
-    asks: Annotated[int, typer.Option("--asks", min=2, help="Prompts of a stream.")] = 3700
     passages: Annotated[
         int, typer.Option("--passages", min=1, max=4, help="Passages of a prompt.")
     ] = 3
-    kv_tokens: Annotated[
-        int,
-        typer.Option(
-            "--kv-tokens",
-            min=4096,
-            help="Tokens in the server's KV cache. Default: a vLLM with 1 GiB for SmolLM2-135M.",
-        ),
-    ] = 23_296
-    block_tokens: Annotated[
-        int, typer.Option("--block-tokens", min=1, help="Tokens of a block of the KV cache.")
-    ] = 32
-    real_prompts: Annotated[
-        int, typer.Option("--real-prompts", min=2, help="Prompts of each run of vLLM.")
-    ] = 300
     layers: Annotated[
         int | None,
         typer.Option(
@@ -316,18 +297,6 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
         list[int], typer.Option("--nlist", min=1, help="Clusters of the index; may be repeated.")
     ] = msgspec.field(default_factory=lambda: [100, 1000])
     passages: Annotated[int, typer.Option("--passages", min=1, help="Passages of a prompt.")] = 3
-    answer_tokens: Annotated[
-        int, typer.Option("--answer-tokens", min=2, help="Tokens of an answer, on average.")
-    ] = 16
-    prefill_us: Annotated[
-        int, typer.Option("--prefill-us", min=1, help="Microseconds to compute a prompt's token.")
-    ] = 1_350
-    step_us: Annotated[
-        int, typer.Option("--step-us", min=1, help="Microseconds of a step of the LLM server.")
-    ] = 64_000
-    decode_us: Annotated[
-        int, typer.Option("--decode-us", min=0, help="Microseconds of an answer's token in a step.")
-    ] = 7_000
     seed: SeedOption = 0
     json_file: JsonOption = None
 
@@ -339,8 +308,8 @@ def speculation(options: SpeculationOptions) -> bool:
     Searches real questions cluster by cluster, in several orders of the clusters, and tells every
     policy of speculation what each draft would have had. Searches, warm-ups and prompts then take
     place on virtual time, with an LLM server that works in steps, for one question at once and for
-    eight. An oracle knows which of the passages found are final. The times of the server are set;
-    the defaults are those of a model of 135M parameters in vLLM on two cores.
+    eight. An oracle knows which of the passages found are final. The times of the server are set:
+    those of a model of 135M parameters in vLLM on two cores.
 
     Ends with 1 when the policy of Carpool, one question at once, hides less than 0.9 of what the
     oracle hides for searches of a second, or 0.7 for half a second, or computes more than a quarter
@@ -360,9 +329,6 @@ class GpuMemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
     questions: Annotated[
         int, typer.Option("--questions", min=500, help="Questions of each simulated run.")
     ] = 1500
-    sweep: Annotated[
-        int, typer.Option("--sweep", min=3, help="Sizes of the KV cache that are simulated.")
-    ] = 9
     seed: SeedOption = 0
     json_file: JsonOption = None
 

@@ -63,6 +63,14 @@ from carpool.vllm import VllmSettings
 from generator.prompts import load_templates
 from generator.settings import GeneratorSettings
 
+ASKS = 3700
+"""Prompts of a stream."""
+REAL_PROMPTS = 300
+"""Prompts of each run of vLLM."""
+KV_TOKENS = 23_296
+"""Tokens in the server's KV cache: those of a vLLM with 1 GiB for SmolLM2-135M."""
+BLOCK_TOKENS = 32
+TEMPLATE = "cited"
 LONGER_TEMPLATE = "cited_json"
 """The prompts for which the shares are promised: their head is longer than that of `cited`."""
 REAL_STREAMS: tuple[StreamName, ...] = ("natural", "zipf")
@@ -201,21 +209,21 @@ def _simulate_stream(
     told: Any,
 ) -> GenerationResult:
     natural = natural_stream(data, passages=options.passages)
-    asks = make_stream(stream, natural, asks=options.asks, seed=options.seed)
+    asks = make_stream(stream, natural, asks=ASKS, seed=options.seed)
     making: list[tuple[str, Iterator[SimulatedRow], int]] = []
-    ids, renderer = _renderer(options, data, model_dir, options.template)
+    ids, renderer = _renderer(options, data, model_dir, TEMPLATE)
     if "orders" in _parts(options):
         size = _size(options)
-        bench = OrderBench(stream, asks, size, renderer, template=options.template)
+        bench = OrderBench(stream, asks, size, renderer, template=TEMPLATE)
         making.append((f"orders, {stream}", bench.rows(CASES), len(CASES)))
         making.append((f"baselines, {stream}", bench.compared(), 7))
-        if stream in SHARE_MIN and options.template != LONGER_TEMPLATE:
+        if stream in SHARE_MIN and TEMPLATE != LONGER_TEMPLATE:
             _, longer = _renderer(options, data, model_dir, LONGER_TEMPLATE)
             bench = OrderBench(stream, asks, size, longer, template=LONGER_TEMPLATE)
             rows = bench.rows(PROMISED_CASES)
             making.append((f"longer prompts, {stream}", rows, len(PROMISED_CASES)))
     if "tiers" in _parts(options):
-        rows_of_tiers = tier_rows(stream, tree_prompts(asks, ids, renderer), options.kv_tokens)
+        rows_of_tiers = tier_rows(stream, tree_prompts(asks, ids, renderer), KV_TOKENS)
         making.append((f"tree of passages, {stream}", rows_of_tiers, 15))
     if "replicas" in _parts(options) and stream == REPLICA_STREAM:
         replicas = replica_rows(stream, asks, _size(options), renderer)
@@ -243,7 +251,7 @@ def _ask_vllm(
     """Returns the simulated result with the rows of real servers."""
     natural = natural_stream(data, passages=options.passages)
     streams: dict[StreamName, Sequence[Ask]] = {
-        name: make_stream(name, natural, asks=options.real_prompts, seed=options.seed)
+        name: make_stream(name, natural, asks=REAL_PROMPTS, seed=options.seed)
         for name in REAL_STREAMS
         if name in _streams(options)
     }
@@ -256,7 +264,7 @@ def _ask_vllm(
                 for folder in folders
             ]
             size = cache_size(servers[0], concurrency=_size(options).concurrency)
-            _, renderer = _renderer(options, data, model_dir, options.template)
+            _, renderer = _renderer(options, data, model_dir, TEMPLATE)
             if "real" in parts:
                 rows += real_rows(streams, servers[0], size, renderer, tell)
             if "real-replicas" in parts and REPLICA_STREAM in streams:
@@ -277,7 +285,7 @@ def _ask_vllm(
 
 
 def _vllm_args(options: GenerationOptions) -> tuple[str, ...]:
-    blocks = str(options.kv_tokens // options.block_tokens)
+    blocks = str(KV_TOKENS // BLOCK_TOKENS)
     arguments = ["--num-gpu-blocks-override", blocks]
     if options.layers is not None:
         arguments += ["--load-format", "dummy"]
@@ -303,12 +311,12 @@ def _streams(options: GenerationOptions) -> list[StreamName]:
 
 def _size(options: GenerationOptions) -> CacheSize:
     """Returns the memory of the simulated server. vLLM keeps one block for itself."""
-    blocks = options.kv_tokens // options.block_tokens
-    return CacheSize(blocks=blocks - 1, block_tokens=options.block_tokens)
+    blocks = KV_TOKENS // BLOCK_TOKENS
+    return CacheSize(blocks=blocks - 1, block_tokens=BLOCK_TOKENS)
 
 
 def _renderer(
     options: GenerationOptions, data: EvaluationData, model_dir: Path, template: str
 ) -> tuple[PromptIds, Renderer]:
     ids = PromptIds(data, model_dir, load_templates(GeneratorSettings())[template])
-    return ids, Renderer(ids, block_tokens=options.block_tokens)
+    return ids, Renderer(ids, block_tokens=BLOCK_TOKENS)

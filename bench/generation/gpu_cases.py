@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-
-class GpuShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU. What it reads and computes is some 0.8 and 0.6 of what data sheets promise."""
-
-    name: str
-    total_bytes: int
-    bytes_per_s: float
-    flops_per_s: float
+from carpool.gpu import Gpu
 
 
 class LlmShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +37,9 @@ class SearcherShape(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
 
 
-GPU_80 = GpuShape(name="80 GiB", total_bytes=80 << 30, bytes_per_s=2.7e12, flops_per_s=6e14)
-GPU_24 = GpuShape(name="24 GiB", total_bytes=24 << 30, bytes_per_s=4.8e11, flops_per_s=7.5e13)
+# What they read and compute is some 0.8 and 0.6 of what data sheets promise.
+GPU_80 = Gpu(name="80 GiB", total_bytes=80 << 30, bytes_per_s=2.7e12, flops_per_s=6e14)
+GPU_24 = Gpu(name="24 GiB", total_bytes=24 << 30, bytes_per_s=4.8e11, flops_per_s=7.5e13)
 SMOLLM2_2B = LlmShape(name="SmolLM2 1.7B", weight_count=1_711_376_384, kv_bytes_a_token=196_608)
 LLAMA_8B = LlmShape(name="Llama 3.1 8B", weight_count=8_030_261_248, kv_bytes_a_token=131_072)
 QWEN_14B = LlmShape(name="Qwen2.5 14B", weight_count=14_770_033_664, kv_bytes_a_token=196_608)

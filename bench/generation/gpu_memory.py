@@ -22,7 +22,6 @@ from bench.generation.gpu_cases import (
     MIXES,
     SEARCHERS,
     SERVERS,
-    GpuShape,
     LlmShape,
     RequestMix,
     SearcherShape,
@@ -31,6 +30,7 @@ from bench.generation.gpu_pipeline import Question, answers_per_s
 from bench.generation.gpu_search import Int64, SearchCosts, ShardedSearch
 from bench.generation.paged_engine import LlmStepCosts, PagedEngine
 from carpool.disk.centroids import probe
+from carpool.gpu import Gpu
 from searcher.plan.gpu_memory import (
     KEPT_BYTES,
     OVERHEAD_BYTES,
@@ -48,6 +48,8 @@ from searcher.plan.search_times import SearchTimes, TimeSample, fit_search_times
 NLIST, NPROBE = 1000, 73
 """The default of an index of a million passages."""
 SHARE_MIN = 0.95
+SWEEP = 9
+"""Sizes of the KV cache that are simulated."""
 SCAN_NS, QUERY_US = 31.0, 1_080.0
 """A row of codes, and a query beside its scans, on one thread: the line through the windows of 100
 of search-1m-codes-100.json (10 of 100 clusters) and search-1m-codes-1000.json (24 of 1000).
@@ -126,7 +128,7 @@ class World:
 class Case:
     """One case, and what simulates it."""
 
-    gpu: GpuShape
+    gpu: Gpu
     llm: LlmShape
     mix: RequestMix
     searcher: SearcherShape
@@ -210,7 +212,7 @@ def measure(world: World, options: GpuMemoryOptions, tell: Tell) -> GpuMemoryRes
 def make_case(
     world: World,
     options: GpuMemoryOptions,
-    gpu: GpuShape,
+    gpu: Gpu,
     llm: LlmShape,
     mix: RequestMix,
     searcher: SearcherShape,
@@ -295,7 +297,7 @@ def measure_case(world: World, options: GpuMemoryOptions, case: Case) -> CaseRes
 
     by_model, limit, reason = chosen(modelled)
     by_points, *_ = chosen(measured_generation(case, known))
-    rows = [case.simulate(*sizes) for sizes in sweep_sizes(case.memory, index_bytes, options.sweep)]
+    rows = [case.simulate(*sizes) for sizes in sweep_sizes(case.memory, index_bytes, SWEEP)]
     best = max([*rows, by_model, by_points], key=lambda row: row.per_s)
 
     def judged(row: SplitRow) -> SplitRow:

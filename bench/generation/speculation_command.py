@@ -56,6 +56,10 @@ POLICIES: dict[PolicyRow, SpeculationName] = {
     "auto": "auto",
 }
 """The rows beside the oracle's, and the policies that they show."""
+ANSWER_TOKENS = 16
+"""Tokens of an answer, on average."""
+COSTS = EngineCosts(step_us=64_000, prefill_us=1_350, decode_us=7_000)
+"""Of SmolLM2 135M in vLLM on two cores."""
 REMOVAL_US = 10_000
 """Assumed time to remove a passage from a prefix cache; vLLM cannot do it."""
 AT_ONCE = 8
@@ -154,9 +158,9 @@ def measure(data: EvaluationData, options: SpeculationOptions, tell: Tell) -> Sp
                 shape = PipelineShape(
                     search_us=round(search_s * 1e6),
                     clients=at_once,
-                    answer_tokens=options.answer_tokens,
+                    answer_tokens=ANSWER_TOKENS,
                 )
-                for name, figures, share in _every_policy(found.searches, tokens, shape, options):
+                for name, figures, share in _every_policy(found.searches, tokens, shape):
                     policies.append(
                         PolicyFigures(
                             nlist=nlist,
@@ -210,14 +214,9 @@ def _every_policy(
     searches: Sequence[ProgressiveSearch],
     tokens: Sequence[int],
     shape: PipelineShape,
-    options: SpeculationOptions,
 ) -> list[tuple[PolicyRow, SpeculationFigures, float]]:
-    costs = EngineCosts(
-        step_us=options.step_us, prefill_us=options.prefill_us, decode_us=options.decode_us
-    )
-
     def figures(policy: SpeculationPolicy, removal_us: int | None = None) -> SpeculationFigures:
-        server = msgspec.structs.replace(costs, removal_us=removal_us)
+        server = msgspec.structs.replace(COSTS, removal_us=removal_us)
         return SpeculationSimulation(searches, tokens, policy, shape, server).run()
 
     best = figures(Oracle(final_passages(searches)))

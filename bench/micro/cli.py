@@ -25,24 +25,6 @@ def grouping(
     windows: Annotated[
         int, typer.Option("--windows", min=1, help="Windows that are timed.")
     ] = 1000,
-    policy: Annotated[
-        Literal["per_window", "greedy", "agglomerative", "per_query"] | None,
-        typer.Option(
-            "--policy", help="The policy that is timed. Default: the grouper's.", show_default=False
-        ),
-    ] = None,
-    order: Annotated[
-        Literal["nearest_chain", "arrival"] | None,
-        typer.Option(
-            "--order", help="The order that is timed. Default: the grouper's.", show_default=False
-        ),
-    ] = None,
-    cache_share: Annotated[
-        float,
-        typer.Option(
-            "--cache-share", min=0.0, max=1.0, help="Share of the clusters in the replay's cache."
-        ),
-    ] = 0.4,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
@@ -58,18 +40,12 @@ def grouping(
     Example:  carpool bench grouping --data DATA --json grouping.json
     """
     from bench.micro import grouping as bench
-    from grouper.settings import GrouperSettings
 
-    settings = GrouperSettings()
     options = bench.GroupingOptions(
         nlist=nlist,
         nprobe=min(nprobe, nlist),
         window_queries=window,
         windows=windows,
-        policy=policy or settings.policy,
-        order=order or settings.order,
-        jaccard_similarity_min=settings.jaccard_similarity_min,
-        cache_share=cache_share,
         seed=seed,
     )
     if not bench.run(data, options, json_file):

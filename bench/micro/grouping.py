@@ -22,26 +22,27 @@ from bench.data.trace import cluster_quickly
 from bench.micro.grouping_replay import QueryClusters, ReplayRow, replay
 from carpool.disk.centroids import probe
 from grouper.plan.grouping import LINKAGE_NAMES, GroupingPolicy, PolicyName, grouping_policy
-from grouper.plan.order import ORDER_NAMES, OrderName, group_order
+from grouper.plan.order import ORDER_NAMES, group_order
 from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
+from grouper.settings import GrouperSettings
 
 QUESTIONS = ("queries-hotpotqa", "queries-nq")
 PLAN_MS_MAX = 2.0
 """The longest time that 99 of 100 windows may take to group and order."""
 ROW_NUMBER_BYTES = 8
+CACHE_SHARE = 0.4
+"""Share of the clusters in the replay's cache."""
+GROUPER = GrouperSettings()
+"""Its policy and order are timed; all of them are replayed."""
 
 
 class GroupingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. `policy` and `order` are timed; all of them are replayed."""
+    """What is measured."""
 
     nlist: int
     nprobe: int
     window_queries: int
     windows: int
-    policy: PolicyName
-    order: OrderName
-    jaccard_similarity_min: float
-    cache_share: float
     seed: int
 
 
@@ -115,8 +116,8 @@ def plan_times(
     chooser: np.random.Generator,
 ) -> PlanTimes:
     """Times `options.windows` windows, each of distinct questions chosen at random."""
-    policy = grouping_policy(options.policy, jaccard_similarity_min=options.jaccard_similarity_min)
-    order = group_order(options.order)
+    policy = grouping_policy(GROUPER.policy, jaccard_similarity_min=GROUPER.jaccard_similarity_min)
+    order = group_order(GROUPER.order)
     plan_s, cpu_s, probe_s = [], [], []
     before: tuple[QueryClusters, ...] = ()
     for _ in range(options.windows):
@@ -145,7 +146,7 @@ def replay_all(
     options: GroupingOptions,
 ) -> tuple[ReplayRow, ...]:
     """Returns a row for every policy and order; the cache holds `cache_share` of the clusters."""
-    cache_clusters = max(1, round(options.nlist * options.cache_share))
+    cache_clusters = max(1, round(options.nlist * CACHE_SHARE))
     return tuple(
         replay(
             windows,
@@ -155,7 +156,7 @@ def replay_all(
             sizes_bytes=sizes_bytes,
             cache_clusters=cache_clusters,
         )
-        for name, policy in _policies(options.jaccard_similarity_min)
+        for name, policy in _policies(GROUPER.jaccard_similarity_min)
         for order in ORDER_NAMES
     )
 
@@ -170,7 +171,7 @@ def print_result(console: Console, options: GroupingOptions, result: GroupingRes
         title=f"{options.windows} windows of {options.window_queries}",
     )
     names = {
-        f"group ({options.policy}) and order ({options.order})": result.times_ms.plan,
+        f"group ({GROUPER.policy}) and order ({GROUPER.order})": result.times_ms.plan,
         "  of it on the CPU": result.times_ms.plan_cpu,
         "probe, before it": result.times_ms.probe,
     }
@@ -187,7 +188,7 @@ def print_result(console: Console, options: GroupingOptions, result: GroupingRes
         "by record",
         "done after",
         title=f"MB read a query: nlist {options.nlist}, nprobe {options.nprobe}, room for "
-        f"{options.cache_share:.0%}",
+        f"{CACHE_SHARE:.0%}",
     )
     for row in result.replayed:
         table.add_row(

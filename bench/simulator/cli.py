@@ -18,7 +18,6 @@ from bench.core.options import (
     SeedOption,
     WorkOption,
     counts_of,
-    shares_of,
 )
 
 
@@ -91,9 +90,6 @@ def paged_codes(
         Literal["rabitq2", "rabitq4"],
         typer.Option("--codec", help="Codes of 2 bits, which the searcher pages, or of 4."),
     ] = "rabitq2",
-    shares: Annotated[
-        str, typer.Option("--shares", help="Shares of the bytes of all codes, with commas.")
-    ] = "0.1,0.2",
     windows: Annotated[
         str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
     ] = "20,100",
@@ -124,7 +120,6 @@ def paged_codes(
     options = bench.PagedCodesOptions(
         nprobe=nprobe,
         codec=codec,
-        shares=shares_of("--shares", shares),
         windows=counts_of("--windows", windows),
         queries=queries,
         searchers=counts_of("--searchers", searchers),
@@ -137,19 +132,9 @@ def hot_set_drift(
     index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")],
     data: DataOption = None,
     nprobe: NprobeOption = 24,
-    shares: Annotated[
-        str, typer.Option("--shares", help="Shares of all clusters' bytes, with commas.")
-    ] = "0.05,0.1,0.2",
     windows: Annotated[
         str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
     ] = "20,100",
-    ahead: Annotated[
-        int, typer.Option("--ahead", min=1, help="Windows that wait in Kafka, for the horizon.")
-    ] = 4,
-    orders: Annotated[int, typer.Option("--orders", min=1, help="Orders of the questions.")] = 3,
-    gpu: Annotated[
-        Literal["h100", "l40s"], typer.Option("--gpu", help="The GPU whose costs are assumed.")
-    ] = "h100",
     json_file: JsonOption = None,
 ) -> None:
     """How soon does the hot shard follow when questions change, and what do swaps cost?
@@ -165,15 +150,10 @@ def hot_set_drift(
     """
     from bench.data.evaluation import find_data
     from bench.simulator import hot_set_drift as bench
-    from bench.simulator.gpu_costs import H100, L40S
 
     options = bench.HotSetDriftOptions(
         nprobe=nprobe,
-        shares=shares_of("--shares", shares),
         windows=counts_of("--windows", windows),
-        ahead=ahead,
-        orders=orders,
-        gpu=H100 if gpu == "h100" else L40S,
     )
     if not bench.run(index, find_data(data), options, json_file):
         raise typer.Exit(1)

@@ -46,13 +46,3 @@ H100 = ShardGpuCosts(
     efficiency=0.6,  # assumed: what the shard must reach for batches of 32
 )
 """Not measured: no GPU was there. `carpool bench shard --device gpu` measures a device."""
-
-L40S = ShardGpuCosts(
-    name="L40S",
-    copy_fixed_us=20.0,  # assumed, as above
-    copy_bytes_per_us=25_000.0,  # assumed: 80 % of 32 GB/s, half of the data sheet's 64 GB/s
-    launch_us=400.0,  # assumed, as above
-    memory_bytes_per_us=864_000.0,  # NVIDIA L40S data sheet: 864 GB/s
-    efficiency=0.6,  # assumed, as above
-)
-"""As `H100`: not measured here."""

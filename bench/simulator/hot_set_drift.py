@@ -21,7 +21,7 @@ from bench.core.report import RunStart, finish
 from bench.data.clusters import open_clusters
 from bench.data.evaluation import EvaluationData, Float32, distinct_order, read_vectors
 from bench.data.index import BenchIndex
-from bench.simulator.gpu_costs import ShardGpuCosts
+from bench.simulator.gpu_costs import H100, ShardGpuCosts
 from bench.simulator.hot_set_rules import HedraRagHotSet, HotSetRule, StaticHotSet, hottest
 from bench.simulator.shard_costs import measure_searcher
 from bench.simulator.shard_searcher import SearcherCosts, ShardSearcher, WindowTimes
@@ -48,11 +48,11 @@ class HotSetDriftOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated. `shares`: of the bytes of all clusters; `ahead`: windows that wait."""
 
     nprobe: int
-    shares: tuple[float, ...]
+    shares: tuple[float, ...] = (0.05, 0.1, 0.2)
     windows: tuple[int, ...]
-    ahead: int
-    orders: int
-    gpu: ShardGpuCosts
+    ahead: int = 4
+    orders: int = 3
+    gpu: ShardGpuCosts = H100
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):

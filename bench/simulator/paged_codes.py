@@ -44,7 +44,7 @@ class PagedCodesOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     nprobe: int
     codec: str
-    shares: tuple[float, ...]
+    shares: tuple[float, ...] = (0.1, 0.2)
     windows: tuple[int, ...]
     queries: int
     searchers: tuple[int, ...] = (1,)

@@ -44,10 +44,6 @@ def figure(
         ),
     ] = None,
     queries: QueriesOption = None,
-    warm_up_s: Annotated[
-        float,
-        typer.Option("--warm-up-s", min=0, help="Seconds of other questions before each run."),
-    ] = 60.0,
     seed: SeedOption = 0,
     out: Annotated[
         Path,
@@ -84,9 +80,7 @@ def figure(
         raise typer.BadParameter(
             "name the index to search with --index DIR; carpool index build makes one"
         )
-    load = FigureLoad(
-        queries=queries or QUERIES.get(number, QUERIES_ELSE), warm_up_s=warm_up_s, seed=seed
-    )
+    load = FigureLoad(queries=queries or QUERIES.get(number, QUERIES_ELSE), seed=seed)
     options = command.FigureOptions(figure=number, index=index, model=model, out=out, load=load)
     if not command.figure(data, options):
         raise typer.Exit(1)

@@ -24,10 +24,6 @@ OPTIONS = GroupingOptions(
     nprobe=2,
     window_queries=5,
     windows=3,
-    policy="per_window",
-    order="nearest_chain",
-    jaccard_similarity_min=0.5,
-    cache_share=0.4,
     seed=0,
 )
 
