@@ -43,6 +43,14 @@ DIMENSION = 32
 NLIST = 12
 TOP_K = 7
 EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
+EVERY_PROMISE = pytest.mark.parametrize(
+    ("codec", "mode", "missed_max"),
+    [
+        (codec, *promise)
+        for codec, promise in zip(CODECS, [("default", 4), ("margin", 1)] * 3, strict=True)
+    ],
+)
+"""Each codec with one of the two promises; `missed_max` of 2,100 ids."""
 
 
 def make_index(

@@ -187,15 +187,14 @@ def device_of(
 
 
 @pytest.mark.parametrize(
-    ("codec", "name", "numbers"),
+    ("codec", "name", "numbers", "mode", "missed_max"),
     [
-        ("rabitq4", "ram", "float16"),
-        ("rabitq1", "ram", "sq8"),
-        ("flat", "gpu", "float16"),
-        ("rabitq2", "gpu", "sq8"),
+        ("rabitq4", "ram", "float16", "default", 4),
+        ("rabitq1", "ram", "sq8", "margin", 1),
+        ("flat", "gpu", "float16", "margin", 1),
+        ("rabitq2", "gpu", "sq8", "default", 4),
     ],
 )
-@pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
 def test_a_promise_is_kept_and_scores_are_exact(
     index: SmallIndex,
     codec: str,

@@ -35,10 +35,6 @@ Queries = tuple[Clusters, ...]
 CLUSTERS = [SliceId(c) for c in range(10)]
 A, B, C, D, E = CLUSTERS[:5]
 LATENCY_US = {c: 50 + (c * 37) % 100 for c in CLUSTERS}
-POLICIES: dict[str, Callable[[], CachePolicy]] = {
-    "lru": DumbLru,
-    "edgerag": lambda: EdgeRag(LATENCY_US),
-}
 
 
 @dataclass
@@ -47,7 +43,7 @@ class World:
 
     limits: ReadLimits
     size_bytes: dict[SliceId, int]
-    policy: str = "lru"
+    policy: CachePolicy = field(default_factory=DumbLru)
     resident: set[SliceId] = field(default_factory=set)
     reading: dict[SliceId, str] = field(default_factory=dict)
     asked: set[SliceId] = field(default_factory=set)  # by the current query, not granted
@@ -57,7 +53,7 @@ class World:
     advised: Clusters = ()
 
     def __post_init__(self) -> None:
-        self.planner = ReadPlanner(self.limits, self.size_bytes, POLICIES[self.policy]())
+        self.planner = ReadPlanner(self.limits, self.size_bytes, self.policy)
 
     def used_bytes(self) -> int:
         return sum(self.size_bytes[c] for c in [*self.resident, *self.reading])
@@ -168,11 +164,10 @@ def workload(rng: random.Random) -> list[Queries]:
 
 
 @pytest.mark.parametrize("prefetch", ["none", "after_group", "overlapped"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_query_gets_every_cluster_within_the_budget_whatever_is_advised(
-    policy: str, prefetch: PrefetchMode, seed: int
+    prefetch: PrefetchMode, seed: int
 ) -> None:
     rng = random.Random(seed)
     groups = workload(rng)
@@ -187,36 +182,28 @@ def test_every_query_gets_every_cluster_within_the_budget_whatever_is_advised(
     ]
     for advice in advices:
         limits = limits_of(budget_bytes, prefetch, rng.randint(1, 4))
-        world = World(limits, size_bytes, policy)
+        world = World(limits, size_bytes, EdgeRag(LATENCY_US))
         for number, queries in enumerate(groups):
             world.search(rng, queries, advice(number))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_without_groups_and_advice_it_is_the_plain_cache(policy: str, seed: int) -> None:
-    """One query a group, one cluster a query: as ten lines of LRU or EdgeRAG."""
+def test_without_groups_and_advice_it_is_the_plain_cache(seed: int) -> None:
+    """One query a group, one cluster a query: as ten lines of EdgeRAG."""
     rng = random.Random(seed)
-    world = World(limits_of(40, "overlapped"), dict.fromkeys(CLUSTERS, 10), policy)
-    resident: list[SliceId] = []  # least recently used first
+    world = World(limits_of(40, "overlapped"), dict.fromkeys(CLUSTERS, 10), EdgeRag(LATENCY_US))
+    resident: set[SliceId] = set()
     asked: Counter[SliceId] = Counter()
     for cluster in [rng.choice(CLUSTERS) for _ in range(200)]:
         hits_before = world.counts["ram"]
         world.search(rng, ((cluster,),))
         asked[cluster] += 1
         assert world.counts["ram"] - hits_before == (cluster in resident)
-        if cluster in resident:
-            resident.remove(cluster)
-        elif len(resident) == 4:
-            worst = (
-                min(resident, key=lambda c: (LATENCY_US[c] * asked[c], c))
-                if policy == "edgerag"
-                else resident[0]
-            )
-            resident.remove(worst)
-        resident.append(cluster)
-        assert world.planner.residents() == set(resident)
+        if cluster not in resident and len(resident) == 4:
+            resident.remove(min(resident, key=lambda c: (LATENCY_US[c] * asked[c], c)))
+        resident.add(cluster)
+        assert world.planner.residents() == resident
 
 
 @pytest.mark.parametrize("prefetch", ["none", "after_group", "overlapped"])
