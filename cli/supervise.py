@@ -19,6 +19,8 @@ from cli.guard import Guard
 from cli.up_settings import UpSettings
 
 RESTART_DELAY_S_MAX = 30.0
+QUIET_S = 60.0
+"""Time ready after which earlier restarts are forgotten."""
 TURN_S = 0.05
 
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
@@ -155,7 +157,7 @@ class Supervisor:
             part.child.rotate_log(self._settings.log_bytes_max)
             if part.child.has_ended():
                 self._ended(part, part.child, now_s)
-            elif part.ready_s is not None and now_s - part.ready_s > self._settings.quiet_s:
+            elif part.ready_s is not None and now_s - part.ready_s > QUIET_S:
                 part.restarts = 0
 
     def stop(self, order: Sequence[str] = ()) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -13,6 +14,10 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 
 class UpSettings(Settings, frozen=True, kw_only=True):
     """Ports and time limits of `carpool up`. A default port in use is replaced by a free one."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "quiet_s": "restarts are forgotten after a minute in which the part was ready"
+    }
 
     state_dir: Annotated[
         str,
@@ -76,15 +81,6 @@ class UpSettings(Settings, frozen=True, kw_only=True):
             description="Pause before the first restart, s; doubled for each more, to 30 s.",
         ),
     ] = 0.5
-    quiet_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86_400,
-            description="Seconds that a part must be ready before its earlier restarts are "
-            "forgotten.",
-        ),
-    ] = 60.0
     gpu_rates: Annotated[
         str,
         Meta(

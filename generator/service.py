@@ -87,6 +87,8 @@ log = structlog.get_logger()
 
 WAKE_US = 50_000
 """Longest wait between two ticks while there is work: a pause may begin between two ticks."""
+RETRY_AFTER_US_MAX = 120_000_000
+"""The longest pause that a server may ask for (Retry-After)."""
 
 
 def build_stage(
@@ -146,7 +148,7 @@ class GeneratorStage:
                 prompts_max=settings.intake_records_max,
                 backoff_us_min=llm.backoff_ms_min * 1_000,
                 backoff_us_max=llm.backoff_ms_max * 1_000,
-                retry_after_us_max=llm.retry_after_ms_max * 1_000,
+                retry_after_us_max=RETRY_AFTER_US_MAX,
                 failures_max=llm.failures_max,
             ),
             servers=len(servers),

@@ -244,6 +244,10 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     """The LLM servers: their addresses, their model, and how long to wait for them."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"structured_output": "answer_form"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "segments_kept_max": "the token ids of 10,000 passages are kept",
+        "retry_after_ms_max": "a server may ask for a pause of up to two minutes",
+    }
     RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "answer_form": {"none": "json_by_prompt"}
     }
@@ -334,15 +338,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "settings"
         ),
     ] = msgspec.field(default_factory=dict)
-    segments_kept_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=10_000_000,
-            description="passages whose token ids are kept in memory, about 2 KB each; too low "
-            "asks the server for the same ones again, too high takes memory",
-        ),
-    ] = 10_000
     connect_timeout_s: Annotated[
         float,
         Meta(
@@ -383,15 +378,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=3_600_000, description="longest pause between tries; too high resumes late"),
     ] = 4_000
-    retry_after_ms_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=86_400_000,
-            description="longest pause that the server may ask for (Retry-After); too low sends "
-            "it many requests, too high allows long pauses",
-        ),
-    ] = 120_000
     failures_max: Annotated[
         int,
         Meta(

@@ -47,6 +47,8 @@ from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import documents_build_id
 
 IDS_NAME = "ids"
+PROBLEMS_LISTED = 20
+"""Bad lines that are listed; all are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +278,7 @@ class _Build:
                         ids.add(found.doc_id, reader.line_number)
                 else:
                     problem_count += 1
-                    if len(problems) < limits.problems_listed:
+                    if len(problems) < PROBLEMS_LISTED:
                         problems.append(found)
                 self.progress.advance(reader.position_bytes - position_bytes)
                 position_bytes = reader.position_bytes
@@ -332,8 +334,5 @@ def describe_problems(documents: DocumentsDone) -> str:
     ]
     lines += [f"  line {problem.line}: {problem.why}" for problem in documents.problems]
     if documents.problem_count > len(documents.problems):
-        lines.append(
-            f"  and {documents.problem_count - len(documents.problems):,} more "
-            "(indexer.problems_listed)"
-        )
+        lines.append(f"  and {documents.problem_count - len(documents.problems):,} more")
     return "\n".join(lines)

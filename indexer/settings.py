@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -14,6 +15,10 @@ from carpool.settings import Settings
 
 class IndexerSettings(Settings, frozen=True, kw_only=True):
     """Limits of `carpool index build`; those that change the bytes are saved with the build."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "problems_listed": "20 bad lines are listed; all are counted"
+    }
 
     passage_bytes_max: Annotated[
         int,
@@ -33,15 +38,6 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "lines; too high lets one line take that much memory.",
         ),
     ] = 4 << 20
-    problems_listed: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=100_000,
-            description="Bad lines that are listed; all are counted. Too low hides what is wrong, "
-            "too high floods the screen.",
-        ),
-    ] = 20
     shard_rows: Annotated[
         int,
         msgspec.Meta(

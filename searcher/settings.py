@@ -19,8 +19,7 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
     REMOVED: ClassVar[Mapping[str, str]] = {
         "execution": "the searcher always reads each cluster once for all queries that it has; "
         "query_by_query is a baseline of carpool bench search",
-        "cache_policy": "the searcher evicts the cluster that is needed last; carpool bench "
-        "policies compares other policies",
+        "cache_policy": "the searcher evicts the cluster that is needed last",
         "read_ahead_bytes": "it is an eighth of budget_bytes, at most 96 MiB; set budget_bytes",
         "slice_bytes_max": "a large cluster is always read in slices",
         "prefetch": "what later queries need is read ahead whenever there is no other read",

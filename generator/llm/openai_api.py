@@ -39,6 +39,8 @@ from generator.settings import LlmSettings
 log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
+SEGMENTS_MAX = 10_000
+"""Passages whose token ids are kept, about 2 KB each."""
 SCHEMA_NAME = "cited_answer"
 _NOT_THERE = (404, 405, 501)
 _FORM = (400, *_NOT_THERE, 415, 422)
@@ -64,9 +66,7 @@ class OpenAiLlm:
         self._finding_out = asyncio.Lock()
         self._sample_ids: tuple[int, ...] = ()
         self._said: tuple[object, ...] = ()
-        self._tokenizer = PromptTokenizer(
-            self._ask_for_ids, segments_max=settings.segments_kept_max
-        )
+        self._tokenizer = PromptTokenizer(self._ask_for_ids, segments_max=SEGMENTS_MAX)
         key = settings.api_key.value
         self._load_reader = ServerLoadReader(
             f"{self._root}/metrics",
