@@ -142,9 +142,7 @@ def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
     return _decode_json(kind, value)
 
 
-def decode_query(
-    value: bytes | None, headers: Headers, source: Source, bytes_max: int = QUERY_BYTES_MAX
-) -> Query:
+def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
     """Returns the checked query of a record of `rag.queries.v1`.
 
     Its id is the header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises
@@ -155,17 +153,17 @@ def decode_query(
     except RecordError as error:
         raise _identified(error, value) from None
     try:
-        query = _decode_query(value, headers, source, bytes_max, header_id)
+        query = _decode_query(value, headers, source, header_id)
         check_query(query)
     except RecordError as error:
         raise _identified(
-            error, value if value and len(value) <= bytes_max else None, header_id
+            error, value if value and len(value) <= QUERY_BYTES_MAX else None, header_id
         ) from None
     return query
 
 
 def _decode_query(
-    value: bytes | None, headers: Headers, source: Source, bytes_max: int, header_id: str | None
+    value: bytes | None, headers: Headers, source: Source, header_id: str | None
 ) -> Query:
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
@@ -176,9 +174,9 @@ def _decode_query(
             "too_large",
             f"the headers {names} are {size} bytes; at most {PASSED_ON_BYTES_MAX} are passed on",
         )
-    if len(value) > bytes_max:
+    if len(value) > QUERY_BYTES_MAX:
         raise RecordError(
-            "too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted"
+            "too_large", f"the query is {len(value)} bytes; at most {QUERY_BYTES_MAX} are accepted"
         )
     value = value.removeprefix(BYTE_ORDER_MARK)
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()

@@ -19,8 +19,6 @@ from carpool.disk.pages import PageLayout
 
 DOCUMENT_ROWS_NAME = "documents.rows"
 NO_ROW = (1 << 32) - 1
-ROW_COUNT_MAX = NO_ROW - 1
-"""Rows of an index: document numbers have 32 bits."""
 
 UInt32 = npt.NDArray[np.uint32]
 

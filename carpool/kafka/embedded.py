@@ -58,9 +58,9 @@ def broker_environment() -> dict[str, str]:
 class EmbeddedBroker:
     """A broker as a child process on loopback. A context manager that stops it."""
 
-    def __init__(self, *, port: int = 0, log_file: Path | None = None) -> None:
-        """`port` 0: a free one is chosen. Starts nothing."""
-        self.port = port or free_port()
+    def __init__(self, *, log_file: Path | None = None) -> None:
+        """Chooses a free port. Starts nothing."""
+        self.port = free_port()
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -52,7 +52,6 @@ class SettingDoc:
     section: str
     name: str
     environment: str
-    type_name: str
     choices: tuple[str, ...]
     default: Any
     description: str
@@ -90,9 +89,6 @@ def describe(section: str, kind: type[Settings]) -> list[SettingDoc]:
                 section=section,
                 name=field.name,
                 environment=environment_name(section, field.name),
-                type_name=getattr(base, "__name__", str(base))
-                if not get_args(base)
-                else str(base).replace("typing.", ""),
                 choices=tuple(map(str, get_args(base))) if get_origin(base) is Literal else (),
                 default=_default(field),
                 description=description,

@@ -29,6 +29,7 @@ from generator.plan.speculation.protocol import (
     StartWarmUp,
     WarmUpEnded,
 )
+from generator.plan.speculation.stable import common
 from generator.prompts import PreparedPrompt
 from schemas.codec import tenant_of
 from schemas.retrieval import Retrieval
@@ -244,9 +245,9 @@ class Warmer:
         query = self._queries.pop(place)
         for warm_up in query.warm_ups:
             ids = warm_up.token_ids
-            begin = warm_up.finished.cached_tokens if warm_up.finished else _common(ids, known)
+            begin = warm_up.finished.cached_tokens if warm_up.finished else common(ids, known)
             warmed += len(ids) - begin
-            used += max(0, min(_common(ids, token_ids), cached_tokens) - begin)
+            used += max(0, min(common(ids, token_ids), cached_tokens) - begin)
             known = ids
         self._metrics.tokens.add("warmed_used", query.tenant, used)
         self._metrics.tokens.add("warmed_in_vain", query.tenant, warmed - used)
@@ -263,11 +264,3 @@ def _warm_up_of(prompt: LlmRequest, token_ids: tuple[int, ...]) -> LlmRequest:
         schema=None,
         regex=None,
     )
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Returns the length of the common prefix."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return place
-    return min(len(one), len(other))

@@ -114,11 +114,6 @@ class HotSwaps:
             self._settled = PageTest(share, MEMORY_QUERIES)
         self.check_integrity()
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether clusters leave only after the hit rate has fallen."""
-        return self._settled is not None
-
     # ---- what happens
 
     def add_window(

@@ -70,10 +70,10 @@ class FaultyDisk:
         with self._changed:
             return sum(end_s == math.inf for end_s, _ in self._late)
 
-    def wait_until_hanging(self, count: int = 1, timeout_s: float = 30.0) -> None:
-        """Blocks until so many batches hang. Raises `TimeoutError`."""
+    def wait_until_hanging(self, timeout_s: float = 30.0) -> None:
+        """Blocks until a batch hangs. Raises `TimeoutError`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.hanging >= count, timeout_s):
+            if not self._changed.wait_for(lambda: self.hanging > 0, timeout_s):
                 raise TimeoutError(f"{self.hanging} batches hang after {timeout_s:g} s")
 
     def release(self) -> None:

@@ -41,13 +41,7 @@ class _BrokenCall(NamedTuple):
 class MemoryBroker:
     """Topics and consumer groups in one process. Thread-safe."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        topics: Mapping[str, int],
-        *,
-        transaction_timeout_us: int = TRANSACTION_TIMEOUT_US,
-    ) -> None:
+    def __init__(self, clock: Clock, topics: Mapping[str, int]) -> None:
         """Makes the topics; `topics` maps a name to its number of partitions."""
         self.clock = clock
         self.lock = threading.RLock()
@@ -60,7 +54,7 @@ class MemoryBroker:
         self.groups: dict[str, ConsumerGroup] = {}
         self.commits: list[dict[TopicPartition, Position]] = []
         self.transactions = TransactionCoordinator(
-            clock, self.logs, self.groups, transaction_timeout_us
+            clock, self.logs, self.groups, TRANSACTION_TIMEOUT_US
         )
         self._faults: dict[str, deque[_BrokenCall]] = {}
 

@@ -12,20 +12,21 @@ from carpool.kafka.memory.broker import Call, MemoryBroker
 from carpool.kafka.memory.groups import MemoryMembership
 from carpool.kafka.records import Output, TopicPartition
 
+QUEUE_MAX = 100_000
+
 
 class MemoryProducer:
     """A `ProducerClient` of a `MemoryBroker`; `poll` reports deliveries."""
 
-    def __init__(self, broker: MemoryBroker, queue_max: int = 100_000) -> None:
+    def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
-        self._queue_max = queue_max
         self._reports: deque[tuple[Callable[[CarpoolError | None], None], CarpoolError | None]] = (
             deque()
         )
 
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
         """Appends the record; False when too many reports wait."""
-        if len(self._reports) >= self._queue_max:
+        if len(self._reports) >= QUEUE_MAX:
             return False
         error: CarpoolError | None = None
         try:

@@ -7,6 +7,8 @@ too much.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from generator.plan.speculation.protocol import (
     DraftFound,
     EngineLoad,
@@ -64,8 +66,8 @@ def clusters_to_stay(clusters_total: int) -> int:
     return max(CLUSTERS_MIN, -(-clusters_total // SHARE))
 
 
-def common(one: Passages, other: Passages) -> int:
-    """Returns how many passages both begin with."""
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Returns how many items both begin with."""
     for place, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return place
