@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 
 from bench.baselines.cluster_cache import ClusterCache
-from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.edgerag import EdgeRag
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from carpool.clock import Clock
 from schemas.record import ClusterId

@@ -1,15 +1,25 @@
-"""A real vLLM server, which tests of the generator share."""
+"""What tests of the generator share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
+from carpool.kafka.topic_table import TopicTable
 from carpool.testing.vllm_server import VllmServer
 
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A real vLLM server."""
     with VllmServer(tmp_path_factory.mktemp("vllm") / "vllm.log") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def tables_stepped_by_hand() -> Iterator[None]:
+    """No table reads its topic on a thread of its own."""
+    with patch.object(TopicTable, "start", lambda self: None):
+        yield

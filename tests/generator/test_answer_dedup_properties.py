@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-from unittest.mock import patch
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +13,6 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
-from carpool.kafka.topic_table import TopicTable
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup.answers_log import MemoryAnswersLog
@@ -33,10 +31,7 @@ PARTITIONS = 2
 Outcome = Literal["ok", "partial", "failed", "retried"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _tables_are_stepped_by_hand() -> Iterator[None]:
-    with patch.object(TopicTable, "start", lambda self: None):
-        yield
+pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -15,7 +14,6 @@ from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka import topic_table
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
-from carpool.kafka.topic_table import TopicTable
 from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup import stage
@@ -51,10 +49,7 @@ class SlowReader(MemoryAnswersLog):
         return super().poll(timeout_s, records_max) if self.is_let else ()
 
 
-@pytest.fixture(autouse=True)
-def _tables_are_stepped_by_hand() -> Iterator[None]:
-    with patch.object(TopicTable, "start", lambda self: None):
-        yield
+pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 class Bench:

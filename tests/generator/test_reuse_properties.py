@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from unittest.mock import patch
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.kafka.topic_table import TopicTable
 from generator.plan.reuse import is_reusable
 from schemas.answer import Answer
 from schemas.retrieval import Retrieval
@@ -23,11 +21,7 @@ from tests.generator.test_answer_dedup_properties import (
     moves,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _tables_are_stepped_by_hand() -> Iterator[None]:
-    with patch.object(TopicTable, "start", lambda self: None):
-        yield
+pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 def key_of(retrieval: Retrieval) -> str | None:

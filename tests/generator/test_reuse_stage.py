@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from unittest.mock import patch
-
 import msgspec
 import pytest
 
-from carpool.kafka.topic_table import TopicTable
 from carpool.loop.stage import Unit
 from generator.dedup.stage import OTHERS_READ_US_MAX
 from schemas.answer import Answer, CacheUse, Citation, Retrieved, Usage
@@ -25,10 +21,7 @@ NOW_MS = NOW_US // 1_000
 HITS = some_hits()
 
 
-@pytest.fixture(autouse=True)
-def _tables_are_stepped_by_hand() -> Iterator[None]:
-    with patch.object(TopicTable, "start", lambda self: None):
-        yield
+pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 def keyed(partitions: int = 1) -> Bench:

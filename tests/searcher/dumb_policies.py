@@ -25,12 +25,6 @@ class History:
     def uses(self, cluster: SliceId) -> int:
         return sum(1 for _, seen in self.requests if seen == cluster)
 
-    def last_use(self, cluster: SliceId) -> int:
-        return max(
-            (at for at, (_, seen) in enumerate(self.requests, start=1) if seen == cluster),
-            default=0,
-        )
-
 
 class Dumb:
     """A policy that ranks by a number which it works out from the whole history."""

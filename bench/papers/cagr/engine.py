@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.baselines.cluster_cache import ClusterCache
-from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.edgerag import EdgeRag
 from bench.baselines.query_by_query import QueryByQuery
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.papers.cagr.plan import RunSpec

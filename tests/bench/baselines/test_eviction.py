@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.edgerag import EdgeRag
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.eviction.policy import CachePolicy
 from searcher.plan.slices import SliceId

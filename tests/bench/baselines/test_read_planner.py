@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.baselines.eviction.edgerag import EdgeRag
+from bench.baselines.edgerag import EdgeRag
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from bench.baselines.read_steps import (
     Action,
