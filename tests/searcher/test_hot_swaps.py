@@ -15,6 +15,7 @@ from schemas.record import ClusterId
 from searcher.plan.hot_swaps import (
     CHURN_SHARE,
     PART_SHARE,
+    QUERIES_MIN,
     SUBSTAGES_MIN,
     HotSwaps,
     Swaps,
@@ -224,6 +225,17 @@ def test_a_shard_without_counts_fills_as_they_come_and_settles() -> None:
     changes = len(shard.changes)
     shard.stream(draws(2, 80))
     assert len(shard.changes) == changes
+
+
+def test_nothing_leaves_until_enough_queries_are_known() -> None:
+    shard = Shard([1] * NLIST, ROOM, range(ROOM))
+    (window,) = draws(7, 1, first=2 * ROOM, queries=QUERIES_MIN)
+    shard.add(window[:-1])
+    shard.go(2 * SUBSTAGES_MIN)
+    assert shard.left == 0
+    shard.add(window[-1:])
+    shard.go(2 * SUBSTAGES_MIN)
+    assert shard.left > 0
 
 
 def test_clusters_enter_hottest_first_and_the_coldest_leave() -> None:
