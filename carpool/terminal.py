@@ -1,7 +1,7 @@
-"""Prints text of strangers: control characters are escaped, so no terminal obeys them.
+"""Prints text that others wrote, with control characters escaped: no terminal executes them.
 
-Records, manifests, answers and error messages hold text that others wrote. Every console and every
-line of JSON of Carpool is made here.
+Records, manifests, answers and error messages have such text. Every console and every line of JSON
+of Carpool is made here.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ STAGE_ORDER = (
     "queue_search",
     "load",
     "search",
-    "rerank",
     "passages",
     "queue_llm",
     "ttft",

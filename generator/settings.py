@@ -28,7 +28,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1024,
-            description="requests in flight at each LLM server; with 0 the generator finds the "
+            description="Requests in flight at each LLM server; with 0 the generator finds the "
             "number with the most tokens a second: it begins with 8, and takes at most half of "
             "intake_records_max; too low leaves the server idle, too high makes each answer slower",
         ),
@@ -38,7 +38,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=3_600_000,
-            description="with concurrency 0: when more than one in twenty requests waits longer "
+            description="With concurrency 0: when more than one in twenty requests waits longer "
             "for its first token, fewer requests are sent at once, but at least 8; too low leaves "
             "the server idle, too high makes answers start late",
         ),
@@ -48,7 +48,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="queries that the generator has taken in and not answered; too low leaves "
+            description="Queries that the generator has taken in and not answered; too low leaves "
             "few prompts to choose from, too high takes memory, and leaves no work for a member "
             "that is started later",
         ),
@@ -57,14 +57,14 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=4 * 1024 * 1024,
-            description="bytes of the records waiting or in flight; below the largest record the "
+            description="Bytes of the records waiting or in flight; below the largest record the "
             "topic stops, too high takes memory",
         ),
     ] = 64 * 1024 * 1024
     order: Annotated[
         OrderName,
         Meta(
-            description="which waiting prompt is sent next, among those of the best priority that "
+            description="Which waiting prompt is sent next, among those of the best priority that "
             "have no deadline and of the tenant whose turn it is: `arrival`, the oldest; "
             "`cache_aware`, the prompt with most cached tokens for each token to compute; "
             "`cached_prefix`, the same, and where nothing is cached, the prompt whose beginning "
@@ -77,7 +77,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1_000_000,
-            description="how many later prompts may be sent before a waiting prompt, because more "
+            description="How many later prompts may be sent before a waiting prompt, because more "
             "of them is cached; 0: as many as intake_records_max, so no prompt waits longer than "
             "two full backlogs; too low saves little, too high makes some answers late",
         ),
@@ -87,7 +87,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=2,
-            description="passages of a prompt may be reordered, so that more of the prompt is "
+            description="Passages of a prompt may be reordered, so that more of the prompt is "
             "cached; the score of a passage may be higher than that of an earlier passage by at "
             "most this value; 0: the order of the scores; too low saves little, too high puts the "
             "best passage last",
@@ -97,14 +97,14 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="the prompt template of queries that name none: a file NAME.txt of "
+            description="The prompt template of queries that name none: a file NAME.txt of "
             "template_dir",
         ),
     ] = "cited"
     template_dir: Annotated[
         str,
         Meta(
-            description="folder with prompt templates, all of which a query may name; empty: the "
+            description="Folder with prompt templates, all of which a query may name; empty: the "
             "built-in ones"
         ),
     ] = ""
@@ -113,7 +113,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=100,
-            description="passages in a prompt, the best first; too low hides the answer, too high "
+            description="Passages in a prompt, the best first; too low hides the answer, too high "
             "is slow; `retrieved` of an answer holds all `top_k` and says which the prompt had",
         ),
     ] = 3
@@ -122,7 +122,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="characters of a passage in a prompt; too low cuts off the answer, too "
+            description="Characters of a passage in a prompt; too low cuts off the answer, too "
             "high costs prefill time",
         ),
     ] = 600
@@ -131,7 +131,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=100,
             le=10_000_000,
-            description="characters of a prompt; too low drops passages and refuses long "
+            description="Characters of a prompt; too low drops passages and refuses long "
             "questions, too high exceeds the model's context, and the server refuses "
             "the query",
         ),
@@ -141,7 +141,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=16,
             le=32_768,
-            description="tokens of an answer, unless the query names a number; too low cuts it "
+            description="Tokens of an answer, unless the query names a number; too low cuts it "
             "off, too high allows long answers",
         ),
     ] = 128
@@ -150,7 +150,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=16,
             le=32_768,
-            description="most tokens that a query may ask for; more is reduced to this; too high "
+            description="Most tokens that a query may ask for; more is reduced to this; too high "
             "lets one query block a request slot",
         ),
     ] = 2_048
@@ -159,7 +159,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=2,
-            description="sampling temperature, unless the query says; 0 is deterministic, higher "
+            description="Sampling temperature, unless the query says; 0 is deterministic, higher "
             "varies more",
         ),
     ] = 0.0
@@ -168,7 +168,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="citations in an answer, the first ones; too low loses some, too high "
+            description="Citations in an answer, the first ones; too low loses some, too high "
             "makes records large",
         ),
     ] = 64
@@ -177,7 +177,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=30 * 86_400_000,
-            description="age of the oldest answers that are read before the first prompt; too low "
+            description="Age of the oldest answers that are read before the first prompt; too low "
             "generates earlier answers again, too high makes starts and rebalances "
             "slow",
         ),
@@ -187,7 +187,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=100_000_000,
-            description="query ids whose answers are remembered, about 400 bytes each, and as "
+            description="Query ids whose answers are remembered, about 400 bytes each, and as "
             "many prompts, about 320 bytes each; too low forgets the oldest, which are generated "
             "again if published again, too high takes memory",
         ),
@@ -195,7 +195,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     reuse: Annotated[
         bool,
         Meta(
-            description="answer a prompt that has an answer already with that answer; off "
+            description="Answer a prompt that has an answer already with that answer; off "
             "generates each. Only prompts with temperature 0 or a seed, of one tenant, model, "
             "template and index; a query refuses it by `generation.reuse`"
         ),
@@ -203,7 +203,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     speculation: Annotated[
         SpeculationName,
         Meta(
-            description="which warm-ups are sent while a search runs, from the drafts of searchers "
+            description="Which warm-ups are sent while a search runs, from the drafts of searchers "
             "with `searcher.drafts_after_ms`: `likely`, the passages that were final in most "
             "earlier searches, at first as `stable`; `auto`, as `likely`, but only on an idle "
             "server, and few while they make no answer begin sooner; `stable`, the passages that "
@@ -215,7 +215,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     partials: Annotated[
         bool,
         Meta(
-            description="send answers as they are written to rag.answers.partial.v1; off saves a "
+            description="Send answers as they are written to rag.answers.partial.v1; off saves a "
             "record for each token"
         ),
     ] = True
@@ -269,10 +269,10 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "http://127.0.0.1:8000/v1"
     model: Annotated[
-        str, Meta(min_length=1, description="name of the model, as GET base_url/models lists it")
+        str, Meta(min_length=1, description="Name of the model, as GET base_url/models lists it")
     ] = "smollm2-135m-instruct"
     api_key: Annotated[
-        Secret, Meta(description="key of the server, if it needs one; from the environment only")
+        Secret, Meta(description="Key of the server, if it needs one; from the environment only")
     ] = Secret()
     answer_form: Annotated[
         Literal[
@@ -285,7 +285,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "json_by_prompt",
         ],
         Meta(
-            description="form in which the model writes an answer: `text`, sentences that end with "
+            description="Form in which the model writes an answer: `text`, sentences that end with "
             "markers such as [1]; `json`, an object (a third of its tokens is not text), "
             "requested in the strictest of the next forms that the server accepts; `json_schema`; "
             "`json_schema_unbounded`, without lengths; `json_object`, any JSON; `json_by_prompt`, "
@@ -295,14 +295,14 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     sends_priority: Annotated[
         bool,
         Meta(
-            description="send the priority of each query; only for a vLLM with "
+            description="Send the priority of each query; only for a vLLM with "
             "--scheduling-policy priority: other servers refuse or ignore it"
         ),
     ] = False
     kv_events: Annotated[
         str,
         Meta(
-            description="where a vLLM publishes its KV events (--kv-events-config): "
+            description="Where a vLLM publishes its KV events (--kv-events-config): "
             "tcp://HOST:PORT, with replays at the next port, or ipc://PATH, with replays at "
             "PATH.replay. For several servers one endpoint each, in the order of base_url, "
             "separated by commas. Empty: prompts are sent in the order of arrival"
@@ -311,7 +311,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     prompts: Annotated[
         Literal["auto", "text"],
         Meta(
-            description="how prompts are sent: `auto` as token ids, where the server makes them, "
+            description="How prompts are sent: `auto` as token ids, where the server makes them, "
             "else as chat text; `text` always as chat text: for a model whose reasoning the server "
             "takes out of its chats"
         ),
@@ -319,21 +319,21 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     max_tokens_field: Annotated[
         Literal["auto", "max_tokens", "max_completion_tokens"],
         Meta(
-            description="name of the field that bounds an answer; `auto`: max_tokens, until the "
+            description="Name of the field that bounds an answer; `auto`: max_tokens, until the "
             "server asks for the other one"
         ),
     ] = "auto"
     extra_headers: Annotated[
         Secret,
         Meta(
-            description="more headers of every request, as a JSON object of texts; they often "
+            description="More headers of every request, as a JSON object of texts; they often "
             "hold keys, so they come from the environment only"
         ),
     ] = Secret()
     extra_body: Annotated[
         dict[str, Any],
         Meta(
-            description="more fields of every request for an answer, such as reasoning_effort; in "
+            description="More fields of every request for an answer, such as reasoning_effort; in "
             "the environment a JSON object. It has no place for keys: it is printed with the "
             "settings"
         ),
@@ -343,7 +343,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=600,
-            description="seconds to connect; too low fails on a slow network, too high notices an "
+            description="Seconds to connect; too low fails on a slow network, too high notices an "
             "outage late",
         ),
     ] = 5.0
@@ -352,7 +352,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=86_400,
-            description="seconds from request to first token; too low gives up while the server "
+            description="Seconds from request to first token; too low gives up while the server "
             "is busy or reads a long prompt, too high notices a hanging server late",
         ),
     ] = 120.0
@@ -361,7 +361,7 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=86_400,
-            description="seconds between two tokens; too low gives up on a busy server, too high "
+            description="Seconds between two tokens; too low gives up on a busy server, too high "
             "notices a hanging server late",
         ),
     ] = 30.0
@@ -370,20 +370,20 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=600_000,
-            description="first pause after a refusal, doubled with each more; too low sends a "
+            description="First pause after a refusal, doubled with each more; too low sends a "
             "refusing server many requests",
         ),
     ] = 500
     backoff_ms_max: Annotated[
         int,
-        Meta(ge=1, le=3_600_000, description="longest pause between tries; too high resumes late"),
+        Meta(ge=1, le=3_600_000, description="Longest pause between tries; too high resumes late"),
     ] = 4_000
     failures_max: Annotated[
         int,
         Meta(
             ge=1,
             le=1_000,
-            description="how often the server may fail on one query, while it answers others or "
+            description="How often the server may fail on one query, while it answers others or "
             "after it began to answer this one, before the query is answered `failed`; too low "
             "blames queries for an unreliable server, too high lets one bad query delay the others",
         ),

@@ -17,7 +17,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=100,
             le=300_000,
-            description="time to connect to the brokers, ms; too low fails on slow networks, too "
+            description="Time to connect to the brokers, ms; too low fails on slow networks, too "
             "high notices an outage late",
         ),
     ] = 10_000
@@ -26,7 +26,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_000,
             le=3_600_000,
-            description="time until a question is acknowledged, with retries, ms; too low fails "
+            description="Time until a question is acknowledged, with retries, ms; too low fails "
             "when a leader moves",
         ),
     ] = 30_000
@@ -35,7 +35,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=86_400_000,
-            description="time that `ask` waits by default, ms, also sent as the deadline; too low "
+            description="Time that `ask` waits by default, ms, also sent as the deadline; too low "
             "gives up early, too high waits for a service that is down",
         ),
     ] = 60_000
@@ -44,7 +44,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="questions that may wait for answers; too low refuses asks, too high "
+            description="Questions that may wait for answers; too low refuses asks, too high "
             "takes memory",
         ),
     ] = 10_000
@@ -53,7 +53,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1_024,
             le=2_097_151,
-            description="memory for questions not yet sent, KiB; too low refuses bursts",
+            description="Memory for questions not yet sent, KiB; too low refuses bursts",
         ),
     ] = 65_536
     fetch_wait_ms: Annotated[
@@ -61,7 +61,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=5_000,
-            description="how long a broker may delay an empty fetch, ms; too low sends more "
+            description="How long a broker may delay an empty fetch, ms; too low sends more "
             "requests, too high adds latency",
         ),
     ] = 10

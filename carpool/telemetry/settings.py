@@ -78,5 +78,5 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     ] = "info"
     format: Annotated[
         Literal["json", "console"],
-        Meta(description="json: one line for each event; console: for reading in a terminal."),
+        Meta(description="Json: one line for each event; console: for reading in a terminal."),
     ] = "json"
