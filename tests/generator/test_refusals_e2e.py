@@ -163,15 +163,16 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
             publisher.flush()
             time.sleep(1 / RATE_PER_S)
 
-    spans = []
+    ended_s: dict[str, float] = {}
     with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path, prefix) as stack:
         pid = stack["generator"].pid
         load(2.0)
         for fault in REFUSALS:
-            began_s = time.time()
             with llm.refusing(fault):
+                completed_max = llm.requests.in_flight + llm.requests.completed
                 load(outage_s)
-            spans.append((fault.mode, began_s, time.time()))
+                assert llm.requests.completed <= completed_max, "the server did refuse"
+            ended_s[fault.mode] = time.time()
             load(RECOVERY_S_MAX + 1.0)
         answers = answers_to(broker, prefix, len(deadlines_s))
         assert stack["generator"].is_running
@@ -190,22 +191,15 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     }
     assert not late
     first_s = {
-        mode: min((at_s for at_s in answered_s.values() if at_s > ended_s), default=float("inf"))
-        - ended_s
-        for mode, _, ended_s in spans
+        mode: min((at_s for at_s in answered_s.values() if at_s > end_s), default=float("inf"))
+        - end_s
+        for mode, end_s in ended_s.items()
     }
     print(
         "first answer after recovery, s:",
         {mode: round(seconds, 2) for mode, seconds in first_s.items()},
     )
     assert {mode: seconds for mode, seconds in first_s.items() if seconds > RECOVERY_S_MAX} == {}
-    during = [
-        at_s
-        for at_s in answered_s.values()
-        for _, began_s, ended_s in spans
-        if began_s + 0.5 < at_s < ended_s
-    ]
-    assert not during, "the server did refuse"
     print("answers by status:", Counter(each.body["status"] for each in answers))
 
 
