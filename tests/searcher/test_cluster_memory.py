@@ -257,7 +257,7 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
     def hang(read: PageRead) -> Fault:
         return "hang" if read[:2] == first_read(stored, B) else None
 
-    with running(stored, timeout_us=300_000, fault=hang) as it:
+    with running(stored, timeout_us=1_000_000, fault=hang) as it:
         events = it.read(A, B)
         assert isinstance(events[A], ReadDone)
         error = error_of(events[B], RetryableError, is_stuck=True)
@@ -276,10 +276,11 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
 
 
 def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: Stored) -> None:
-    with running(stored, timeout_us=40_000, in_flight_bytes=1, fault=lambda _: "hang") as it:
-        events = it.read(A, B, C, D)
-        stuck = [isinstance(event, ReadBroke) and event.is_stuck for event in events.values()]
-        assert stuck == [True, False, False, False]
+    with running(stored, timeout_us=200_000, in_flight_bytes=1, fault=lambda _: "hang") as it:
+        broken = it.read(A, B, C, D)
+        assert all(isinstance(event, ReadBroke) for event in broken.values())
+        stuck = [key for key, event in broken.items() if getattr(event, "is_stuck", False)]
+        assert stuck == [A]
         assert it.memory.used_bytes == it.memory.stuck_bytes == it.memory.arena_bytes(A)
         it.disk.release()
         assert it.take(1) == [SpaceFreed(slice_id=A)]
@@ -292,7 +293,7 @@ def test_clusters_that_hang_do_not_delay_others(stored: Stored) -> None:
     both_bytes = sum(stored.extents[cluster].size_bytes for cluster in (A, B))
     with running(
         stored,
-        timeout_us=200_000,
+        timeout_us=1_000_000,
         in_flight_bytes=both_bytes,
         fault=lambda read: "hang" if read[:2] in hanging else None,
     ) as it:

@@ -50,7 +50,7 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
     def fault(read: PageRead) -> Fault:
         return bad.get(read[:2])
 
-    with running(stored, kind, timeout_us=300_000, fault=fault) as it:
+    with running(stored, kind, timeout_us=1_000_000, fault=fault) as it:
         sizes = []
         for number in range(100):
             bad.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import count
 
@@ -42,6 +43,7 @@ from tests.searcher.codes_rig import (
 )
 from tests.searcher.faults import EVERY_FAULT, FAIL, no_fault
 from tests.searcher.helpers import SmallIndex
+from tests.waiting import wait_until
 
 SHARE = 0.3
 STEP = 64 << 10
@@ -131,7 +133,7 @@ def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
 
 def test_reads_that_hang_are_given_up_and_their_buffers_come_back(index: SmallIndex) -> None:
     searches = questions(index, 30, 5)
-    with running(index, paged_share=SHARE, timeout_us=200_000) as here:
+    with running(index, paged_share=SHARE, timeout_us=1_000_000) as here:
         here.code_pages.fault = lambda read: "hang"
         for result in here.search(searches).values():
             assert result is not None and result.errors
@@ -154,13 +156,15 @@ def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(index: Small
             here.code_pages.release()
         here.code_pages.fault = no_fault
         here.code_pages.release()
-        for again in range(1, 20):  # a busy machine may take longer than the time-out
-            keyed = [replace(search, key=search.key + 1000 * again) for search in searches[:50]]
+        searched = itertools.count(1)
+
+        def all_found() -> bool:  # a busy machine may take longer than the time-out
+            first = 1_000 * next(searched)
+            keyed = [replace(search, key=first + search.key) for search in searches[:50]]
             found = here.search(keyed).values()
-            if all(result is not None and not result.errors for result in found):
-                break
-        else:
-            pytest.fail("reads still fail after the disk has recovered")
+            return all(result is not None and not result.errors for result in found)
+
+        wait_until(all_found, "reads go well after the disk has recovered")
     assert len(ended) == 600 and all(result is not None for result in ended)
 
 
