@@ -180,6 +180,11 @@ class HotSwaps:
         self._running |= dict.fromkeys((*part.leave, *part.enter))
         return part
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether clusters leave only after the hit rate has fallen."""
+        return self._settled is not None
+
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the shard would have more than it may."""
         assert int(self._size_bytes[self._held].sum()) <= self._bytes_max

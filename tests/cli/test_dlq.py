@@ -189,12 +189,14 @@ class Cluster:
 BROKERS = ("embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.slow]))
 
 
-@pytest.fixture
+@pytest.fixture(
+    params=["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])]
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster with three letters in partition 0 and one in partition 1, on a broker without
-    anything else: embedded, unless the test asks for real Kafka.
+    anything else.
     """
-    kind = getattr(request, "param", "embedded")
+    kind = request.param
     letters = (
         letter(b"{", offset=5),
         letter(

@@ -56,7 +56,11 @@ import pytest
 @pytest.mark.kafka
 def test_one(): ...
 @pytest.mark.kafka
+def test_two(): ...
+@pytest.mark.kafka
 def test_skips_itself(): pytest.skip("no port")
+@pytest.mark.slow
+def test_long(): ...
 def test_plain(): ...
 """
 
@@ -80,6 +84,13 @@ def run_needy(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def test_what_is_lacking_is_said_once_with_its_reason(tmp_path: Path) -> None:
+    done = run_needy(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "kafka: 3 tests skipped: KAFKA_HOME is not set" in done.stdout
+    assert "slow: 1 test skipped: --run-slow was not given" in done.stdout
+
+
 def test_a_skip_for_want_of_something_required_fails_the_run(tmp_path: Path) -> None:
     done = run_needy(tmp_path, CARPOOL_REQUIRE="kafka")
     assert done.returncode == 1
@@ -95,4 +106,11 @@ def test_a_test_that_skips_itself_although_its_need_is_met_fails_a_run_that_requ
     (tmp_path / "libs").mkdir()
     (tmp_path / "libs/some.jar").touch()
     here = {"KAFKA_HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    assert run_needy(tmp_path, **here).returncode == 0
     assert run_needy(tmp_path, **here, CARPOOL_REQUIRE="kafka").returncode == 1
+
+
+def test_requiring_what_no_test_needs_is_an_error(tmp_path: Path) -> None:
+    done = run_needy(tmp_path, CARPOOL_REQUIRE="kafak")
+    assert done.returncode == 4
+    assert "kafak" in done.stderr

@@ -54,4 +54,4 @@ def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
     statuses = {each.query_id: each.status for each in answered(records)}
     assert statuses == {f"q-{n}": "cancelled" for n in range(HANGING)} | {f"q-{HANGING}": "ok"}
     assert llm.requests.disconnected == HANGING
-    assert took_s < 60, "long before the server is given up"
+    assert took_s < 10

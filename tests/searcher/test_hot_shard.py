@@ -189,10 +189,16 @@ def device_of(
 @pytest.mark.parametrize(
     ("codec", "name", "numbers", "mode", "missed_max"),
     [
-        ("rabitq4", "ram", "float16", "default", 4),
-        ("rabitq1", "ram", "sq8", "margin", 1),
-        ("flat", "gpu", "float16", "margin", 1),
-        ("rabitq2", "gpu", "sq8", "default", 4),
+        pytest.param(*device, *promise, marks=() if number % 2 == nth else pytest.mark.long)
+        for number, device in enumerate(
+            [
+                ("rabitq4", "ram", "float16"),
+                ("rabitq1", "ram", "sq8"),
+                ("rabitq2", "gpu", "sq8"),
+                ("flat", "gpu", "float16"),
+            ]
+        )
+        for nth, promise in enumerate([("default", 4), ("margin", 1)])
     ],
 )
 def test_a_promise_is_kept_and_scores_are_exact(

@@ -8,8 +8,10 @@ import pytest
 
 from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
-from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from tests.kafka.conformance.harness import PARTITIONS, Broker, Member, insist, share
+
+SESSION_S = 6.0
+"""The longest session time-out of the brokers here."""
 
 
 @pytest.fixture
@@ -64,8 +66,7 @@ def test_a_partition_that_a_dead_members_transaction_blocks_is_taken_over(
     killed_s = time.monotonic()
     one.kill()
     two = Member(broker, "b").await_partitions()
-    taken_after_s = time.monotonic() - killed_s
-    assert taken_after_s < TRANSACTION_TIMEOUT_MS / 1_000 / 2, "the transaction was not waited for"
+    assert time.monotonic() - killed_s < SESSION_S + 4.0
     assert two.listener.positions[broker.at(0)] == Position(1, "2;b;")
     with pytest.raises(FencedError):
         insist(zombie.commit)
