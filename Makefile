@@ -9,7 +9,7 @@ PASSAGES ?= 3000
 CORPUS ?=
 MODEL ?= .carpool/models/smollm2-135m-instruct
 BOOTSTRAP ?= embedded
-# Some tests wait for brokers rather than compute, so one more than the cores of a small machine.
+# Some tests wait for brokers, so there is one worker more than a small machine has cores.
 WORKERS ?= 3
 # Tests start some two hundred processes, and each would compile what it imports again if it might not keep the result.
 TEST_ENV := env -u PYTHONDONTWRITEBYTECODE

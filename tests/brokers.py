@@ -66,7 +66,7 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
     ]
 )
 def fresh_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The address of a broker of the test's own, with all topics, for tests of whole services.
+    """The address of a new broker with all topics, for one test of whole services.
 
     Without `--run-long` it is real Kafka only.
     """

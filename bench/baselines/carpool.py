@@ -39,7 +39,9 @@ GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
 GPU_STEP_BYTES = 4 << 20
 SHARD_SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
-"""Of the index's rows in float16. All of them take more than 1, because blocks are not full."""
+"""Bytes of a hot shard, as a share of the bytes of all rows in float16. All clusters need more than
+1, because the blocks of the GPU's memory are partly empty.
+"""
 READ_TIMEOUT_MS = 60_000
 """A read that is late because the machine pauses is reported as latency, and skips no cluster."""
 

@@ -54,7 +54,8 @@ class SearchData:
     """What is searched, and the queries in the order of their arrival.
 
     `queries`: (n, dim) float32, normalised, distinct; `probes`: (n, nprobe) int32. `earlier` and
-    `earlier_probes`: the same of other questions, which are not asked, such as the log has them.
+    `earlier_probes`: the same for questions that the run does not ask. A hot shard is chosen from
+    them, as a searcher chooses it from the questions in the log.
     `prepared_dir` has a folder for each `Preparation`.
     """
 
