@@ -1,4 +1,4 @@
-"""`carpool index`: build an index from a corpus, verify one, profile its disk, look at one."""
+"""`carpool index`: build an index from a corpus, verify one, look at one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Last = Annotated[
 
 app = typer.Typer(
     name="index",
-    help="Build, verify, profile and look at an index: documents, grouped into clusters, on disk.",
+    help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -203,49 +203,6 @@ def build(
     with step_progress(console) as progress:
         report = build_index(request, settings, SystemClock(), progress)
     _print_build(report, out, console, as_json=as_json)
-
-
-@app.command()
-def profile(
-    index_dir: IndexDir,
-    reads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1000,
-            help="Times each cluster is read; the median counts. Default: indexer.profile_reads.",
-        ),
-    ] = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure how long a cold read of each cluster takes on this disk, and keep it in the index.
-
-    Benchmarks use it, for the eviction policy edgerag: a cluster with a slow read stays
-    longer. A build measures at its end; measure again after a copy to another disk or machine.
-    Reads past the page cache (O_DIRECT); refuses where the file system cannot, or keeps files in
-    memory (tmpfs). Every cluster is read several times. Other reads of the disk at the same time
-    change the result.
-
-    The manifest is replaced atomically; a searcher reads it at its next start.
-
-    Example: carpool index profile my-index
-    """
-    from indexer.profile import profile_index
-    from indexer.settings import IndexerConfig
-    from indexer.stats import index_stats
-
-    settings = load(IndexerConfig, given(config, assignments, indexer={"profile_reads": reads}))
-    with step_progress(people()) as progress:
-        profile_index(
-            index_dir, reads=settings.indexer.profile_reads, clock=SystemClock(), progress=progress
-        )
-    found = index_stats(index_dir)
-    if as_json:
-        print_json(found)
-    else:
-        _print_stats(index_dir, found)
 
 
 @app.command()
@@ -496,13 +453,11 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
         "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint}), "
         f"{found.clusters_empty} empty",
         "probed by default": f"{found.nprobe_default} clusters a query",
-        "passages a cluster": _spread(found.cluster_rows, ""),
+        "passages a cluster": _spread(found.cluster_rows),
         "evenness": f"largest {found.cluster_rows_max_factor}x the mean, smallest "
         f"{found.cluster_rows_min_factor}x, skew {found.cluster_skew}",
-        "bytes a cluster": _spread(found.cluster_size_bytes, ""),
+        "bytes a cluster": _spread(found.cluster_size_bytes),
     }
-    if found.read_latency_us is not None:
-        rows["read of a cluster"] = _spread(found.read_latency_us, " us")
     rows["pages"] = (
         f"{found.page_bytes:,} bytes, {found.rows_per_page} passages each, "
         f"{100 * found.page_use:.1f} % used, in {found.segment_count} segments"
@@ -528,8 +483,5 @@ def _print_recall(index_dir: Path, found: RecallTable) -> None:
     output().print(table)
 
 
-def _spread(spread: Spread, unit: str) -> str:
-    return (
-        f"min {spread.min:,}{unit}, median {spread.p50:,}{unit}, p95 {spread.p95:,}{unit}, "
-        f"max {spread.max:,}{unit}"
-    )
+def _spread(spread: Spread) -> str:
+    return f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, max {spread.max:,}"

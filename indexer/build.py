@@ -114,7 +114,7 @@ def _build(
         documents = build.documents(state)
         state = workspace.save_state(state, documents=documents)
         state, vectors = build.vectors(state, documents.row_count)
-        manifest = cluster_and_write(workspace, config.indexer, state, vectors, clock, progress)
+        manifest = cluster_and_write(workspace, config.indexer, state, vectors, progress)
         workspace.publish()
     return BuildReport(manifest=manifest, documents=documents)
 

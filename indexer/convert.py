@@ -100,7 +100,6 @@ def _convert(
         page_bytes=plan.layout.page_bytes,
         segment_count=plan.extents[-1].segment + 1,
         build_id=plan.build_id,
-        read_latency_us=(),
         files=files,
     )
     write_manifest(out, converted)

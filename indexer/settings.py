@@ -17,7 +17,8 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
     """Limits of `carpool index build`; those that change the bytes are saved with the build."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
-        "problems_listed": "20 bad lines are listed; all are counted"
+        "problems_listed": "20 bad lines are listed; all are counted",
+        "profile_reads": "only benchmarks need read latencies, and they measure them",
     }
 
     passage_bytes_max: Annotated[
@@ -143,16 +144,6 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "cores). Too low is slow, too high takes the cores from other processes.",
         ),
     ] = 0
-    profile_reads: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1000,
-            description="Times each cluster is read past the page cache, at the end of a build and "
-            "by `carpool index profile`, to store its read latency (the median); 0 stores none. "
-            "Too low is noisy, too high takes time.",
-        ),
-    ] = 3
 
     @property
     def codecs(self) -> tuple[str, ...]:

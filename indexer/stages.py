@@ -6,7 +6,6 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from carpool.clock import Clock
 from carpool.disk.manifest import Manifest
 from carpool.disk.pages import choose_layout
 from carpool.errors import ConfigError
@@ -31,7 +30,6 @@ def cluster_and_write(
     settings: IndexerSettings,
     state: BuildState,
     vectors: Vectors,
-    clock: Clock,
     progress: ProgressReport,
 ) -> Manifest:
     """Returns the manifest of the finished index, before the move. Continues saved work. Blocks."""
@@ -63,9 +61,6 @@ def cluster_and_write(
         plan=plan,
         clusters=assignment.clusters,
         segments=segments,
-        profile_read_count=settings.profile_reads,
-        clock=clock,
-        progress=progress,
     )
 
 

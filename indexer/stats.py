@@ -42,7 +42,7 @@ class IndexIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexStats(IndexIdentity, frozen=True, kw_only=True):
-    """An index in numbers. `read_latency_us` is None where the clusters were not profiled.
+    """An index in numbers.
 
     `page_use`: the share of the segments that vectors and their row numbers fill. The factors
     divide the largest and the smallest cluster by the mean. `cluster_skew`: the mean size of the
@@ -57,7 +57,6 @@ class IndexStats(IndexIdentity, frozen=True, kw_only=True):
     cluster_skew: float
     cluster_size_bytes: Spread
     clusters_empty: int
-    read_latency_us: Spread | None
     files_bytes: dict[str, int]
     size_bytes: int
 
@@ -98,9 +97,6 @@ def index_stats(index_dir: Path) -> IndexStats:
         cluster_skew=round(sum(count * count for count in rows) / manifest.row_count / mean, 2),
         cluster_size_bytes=_spread([extent.size_bytes for extent in extents]),
         clusters_empty=rows.count(0),
-        read_latency_us=_spread(list(manifest.read_latency_us))
-        if manifest.read_latency_us
-        else None,
         files_bytes=files_bytes,
         size_bytes=sum(files_bytes.values()),
     )

@@ -11,11 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from carpool.clock import Clock
 from carpool.codes.codec import CodeLayout
 from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
-from carpool.disk.direct import NoDirectReadError
 from carpool.disk.document_rows import documents_of_places, write_document_rows
 from carpool.disk.extent_table import write_extents
 from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
@@ -30,7 +28,6 @@ from indexer.clustering import Assignment
 from indexer.plan.defaults import default_nprobe
 from indexer.plan.passes import memory_min_bytes, plan_passes
 from indexer.plan.state import BuildIdentity, CorpusIdentity
-from indexer.profile import measure_reads
 from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of, drop_cached
 from indexer.vectors import Vectors
@@ -206,11 +203,8 @@ def finish(
     plan: Plan,
     clusters: npt.NDArray[np.int32],
     segments: dict[str, FileEntry],
-    profile_read_count: int,
-    clock: Clock,
-    progress: ProgressReport,
 ) -> Manifest:
-    """Writes the small files, profiles clusters, writes the manifest; returns it. Blocks."""
+    """Writes the small files, and then the manifest; returns it. Blocks."""
     order = np.argsort(clusters, kind="stable")
     files = write_tables(folder, centroids, plan, order, segments)
     fingerprint = centroids_fingerprint(centroids)
@@ -229,7 +223,6 @@ def finish(
         centroids_fingerprint=fingerprint,
         row_count=sum(extent.row_count for extent in plan.extents),
         nprobe_default=default_nprobe(len(centroids)),
-        read_latency_us=_profile(folder, plan.extents, profile_read_count, clock, progress),
         files=files,
         page_bytes=plan.layout.page_bytes,
         build_id=plan.build_id,
@@ -244,27 +237,6 @@ def _entry(path: Path) -> FileEntry:
     entry = FileEntry(size_bytes=path.stat().st_size, crc32=file_crc32(path))
     drop_cached(path)
     return entry
-
-
-def _profile(
-    folder: Path,
-    extents: Sequence[ClusterExtent],
-    reads: int,
-    clock: Clock,
-    progress: ProgressReport,
-) -> tuple[int, ...]:
-    """The read latency of each cluster; empty if it is off or cannot be measured."""
-    if not reads:
-        return ()
-    progress.start("profiling reads", reads * len(extents))
-    try:
-        return measure_reads(folder, extents, reads=reads, clock=clock, on_read=progress.advance)
-    except NoDirectReadError as error:
-        progress.note(
-            f"no read profile: the file system of {folder} {error}, so that a read would measure "
-            "memory"
-        )
-        return ()
 
 
 def index_version(

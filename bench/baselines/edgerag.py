@@ -1,7 +1,7 @@
-"""EdgeRAG's cost-aware policy: evict the cluster of least profiled read latency × access count.
+"""EdgeRAG's cost-aware policy: evict the cluster of least measured read latency × access count.
 
-As CaGR-RAG describes and compares it (sections 2.3 and 4.1): read latencies are profiled when the
-index is built, and the cache "prioritizes cluster with high generation latency and accessed count".
+As CaGR-RAG describes and compares it (sections 2.3 and 4.1): read latencies are measured before
+questions come, and the cache "prioritizes cluster with high generation latency and accessed count".
 The paper mentions no ageing, so counts only grow. Do not use it where popular clusters change (a
 cluster that was popular long ago stays), nor to save bytes rather than waits: it prefers one large
 cluster to several small ones that save more reads for the same bytes. Cost: see `RankedPolicy`.
@@ -19,7 +19,7 @@ class EdgeRag(RankedPolicy):
     """Read latency × access count. Clusters that are not resident are counted too."""
 
     def __init__(self, read_latency_us: Mapping[SliceId, int]) -> None:
-        """A cluster without a profiled latency costs 1, as in plain LFU."""
+        """A cluster without a measured latency costs 1, as in plain LFU."""
         super().__init__()
         self._read_latency_us = read_latency_us
         self._accesses: dict[SliceId, int] = {}
@@ -31,5 +31,5 @@ class EdgeRag(RankedPolicy):
             self._place(cluster)
 
     def _rank(self, cluster: SliceId) -> Rank:
-        # value = profiled read latency × access count
+        # value = measured read latency × access count
         return (self._read_latency_us.get(cluster, 1) * self._accesses.get(cluster, 0), 0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.baselines.cluster_cache import ClusterCache
 from bench.baselines.edgerag import EdgeRag
+from bench.baselines.read_latencies import read_latencies_us
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from carpool.clock import Clock
 from schemas.record import ClusterId
@@ -124,8 +125,7 @@ def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
             prefetch_reads_max=parts.options.ahead_max,
             prefetch=prefetch,
         )
-        latencies = parts.index.manifest.read_latency_us
-        policy = EdgeRag({SliceId(cluster): us for cluster, us in enumerate(latencies)})
+        policy = EdgeRag(read_latencies_us(parts.index, parts.clock))
         planner = ReadPlanner(limits, parts.size_bytes(), policy)
         cache = ClusterCache(
             memory=parts.memory, planner=planner, waker=parts.waker, metrics=parts.metrics

@@ -73,8 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an index is. Cluster ids are valid only for one `centroids_fingerprint`.
 
     `recall` says what `carpool index tune` measured.
-    `read_latency_us` has one entry for each cluster (a cold read on the machine of the build), or
-    none. `files` lists all files except the manifest. `build_id` is part of every checksum of the
+    `files` lists all files except the manifest. `build_id` is part of every checksum of the
     segments, `documents_build_id` of the documents. `codes`: the codes of all rows, the most
     accurate first (from v2 on). A reader that does not support all that
     `requires` names refuses the index. Unknown fields are ignored.
@@ -97,7 +96,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     centroids_fingerprint: str
     row_count: Positive
     nprobe_default: Positive
-    read_latency_us: tuple[NonNegative, ...] = ()
     recall: RecallTable | None = None
     files: dict[str, FileEntry] = {}
 
@@ -110,10 +108,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             found.append("its table of recall has no rows")
         if self.recall is not None and any(row.nprobe > self.nlist for row in self.recall.rows):
             found.append(f"its table of recall probes more than {self.nlist} clusters")
-        if self.read_latency_us and len(self.read_latency_us) != self.nlist:
-            found.append(
-                f"read_latency_us has {len(self.read_latency_us)} entries for {self.nlist} clusters"
-            )
         if self.segment_count > len(self.files):
             found.append(
                 f"segment_count is {self.segment_count}, and only {len(self.files)} files are "

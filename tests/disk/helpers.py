@@ -159,7 +159,6 @@ def write_index(
         centroids_fingerprint=centroids_fingerprint(content.centroids),
         row_count=len(content.vectors),
         nprobe_default=2,
-        read_latency_us=tuple(range(1, len(content.clusters) + 1)),
         files={**files, **segments},
     )
     assert set(manifest.files) == set(files_of(manifest))

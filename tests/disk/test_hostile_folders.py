@@ -68,8 +68,8 @@ def long_number(folder: Path) -> None:
     (folder / MANIFEST_NAME).write_bytes(_enclose("v1", body))
 
 
-def many_latencies(folder: Path) -> None:
-    body = b'{"read_latency_us":[' + b"1," * 60_000_000 + b"1]}"
+def many_numbers(folder: Path) -> None:
+    body = b'{"files":[' + b"1," * 60_000_000 + b"1]}"
     (folder / MANIFEST_NAME).write_bytes(_enclose("v1", body))
 
 
@@ -139,19 +139,17 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "nested manifest": (nested, "nested"),
     "nested envelope": (nested_outside, "nested"),
     "number of 4,000 digits": (long_number, r"nlist"),
-    "120 MB of latencies": (many_latencies, "at most"),
+    "120 MB of numbers": (many_numbers, "at most"),
     "manifest without end": (endless, "regular file"),
     "sparse manifest": (sparse_manifest, "at most"),
     "huge segment_count": (changed(segment_count=HUGE), "segment_count"),
-    "huge nlist": (changed(nlist=HUGE, read_latency_us=()), "nlist|centroids"),
+    "huge nlist": (changed(nlist=HUGE), "nlist|centroids"),
     "huge dimension": (changed(dimension=HUGE), "too small for rows"),
     "huge pages": (changed(page_bytes=HUGE), "page"),
     "huge pages and dimension": (changed(page_bytes=HUGE, dimension=HUGE >> 4), "page"),
     "huge row_count": (changed(row_count=HUGE), "rows"),
     "sparse centroids": (
-        sparse(
-            CENTROIDS_NAME, (1 << 30) * 240, nlist=1 << 30, row_count=1 << 32, read_latency_us=()
-        ),
+        sparse(CENTROIDS_NAME, (1 << 30) * 240, nlist=1 << 30, row_count=1 << 32),
         "hole",
     ),
     "sparse extents": (sparse(EXTENTS_NAME, TB), "clusters"),

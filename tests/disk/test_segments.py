@@ -262,12 +262,11 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
         ({"documents_build_id": 5}, "document of row 0 is damaged"),
         ({"codes": (CodeLayout(codec="pq", block_rows=1, block_bytes=1),)}, "codes of pq"),
         ({"requires": ("tombstones",)}, "requires tombstones"),
-        ({"nlist": 6, "read_latency_us": ()}, "nlist|centroids"),
+        ({"nlist": 6}, "nlist|centroids"),
         ({"centroids_fingerprint": "0"}, "fingerprint"),
         ({"dimension": 61}, "dimension 61"),
         ({"files": {}}, "only 0 files are listed"),
         ({"nprobe_default": 8}, "more than nlist 7"),
-        ({"read_latency_us": (1, 2)}, "2 entries for 7 clusters"),
     ],
 )
 def test_a_manifest_that_does_not_fit_the_files_is_refused(

@@ -49,7 +49,7 @@ def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def same_but_time(manifest: Manifest) -> Manifest:
-    return msgspec.structs.replace(manifest, index_version="", read_latency_us=())
+    return msgspec.structs.replace(manifest, index_version="")
 
 
 def interrupted(tmp_path: Path) -> tuple[Path, Path]:
@@ -67,7 +67,6 @@ SEGMENTS = IndexerConfig(
     indexer=IndexerSettings(
         shard_rows=16,
         threads=1,
-        profile_reads=0,
         segment_bytes_max=4096 * 4,
         memory_bytes=8192 + 4096,
     ),

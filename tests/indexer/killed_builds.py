@@ -32,7 +32,6 @@ CONFIG = IndexerConfig(
     # Small enough for several segments, written in several passes.
     indexer=IndexerSettings(
         shard_rows=32,
-        profile_reads=0,
         threads=1,
         segment_bytes_max=4096 * 4,
         memory_bytes=8192 + 4096,

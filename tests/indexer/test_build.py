@@ -157,7 +157,7 @@ def test_float16_vectors_are_those_of_the_model_rounded_in_pages_of_half_the_siz
     configs = {
         dtype: IndexerConfig(
             embedding=EmbeddingSettings(model="hashing:384"),
-            indexer=IndexerSettings(vector_dtype=dtype, threads=1, profile_reads=0),
+            indexer=IndexerSettings(vector_dtype=dtype, threads=1),
         )
         for dtype in ("float16", "float32")
     }
@@ -179,9 +179,7 @@ def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
 
     def config(memory_bytes: int) -> IndexerConfig:
-        indexer = IndexerSettings(
-            shard_rows=16, threads=1, profile_reads=0, memory_bytes=memory_bytes
-        )
+        indexer = IndexerSettings(shard_rows=16, threads=1, memory_bytes=memory_bytes)
         return IndexerConfig(embedding=CONFIG.embedding, indexer=indexer)
 
     with pytest.raises(
@@ -210,14 +208,3 @@ def test_an_output_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 10)
     with pytest.raises(ConfigError, match="another --out"):
         build(corpus, corpus)
-
-
-def test_each_cluster_has_a_read_latency_or_none_has(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 50)
-    latencies = build(corpus, tmp_path / "index", nlist=5).manifest.read_latency_us
-    assert len(latencies) in (0, 5)  # 0: this file system has no O_DIRECT
-    assert all(latency_us == 1000 for latency_us in latencies)  # a tick of the clock
-    without = IndexerConfig(
-        embedding=CONFIG.embedding, indexer=IndexerSettings(profile_reads=0, shard_rows=16)
-    )
-    assert build(corpus, tmp_path / "other", without, nlist=5).manifest.read_latency_us == ()

@@ -18,7 +18,7 @@ from indexer.settings import IndexerConfig, IndexerSettings
 from tests.indexer.helpers import build
 
 TOP = 5
-CONFIG = IndexerConfig(indexer=IndexerSettings(profile_reads=0))
+CONFIG = IndexerConfig(indexer=IndexerSettings())
 
 
 class Evidence:

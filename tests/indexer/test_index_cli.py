@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from carpool.disk.extents import segment_name
-from carpool.disk.manifest import read_manifest, write_manifest
 from carpool.errors import ConfigError
 from cli.index import app
 from tests.indexer.helpers import write_corpus
@@ -66,10 +64,10 @@ def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
     common = ["build", str(corpus), "--model", "hashing:8", "--json"]
     result = runner.invoke(
         app,
-        [*common, "--out", str(tmp_path / "a"), "--nlist", "3", "--set", "indexer.profile_reads=0"],
+        [*common, "--out", str(tmp_path / "a"), "--nlist", "3"],
     )
     said = json.loads(result.stdout)["index"]
-    assert (said["nlist"], said["dimension"], said["read_latency_us"]) == (3, 8, None)
+    assert (said["nlist"], said["dimension"]) == (3, 8)
     result = runner.invoke(app, [*common, "--out", str(tmp_path / "a")])
     assert isinstance(result.exception, ConfigError)
     assert runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--force"]).exit_code == 0
@@ -108,20 +106,3 @@ def test_the_codes_that_are_asked_for_are_written_the_most_accurate_first(tmp_pa
     convert = ["convert", str(sample), "--json", "--out", str(tmp_path / "b")]
     result = runner.invoke(app, [*convert, "--codes", "sq8"])
     assert json.loads(result.stdout)["codes"] == ["sq8"]
-
-
-def test_a_profile_is_measured_again_with_progress_or_refused(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = read_manifest(built)
-    if not before.read_latency_us:
-        pytest.skip("this file system has no O_DIRECT")
-    write_manifest(built, msgspec.structs.replace(before, read_latency_us=()))
-    result = runner.invoke(app, ["profile", str(built), "--reads", "2", "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["read_latency_us"]["min"] >= 1
-    assert "reading clusters: 20 of 20 (100 %)" in result.stderr
-    assert len(read_manifest(built).read_latency_us) == 10
-    assert "read of a cluster" in runner.invoke(app, ["profile", str(built)]).stdout
-    result = runner.invoke(app, ["profile", str(built), "--set", "indexer.profile_reads=0"])
-    assert "at least one read" in str(result.exception)

@@ -144,7 +144,6 @@ def large_build(folder: Path, out: str) -> list[str]:
     """The command: a hundred clusters in many segments, written in several passes."""
     settings = {
         "shard_rows": 8192,
-        "profile_reads": 0,
         "segment_bytes_max": 2 << 20,
         "memory_bytes": 8 << 20,
     }

@@ -37,9 +37,7 @@ def index_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("tune")
     np.save(folder / "v.npy", unit(np.random.default_rng(1).standard_normal((ROWS, DIMENSION))))
     codes = {"codes": request.param} if request.param else {}
-    settings = IndexerSettings(
-        threads=1, profile_reads=0, code_rows_min=0 if codes else 1 << 30, **codes
-    )
+    settings = IndexerSettings(threads=1, code_rows_min=0 if codes else 1 << 30, **codes)
     build_index(
         BuildRequest(
             corpus=write_corpus(folder / "c.jsonl", ROWS),

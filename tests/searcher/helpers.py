@@ -116,7 +116,6 @@ def write_index(
     centroids: Float32,
     *,
     documents: Iterable[Document] | None = None,
-    read_latency_us: tuple[int, ...] = (),
     nprobe: int = 1,
     vector_dtype: VectorDtype = "float32",
     embedding_model: str = MODEL,
@@ -192,7 +191,6 @@ def write_index(
         centroids_fingerprint=centroids_fingerprint(centroids),
         row_count=len(vectors),
         nprobe_default=nprobe,
-        read_latency_us=read_latency_us,
         files=files,
     )
     assert set(files) == set(files_of(manifest))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.baselines.cluster_cache import ClusterCache
 from bench.baselines.edgerag import EdgeRag
 from bench.baselines.query_by_query import QueryByQuery
+from bench.baselines.read_latencies import read_latencies_us
 from bench.baselines.read_planner import ReadLimits, ReadPlanner
 from bench.papers.cagr.plan import RunSpec
 from carpool.clock import Clock
@@ -61,7 +62,7 @@ class FigureEngine:
 def open_engine_of(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
     """Returns the engine of `spec`, with no cluster in memory.
 
-    Raises `ConfigError` where the index has too few clusters, or no profile of read latencies.
+    Raises `ConfigError` where the index has too few clusters, or its file system no O_DIRECT.
     """
     nlist = index.manifest.nlist
     if spec.nprobe > nlist or spec.entries > nlist:
@@ -95,12 +96,7 @@ def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
     To the planner each cluster takes 1 of a budget of `entries`, being read or resident. The arena
     is large enough for the largest ones, so that entries are the only limit.
     """
-    latencies = index.manifest.read_latency_us
-    if not latencies:
-        raise ConfigError(
-            f"{index.dir} has no profile of read latencies, by which EdgeRAG's cache evicts "
-            f"(section 4.1): make one with carpool index profile {index.dir}"
-        )
+    latencies_us = read_latencies_us(index, clock)
     sizes = sorted((extent.size_bytes for extent in index.extents), reverse=True)
     block_bytes = choose_block_bytes(index.layout.page_bytes, sum(sizes) // len(sizes))
     metrics = Metrics()
@@ -113,7 +109,7 @@ def _entries(spec: RunSpec, index: OpenIndex, clock: Clock) -> FigureEngine:
             prefetch_reads_max=DEPTH,
             prefetch="after_group" if spec.method == "cagr-qgp" else "none",
         )
-        policy = EdgeRag({SliceId(c): latency_us for c, latency_us in enumerate(latencies)})
+        policy = EdgeRag(latencies_us)
         entry_sizes = {SliceId(extent.cluster): 1 for extent in index.extents}
         planner = ReadPlanner(limits, entry_sizes, policy)
         caches.append(

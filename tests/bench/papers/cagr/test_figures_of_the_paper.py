@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -12,18 +11,18 @@ import pytest
 
 from bench.core.progress import silent
 from bench.data.evaluation import find_data
+from bench.papers.cagr import engine
 from bench.papers.cagr.command import FigureOptions, figure, find_run
-from bench.papers.cagr.engine import open_engine_of
 from bench.papers.cagr.outcome import FigureRun
 from bench.papers.cagr.overlap import overlap_of
 from bench.papers.cagr.plan import NUMBERS, FigureLoad, PaperSettings, RunSpec, runs_of
 from bench.papers.cagr.questions import FigureQuestions, batches, load_questions
 from bench.papers.cagr.run import make_run
-from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.embedding import EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError
+from searcher.plan.slices import SliceId
 from tests.bench.papers.cagr.conftest import MODEL, SMALL
 
 LOAD = FigureLoad(queries=30, warm_up_s=0.05, seed=0)
@@ -90,21 +89,22 @@ def test_a_run_that_is_there_is_not_made_again_unless_a_setting_changed(
     assert find_run(tmp_path, msgspec.structs.replace(specs[0], queries=31), version) is None
 
 
-def test_edgerag_reads_what_a_dumb_cache_of_entries_reads(index_dir: Path, data_dir: Path) -> None:
+def test_edgerag_reads_what_a_dumb_cache_of_entries_reads(
+    index_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Latency x count, the lowest of the resident goes; never more than so many entries, whatever
     their size (4.1).
     """
-    texts = list(load_questions(find_data(data_dir), "nq", 60).measured)
-    found = run(index_dir, spec(dataset="nq", warm_up_s=0.0, entries=4, nprobe=1), texts, texts[:1])
     index = open_index(index_dir)
     index.close()
+    sizes = [extent.size_bytes for extent in index.extents]
+    latency_us = {SliceId(cluster): 50 + 37 * cluster % 101 for cluster in range(len(sizes))}
+    monkeypatch.setattr(engine, "read_latencies_us", lambda index, clock: latency_us)
+    texts = list(load_questions(find_data(data_dir), "nq", 60).measured)
+    found = run(index_dir, spec(dataset="nq", warm_up_s=0.0, entries=4, nprobe=1), texts, texts[:1])
     probes = probe(index.centroids, load_embedder(EmbeddingSettings(model=MODEL)).encode(texts), 1)[
         :, 0
     ].tolist()
-    latency_us, sizes = (
-        index.manifest.read_latency_us,
-        [extent.size_bytes for extent in index.extents],
-    )
     counts: Counter[int] = Counter()
     resident: set[int] = set()
     hits, read = [], []
@@ -114,7 +114,7 @@ def test_edgerag_reads_what_a_dumb_cache_of_entries_reads(index_dir: Path, data_
         read.append(0 if cluster in resident else sizes[cluster])
         if cluster not in resident and len(resident) == 4:
             resident.remove(
-                min(resident, key=lambda other: (latency_us[other] * counts[other], other))
+                min(resident, key=lambda other: (latency_us[SliceId(other)] * counts[other], other))
             )
         resident.add(cluster)
     assert list(found.series.hits) == hits and 0 < sum(hits) < len(hits)
@@ -225,11 +225,3 @@ def test_options_that_do_not_fit_are_refused(
     asked = msgspec.structs.replace(options(5, index_dir, tmp_path), **changes)
     with pytest.raises(ConfigError, match=says):
         figure(data or data_dir, asked)
-
-
-def test_an_index_without_a_profile_is_refused_by_edgerag(index_dir: Path) -> None:
-    index = open_index(index_dir)
-    index.close()
-    bare = msgspec.structs.replace(index.manifest, read_latency_us=())
-    with pytest.raises(ConfigError, match="carpool index profile"):
-        open_engine_of(spec(), dataclasses.replace(index, manifest=bare), SystemClock())
