@@ -21,6 +21,7 @@ from bench.simulator.virtual_threads import Phase, VirtualThreads
 from schemas.record import ClusterId
 from searcher.plan.hot_swaps import Swaps
 from searcher.plan.search_times import QUERIES_A_SCAN
+from searcher.shard.scans import BATCH_MAX
 
 Int64 = npt.NDArray[np.int64]
 
@@ -109,8 +110,6 @@ class ShardSearcher:
             left[0] += self._scan_codes(there, waiting, ended)
             self._time.step()
             self._swap()
-        if not asking:
-            self._end_substage()
         return WindowTimes(
             search_us=[each - began_us for each in ended_us],
             held=held,
@@ -134,6 +133,7 @@ class ShardSearcher:
             took_us += len(clusters) * self._costs.pair_us
             took_us += int(self._row_counts[clusters].sum()) * self._costs.row_us
             self._time.give(idle.pop(0), [Phase(took_us, True)], partial(ended, queries))
+            self._begin_substage()
             given += 1
         return given
 
@@ -145,31 +145,31 @@ class ShardSearcher:
     ) -> int:
         """Gives all queries to the thread of the shard. Returns how many scans these are."""
         held_bytes = int(self._size_bytes[list(self._live)].sum())
-        starts = range(0, len(asking), QUERIES_A_SCAN)
-        for start in starts:
-            queries = asking[start : start + QUERIES_A_SCAN]
-            asked = np.unique(np.concatenate([here[query] for query in queries]))
-            scan_us = self._gpu.scan_us(int(self._size_bytes[asked].sum()), held_bytes)
+        batches = [asking[i : i + BATCH_MAX] for i in range(0, len(asking), BATCH_MAX)]
+        asked_of = [np.unique(np.concatenate([here[one] for one in batch])) for batch in batches]
+        for asked in asked_of:
             self._pins.update(asked.tolist())
+        for queries, asked in zip(batches, asked_of, strict=True):
+            scan_us = self._gpu.scan_us(int(self._size_bytes[asked].sum()), held_bytes)
             self._time.give(
                 self._shard,
                 [Phase(self._gpu.launch_us, True), Phase(scan_us, False)],
                 partial(self._end_shard_scan, ended, queries, asked.tolist()),
             )
-        return len(starts)
+            self._begin_substage()
+        return len(batches)
 
     def _end_shard_scan(
         self, ended: Callable[[Sequence[int]], None], queries: Sequence[int], pinned: list[int]
     ) -> None:
         self._pins.subtract(pinned)
         ended(queries)
-        self._end_substage()
 
     @property
     def _is_swapping(self) -> bool:
         return bool(self._orders or self._leaving or self._entering)
 
-    def _end_substage(self) -> None:
+    def _begin_substage(self) -> None:
         if (swaps := self._rule.substage()) is not None:
             self._orders.append(swaps)
             self._has_changed = True

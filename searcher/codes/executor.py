@@ -326,7 +326,7 @@ class CodesExecutor:
                 return
             self._scans += 1
             if self._shard is not None:
-                self._shard.shard.end_substage()
+                self._shard.shard.begin_substage()
             queries = [self._queries[part.key] for part in parts]
             scan = self._pool.submit(self._scan_on_thread, parts, queries)
             scan.add_done_callback(partial(self._end_scan, tuple(parts)))
@@ -455,7 +455,7 @@ class CodesExecutor:
         keys = dict.fromkeys(part.key for part in lost if part.key in self._queries)
         self._go_on(list(keys), finish)
         if self._shard.start():
-            self._shard.shard.end_substage()
+            self._shard.shard.begin_substage()
 
     def _take_shard_scanned(self, scanned: ShardScanned, finish: Finish) -> None:
         assert self._shard is not None

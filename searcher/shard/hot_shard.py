@@ -130,8 +130,8 @@ class HotShard:
         """
         self._swaps.add_window(probes, waiting)
 
-    def end_substage(self) -> None:
-        """Begins swaps where they are due."""
+    def begin_substage(self) -> None:
+        """Called when a scan begins. Begins swaps where they are due."""
         if not self._is_open:
             return
         with self._lock:
