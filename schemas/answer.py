@@ -122,7 +122,8 @@ class Answer(Record, frozen=True, kw_only=True):
     the producer's delivery report; the topic is named without `kafka.prefix`. `quotes`: what
     Carpool chose from the passages, beside the model's answer and citations. `replayed`: it
     repeats the answer to an earlier record, with this id and `query_digest`, a digest of the
-    question, or with this `prompt_key`, a digest of all that decides the model's answer.
+    question, or with this `prompt_key`, a digest of all that decides the model's answer. `status`
+    `shed` is reserved for a service that refuses work when it has too much; no service writes it.
     """
 
     query_id: Identifier
