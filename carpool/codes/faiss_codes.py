@@ -59,9 +59,13 @@ def _layout_of(codec: str, index: Any) -> CodeLayout:
     return CodeLayout(codec=codec, block_rows=lists.n_per_block, block_bytes=lists.block_size)
 
 
-def _rotated(codec: str, vectors: Float32, rotation: Float32) -> Float32:
-    """Returns `vectors` as `codec` takes them, contiguous."""
-    return np.ascontiguousarray(vectors if codec == "flat" else vectors @ rotation)
+def _rotated(
+    codec: str, vectors: npt.NDArray[np.floating], rotation: Float32
+) -> npt.NDArray[np.floating]:
+    """Returns `vectors` as `codec` takes them, contiguous; rotated ones are float32."""
+    if codec != "flat":
+        vectors = vectors.astype(np.float32, copy=False) @ rotation
+    return np.ascontiguousarray(vectors)
 
 
 class Encoder:
@@ -73,8 +77,8 @@ class Encoder:
         self._rotation = rotation
         self._centroids = _rotated(layout.codec, centroids, rotation)
 
-    def encode(self, cluster: int, vectors: Float32) -> bytes:
-        """Returns the codes of `vectors`, all of `cluster`: (n, dim) float32."""
+    def encode(self, cluster: int, vectors: npt.NDArray[np.floating]) -> bytes:
+        """Returns the codes of `vectors`, all of `cluster`: (n, dim) float32 or float16."""
         if not len(vectors):
             return b""
         codec = self.layout.codec

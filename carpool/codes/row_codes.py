@@ -46,10 +46,13 @@ def row_index(codec: str, nlist: int, dimension: int, number_bytes: int) -> Any:
     return index
 
 
-def encode_rows(codec: str, vectors: _Float32, number_bytes: int) -> bytes:
-    """Returns the codes of `vectors`, (n, dim) float32. `number_bytes`: of `flat`, 2 or 4."""
+def encode_rows(codec: str, vectors: npt.NDArray[np.floating], number_bytes: int) -> bytes:
+    """Returns the codes of `vectors`, (n, dim) float32; of `flat` also float16.
+
+    `number_bytes`: of `flat`, 2 or 4.
+    """
     if codec == "flat":
-        return vectors.astype(f"<f{number_bytes}").tobytes()
+        return vectors.astype(f"<f{number_bytes}", copy=False).tobytes()
     index = row_index(codec, 1, vectors.shape[1], number_bytes)  # owns what follows
     codes: npt.NDArray[np.uint8] = index.sq.compute_codes(vectors)
     return codes.tobytes()

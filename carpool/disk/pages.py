@@ -77,6 +77,11 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.dimension * (4 if self.vector_dtype == "float32" else 2)
 
     @property
+    def number_type(self) -> np.dtype[np.floating]:
+        """How the numbers of a vector are stored."""
+        return np.dtype("<f4" if self.vector_dtype == "float32" else "<f2")
+
+    @property
     def rows_per_page(self) -> int:
         """Rows that fit a page."""
         if self.has_only_rows:
@@ -102,8 +107,7 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
     def vectors(self, pages: UInt8, slot: int) -> npt.NDArray[np.floating]:
         """Returns a view: (n, page_bytes) uint8 -> (n, dimension), the vectors at `slot`."""
         start = slot * self.row_bytes
-        dtype = "<f4" if self.vector_dtype == "float32" else "<f2"
-        return pages[:, start : start + self.row_bytes].view(dtype)
+        return pages[:, start : start + self.row_bytes].view(self.number_type)
 
     def row_numbers(self, pages: UInt8) -> npt.NDArray[np.int64]:
         """Returns a view: (n, page_bytes) uint8 -> (n, rows_per_page) int64. For format v1."""
@@ -133,20 +137,29 @@ class ClusterRows(NamedTuple):
     rows: npt.NDArray[np.int64]
 
 
+def stored_vectors(cluster: ClusterPages) -> npt.NDArray[np.floating]:
+    """Returns a cluster's vectors in order, as they are stored: (n, dim) float32 or float16.
+
+    A view where the pages are in one piece and have no other bytes.
+    """
+    layout = cluster.layout
+    pages = _in_one_piece(cluster)
+    used = pages[:, : layout.rows_per_page * layout.row_bytes].view(layout.number_type)
+    return used.reshape(-1, layout.dimension)[: cluster.row_count]
+
+
 def dense(cluster: ClusterPages) -> ClusterRows:
     """Returns copies of a cluster's rows in order, as float32. For tools and tests."""
     layout, count = cluster.layout, cluster.row_count
-    vectors = np.empty((count, layout.dimension), dtype=np.float32)
-    rows = np.empty(count, dtype=np.int64)
-    pages = np.concatenate(cluster.pieces)
     if layout.has_only_rows:
-        rows[:] = cluster.first_page * layout.rows_per_page + np.arange(count)
-    for slot in range(layout.rows_per_page):
-        taken = layout.rows_at_slot(slot, count)
-        vectors[slot :: layout.rows_per_page] = layout.vectors(pages, slot)[:taken]
-        if not layout.has_only_rows:
-            rows[slot :: layout.rows_per_page] = layout.row_numbers(pages)[:taken, slot]
-    return ClusterRows(cluster.cluster, vectors, rows)
+        rows = cluster.first_page * layout.rows_per_page + np.arange(count)
+    else:
+        rows = layout.row_numbers(_in_one_piece(cluster)).reshape(-1)[:count].astype(np.int64)
+    return ClusterRows(cluster.cluster, stored_vectors(cluster).astype(np.float32), rows)
+
+
+def _in_one_piece(cluster: ClusterPages) -> UInt8:
+    return cluster.pieces[0] if len(cluster.pieces) == 1 else np.concatenate(cluster.pieces)
 
 
 def choose_layout(

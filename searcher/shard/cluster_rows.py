@@ -6,40 +6,40 @@ import mmap
 import os
 
 import numpy as np
-import numpy.typing as npt
 
+from carpool.disk.extents import ClusterExtent
 from carpool.disk.index import OpenIndex
-from carpool.disk.pages import ClusterPages, dense
+from carpool.disk.pages import ClusterPages, stored_vectors
 from carpool.disk.segments import verify_pages
 from carpool.errors import RetryableError
 from schemas.record import ClusterId
+from searcher.shard.device import Vectors
 from searcher.store.files import SegmentFiles
-
-Float32 = npt.NDArray[np.float32]
 
 
 class ClusterRowsReader:
     """Reads one cluster at a time, for one thread. Owns `files`, the segments of `index`."""
 
     def __init__(self, index: OpenIndex, files: SegmentFiles) -> None:
+        self._buffer = mmap.mmap(-1, max(extent.size_bytes for extent in index.extents))
         self._layout = index.layout
         self._extents = index.extents
         self._sums = index.row_sums
         self._build_id = index.manifest.build_id
         self._files = files
 
-    def read(self, cluster: ClusterId) -> Float32:
-        """Returns the vectors of a cluster, verified: (n, dim) float32. Blocks.
+    def read(self, cluster: ClusterId) -> Vectors:
+        """Returns the vectors of a cluster, verified: (n, dim), until the next read. Blocks.
 
-        Memory: the pages of the cluster and its vectors. Raises `CorruptionError`, and
-        `RetryableError` where the disk gives an error.
+        Memory: the pages of the largest cluster, and the vectors of this one. Raises
+        `CorruptionError`, and `RetryableError` where the disk gives an error.
         """
         extent = self._extents[cluster]
         if not extent.row_count:
-            return np.empty((0, self._layout.dimension), np.float32)
-        buffer = mmap.mmap(-1, extent.size_bytes)
-        self._fill(buffer, extent.segment, extent.offset_bytes)
-        pages = np.frombuffer(buffer, np.uint8).reshape(extent.page_count, self._layout.page_bytes)
+            return np.empty((0, self._layout.dimension), self._layout.number_type)
+        self._fill(extent)
+        pages = np.frombuffer(self._buffer, np.uint8, extent.size_bytes)
+        pages = pages.reshape(extent.page_count, self._layout.page_bytes)
         verify_pages(
             pages,
             extent,
@@ -48,26 +48,31 @@ class ClusterRowsReader:
             sums=self._sums[extent.segment] if self._sums else None,
         )
         read = ClusterPages(cluster, self._layout, extent.row_count, (pages,), extent.first_page)
-        return dense(read).vectors
+        return stored_vectors(read)
 
     def close(self) -> None:
         """Closes the files."""
         self._files.close()
 
-    def _fill(self, buffer: mmap.mmap, segment: int, offset_bytes: int) -> None:
-        """Reads until the buffer is full; what a short file lacks stays 0 and is found damaged."""
-        descriptor = self._files.descriptor(segment)
+    def _fill(self, extent: ClusterExtent) -> None:
+        """Reads a cluster; what a short file lacks is 0, which is found damaged."""
+        descriptor = self._files.descriptor(extent.segment)
         done_bytes = 0
-        with memoryview(buffer) as view:
+        with memoryview(self._buffer)[: extent.size_bytes] as view:
             try:
                 while done_bytes < len(view) and (
-                    count := os.preadv(descriptor, [view[done_bytes:]], offset_bytes + done_bytes)
+                    count := os.preadv(
+                        descriptor, [view[done_bytes:]], extent.offset_bytes + done_bytes
+                    )
                 ):
                     done_bytes += count
+                view[done_bytes:] = bytes(len(view) - done_bytes)
                 if not self._files.is_direct:
-                    os.posix_fadvise(descriptor, offset_bytes, len(view), os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(
+                        descriptor, extent.offset_bytes, len(view), os.POSIX_FADV_DONTNEED
+                    )
             except OSError as error:
                 raise RetryableError(
-                    f"{self._files.path(segment)} cannot be read at byte "
-                    f"{offset_bytes + done_bytes}: {error.strerror}"
+                    f"{self._files.path(extent.segment)} cannot be read at byte "
+                    f"{extent.offset_bytes + done_bytes}: {error.strerror}"
                 ) from error

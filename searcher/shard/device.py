@@ -14,6 +14,8 @@ from schemas.retrieval import Tier
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.floating]
+"""As the index stores them: float32 or float16."""
 
 ShardNumbers = Literal["float16", "sq8"]
 """How a device stores a number of a vector: in 2 bytes or in 1."""
@@ -41,8 +43,8 @@ class ShardDevice(Protocol):
         """Returns what a cluster of `row_count` rows takes of the device's memory."""
         ...
 
-    def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
-        """Takes over a copy of a cluster: (n, dim) float32, rows `first_row` to `first_row` + n.
+    def load(self, cluster: ClusterId, first_row: int, vectors: Vectors) -> None:
+        """Takes over a copy of a cluster: (n, dim), rows `first_row` to `first_row` + n.
 
         Blocks until the cluster can be scanned. Raises `ShardFullError` and changes nothing where
         it does not fit. Any other error means that the device cannot be used any more.

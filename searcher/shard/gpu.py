@@ -25,7 +25,7 @@ from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
 from searcher.plan.gpu_blocks import BLOCK_ROWS, blocks_of, divide_gpu_memory
-from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers
+from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers, Vectors
 
 LIBRARY_BYTES = 64 << 20
 """The workspace of cuBLAS, 32 MiB on a Hopper, and small temporary arrays."""
@@ -172,7 +172,7 @@ class GpuShard:
 
     # ---- the thread that loads and drops
 
-    def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
+    def load(self, cluster: ClusterId, first_row: int, vectors: Vectors) -> None:
         """As `ShardDevice.load`. Blocks until the last copy to the device is complete."""
         count = blocks_of(len(vectors))
         blocks = self._places.find_free(count)
@@ -187,7 +187,7 @@ class GpuShard:
             self._write(cluster, first_row + at, vectors[at : at + len(some) * BLOCK_ROWS], some)
         self._places.take(cluster, blocks)
 
-    def _write(self, cluster: int, first_row: int, vectors: Float32, blocks: Int64) -> None:
+    def _write(self, cluster: int, first_row: int, vectors: Vectors, blocks: Int64) -> None:
         """Writes rows to `blocks`. Rows that are missing in the last block repeat its last row, so
         that the best estimate of the block is right; they are not counted in its books.
         """

@@ -9,7 +9,7 @@ import numpy as np
 from carpool.codes.faiss_codes import CodeScanner, Encoder, code_layout, return_freed_memory
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
-from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers
+from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers, Vectors
 
 _ID_BYTES = 8
 """What FAISS keeps for each row beside its code."""
@@ -53,7 +53,7 @@ class RamShard:
         """Returns what a cluster of `row_count` rows takes: its codes, and 8 bytes a row."""
         return self._layout.size_bytes(row_count) + row_count * _ID_BYTES
 
-    def load(self, cluster: ClusterId, first_row: int, vectors: Float32) -> None:
+    def load(self, cluster: ClusterId, first_row: int, vectors: Vectors) -> None:
         """As `ShardDevice.load`."""
         size_bytes = self.size_bytes(len(vectors))
         if size_bytes > self._free_bytes:
