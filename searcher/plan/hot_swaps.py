@@ -44,8 +44,8 @@ CHURN_SHARE = 0.5
 PART_SHARE = 0.01
 """Bytes that enter after one sub-stage, as a share of the shard; one cluster may be more.
 
-To load a cluster takes a core about as long as to search one or two queries, and a scan of codes is
-for up to eight: so loads take little of the time that searches need.
+To load a cluster takes a core less time than to search a query, and a scan of codes is for up to
+eight: so loads take little of the time that searches need.
 """
 STAYS = 0.5
 """By how much the root of a cluster's count must exceed that of one in the shard to replace it.

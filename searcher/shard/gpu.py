@@ -111,14 +111,19 @@ class GpuShard:
             thread.submit(self._warm_up, len(rotation)).result()
 
     def _open_codec(self, numbers: ShardNumbers, rotation: Float32) -> None:
-        """Clusters are encoded as by other devices. A row is (codes - `_zero`) * `_step`."""
+        """What is stored are the vectors, or codes as of other devices.
+
+        A row is (stored - `_zero`) * `_step`.
+        """
         dimension = len(rotation)
-        layout = code_layout("flat" if numbers == "float16" else numbers, dimension, "float16")
-        # These codecs depend on no centroid.
-        self._encoder = Encoder(layout, np.zeros((1, dimension), np.float32), rotation)
-        self._stored: Any = torch.float16 if numbers == "float16" else torch.uint8
+        self._encoder: Encoder | None = None
+        self._stored: Any = torch.float16
         self._zero, self._step = 0, 1.0
         if numbers == "sq8":
+            layout = code_layout(numbers, dimension, "float16")
+            # This codec depends on no centroid.
+            self._encoder = Encoder(layout, np.zeros((1, dimension), np.float32), rotation)
+            self._stored = torch.uint8
             self._zero, self._step = _SQ8_ZERO, 2 * SQ8_REACH / 255 / dimension**0.5
 
     def _warm_up(self, dimension: int) -> None:
@@ -191,10 +196,14 @@ class GpuShard:
         """Writes rows to `blocks`. Rows that are missing in the last block repeat its last row, so
         that the best estimate of the block is right; they are not counted in its books.
         """
-        codes = self._encoder.encode(0, vectors)
-        rows = self._staging.numpy().reshape(-1, vectors.shape[1])
-        rows[: len(vectors)] = np.frombuffer(codes, rows.dtype).reshape(vectors.shape)
-        rows[len(vectors) : len(blocks) * BLOCK_ROWS] = rows[len(vectors) - 1]
+        numbers: npt.NDArray[Any] = vectors
+        if self._encoder is not None:
+            codes = bytearray(self._encoder.encode(0, vectors))
+            numbers = np.frombuffer(codes, np.uint8).reshape(vectors.shape)
+        rows = self._staging.flatten(0, 1)
+        # PyTorch converts to float16 many times faster than NumPy.
+        rows[: len(vectors)] = torch.from_numpy(numbers)
+        rows[len(vectors) : len(blocks) * BLOCK_ROWS] = rows[len(vectors) - 1].clone()
         starts = np.arange(len(blocks)) * BLOCK_ROWS
         books = np.empty((len(blocks), 3), np.int64)
         books[:, 0] = cluster

@@ -73,6 +73,19 @@ def test_a_scan_without_queries_or_without_clusters_finds_nothing(kind: Kind) ->
 
 
 @EVERY_KIND
+def test_float16_vectors_are_stored_as_the_same_float32_vectors_are(kind: Kind) -> None:
+    it = loaded(kind, ())
+    vectors = directions(300, DIMENSION, seed=5).astype(np.float16)
+    it.device.load(ClusterId(0), 1000, vectors)
+    it.device.load(ClusterId(1), 2000, vectors.astype(np.float32))
+    queries = some_queries(3)
+    rows, estimates = it.scan(queries, [[0]] * 3, 40)
+    others, equal = it.scan(queries, [[1]] * 3, 40)
+    assert np.array_equal(rows + 1000, others)
+    assert np.array_equal(estimates, equal)
+
+
+@EVERY_KIND
 def test_queries_may_be_read_only(kind: Kind) -> None:
     it = loaded(kind)
     queries = some_queries(2)
