@@ -135,6 +135,7 @@ def test_promises_are_about_carpool_and_can_be_broken() -> None:
         p99_before_us=[100],
         p99_after_us=[100],
         p99_swapping_us=[120],
+        p99_still_us=[100],
         entered_share=[0.5],
         false_left_share=[0.0],
     )
