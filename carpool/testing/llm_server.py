@@ -304,12 +304,13 @@ class LlmServer:
         except (ConnectionError, asyncio.CancelledError):
             counts.disconnected += fault.mode != "reset"
             raise
+        else:
+            if fault.mode == "none":
+                counts.completed += 1
+                counts.completed_by_id[request_id] += 1
+                counts.completed_by_prompt[prompt] += 1
         finally:
             counts.in_flight -= 1
-        if fault.mode == "none":
-            counts.completed += 1
-            counts.completed_by_id[request_id] += 1
-            counts.completed_by_prompt[prompt] += 1
 
     def _next_fault(self, prompt: str) -> LlmFault:
         for text, left in self.broken.items():

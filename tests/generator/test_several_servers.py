@@ -71,6 +71,8 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
             run.wait(lambda: open_servers(run, servers) == [False, True])
             assert run.stage.not_ready() == (), "the other one takes prompts"
             answers = run.wait_for_answers(40)
+            # A server counts an answer just after it has sent it.
+            run.wait(lambda: second.requests.in_flight == 0)
             completed = first.requests.completed_by_id + second.requests.completed_by_id
             with LlmServer(port=first.port, tokens_per_second=200) as again:
                 run.wait(lambda: all(open_servers(run, [again, second])))
