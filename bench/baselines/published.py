@@ -17,6 +17,7 @@ import numpy as np
 
 from bench.baselines.carpool import CarpoolExact
 from bench.baselines.contestant import AskedWindow, ContestantEntry, Limits, SearchData
+from bench.baselines.read_latencies import PREPARATION, load_read_latencies
 from bench.baselines.read_planner import PrefetchMode
 
 if TYPE_CHECKING:
@@ -47,12 +48,13 @@ class PublishedSearch(CarpoolExact):
         )
         self._policy.group(np.eye(2))  # imports its libraries before the budget is computed
         self._order = group_order("arrival")
+        self._read_latencies_us = load_read_latencies(data)
         super().open(data, limits)
 
     def _executor(self) -> OpenExecutor:
         from bench.baselines.query_by_query import query_by_query
 
-        return query_by_query(self._prefetch)
+        return query_by_query(self._prefetch, self._read_latencies_us)
 
     def _groups(self, window: AskedWindow) -> list[SearchGroup]:
         from grouper.plan.plan_groups import plan_groups
@@ -76,6 +78,7 @@ def _entry(
         is_exact=True,
         has_cache_budget=True,
         make=partial(PublishedSearch, grouping=grouping, prefetch=prefetch),
+        preparation=PREPARATION,
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
 from bench.baselines.cluster_cache import ClusterCache
 from bench.baselines.edgerag import EdgeRag
-from bench.baselines.read_latencies import read_latencies_us
 from bench.baselines.read_planner import PrefetchMode, ReadLimits, ReadPlanner
 from carpool.clock import Clock
 from schemas.record import ClusterId
@@ -112,10 +111,13 @@ class QueryByQuery:
         self._table.merge([candidates])
 
 
-def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
+def query_by_query(
+    prefetch: PrefetchMode, read_latencies_us: Mapping[SliceId, int]
+) -> Callable[[PlaneParts], Executor]:
     """Returns the `executor` of `open_exact_plane` that searches one query after the other.
 
-    It evicts as EdgeRAG does. The options must not cut clusters (`slice_bytes_max` 0).
+    It evicts as EdgeRAG does, by these times to read a cluster. The options must not cut clusters
+    (`slice_bytes_max` 0).
     """
 
     def make(parts: PlaneParts) -> Executor:
@@ -125,7 +127,7 @@ def query_by_query(prefetch: PrefetchMode) -> Callable[[PlaneParts], Executor]:
             prefetch_reads_max=parts.options.ahead_max,
             prefetch=prefetch,
         )
-        policy = EdgeRag(read_latencies_us(parts.index, parts.clock))
+        policy = EdgeRag(read_latencies_us)
         planner = ReadPlanner(limits, parts.size_bytes(), policy)
         cache = ClusterCache(
             memory=parts.memory, planner=planner, waker=parts.waker, metrics=parts.metrics

@@ -72,11 +72,10 @@ class RecallTable(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an index is. Cluster ids are valid only for one `centroids_fingerprint`.
 
-    `recall` says what `carpool index tune` measured.
-    `files` lists all files except the manifest. `build_id` is part of every checksum of the
-    segments, `documents_build_id` of the documents. `codes`: the codes of all rows, the most
-    accurate first (from v2 on). A reader that does not support all that
-    `requires` names refuses the index. Unknown fields are ignored.
+    `recall` says what `carpool index tune` measured. `files` lists all files except the manifest.
+    `build_id` is part of every checksum of the segments, `documents_build_id` of the documents.
+    `codes`: the codes of all rows, the most accurate first (from v2 on). A reader that does not
+    support all that `requires` names refuses the index. Unknown fields are ignored.
     """
 
     format: str

@@ -111,9 +111,9 @@ class GpuShard:
             thread.submit(self._warm_up, len(rotation)).result()
 
     def _open_codec(self, numbers: ShardNumbers, rotation: Float32) -> None:
-        """What is stored are the vectors, or codes as of other devices.
+        """Vectors are stored as float16, or as the 8-bit codes of the other devices.
 
-        A row is (stored - `_zero`) * `_step`.
+        A row is (what is stored - `_zero`) * `_step`.
         """
         dimension = len(rotation)
         self._encoder: Encoder | None = None

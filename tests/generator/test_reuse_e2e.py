@@ -110,7 +110,7 @@ def check(asked: dict[str, int], answers: list[Answer], sent: int, lost: int) ->
     assert all(len(same) == 1 for same in texts.values()), "equal questions have equal answers"
     assert len(texts) <= SHARE_MAX * DRAWN, "the draw itself is within the share"
     assert generated(answers) == len(texts)
-    assert 0 <= lost <= DRAWN // 3, "fewer than the answers that were committed at the kill"
+    assert 0 <= lost <= 2 * CONCURRENCY, "in flight, or answered and not committed"
     assert sent <= SHARE_MAX * DRAWN + lost, "lost with the kill is all that is sent twice"
     computed = sum(each.usage.output_tokens for each in answers if each.usage is not None)
     saved = sum(each.usage.reused_tokens for each in answers if each.usage is not None)
@@ -128,7 +128,7 @@ def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
 ) -> None:
     asked = publish_drawn(fresh_broker)
     with (
-        LlmServer(latency_ms=60) as llm,
+        LlmServer(latency_ms=300) as llm,  # so that few answers end during one commit
         generator(fresh_broker, tmp_path, llm.url, llm.model) as stack,
     ):
         answers, lost = answers_after_a_kill(fresh_broker, stack, lambda: llm.requests.started)

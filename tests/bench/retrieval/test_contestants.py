@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.baselines import published
 from bench.baselines.carpool import (
     GROWTH_BYTES,
     CarpoolCodes,
@@ -176,6 +177,7 @@ def test_a_window_is_cut_into_groups_that_know_the_next_query(
     asked = SearchData(**{**vars(data), "queries": data.queries[:4].copy(), "probes": probes})
     joined = []
     contestant = PublishedSearch(grouping=grouping, prefetch="none")
+    monkeypatch.setattr(published, "load_read_latencies", lambda data: {})
     contestant.open(asked, UNLIMITED)
     try:
         thread = contestant._thread
