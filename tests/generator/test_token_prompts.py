@@ -230,4 +230,5 @@ def test_the_ids_of_a_prompt_are_known_while_it_waits() -> None:
                 system = {"role": "system", "content": request.system}
                 chat = render((system, {"role": "user", "content": request.user}))
                 assert work.token_ids == tuple(encode(chat))
+            run.wait(lambda: server.requests.started > 0)
             assert server.requests.started == 1
