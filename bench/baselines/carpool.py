@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ BUFFERS_BYTES = 64 << 20
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
 GPU_STEP_BYTES = 4 << 20
+SHARD_QUIET_S = 0.3
 SHARD_SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
 """Bytes of a hot shard, as a share of the bytes of all rows in float16. All clusters need more than
 1, because the blocks of the GPU's memory are partly empty.
@@ -237,6 +239,15 @@ class CarpoolCodes(CarpoolExact):
         # Without a limit the budget is that of clusters, and a small index has larger buffers.
         self._more_bytes = BUFFERS_BYTES if limits.memory_bytes is None else 0
         super().open(data, limits)
+        if self._shard is not None:
+            self._wait_until_loaded()
+
+    def _wait_until_loaded(self) -> None:
+        """Blocks until no cluster has entered the shard for `SHARD_QUIET_S`."""
+        loaded = -1.0
+        while (now := _loaded_clusters(self._metrics)) != loaded:
+            loaded = now
+            time.sleep(SHARD_QUIET_S)
 
     def _plane(self, index: OpenIndex, settings: SearcherSettings, clock: Clock) -> SearchPlane:
         from searcher.build import BothPlanes, open_search_plane
@@ -273,6 +284,11 @@ class CarpoolCodes(CarpoolExact):
             nlist, dimension = index.centroids.shape
             rows_bytes = gpu_bytes_for(rows_bytes, dimension, nlist)
         return msgspec.structs.replace(settings, shard=device, shard_bytes_max=rows_bytes)
+
+
+def _loaded_clusters(metrics: Any) -> float:
+    found = metrics.registry.get_sample_value("carpool_shard_swaps_total", {"result": "loaded"})
+    return float(found or 0.0)
 
 
 def _codes(name: str, summary: str, mode: SearchMode) -> ContestantEntry:

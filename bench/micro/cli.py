@@ -65,7 +65,7 @@ def shard(
     ] = "100000,400000",
     batches: Annotated[
         str, typer.Option("--batches", help="Questions of a scan, with commas.")
-    ] = "1,8,32,64",
+    ] = "1,8,64",
     dimension: Annotated[int, typer.Option("--dimension", min=8, help="Of the vectors.")] = 384,
     nprobe: NprobeOption = 32,
     seconds: Annotated[
@@ -79,8 +79,8 @@ def shard(
     Fills a device with made-up clusters, and times scans: of the clusters of the shard that each
     question of a batch probes, and of all clusters. Beside them stands what a copy moves within the
     same memory. Then clusters are dropped and loaded while others are scanned. The lines are the
-    constants of the cost model. On a GPU it ends with 1 where 32 questions do not scan float16 at
-    60 % of the memory's bandwidth, or where loads slow scans down.
+    constants of the cost model. On a GPU it ends with 1 where 64 questions do not scan float16 at
+    half of the memory's bandwidth, or where loads slow scans down.
 
     Example:  carpool bench shard --device gpu --rows 250000,1000000,5400000 --json shard-gpu.json
     """

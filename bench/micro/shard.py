@@ -41,9 +41,9 @@ POOL_ROWS = 1 << 16
 SCANS_MIN = 20
 COPY_BYTES = 1 << 28
 COPIES = 10
-BANDWIDTH_SHARE_MIN = 0.6
-SWAP_SLOWDOWN_MAX = 1.2
-PROMISED_BATCH = 32
+BANDWIDTH_SHARE_MIN = 0.5
+SWAP_SLOWDOWN_MAX = 1.1
+PROMISED_BATCH = 64
 
 
 class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,7 +361,7 @@ def scan_lines(scans: Sequence[ScanRow]) -> tuple[ScanLine, ...]:
 
 
 def gpu_promises(result: ShardResult) -> dict[str, bool]:
-    """Returns what a GPU must keep: issue 22, row 6, and row 4 for swaps."""
+    """Returns what a GPU must keep."""
     shares = [
         row.bandwidth_share
         for row in result.scans

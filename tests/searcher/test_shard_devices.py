@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from threadpoolctl import threadpool_limits
 
+from carpool.codes.margin import EXPECTED_RECALL, first_count
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
@@ -54,6 +55,36 @@ def test_a_scan_finds_the_best_rows_of_the_clusters_of_each_query(kind: Kind, co
 def test_estimates_of_real_dimensions_are_within_the_margin_of_the_codec(kind: Kind) -> None:
     it = loaded(kind, (900, 40, 300), dimension=384)
     it.check_scan(some_queries(12, 384), [[0, 1, 2]] * 6 + [[2, 0]] * 6, 1240)
+
+
+@pytest.mark.data
+@EVERY_KIND
+def test_real_questions_find_the_ids_of_an_exact_search(kind: Kind) -> None:
+    """Of 1,000 questions, each over a tenth of the passages of Wikipedia."""
+    folder = Path(os.environ["CARPOOL_DATA"]) / "embeddings"
+    passages, questions = (
+        np.load(folder / name).astype(np.float32)
+        for name in ("wikipedia-16k.npy", "queries-hotpotqa.npy")
+    )
+    questions = np.ascontiguousarray(questions[:1000])
+    clusters, top_k = 100, 10
+    centroids = passages[np.random.default_rng(0).permutation(len(passages))[:clusters]]
+    owners = (passages @ centroids.T).argmax(1)
+    order = np.argsort(owners, kind="stable")
+    passages, owners = passages[order], owners[order]
+    device = kind.open(clusters, random_rotation(384, 0), 64 << 20)
+    for cluster in range(clusters):
+        rows = np.flatnonzero(owners == cluster)
+        device.load(ClusterId(cluster), int(rows[0]), passages[rows])
+    probes = np.argsort(-(questions @ centroids.T), axis=1)[:, :10]
+    count = first_count(device.codec, "default", top_k)
+    proposed, _ = device.scan(questions, list(probes), count)
+    missed = 0
+    for question, probed, found in zip(questions, probes, proposed, strict=True):
+        scores = np.where(np.isin(owners, probed), passages @ question, -1)
+        missed += len(set(np.argsort(-scores)[:top_k]) - set(found.tolist()))
+    assert missed <= (1 - EXPECTED_RECALL["default"]) * top_k * len(questions)
+    device.close()
 
 
 @EVERY_KIND

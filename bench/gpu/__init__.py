@@ -1,0 +1,1 @@
+"""What only a machine with a GPU can measure: README.md lists the steps."""
