@@ -21,6 +21,7 @@ _JOINERS = "\u200c\u200d"
 """Characters without width inside words of Persian and Hindi, and inside emoji."""
 
 _PASSWORD = re.compile(r"(\w://[^/?#\s:@]*):[^/?#\s]*@")
+_QUERY = re.compile(r"(\w://[^?#\s,]*)\?[^#\s,'\"\\]+")
 
 
 def harmless(text: str) -> str:
@@ -38,8 +39,11 @@ def harmless_json(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """Returns `text` with stars in place of every password in a URL: http://name:********@host."""
-    return _PASSWORD.sub(r"\1:********@", text)
+    """Returns `text` with stars for the password and the query of every URL: either may be a key.
+
+    Such as http://name:********@host/v1?********.
+    """
+    return _QUERY.sub(r"\1?********", _PASSWORD.sub(r"\1:********@", text))
 
 
 def print_json(value: Any) -> None:

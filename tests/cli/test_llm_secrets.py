@@ -34,11 +34,15 @@ PLAN = StackPlan(
 )
 
 
-def test_only_passwords_become_stars() -> None:
+def test_only_passwords_and_queries_become_stars() -> None:
     assert without_password(URL) == SHOWN
     assert without_password(f"at {URL}, then {URL}") == f"at {SHOWN}, then {SHOWN}"
     assert without_password("http://:a:b@c@host") == "http://:********@host"
-    for text in ("http://host:8000/v1", "http://name@host", "a: b@c", "http://h/a:b@c", "k:1"):
+    keys, starred = "http://h/v1?key=a&b=c", "http://h/v1?********"
+    assert without_password(f"{keys},{keys}#x") == f"{starred},{starred}#x"
+    assert without_password(f'"{keys}\\"}} {URL}?k=/@"') == f'"{starred}\\"}} {SHOWN}?********"'
+    plain = ("http://host:8000/v1", "http://h/v1? No", "a?b=c", "http://name@host", "a: b@c")
+    for text in (*plain, "http://h/a:b@c", "k:1"):
         assert without_password(text) == text
 
 
