@@ -144,6 +144,7 @@ def _version_of(name: str) -> str | None:
 
 def main() -> None:
     """Runs the command line and exits with one of `cli.exit_codes`."""
+    os.umask(os.umask(0o027) | 0o027)  # logs and indexes hold passages: 0640, not for everybody
     try:
         app(prog_name="carpool")
     except ModuleNotFoundError as error:

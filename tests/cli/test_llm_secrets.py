@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from carpool.errors import ConfigError
 from carpool.telemetry.logs import configure_logs
 from carpool.terminal import without_password
 from cli.all_settings import CarpoolSettings
+from cli.main import main
 from cli.options import given, passed_on
 from cli.settings import load
 from cli.stack import SERVICES, StackPlan, broker_spec, make_plan, service_specs, vllm_spec
@@ -116,3 +118,14 @@ def test_no_log_line_names_the_password(
     printed = capsys.readouterr().err
     assert printed.count(SHOWN) == 4
     assert "sesame" not in printed
+
+
+def test_what_a_command_writes_is_not_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0o022)
+    try:
+        monkeypatch.setattr("sys.argv", ["carpool", "--version"])
+        with pytest.raises(SystemExit):
+            main()
+        assert os.umask(before) == 0o027
+    finally:
+        os.umask(before)
