@@ -151,12 +151,12 @@ def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query
     try:
         header_id = _text(headers, "ce_id")
     except RecordError as error:
-        raise _identified(error, value) from None
+        raise identified(error, value) from None
     try:
         query = _decode_query(value, headers, source, header_id)
         check_query(query)
     except RecordError as error:
-        raise _identified(
+        raise identified(
             error, value if value and len(value) <= QUERY_BYTES_MAX else None, header_id
         ) from None
     return query
@@ -336,7 +336,7 @@ def _invalid(message: str) -> RecordError:
     return RecordError(reason, f"{field}: {text}", field=field)
 
 
-def _identified(
+def identified(
     error: RecordError, value: bytes | None, header_id: str | None = None
 ) -> RecordError:
     """Adds the query id, if it can be read from the header or from a bad body."""

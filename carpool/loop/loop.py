@@ -25,6 +25,7 @@ from carpool.loop.priority.priority_consumer import PriorityConsumer
 from carpool.loop.retry import (
     FailureLimits,
     RetryDelay,
+    as_record_error,
     begin_us_of,
     believed,
     is_of_newer_service,
@@ -366,8 +367,8 @@ class Loop(Generic[R]):
             if message.unreadable:
                 raise RecordError("unreadable", message.unreadable)
             record = self._intake.decode(message)
-        except RecordError as error:
-            self._reject(message, error)
+        except Exception as error:  # a fault of ours ends this record, not the process
+            self._reject(message, as_record_error(error, message))
             return
         unit = self.in_flight.take(message, record, self._intake.parts(record))
         if unit is None:

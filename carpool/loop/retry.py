@@ -20,7 +20,7 @@ from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
 from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Stage as StageName
-from schemas.codec import WHOLE_NUMBER, decode_query, encode
+from schemas.codec import WHOLE_NUMBER, decode_query, encode, identified
 from schemas.errors import RecordError
 from schemas.headers import (
     ATTEMPT_HEADER,
@@ -159,6 +159,16 @@ def read_query(message: Message) -> Query:
             query_id=query.query_id,
         )
     return query
+
+
+def as_record_error(error: Exception, message: Message) -> RecordError:
+    """Returns the error of a record that cannot be decoded, with its query id if it has one."""
+    if isinstance(error, RecordError):
+        return error
+    failed = RecordError("processing_failed", f"{type(error).__name__}: {error}")
+    header_id = _text(message.headers, "ce_id") or None
+    is_small = message.value is not None and len(message.value) <= QUERY_BYTES_MAX
+    return identified(failed, message.value if is_small else None, header_id)
 
 
 def is_of_newer_service(message: Message, error: RecordError) -> bool:

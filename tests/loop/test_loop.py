@@ -12,9 +12,11 @@ from carpool.kafka.memory import MemoryConsumer
 from carpool.kafka.memory.broker import Call
 from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, LateOutputs
 from carpool.loop.throttle import PAUSE_AFTER_US
 from schemas.errors import RecordError
+from schemas.query import Query
 from tests.loop.support import Bench, HandStage, result, turn, with_taken
 
 
@@ -273,6 +275,30 @@ def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() ->
     turn(loop)
     bench.wait(loop)
     assert loop.not_ready() == ()
+
+
+def test_an_unexpected_exception_while_decoding_ends_its_record_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decode(message: Message) -> Query:
+        if message.source.offset == 1:
+            raise TypeError("a fault of ours")
+        return read_query(message)
+
+    monkeypatch.setattr("tests.loop.support.read_query", decode)
+    bench, stage = Bench(), HandStage()
+    loop, _ = bench.loop(stage)
+    bench.publish("good", '{"query_id":"q1","text":"why?"}', "after")
+    turn(loop)
+    stage.finish("good", "after")
+    turn(loop)
+    (letter,) = bench.broker.records("rag.queries.v1.dlq")
+    assert b"TypeError: a fault of ours" in (
+        dict(letter.headers)["rag.errors.exception.message"] or b""
+    )
+    (answer,) = bench.broker.records("rag.answers.v1")
+    assert (answer.key, json.loads(answer.value or b"")["status"]) == (b"q1", "failed")
+    assert bench.committed() == (3, "")
 
 
 def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> None:
