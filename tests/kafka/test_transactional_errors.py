@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
+from carpool.kafka.librdkafka.convert import sort_error
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 
@@ -61,6 +62,12 @@ def kind(call: str, error: KafkaError) -> type[CarpoolError]:
         for each in (AbortedError, *type(raised.value).__mro__)
         if isinstance(raised.value, each)
     )
+
+
+def test_a_partition_that_the_metadata_lacks_is_asked_for_again() -> None:
+    unknown = KafkaError(KafkaError._UNKNOWN_PARTITION, "not yet in the metadata")
+    assert type(sort_error(unknown)) is RetryableError
+    assert kind("produce", unknown) is AbortedError
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -43,14 +43,13 @@ REFUSED = frozenset(
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
         *RIGHTS,
         KafkaError.INVALID_TRANSACTION_TIMEOUT,
         KafkaError.INVALID_RECORD,
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Errors of a wrong deployment, which no retry repairs."""
+"""Errors of a wrong deployment. `_UNKNOWN_PARTITION` is none: newer metadata has the partition."""
 
 
 def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
