@@ -6,18 +6,15 @@ A server that tokenizes gets prompts as token ids (/v1/completions), every other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import openai
 import structlog
-from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
-from openai.types import Completion, CompletionUsage
-from openai.types.chat import ChatCompletionChunk
-from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai import AsyncAPIResponse, AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
 
 from carpool.terminal import without_password
 from generator.llm.openai_errors import BUSY, detail_of, failure, is_too_long
@@ -32,6 +29,7 @@ from generator.llm.protocol import (
 )
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
 from generator.llm.server_load import ServerLoadReader, uses_proxies
+from generator.llm.server_stream import AnswerEnd, EventReader, well_formed
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.plan.concurrency import ServerLoad
 from generator.settings import LlmSettings
@@ -66,6 +64,7 @@ class OpenAiLlm:
         self._finding_out = asyncio.Lock()
         self._sample_ids: tuple[int, ...] = ()
         self._said: tuple[object, ...] = ()
+        self._said_bad_counts = False
         self._tokenizer = PromptTokenizer(self._ask_for_ids, segments_max=SEGMENTS_MAX)
         key = settings.api_key.value
         self._load_reader = ServerLoadReader(
@@ -105,7 +104,9 @@ class OpenAiLlm:
                 max_retries=0,
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
-                    timeout=timeout, trust_env=uses_proxies(settings.base_url)
+                    timeout=timeout,
+                    follow_redirects=False,  # prompt and key go to `base_url` only
+                    trust_env=uses_proxies(settings.base_url),
                 ),
             )
         return self._client_or_none
@@ -118,7 +119,7 @@ class OpenAiLlm:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 page = await self._client().models.list()
-            names = [model.id for model in page.data]
+            names = [well_formed(model.id) for model in page.data]
         except openai.NotFoundError as error:
             raise LlmRefusal(
                 "unreachable",
@@ -160,13 +161,14 @@ class OpenAiLlm:
     async def warm(self, request: LlmRequest) -> LlmFinished:
         """See `LlmEngine`. Learns nothing from a refusal: the request of a prompt does."""
         assert request.token_ids, "text is not warmed"
-        ended = _AnswerEnd(model=self._settings.model)
+        ended = AnswerEnd(model=self._settings.model)
         with self._failures("a warm-up"):
             async with asyncio.timeout(self._settings.first_token_timeout_s):
                 body = self._body(request, await self._known_facts(), request.token_ids)
-                stream = await self._client().completions.create(**body)
-                async with stream:
-                    async for chunk in stream:
+                async with self._client().completions.with_streaming_response.create(
+                    **body
+                ) as response:
+                    async for chunk in _chunks(response, EventReader()):
                         ended.take(chunk)
         return ended.finished()
 
@@ -176,15 +178,23 @@ class OpenAiLlm:
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        ended = _AnswerEnd(model=self._settings.model)
+        ended = AnswerEnd(model=self._settings.model)
         with self._failures("an answer"):
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
                 first_token_at = timeout.when()
-            async with response:
-                async for text in self._pieces(response, ended, first_token_at):
-                    yield LlmPiece(text=text, so_far=ended.so_far())
+            try:
+                async with aclosing(self._pieces(response, ended, first_token_at)) as pieces:
+                    async for text in pieces:
+                        yield LlmPiece(text=text, so_far=ended.so_far())
+            finally:
+                await response.close()
         self._has_answered = True
+        if ended.bad_counts and not self._said_bad_counts:
+            self._said_bad_counts = True
+            log.warning(
+                "the LLM server counts tokens in no whole numbers; 0 is taken", address=self.address
+            )
         yield ended.finished()
 
     async def _known_facts(self) -> ServerFacts:
@@ -225,7 +235,7 @@ class OpenAiLlm:
         except (openai.APIStatusError, openai.APIResponseValidationError, ValueError):
             return None
         version = reply.get("version") if isinstance(reply, dict) else None
-        return version if isinstance(version, str) else None
+        return well_formed(version)[:100] or None
 
     @property
     def _root(self) -> str:
@@ -270,16 +280,18 @@ class OpenAiLlm:
                 log.warning("prompts of a template are sent as chat text", reason=reason)
             return ()
 
-    async def _begin(self, request: LlmRequest) -> AsyncStream[Any]:
+    async def _begin(self, request: LlmRequest) -> AsyncAPIResponse[Any]:
         """Sends a request; again, in another form, if the server refuses the form."""
         while True:
             facts = await self._known_facts()
             ids = await self._ids(request, facts)
             client = self._client()
-            create = client.completions.create if ids else client.chat.completions.create
+            api = client.completions if ids else client.chat.completions
+            create: Any = api.with_streaming_response.create
             try:
-                stream: AsyncStream[Any] = await create(**self._body(request, facts, ids))
-                return stream
+                response: AsyncAPIResponse[Any]
+                response = await create(**self._body(request, facts, ids)).__aenter__()
+                return response
             except openai.APIStatusError as error:
                 # Else another request has learned the same.
                 if self._facts is facts and not self._learned(error, facts, has_ids=bool(ids)):
@@ -340,24 +352,28 @@ class OpenAiLlm:
 
     async def _pieces(
         self,
-        response: AsyncStream[Any],
-        ended: _AnswerEnd,
+        response: AsyncAPIResponse[Any],
+        ended: AnswerEnd,
         first_token_at: float | None,
-    ) -> AsyncIterator[str]:
-        """Yields the text of each chunk. Raises what the client raises, and TimeoutError."""
-        chunks = response.__aiter__()
-        deadline = first_token_at
+    ) -> AsyncGenerator[str, None]:
+        """Yields the text of each chunk. Only text moves the deadline.
+
+        Raises what the client raises, `StreamError` and TimeoutError.
+        """
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/html":
+            raise LlmRefusal("unreachable", f"{self.address} answers {kind}: is base_url right?")
+        reader = EventReader(is_json=kind == "application/json")
+        chunks, deadline = _chunks(response, reader), first_token_at
         while True:
             async with asyncio.timeout_at(deadline):
                 chunk = await anext(chunks, None)
             if chunk is None:
                 break
-            text = ended.take(chunk)
-            if text or deadline != first_token_at:
+            if text := ended.take(chunk):
                 deadline = asyncio.get_running_loop().time() + self._settings.next_token_timeout_s
-            if text:
                 yield text
-        if ended.finish_reason is None:
+        if ended.finish_reason is None and not (reader.is_done and ended.has_text):
             raise LlmRefusal(
                 "broken",
                 "it ended its answer without a finish_reason: the connection or the server failed",
@@ -390,39 +406,14 @@ class OpenAiLlm:
         return sorted_error
 
 
-class _AnswerEnd:
-    """Collects the fields of `LlmFinished` over the chunks of one answer."""
-
-    def __init__(self, model: str) -> None:
-        self.finish_reason: str | None = None
-        self._model = model
-        self._usage: CompletionUsage | None = None
-
-    def take(self, chunk: ChatCompletionChunk | Completion) -> str:
-        """Returns the text of the chunk, perhaps empty. Raises any error for a malformed chunk."""
-        self._model = chunk.model or self._model
-        self._usage = chunk.usage or self._usage
-        if not chunk.choices:
-            return ""
-        choice = chunk.choices[0]
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        text = (choice.delta.content if isinstance(choice, ChunkChoice) else choice.text) or ""
-        # JSON cannot encode lone surrogates, so they are replaced.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-    def so_far(self) -> LlmFinished | None:
-        """Returns the counts up to here, of a server that sends them with each piece."""
-        return None if self._usage is None else self.finished()
-
-    def finished(self) -> LlmFinished:
-        """Returns the end; tokens that the server did not count are 0."""
-        usage = self._usage
-        details = usage.prompt_tokens_details if usage else None
-        return LlmFinished(
-            finish_reason=self.finish_reason or "stop",
-            model=self._model,
-            input_tokens=usage.prompt_tokens if usage else 0,
-            output_tokens=usage.completion_tokens if usage else 0,
-            cached_tokens=(details.cached_tokens or 0) if details else 0,
-            counts_cached=details is not None and details.cached_tokens is not None,
-        )
+async def _chunks(
+    response: AsyncAPIResponse[Any], reader: EventReader
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yields the chunks of an answer up to its end."""
+    async for received in response.iter_bytes():
+        for chunk in reader.feed(received):
+            yield chunk
+        if reader.is_done:
+            return
+    for chunk in reader.feed(b"", final=True):
+        yield chunk

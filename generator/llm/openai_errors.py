@@ -9,6 +9,7 @@ import openai
 
 from carpool.terminal import without_password
 from generator.llm.protocol import LlmRefusal, PromptRefused
+from generator.llm.server_stream import StreamError, well_formed
 
 _DETAIL_CHARS_MAX = 300
 _NO_CONNECTION = (
@@ -51,16 +52,26 @@ def failure(
             f"it sent nothing more of {what}; it hangs or is overloaded (the timeouts are "
             "llm.*_timeout_s)",
         )
+    if isinstance(error, StreamError):
+        return _refusal(error.status, well_formed(str(error)), {}, model, has_answered)
     if isinstance(error, openai.APIStatusError):
-        return _refusal(error, error.status_code, model, has_answered)
+        headers = error.response.headers
+        if 300 <= error.status_code < 400:
+            place = without_password(headers.get("location", "another address"))
+            return LlmRefusal(
+                "unreachable",
+                f"base_url answers with a redirect to {place[:_DETAIL_CHARS_MAX]}, which is not "
+                "followed; set llm.base_url to the server itself",
+            )
+        return _refusal(error.status_code, detail_of(error), headers, model, has_answered)
     return LlmRefusal("broken", f"it failed during {what}, or violated its protocol ({detail})")
 
 
 def _refusal(
-    error: openai.APIStatusError, status: int, model: str, has_answered: bool
+    status: int, said: str, headers: Mapping[str, str], model: str, has_answered: bool
 ) -> LlmRefusal | PromptRefused:
-    detail = f"HTTP {status}: {detail_of(error)}"
-    retry_after_s = retry_after(error.response.headers)
+    detail = f"HTTP {status}: {' '.join(said.split())[:_DETAIL_CHARS_MAX]}"
+    retry_after_s = retry_after(headers)
     if status in BUSY:
         return LlmRefusal(
             "busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s
@@ -100,7 +111,7 @@ def detail_of(error: openai.APIStatusError) -> str:
     """Returns the server's message, in one line."""
     body = error.body
     message = body.get("message") if isinstance(body, dict) else body
-    return " ".join(str(message or error.message).split())[:_DETAIL_CHARS_MAX]
+    return well_formed(" ".join(str(message or error.message).split()))[:_DETAIL_CHARS_MAX]
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

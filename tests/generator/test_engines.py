@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -263,8 +264,8 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
 
 
 @contextmanager
-def answering(head: str, body: str) -> Iterator[LlmSettings]:
-    """Settings for a server that answers every request with this."""
+def answering(head: str, body: str | bytes, forever: str = "") -> Iterator[LlmSettings]:
+    """Settings for a server that answers every request with this, and goes on with `forever`."""
     import threading
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -277,12 +278,14 @@ def answering(head: str, body: str) -> Iterator[LlmSettings]:
                 return
             with connection:
                 connection.recv(100_000)
-                content = body.encode()
-                lines = (
-                    f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: "
-                    "close\r\n\r\n"
-                )
+                content = body if isinstance(body, bytes) else body.encode()
+                length = "" if forever else f"Content-Length: {len(content)}\r\n"
+                lines = f"HTTP/1.1 {head}\r\n{length}Connection: close\r\n\r\n"
                 connection.sendall(lines.encode() + content)
+                with suppress(OSError):  # the client leaves
+                    while forever:
+                        connection.sendall(forever.encode())
+                        time.sleep(0.01)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -307,7 +310,7 @@ JSON = "Content-Type: application/json"
         ("504 No", "", "unreachable"),
         ("599 No", "", "broken"),
         ("418 No", "", "misfit"),
-        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "broken"),
+        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "unreachable"),
         (f"200 OK\r\n{JSON}", '{"choices": []}', "broken"),
         ("200 OK\r\nContent-Type: text/event-stream", "data: [DONE]\n\n", "broken"),
         (
@@ -346,16 +349,86 @@ def test_a_key_in_the_settings_is_sent_and_never_printed() -> None:
     assert "sk-1" not in str(error.value) + repr(keyed)
 
 
-def test_lone_surrogates_of_a_server_are_replaced() -> None:
-    chunk = (
-        '{"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":'
-        '[{"index":0,"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}'
+EVENTS = "200 OK\r\nContent-Type: text/event-stream"
+END = 'data: {"model":"m","choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+SAID_A = 'data: {"model":"m","choices":[{"delta":{"content":"a"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "text"),
+    [
+        (EVENTS, 'data: {"choices":[{"delta":{"content":"a\\ud83d"}}]}\n\n' + END, "a\ufffd"),
+        (EVENTS, 'data: {"choices":[{"content_filter_results":{}}]}\n\n' + SAID_A + END, "a"),
+        (EVENTS, ": ping\nid: 1\n: ping\n\nretry: 3\n\n" + SAID_A + END, "a"),
+        (EVENTS, SAID_A.replace("\n", "\r\n") + END.replace("\n", "\r\n"), "a"),
+        (EVENTS, SAID_A + "data: [DONE]\n\n", "a"),
+        (EVENTS, SAID_A + END.removesuffix("\n\ndata: [DONE]\n\n"), "a"),
+        (EVENTS, b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n' + END.encode(), "\ufffd"),
+        (EVENTS, 'data: {"choices":null}\n\ndata: 3\n\n' + SAID_A + END, "a"),
+        (EVENTS, 'data: {"model":7,"choices":[{"delta":{"content":3}}]}\n\n' + SAID_A + END, "a"),
+        (EVENTS, 'data: {"model":"m",\ndata: "choices":[]}\n\n' + SAID_A + END, "a"),
+        (
+            f"200 OK\r\n{JSON}",
+            '{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}',
+            "a",
+        ),
+    ],
+)
+def test_an_answer_is_read_in_every_dialect(head: str, body: str | bytes, text: str) -> None:
+    with answering(head, body) as of_server:
+        found, finished = run(OpenAiLlm(of_server), collect)
+    assert (found, finished.model, finished.finish_reason) == (text, "m", "stop")
+    assert (finished.input_tokens, finished.output_tokens, finished.counts_cached) == (0, 0, False)
+
+
+@pytest.mark.parametrize("bad", ["null", "-5", "1e22", "true", '"many"', "[]", "1" + "0" * 22])
+def test_counts_that_are_no_whole_numbers_are_0(bad: str) -> None:
+    usage = (
+        f'{{"prompt_tokens":{bad},"completion_tokens":{bad},'
+        f'"prompt_tokens_details":{{"cached_tokens":{bad}}}}}'
     )
-    head = "200 OK\r\nContent-Type: text/event-stream"
-    with answering(head, f"data: {chunk}\n\ndata: [DONE]\n\n") as of_server:
-        text, finished = run(OpenAiLlm(of_server), collect)
-    assert text == "a\ufffd"
-    assert (finished.input_tokens, finished.finish_reason) == (0, "stop")
+    chunk = f'data: {{"model":"m\\ud83d","choices":[],"usage":{usage}}}\n\n'
+    with answering(EVENTS, SAID_A + END.replace("data: [DONE]\n\n", chunk)) as of_server:
+        _, finished = run(OpenAiLlm(of_server), collect)
+    assert finished == replace(NOTHING, model="m\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ('{"code":429,"message":"slow down"}', "busy"),
+        ('{"code":"401","message":"bad key"}', "forbidden"),
+        ('{"code":400,"message":"bad"}', "misfit"),
+        ('{"code":-1,"message":"a\\ud83d"}', "broken"),
+        ('"died"', "broken"),
+    ],
+)
+def test_an_error_within_an_answer_is_sorted_by_the_status_that_it_names(
+    error: str, kind: str
+) -> None:
+    body = SAID_A + f'data: {{"error":{error}}}\n\n'
+    with answering(EVENTS, body) as of_server, pytest.raises(LlmRefusal) as refusal:
+        run(OpenAiLlm(of_server), collect)
+    assert refusal.value.kind == kind
+    str(refusal.value).encode()
+
+
+def test_a_redirect_is_not_followed(server: LlmServer) -> None:
+    head = f"307 Elsewhere\r\nLocation: {server.url}/chat/completions"
+    for use in (collect, OpenAiLlm.check):
+        with answering(head, "") as of_server, pytest.raises(LlmRefusal, match="redirect") as error:
+            run(OpenAiLlm(of_server), use)
+        assert error.value.kind == "unreachable"
+    assert server.requests.started == 0
+
+
+@pytest.mark.parametrize("chunk", ['{"choices":[]}', '{"choices":[{"delta":{"content":""}}]}'])
+def test_only_text_keeps_a_request_alive(chunk: str) -> None:
+    with answering(EVENTS, SAID_A, forever=f"data: {chunk}\n\n") as of_server:
+        short = LlmSettings(base_url=of_server.base_url, model="m", next_token_timeout_s=0.2)
+        with pytest.raises(LlmRefusal) as refusal:
+            run(OpenAiLlm(short), collect)
+    assert refusal.value.kind == "timeout"
 
 
 def test_priority_and_seed_are_sent_if_requested() -> None:
