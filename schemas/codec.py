@@ -178,6 +178,13 @@ def _decode_query(
         raise RecordError(
             "too_large", f"the query is {len(value)} bytes; at most {QUERY_BYTES_MAX} are accepted"
         )
+    if value[0] == 0 and len(value) > 5:
+        raise RecordError(
+            "bad_envelope",
+            "the value begins with a zero byte, as a schema registry's serializer writes it; send "
+            "plain JSON or text, without a schema registry",
+            query_id=header_id or str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}")),
+        )
     value = value.removeprefix(BYTE_ORDER_MARK)
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
     event_id: str | None = None

@@ -14,6 +14,8 @@ TOP_K_MAX = 100
 NPROBE_MAX = 65_536
 DEADLINE_MS_MAX = 253_402_300_799_000
 """The end of the year 9999: in microseconds it still fits 64 bits."""
+_EPOCH_SECONDS = range(10**9, 10**10)
+"""Times from 2001 to 2286 in seconds; as milliseconds they are days in 1970."""
 
 
 SearchMode = Literal["default", "margin", "exact"]
@@ -136,6 +138,9 @@ def check_query(query: Query) -> None:
 
 
 def _check_options(query: Query) -> None:
+    if query.deadline is not None and query.deadline in _EPOCH_SECONDS:
+        why = f"{query.deadline} is a time in seconds; send epoch milliseconds: times 1,000"
+        raise _refusal(query, "deadline", why)
     if query.nprobe is not None and query.recall_target is not None:
         why = "comes with `nprobe`, which says the same in another way; send one of them"
         raise _refusal(query, "recall_target", why)

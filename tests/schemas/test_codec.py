@@ -150,7 +150,7 @@ def test_a_vector_is_little_endian_float32_in_base64() -> None:
         ),
         (b"\x00" * 900_000, (), "too_large", None, None),
         (b"\x00" * 900_000, (("ce_id", b"big"),), "too_large", None, "big"),
-        (b"\x00" * 100, (), "invalid_value", "$.text", None),
+        (b"\x00" * 100, (), "bad_envelope", None, None),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -162,6 +162,20 @@ def test_what_is_wrong_is_named(
     )  # made from the place in the log
     assert (error.reason, error.field) == (reason, field), str(error)
     assert error.query_id == query_id or made
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (b"\x00\x00\x00\x00\x07" + GOOD, "schema registry"),
+        (b"\x00\x00\x01\x86\xa0\x0eHamlet?", "schema registry"),
+        (b'{"query_id": "a", "text": "x", "deadline": 1800000000}', "milliseconds"),
+    ],
+)
+def test_a_common_mistake_is_named_with_its_remedy(value: bytes, remedy: str) -> None:
+    error = refusal(value)
+    assert remedy in str(error)
+    assert error.query_id is not None
 
 
 @pytest.mark.parametrize(
