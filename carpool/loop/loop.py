@@ -15,7 +15,7 @@ from typing import Any, Generic
 import structlog
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, DeploymentError, RetryableError
+from carpool.errors import CarpoolError, ConfigError, DeploymentError, RetryableError
 from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
@@ -207,6 +207,7 @@ class Loop(Generic[R]):
 
     def _join(self) -> None:
         self._consumer.subscribe(self._intake.topic, self, self._intake.topics[1:])
+        self.sink.member.has_left = self.sink.member.must_rejoin = False
 
     def close(self) -> None:
         """Commits what is finished, leaves the group, closes the stage."""
@@ -215,48 +216,57 @@ class Loop(Generic[R]):
         self._stage.close()
 
     def _must_end(self) -> bool:
-        """After a deployment fault the process stays up, not ready, so that operators see it."""
+        """A record that this build cannot read keeps the process up, so that operators see it."""
         return self.failure is not None and not isinstance(self.failure, DeploymentError)
 
     def step(self) -> None:
         """Does one round: accepts records within the credit, ticks the stage, reviews readiness."""
-        self._leave_or_join()
         try:
-            if self.sink.is_away:
+            self._leave_or_join()
+            if self.sink.member.has_left:
                 self._stopping.wait(BLOCKED_POLL_S)
             else:
                 self._take()
-        except DeploymentError as error:
-            self.sink.fail(error)
+        except (ConfigError, DeploymentError, RetryableError) as error:
+            self._refused(error)
         now_us = self._after_poll()
         if now_us >= self._next_review_us:
             self._review(now_us)
         self._wake_us = self._stage.tick(now_us, self._waiting, self.delivery.next_commit_at_us)
 
+    def _refused(self, error: CarpoolError) -> None:
+        """Partitions may lack their positions now: after a pause the member joins again.
+
+        The work in flight goes on meanwhile.
+        """
+        self.sink.member.refused(error)
+        self.sink.member.must_rejoin = True
+
     def _leave_or_join(self) -> None:
         step = self.sink.next_step(self._clock.now_us())
-        if step == "leave":
+        is_due = self.sink.member.must_rejoin and not self.sink.member.is_waiting
+        if step == "leave" or (is_due and not self.sink.member.has_left):
+            self.sink.member.has_left = True
             self._consumer.leave()
-        elif step == "join":
-            try:
-                self._join()
-            except RetryableError as error:
-                log.warning("the consumer group cannot be joined yet", error=str(error))
-                self.sink.could_not_join(self._clock.now_us())
+        if step == "join" or (is_due and not self.sink.is_away):
+            self._join()
 
     def drain(self, until_us: int) -> None:
         """Accepts no more records, lets the stage finish, waits until the outputs are written.
 
-        Does not wait for a stage that is not ready: it finishes nothing without what it lacks.
+        Does not wait for a stage that is not ready, or for what is refused.
         """
         log.info("draining", units=self.in_flight.units)
-        if not self.sink.is_away:
+        if not self.sink.member.has_left:
             self._pause()
         self._stage.drain(until_us)
         while self.in_flight.units and self._clock.now_us() < until_us and not self._must_end():
-            if self._stage.not_ready():
+            if self._stage.not_ready() or self._refusals():
                 break
-            self._consumer.poll(BLOCKED_POLL_S)
+            try:
+                self._consumer.poll(BLOCKED_POLL_S)
+            except (DeploymentError, RetryableError) as error:
+                self._refused(error)
             self._stage.tick(self._after_poll(), 0)
         if self.in_flight.units:
             log.warning(
@@ -281,6 +291,7 @@ class Loop(Generic[R]):
         stalled = self._observer.review(self._consumer.waiting())
         self._review_full_partitions()
         reasons = [] if self.failure is None else [str(self.failure)]
+        reasons += self._refusals()
         if (sick := self.sink.not_ready) is not None:
             reasons.append(sick)
         reasons += self._stage.not_ready()
@@ -291,6 +302,11 @@ class Loop(Generic[R]):
         if stalled is not None:
             reasons.append(stalled)
         self._not_ready = tuple(reasons)
+
+    def _refusals(self) -> list[str]:
+        """What is refused now, in words."""
+        refusals = (self.sink.member, self.delivery.refusal)
+        return [reason for each in refusals if (reason := each.reason) is not None]
 
     def _review_full_partitions(self) -> None:
         full = self.in_flight.full_partitions()
@@ -315,7 +331,7 @@ class Loop(Generic[R]):
         action = self._throttle.next(
             credit,
             finished_bytes=self.in_flight.finished_bytes,
-            is_failed=self.failure is not None,
+            is_failed=self._is_stopped,
             now_us=self._clock.now_us(),
         )
         if action == "take":
@@ -349,15 +365,23 @@ class Loop(Generic[R]):
         if is_moving:
             self._waiting = sum(self._consumer.waiting().values()) if self.in_flight.units else 0
 
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether the intake stands still, after a failure or during a refusal."""
+        is_refused = self.sink.member.must_rejoin or self.delivery.refusal.reason is not None
+        return is_refused or self.failure is not None
+
     def _has_credit(self) -> bool:
         """A record may use more credit than one record: a group has many queries."""
         credit = self._credit()
-        return self.failure is None and credit.records > 0 and credit.size_bytes > 0
+        return not self._is_stopped and credit.records > 0 and credit.size_bytes > 0
 
     def _poll(self, timeout_s: float) -> Message | None:
         started_us = self._clock.now_us()
         message = self._consumer.poll(timeout_s)
         self._observer.poll_returned(started_us)
+        if message is not None and not self.sink.member.must_rejoin:
+            self.sink.member.passed()
         return message
 
     def _accept(self, message: Message) -> None:

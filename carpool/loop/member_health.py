@@ -77,8 +77,3 @@ class MemberHealth:
             self.is_away, self.is_on_trial = False, True
             return "join"
         return None
-
-    def could_not_join(self, now_us: int) -> None:
-        """Notes that no broker answered: the member is away for another pause."""
-        self.is_away, self.is_on_trial = True, False
-        self._until_us = now_us + AWAY_US_MIN

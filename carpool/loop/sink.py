@@ -14,6 +14,7 @@ from carpool.kafka.records import Output
 from carpool.loop.delivery.delivery import Delivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.member_health import MemberHealth
+from carpool.loop.refusal import IntakeRefusal
 from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import FailureLimits, decide_retry
 from carpool.loop.stage import Done, QueryFailure, Unit
@@ -52,6 +53,7 @@ class LoopSink:
         self._metrics = metrics
         metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
+        self.member = IntakeRefusal(clock)
         self._health = MemberHealth(limits.in_a_row_max)
         self.failure: CarpoolError | None = None
 
@@ -109,11 +111,6 @@ class LoopSink:
         elif step == "join":
             log.info("this member joins its consumer group again, with one record")
         return step
-
-    def could_not_join(self, now_us: int) -> None:
-        """Notes that no broker answered."""
-        with self._lock:
-            self._health.could_not_join(now_us)
 
     @property
     def is_away(self) -> bool:

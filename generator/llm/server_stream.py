@@ -1,4 +1,4 @@
-"""What a server sends as an answer: tolerant in form, strict in values. Pure.
+"""What a server sends as an answer: tolerant in form, strict in values.
 
 The one door for chunks, counts and names. What passes is well-formed text, whole numbers from 0 on,
 or a refusal; nothing behind it fails. Of Server-Sent Events only `data:` lines say something.

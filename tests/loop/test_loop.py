@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from carpool.errors import AbortedError, DeploymentError, RetryableError
+from carpool.errors import (
+    AbortedError,
+    CarpoolError,
+    ConfigError,
+    DeploymentError,
+    RetryableError,
+)
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.memory import MemoryConsumer
-from carpool.kafka.memory.broker import Call
 from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.retry import read_query
@@ -343,17 +350,60 @@ def test_a_failed_commit_is_tried_again() -> None:
     assert bench.committed() == (1, "")
 
 
-def test_a_topic_that_refuses_outputs_ends_the_service_instead_of_losing_them(
-    delivery: DeliveryName,
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("write", DeploymentError("too large")),
+        ("commit_offsets", DeploymentError("no right on the group")),
+        ("poll", DeploymentError("no right on the topic")),
+        ("poll", RetryableError("offsets cannot be read")),
+        ("subscribe", ConfigError("no such topic")),
+    ],
+    ids=str,
+)
+def test_a_refusal_is_tried_again_with_a_growing_pause_until_it_has_passed(
+    delivery: DeliveryName, where: str, error: CarpoolError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, stage, loop, _ = with_taken(Bench(), "a")
-    call: Call = "produce" if delivery == "at_least_once" else "commit"
-    bench.broker.break_next(call, DeploymentError("too large"))
+    bench, stage, loop, consumer = with_taken(Bench(), "a")
+    is_exact, refused_at, is_refused = delivery == "exactly_once", list[int](), True
+
+    def refuse(_: object = None) -> None:
+        if is_refused:
+            refused_at.append(bench.clock.now_us())
+            raise error
+
+    def refusing(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (refuse(), inner(*args))[1]
+
+    serve = bench.broker.serve
+    if where in ("poll", "subscribe"):
+        monkeypatch.setattr(consumer, where, refusing(getattr(consumer, where)))
+        if where == "subscribe":
+            monkeypatch.setattr(consumer, "poll", refusing(consumer.poll))
+    else:
+        calls = {"write": ("commit" if is_exact else "produce")}
+        broken = calls.get(where, "send_offsets" if is_exact else where)
+        monkeypatch.setattr(
+            bench.broker, "serve", lambda call: (call == broken and refuse(), serve(call))[1]
+        )
     stage.finish("a")
-    turn(loop)
-    assert isinstance(loop.failure, DeploymentError)
     bench.wait(loop)
-    assert (bench.results(), bench.committed()) == ([], (None, ""))
+    for _ in range(20):
+        bench.wait(loop, 500_000)
+        assert any(f"{error}; nothing is lost: it is tried again" in r for r in loop.not_ready())
+    assert loop.failure is None
+    assert where in ("poll", "subscribe") or len(refused_at) <= 6, "the pause grows"
+    is_refused = False
+    bench.publish("b")
+    for _ in range(60):
+        bench.wait(loop)
+    if stage.units and stage.units[-1].record.text == "a":
+        stage.finish("a")
+    stage.finish("b")
+    bench.wait(loop)
+    bench.wait(loop)
+    assert loop.not_ready() == ()
+    assert (sorted(bench.results()), bench.committed()) == (["a/0", "b/0"], (2, ""))
 
 
 def test_the_intake_stops_while_too_many_parts_are_complete_above_the_watermark() -> None:

@@ -201,7 +201,7 @@ class LibrdkafkaTransactionalProducer:
             self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
             try:
                 return self._end(lambda: self._producer.abort_transaction(self._timeout_s))
-            except AbortedError as error:
+            except (AbortedError, DeploymentError) as error:
                 log.warning(
                     "a transaction could not be aborted: its Kafka producer is replaced",
                     error=str(error),

@@ -228,7 +228,7 @@ class MemoryConsumer:
             error: CarpoolError | None = None
             try:
                 self.commit_now(offsets)
-            except (RetryableError, FencedError) as failed:
+            except CarpoolError as failed:
                 error = failed
             on_result(error)
 

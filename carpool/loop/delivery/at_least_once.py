@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.errors import CarpoolError, DeploymentError, FencedError
 from carpool.kafka.clients import Position, ProducerClient
 from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
 from carpool.kafka.records import Output, TopicPartition
@@ -90,7 +90,7 @@ class AtLeastOnceDelivery(Delivery):
 
     def step(self, wait_s_max: float = IDLE_WAIT_S) -> None:
         """Sends finished work, serves acknowledgements, commits when a commit is due."""
-        if not (self.backlog or self._hints):
+        if self.refusal.is_waiting or not (self.backlog or self._hints):
             self._wake.wait(min(wait_s_max, self._idle_wait_s()))
         self._wake.clear()
         self._take_submitted()
@@ -122,7 +122,7 @@ class AtLeastOnceDelivery(Delivery):
             self._to_send.extend((work, output) for output in done.outputs)
 
     def _send(self, producer: ProducerClient) -> None:
-        while self._to_send:
+        while self._to_send and not self.refusal.is_waiting:
             work, output = self._to_send[0]
             if not producer.produce(output, functools.partial(self._reported, work, output)):
                 return  # its queue is full: acknowledgements make room
@@ -136,14 +136,16 @@ class AtLeastOnceDelivery(Delivery):
             work.unacknowledged -= 1
             if work.unacknowledged == 0:
                 self._complete(work.done)
-            return
-        if isinstance(error, DeploymentError):
-            self._context.fail(error)
+            if not self.backlog:
+                self.refusal.passed()
             return
         self._must_rebuild |= isinstance(error, FencedError)
-        log.warning(
-            "a record was not written; it is sent again", topic=output.topic, error=str(error)
-        )
+        if isinstance(error, DeploymentError):
+            self.refusal.refused(error)
+        else:
+            log.warning(
+                "a record was not written; it is sent again", topic=output.topic, error=str(error)
+            )
         self._to_send.append((work, output))
 
     def _complete(self, done: Done) -> None:
@@ -182,7 +184,7 @@ class AtLeastOnceDelivery(Delivery):
             return
         try:
             self._context.consumer.commit_now(offsets)
-        except (RetryableError, FencedError) as error:
+        except CarpoolError as error:
             self._note_commit(offsets, began_us, error)
         else:
             self._note_commit(offsets, began_us, None)
@@ -212,6 +214,9 @@ class AtLeastOnceDelivery(Delivery):
         # The next poll of a fenced member reports it; another member repeats its work.
         self._in_flight.not_committed(offsets)
         self._next_commit_us = now_us + COMMIT_RETRY_US
+        if isinstance(error, DeploymentError):
+            self.refusal.refused(error)
+            self._next_commit_us = self.refusal.until_us
         outcome = "fenced" if isinstance(error, FencedError) else "retried"
         metrics.commits.labels(outcome=outcome).inc()
         log.warning("a commit failed; it is tried again", error=str(error))

@@ -17,6 +17,7 @@ from carpool.kafka.clients import ConsumerClient, ProducerClient
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.hints import Hints
 from carpool.loop.in_flight import InFlight
+from carpool.loop.refusal import Refusal
 from carpool.loop.stage import Done, Unit
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
@@ -50,6 +51,8 @@ class Delivery(ABC):
         self._context = context
         self._in_flight = context.in_flight
         self._clock = context.clock
+        self.refusal = Refusal(context.clock)
+        """What the brokers refuse of the outputs and commits, or nothing."""
         self._hints = Hints(make_hint_producer, context.metrics)
         self._submitted: deque[Done] = deque()
         self._wake = threading.Event()
@@ -134,7 +137,7 @@ class Delivery(ABC):
 
     def _may_end(self) -> bool:
         """Whether the thread may end after `close`."""
-        return not self.backlog
+        return not self.backlog or self.refusal.reason is not None
 
     def _wake_up(self) -> None:
         self._wake.set()

@@ -195,6 +195,8 @@ class ExactlyOnceDelivery(Delivery):
         ended_us = self._clock.now_us()
         self._planner.ended(ended_us, is_aborted=outcome == "aborted")
         self._count(outcome, "committed" if outcome == "ok" else outcome)
+        if outcome == "refused":
+            self._planner.next_begin_us = self.refusal.until_us
         if outcome != "ok":
             self._is_in_doubt = True
             self._closing_aborts += self._closing.is_set()
@@ -202,6 +204,7 @@ class ExactlyOnceDelivery(Delivery):
                 self._count_abort(ended_us)
             return
         self._aborts = 0
+        self.refusal.passed()
         self._complete(plan)
         self._context.metrics.delivery.commit_seconds.observe((ended_us - began_us) / 1_000_000)
         self._context.observer.committed(began_us)
@@ -243,7 +246,7 @@ class ExactlyOnceDelivery(Delivery):
             )
             return self._abort(producer, "aborted")
         except DeploymentError as error:
-            self._halt(error)
+            self.refusal.refused(error)
             return self._abort(producer, "refused")
         except FencedError as error:
             self._halt(error)
@@ -267,7 +270,10 @@ class ExactlyOnceDelivery(Delivery):
     def _abort(self, producer: TransactionalProducerClient, outcome: Outcome) -> Outcome:
         try:
             self._insist(producer.abort)
-        except (AbortedError, DeploymentError, FencedError) as error:
+        except DeploymentError as error:
+            self.refusal.refused(error)
+            return "refused"
+        except (AbortedError, FencedError) as error:
             self._halt(
                 FencedError(f"a transaction could not be aborted: {error}; restart the service")
             )
