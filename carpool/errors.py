@@ -33,9 +33,9 @@ class ConfigError(CarpoolError):
 
 
 class DeploymentError(CarpoolError):
-    """The deployment does not fit (an unreadable internal record): stop consuming, not ready.
+    """The brokers refuse what they are given, or an internal record is unreadable: not ready.
 
-    Good work never goes to the dead letters for it.
+    A refusal is tried again after a pause. Good work never goes to the dead letters for it.
     """
 
 

@@ -120,7 +120,7 @@ class TransactionalProducerClient(Protocol):
 
     Every call but `close` blocks, and raises `RetryableError` (repeat the call), `AbortedError`
     (call `abort`, then begin anew), `FencedError` (another producer has the id) or
-    `DeploymentError` (the broker refuses these records permanently).
+    `DeploymentError` (the broker refuses these records).
     """
 
     def start(self) -> None:
