@@ -67,7 +67,8 @@ def kind(call: str, error: KafkaError) -> type[CarpoolError]:
 def test_a_partition_that_the_metadata_lacks_is_asked_for_again() -> None:
     unknown = KafkaError(KafkaError._UNKNOWN_PARTITION, "not yet in the metadata")
     assert type(sort_error(unknown)) is RetryableError
-    assert kind("produce", unknown) is AbortedError
+    assert kind("send_offsets", unknown) is AbortedError
+    assert kind("produce", unknown) is DeploymentError, "after a pause: nobody may ever add it"
 
 
 @pytest.mark.parametrize("call", CALLS)

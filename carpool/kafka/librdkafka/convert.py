@@ -49,10 +49,14 @@ REFUSED = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-"""Errors of a wrong deployment. `_UNKNOWN_PARTITION` is none: newer metadata has the partition."""
+"""Errors of a wrong deployment. A partition that is not in the metadata is read a little later."""
+REFUSED_RECORDS = REFUSED | {KafkaError._UNKNOWN_PARTITION}
+"""Those of a record that is written: its topic lacks the partition until somebody adds it."""
 
 
-def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
+def sort_error(
+    error: KafkaError, topic: str = "", refused: frozenset[int] = REFUSED
+) -> CarpoolError:
     """Sorts the error of a call or a delivery outside transactions."""
     code, where = error.code(), f" ({topic})" if topic else ""
     if code in RIGHTS:
@@ -60,7 +64,7 @@ def sort_error(error: KafkaError, topic: str = "") -> CarpoolError:
             f"Kafka refuses a right on {RIGHTS[code]}{where}: {error.str()}; allow what `carpool "
             "acls` prints for this service"
         )
-    if code in REFUSED:
+    if code in refused:
         return DeploymentError(
             f"the broker refuses what it is given{where}: {error.str()}; check topics and brokers "
             "with `carpool topics check`"

@@ -17,6 +17,7 @@ from carpool.kafka.clients import Membership, Position
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.convert import (
     REFUSED,
+    REFUSED_RECORDS,
     StructlogBridge,
     fatal_cause,
     raw_offsets,
@@ -150,7 +151,7 @@ class LibrdkafkaTransactionalProducer:
 
         def report(error: KafkaError | None, _: RawMessage | None) -> None:
             if error is not None and isinstance(
-                failed := sort_error(error, topic), DeploymentError
+                failed := sort_error(error, topic, REFUSED_RECORDS), DeploymentError
             ):
                 self._refused = self._refused or failed
 
