@@ -85,7 +85,8 @@ class Outcomes:
             self.refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
         elif isinstance(action, ExpireQuery) or _is_late(retrieval, now_us):
             # A result may be late too, if the event loop was busy.
-            self._hand_over(work.unit, expired(retrieval, work.progress, now_us), now_us)
+            answer = expired(retrieval, work.progress, now_us, work.trouble)
+            self._hand_over(work.unit, answer, now_us)
         else:
             assert isinstance(outcome, Generated)
             self._answer(work, outcome, now_us)

@@ -36,7 +36,7 @@ class Generated:
 
 @dataclass(kw_only=True, slots=True)
 class QueryInProgress:
-    """A query in progress. Of its last request: `server`, `outcome`, and `trouble`, why it failed.
+    """A query in progress. Of its last request: `server`, `outcome`, and `trouble`, why one failed.
 
     `prompt_key`: None if its answer is not given again to equal prompts. `token_ids`: its
     prompt; empty while they are not known, and where text is sent.
@@ -49,7 +49,7 @@ class QueryInProgress:
     token_ids: tuple[int, ...] = ()
     server: int = 0
     outcome: Generated | PromptRefused | None = None
-    trouble: str = "it was not sent yet"
+    trouble: str | None = None
 
 
 def query_failure(

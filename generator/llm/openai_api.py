@@ -6,15 +6,15 @@ A server that tokenizes gets prompts as token ids (/v1/completions), every other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import openai
 import structlog
-from openai import AsyncAPIResponse, AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
 
 from carpool.terminal import without_password
 from generator.llm.openai_errors import BUSY, detail_of, failure, is_too_long
@@ -27,9 +27,9 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
+from generator.llm.server_events import ServerEvents, WrongPage, well_formed
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
 from generator.llm.server_load import ServerLoadReader, uses_proxies
-from generator.llm.server_stream import AnswerEnd, EventReader, well_formed
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.plan.concurrency import ServerLoad
 from generator.settings import LlmSettings
@@ -43,13 +43,15 @@ SCHEMA_NAME = "cited_answer"
 _NOT_THERE = (404, 405, 501)
 _FORM = (400, *_NOT_THERE, 415, 422)
 """Statuses of a request whose form the server may not know."""
+TOKEN_S_MAX = 2.0
+"""Seconds a token, on average, that an answer may take at most."""
 _SAMPLE_PROMPT = ("You answer questions.", "Passages:\n\n")
 
 
 class _Tokenized(msgspec.Struct):
     """The answer of /tokenize."""
 
-    tokens: list[int]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 class OpenAiLlm:
@@ -59,12 +61,12 @@ class OpenAiLlm:
         self._settings = settings
         self._client_or_none: AsyncOpenAI | None = None
         self._has_answered = False
+        self._has_said_odd_counts = False
         self._facts: ServerFacts | None = None
         self._is_vllm = False
         self._finding_out = asyncio.Lock()
         self._sample_ids: tuple[int, ...] = ()
         self._said: tuple[object, ...] = ()
-        self._said_bad_counts = False
         self._tokenizer = PromptTokenizer(self._ask_for_ids, segments_max=SEGMENTS_MAX)
         key = settings.api_key.value
         self._load_reader = ServerLoadReader(
@@ -105,8 +107,8 @@ class OpenAiLlm:
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
                     timeout=timeout,
-                    follow_redirects=False,  # prompt and key go to `base_url` only
                     trust_env=uses_proxies(settings.base_url),
+                    follow_redirects=False,  # the prompt and the key are for this server
                 ),
             )
         return self._client_or_none
@@ -161,16 +163,15 @@ class OpenAiLlm:
     async def warm(self, request: LlmRequest) -> LlmFinished:
         """See `LlmEngine`. Learns nothing from a refusal: the request of a prompt does."""
         assert request.token_ids, "text is not warmed"
-        ended = AnswerEnd(model=self._settings.model)
         with self._failures("a warm-up"):
-            async with asyncio.timeout(self._settings.first_token_timeout_s):
+            async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 body = self._body(request, await self._known_facts(), request.token_ids)
-                async with self._client().completions.with_streaming_response.create(
-                    **body
-                ) as response:
-                    async for chunk in _chunks(response, EventReader()):
-                        ended.take(chunk)
-        return ended.finished()
+                stream = await self._client().completions.create(**body)
+                async with stream:
+                    events = self._events(stream)
+                    async for _ in self._pieces(stream, events, request, timeout.when()):
+                        pass
+        return self._finished(events)
 
     async def load(self) -> ServerLoad | None:
         """See `LlmEngine`. Asks a vLLM only."""
@@ -178,24 +179,29 @@ class OpenAiLlm:
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        ended = AnswerEnd(model=self._settings.model)
         with self._failures("an answer"):
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
                 first_token_at = timeout.when()
-            try:
-                async with aclosing(self._pieces(response, ended, first_token_at)) as pieces:
-                    async for text in pieces:
-                        yield LlmPiece(text=text, so_far=ended.so_far())
-            finally:
-                await response.close()
+            async with response:
+                events = self._events(response)
+                async for text in self._pieces(response, events, request, first_token_at):
+                    yield LlmPiece(text=text, so_far=events.so_far())
         self._has_answered = True
-        if ended.bad_counts and not self._said_bad_counts:
-            self._said_bad_counts = True
+        yield self._finished(events)
+
+    def _events(self, response: AsyncStream[Any]) -> ServerEvents:
+        content_type = response.response.headers.get("content-type", "")
+        return ServerEvents(self._settings.model, content_type)
+
+    def _finished(self, events: ServerEvents) -> LlmFinished:
+        finished = events.finished()
+        if events.has_odd_counts and not self._has_said_odd_counts:
+            self._has_said_odd_counts = True
             log.warning(
-                "the LLM server counts tokens in no whole numbers; 0 is taken", address=self.address
+                "the LLM server's token counts are no counts: taken as 0", address=self.address
             )
-        yield ended.finished()
+        return finished
 
     async def _known_facts(self) -> ServerFacts:
         async with self._finding_out:
@@ -235,7 +241,7 @@ class OpenAiLlm:
         except (openai.APIStatusError, openai.APIResponseValidationError, ValueError):
             return None
         version = reply.get("version") if isinstance(reply, dict) else None
-        return well_formed(version)[:100] or None
+        return well_formed(version) or None
 
     @property
     def _root(self) -> str:
@@ -280,18 +286,16 @@ class OpenAiLlm:
                 log.warning("prompts of a template are sent as chat text", reason=reason)
             return ()
 
-    async def _begin(self, request: LlmRequest) -> AsyncAPIResponse[Any]:
+    async def _begin(self, request: LlmRequest) -> AsyncStream[Any]:
         """Sends a request; again, in another form, if the server refuses the form."""
         while True:
             facts = await self._known_facts()
             ids = await self._ids(request, facts)
             client = self._client()
-            api = client.completions if ids else client.chat.completions
-            create: Any = api.with_streaming_response.create
+            create = client.completions.create if ids else client.chat.completions.create
             try:
-                response: AsyncAPIResponse[Any]
-                response = await create(**self._body(request, facts, ids)).__aenter__()
-                return response
+                stream: AsyncStream[Any] = await create(**self._body(request, facts, ids))
+                return stream
             except openai.APIStatusError as error:
                 # Else another request has learned the same.
                 if self._facts is facts and not self._learned(error, facts, has_ids=bool(ids)):
@@ -352,28 +356,36 @@ class OpenAiLlm:
 
     async def _pieces(
         self,
-        response: AsyncAPIResponse[Any],
-        ended: AnswerEnd,
+        response: AsyncStream[Any],
+        events: ServerEvents,
+        request: LlmRequest,
         first_token_at: float | None,
-    ) -> AsyncGenerator[str, None]:
-        """Yields the text of each chunk. Only text moves the deadline.
+    ) -> AsyncIterator[str]:
+        """Yields text as it comes; only text moves the deadline.
 
-        Raises what the client raises, `StreamError` and TimeoutError.
+        Raises what the client and `ServerEvents` raise, and TimeoutError.
         """
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "text/html":
-            raise LlmRefusal("unreachable", f"{self.address} answers {kind}: is base_url right?")
-        reader = EventReader(is_json=kind == "application/json")
-        chunks, deadline = _chunks(response, reader), first_token_at
-        while True:
-            async with asyncio.timeout_at(deadline):
-                chunk = await anext(chunks, None)
-            if chunk is None:
+        received = response.response.aiter_bytes().__aiter__()
+        loop, settings = asyncio.get_running_loop(), self._settings
+        ends_at = loop.time() + settings.first_token_timeout_s + settings.next_token_timeout_s
+        ends_at += TOKEN_S_MAX * request.max_tokens
+        deadline = ends_at if first_token_at is None else min(first_token_at, ends_at)
+        is_last = False
+        while not (is_last or events.is_done):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    piece = await anext(received, None)
+                if loop.time() > deadline:  # a flood of events never waits
+                    raise TimeoutError
+            except Exception:
+                if not events.has_ended:
+                    raise
                 break
-            if text := ended.take(chunk):
-                deadline = asyncio.get_running_loop().time() + self._settings.next_token_timeout_s
+            is_last = piece is None
+            if text := events.feed(piece or b"", is_last=is_last):
+                deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
                 yield text
-        if ended.finish_reason is None and not (reader.is_done and ended.has_text):
+        if not events.has_ended:
             raise LlmRefusal(
                 "broken",
                 "it ended its answer without a finish_reason: the connection or the server failed",
@@ -398,22 +410,13 @@ class OpenAiLlm:
             raise self._failed(error, what) from error
 
     def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
+        if isinstance(error, WrongPage):
+            return LlmRefusal(
+                "broken", f"the server at {self.address} answers {error}: is base_url right?"
+            )
         sorted_error = failure(
             error, what, model=self._settings.model, has_answered=self._has_answered
         )
         if getattr(sorted_error, "kind", "") in ("unreachable", "model_missing", "misfit"):
             self._facts = None  # asked again: another server may answer next
         return sorted_error
-
-
-async def _chunks(
-    response: AsyncAPIResponse[Any], reader: EventReader
-) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yields the chunks of an answer up to its end."""
-    async for received in response.iter_bytes():
-        for chunk in reader.feed(received):
-            yield chunk
-        if reader.is_done:
-            return
-    for chunk in reader.feed(b"", final=True):
-        yield chunk

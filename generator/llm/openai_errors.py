@@ -9,9 +9,10 @@ import openai
 
 from carpool.terminal import without_password
 from generator.llm.protocol import LlmRefusal, PromptRefused
-from generator.llm.server_stream import StreamError, well_formed
+from generator.llm.server_events import ServerError, well_formed
 
 _DETAIL_CHARS_MAX = 300
+_WAIT_S_MAX = 86_400.0
 _NO_CONNECTION = (
     "ConnectError",
     "ConnectTimeout",
@@ -40,7 +41,7 @@ def failure(
     `what` was asked for. A server that `has_answered` refuses a prompt, not the settings.
     """
     cause = error.__cause__ or error
-    detail = without_password(f"{type(cause).__name__}: {cause}")[:_DETAIL_CHARS_MAX]
+    detail = without_password(well_formed(f"{type(cause).__name__}: {cause}"))[:_DETAIL_CHARS_MAX]
     if type(cause).__name__ in _NO_CONNECTION:
         return LlmRefusal(
             "unreachable",
@@ -52,26 +53,22 @@ def failure(
             f"it sent nothing more of {what}; it hangs or is overloaded (the timeouts are "
             "llm.*_timeout_s)",
         )
-    if isinstance(error, StreamError):
-        return _refusal(error.status, well_formed(str(error)), {}, model, has_answered)
     if isinstance(error, openai.APIStatusError):
-        headers = error.response.headers
-        if 300 <= error.status_code < 400:
-            place = without_password(headers.get("location", "another address"))
-            return LlmRefusal(
-                "unreachable",
-                f"base_url answers with a redirect to {place[:_DETAIL_CHARS_MAX]}, which is not "
-                "followed; set llm.base_url to the server itself",
-            )
-        return _refusal(error.status_code, detail_of(error), headers, model, has_answered)
+        headers, status = error.response.headers, error.status_code
+        if 300 <= status < 400:
+            to = without_password(well_formed(headers.get("location", "nowhere")))
+            return LlmRefusal("unreachable", f"base_url answers with a redirect to {to}")
+        return _refusal(detail_of(error), status, model, has_answered, retry_after(headers))
+    if isinstance(error, ServerError):  # it took the form of the request: it refuses the prompt
+        said = _one_line(str(error))
+        return _refusal(said, error.status, model, has_answered=True)
     return LlmRefusal("broken", f"it failed during {what}, or violated its protocol ({detail})")
 
 
 def _refusal(
-    status: int, said: str, headers: Mapping[str, str], model: str, has_answered: bool
+    said: str, status: int, model: str, has_answered: bool, retry_after_s: float | None = None
 ) -> LlmRefusal | PromptRefused:
-    detail = f"HTTP {status}: {' '.join(said.split())[:_DETAIL_CHARS_MAX]}"
-    retry_after_s = retry_after(headers)
+    detail = f"HTTP {status}: {said}"
     if status in BUSY:
         return LlmRefusal(
             "busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s
@@ -111,14 +108,18 @@ def detail_of(error: openai.APIStatusError) -> str:
     """Returns the server's message, in one line."""
     body = error.body
     message = body.get("message") if isinstance(body, dict) else body
-    return well_formed(" ".join(str(message or error.message).split()))[:_DETAIL_CHARS_MAX]
+    return _one_line(str(message or error.message))
+
+
+def _one_line(message: str) -> str:
+    return " ".join(well_formed(message).split())[:_DETAIL_CHARS_MAX]
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Returns the wait in the headers: milliseconds, seconds, or a date by the server's clock."""
     for name, units_a_second in (("retry-after-ms", 1_000), ("retry-after", 1)):
         try:
-            return max(0.0, float(headers[name]) / units_a_second)
+            return min(_WAIT_S_MAX, max(0.0, float(headers[name]) / units_a_second))
         except (KeyError, ValueError):
             continue
     try:
@@ -127,4 +128,4 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         )
     except (KeyError, ValueError, TypeError):
         return None
-    return max(0.0, wait.total_seconds())
+    return min(_WAIT_S_MAX, max(0.0, wait.total_seconds()))

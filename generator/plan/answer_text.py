@@ -12,6 +12,7 @@ to find out whether an object is complete.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,10 @@ ANSWER = "answer"
 CITATIONS = "citations"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
+_THINK = "<think>"
+_WRAPPING = re.compile(rf"\s*(?:{_THINK}.*?(?:</think>|\Z)\s*)?(?:```\w*\s*(?=\{{))?", re.DOTALL)
+"""What a model writes before an object: its thoughts, and the fence of a Markdown block."""
+_FENCE_END = re.compile(r"\}\s*```\s*\Z")
 _KEY_CHARS_MAX = 64
 _DIGITS_MAX = 9
 MARKERS_MAX = 3
@@ -74,6 +79,8 @@ class AnswerParser:
     def __init__(self) -> None:
         self.answer = ""
         self.numbers: list[int] = []
+        self._head = ""
+        self._is_begun = False
         self._depth = 0
         self._key = ""
         self._is_value = False
@@ -84,6 +91,12 @@ class AnswerParser:
 
     def feed(self, piece: str) -> str:
         """Takes the next characters of the object; returns what they add to the answer's text."""
+        if not self._is_begun:
+            self._head += piece
+            begin = self._head.lstrip()
+            if _THINK.startswith(begin[: len(_THINK)]) and "</think>" not in begin:
+                return ""  # thoughts, perhaps
+            self._is_begun, piece = True, _bare(begin)
         added = []
         for char in piece:
             if self._in_string:
@@ -173,17 +186,25 @@ def written(text: str) -> Written:
 
     A server that ignores `response_format` writes plain text, which is kept and not complete.
     """
+    text = _bare(text)
     try:
         whole = msgspec.json.decode(text.encode("utf-8", "replace"), type=CitedAnswer)
     except msgspec.DecodeError:
         pass
     else:
         return Written(answer=whole.answer, numbers=whole.citations, is_complete=True)
-    if not text.lstrip().startswith("{"):
+    if not text.startswith("{"):
         return Written(answer=text.strip(), numbers=(), is_complete=False)
     reader = AnswerParser()
     reader.feed(text)
     return Written(answer=reader.answer, numbers=tuple(reader.numbers), is_complete=False)
+
+
+def _bare(text: str) -> str:
+    """Returns what a model wrote without a leading block of thoughts, and without a fence."""
+    begin = _WRAPPING.match(text)
+    bare = text[begin.end() :] if begin else text
+    return _FENCE_END.sub("}", bare) if bare.startswith("{") else bare
 
 
 def written_text(text: str, *, is_cut: bool) -> Written:

@@ -212,3 +212,18 @@ def test_a_text_is_sent_as_it_is_written() -> None:
     reader = TextReader()
     pieces = [reader.feed(piece) for piece in (" ", " It", " is", " [1]")]
     assert pieces == ["", "It", " is", " [1]"]
+
+
+@pytest.mark.parametrize("before", ["", '<think>is {it} "so"?\n</think>\n\n', " <think></think>"])
+@pytest.mark.parametrize(("fence", "end"), [("", ""), ("```json\n", "\n```\n"), ("```\n", "```")])
+def test_thoughts_and_a_fence_around_an_object_are_taken_off(
+    before: str, fence: str, end: str
+) -> None:
+    text = before + fence + '{"answer": "so <think> ```", "citations": [2]}' + end
+    assert written(text) == Written(answer="so <think> ```", numbers=(2,), is_complete=True)
+    assert read(text).answer == "so <think> ```"
+
+
+def test_thoughts_are_no_answer() -> None:
+    assert written("<think>hm").answer == read("<think>hm").answer == ""
+    assert written("<think>hm</think> So.").answer == "So."

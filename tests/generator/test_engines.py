@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -264,8 +263,8 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
 
 
 @contextmanager
-def answering(head: str, body: str | bytes, forever: str = "") -> Iterator[LlmSettings]:
-    """Settings for a server that answers every request with this, and goes on with `forever`."""
+def answering(head: str, body: str | bytes) -> Iterator[LlmSettings]:
+    """Settings for a server that answers every request with this."""
     import threading
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -279,13 +278,11 @@ def answering(head: str, body: str | bytes, forever: str = "") -> Iterator[LlmSe
             with connection:
                 connection.recv(100_000)
                 content = body if isinstance(body, bytes) else body.encode()
-                length = "" if forever else f"Content-Length: {len(content)}\r\n"
-                lines = f"HTTP/1.1 {head}\r\n{length}Connection: close\r\n\r\n"
+                lines = (
+                    f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: "
+                    "close\r\n\r\n"
+                )
                 connection.sendall(lines.encode() + content)
-                with suppress(OSError):  # the client leaves
-                    while forever:
-                        connection.sendall(forever.encode())
-                        time.sleep(0.01)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -310,7 +307,7 @@ JSON = "Content-Type: application/json"
         ("504 No", "", "unreachable"),
         ("599 No", "", "broken"),
         ("418 No", "", "misfit"),
-        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "unreachable"),
+        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "broken"),
         (f"200 OK\r\n{JSON}", '{"choices": []}', "broken"),
         ("200 OK\r\nContent-Type: text/event-stream", "data: [DONE]\n\n", "broken"),
         (
@@ -350,85 +347,152 @@ def test_a_key_in_the_settings_is_sent_and_never_printed() -> None:
 
 
 EVENTS = "200 OK\r\nContent-Type: text/event-stream"
-END = 'data: {"model":"m","choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-SAID_A = 'data: {"model":"m","choices":[{"delta":{"content":"a"}}]}\n\n'
+END = 'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+SAID = 'data: {"model":"m","choices":[{"delta":{"content":"ab"}}]}\n\n'
+
+
+def used(usage: str) -> str:
+    return f'{SAID}{END}data: {{"choices":[],"usage":{usage}}}\n\ndata: [DONE]\n\n'
 
 
 @pytest.mark.parametrize(
-    ("head", "body", "text"),
+    ("head", "body", "text", "counts"),
     [
-        (EVENTS, 'data: {"choices":[{"delta":{"content":"a\\ud83d"}}]}\n\n' + END, "a\ufffd"),
-        (EVENTS, 'data: {"choices":[{"content_filter_results":{}}]}\n\n' + SAID_A + END, "a"),
-        (EVENTS, ": ping\nid: 1\n: ping\n\nretry: 3\n\n" + SAID_A + END, "a"),
-        (EVENTS, SAID_A.replace("\n", "\r\n") + END.replace("\n", "\r\n"), "a"),
-        (EVENTS, SAID_A + "data: [DONE]\n\n", "a"),
-        (EVENTS, SAID_A + END.removesuffix("\n\ndata: [DONE]\n\n"), "a"),
-        (EVENTS, b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n' + END.encode(), "\ufffd"),
-        (EVENTS, 'data: {"choices":null}\n\ndata: 3\n\n' + SAID_A + END, "a"),
-        (EVENTS, 'data: {"model":7,"choices":[{"delta":{"content":3}}]}\n\n' + SAID_A + END, "a"),
-        (EVENTS, 'data: {"model":"m",\ndata: "choices":[]}\n\n' + SAID_A + END, "a"),
+        (EVENTS, SAID + END, "ab", (0, 0, 0, False)),
+        (
+            EVENTS,
+            used(
+                '{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":'
+                '{"cached_tokens":4}}'
+            ),
+            "ab",
+            (9, 2, 4, True),
+        ),
+        (EVENTS, used('{"prompt_tokens":null,"completion_tokens":2}'), "ab", (0, 2, 0, False)),
+        (EVENTS, used('{"prompt_tokens":-5,"completion_tokens":1e3}'), "ab", (0, 0, 0, False)),
+        (EVENTS, used(f'{{"prompt_tokens":1{"0" * 22}}}'), "ab", (0, 0, 0, False)),
+        (EVENTS, used(f'{{"prompt_tokens":1{"0" * 5000}}}'), "ab", (0, 0, 0, False)),
+        (EVENTS, used('{"prompt_tokens":"9","prompt_tokens_details":3}'), "ab", (0, 0, 0, False)),
+        (
+            EVENTS,
+            used('{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":true}}'),
+            "ab",
+            (3, 0, 0, False),
+        ),
+        (EVENTS, used("[]"), "ab", (0, 0, 0, False)),
+        (EVENTS, SAID.replace('"m"', '"\\ud83d"') + END, "ab", (0, 0, 0, False)),
+        (EVENTS, SAID.replace("ab", "a\\ud83d") + END, "a\ufffd", (0, 0, 0, False)),
+        (EVENTS, SAID + END.replace("stop", "st\\udc00"), "ab", (0, 0, 0, False)),
+        (EVENTS, 'data: {"choices":[{"filter":{}}]}\n\n' + SAID + END, "ab", (0, 0, 0, False)),
+        (EVENTS, 'data: {"choices":null}\n\ndata: 3\n\n' + SAID + END, "ab", (0, 0, 0, False)),
+        (EVENTS, "id: 1\n: hello\n\nretry: 9\n\n" + SAID + END, "ab", (0, 0, 0, False)),
+        (EVENTS, (SAID + END).replace("\n", "\r\n"), "ab", (0, 0, 0, False)),
+        (EVENTS, SAID.replace(',"cho', ',\ndata: "cho') + END, "ab", (0, 0, 0, False)),
+        (EVENTS, SAID + "data: [DONE]\n\n", "ab", (0, 0, 0, False)),
+        (EVENTS, (SAID + END).encode().replace(b"ab", b"a\xff"), "a\ufffd", (0, 0, 0, False)),
         (
             f"200 OK\r\n{JSON}",
-            '{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}',
-            "a",
+            '{"choices":[{"message":{"content":"ab"},"finish_reason":"stop"}],'
+            '"usage":{"prompt_tokens":7}}',
+            "ab",
+            (7, 0, 0, False),
+        ),
+        (
+            EVENTS,
+            SAID.replace('"ab"', '[{"type":"text","text":"ab"},{"type":"x"}]') + END,
+            "ab",
+            (0, 0, 0, False),
         ),
     ],
 )
-def test_an_answer_is_read_in_every_dialect(head: str, body: str | bytes, text: str) -> None:
+def test_odd_forms_of_an_answer_are_read_and_odd_values_replaced(
+    head: str, body: str | bytes, text: str, counts: tuple[int, int, int, bool]
+) -> None:
     with answering(head, body) as of_server:
-        found, finished = run(OpenAiLlm(of_server), collect)
-    assert (found, finished.model, finished.finish_reason) == (text, "m", "stop")
-    assert (finished.input_tokens, finished.output_tokens, finished.counts_cached) == (0, 0, False)
-
-
-@pytest.mark.parametrize("bad", ["null", "-5", "1e22", "true", '"many"', "[]", "1" + "0" * 22])
-def test_counts_that_are_no_whole_numbers_are_0(bad: str) -> None:
-    usage = (
-        f'{{"prompt_tokens":{bad},"completion_tokens":{bad},'
-        f'"prompt_tokens_details":{{"cached_tokens":{bad}}}}}'
-    )
-    chunk = f'data: {{"model":"m\\ud83d","choices":[],"usage":{usage}}}\n\n'
-    with answering(EVENTS, SAID_A + END.replace("data: [DONE]\n\n", chunk)) as of_server:
-        _, finished = run(OpenAiLlm(of_server), collect)
-    assert finished == replace(NOTHING, model="m\ufffd")
+        said, end = run(OpenAiLlm(of_server), collect)
+    assert said == text
+    assert (end.input_tokens, end.output_tokens, end.cached_tokens, end.counts_cached) == counts
+    assert (end.model + end.finish_reason).encode()
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("head", "body", "error", "said"),
     [
-        ('{"code":429,"message":"slow down"}', "busy"),
-        ('{"code":"401","message":"bad key"}', "forbidden"),
-        ('{"code":400,"message":"bad"}', "misfit"),
-        ('{"code":-1,"message":"a\\ud83d"}', "broken"),
-        ('"died"', "broken"),
+        (
+            "307 Go\r\nLocation: http://me:secret@other/v1",
+            "",
+            LlmRefusal,
+            r"base_url answers with a redirect to http://me:\*+@other/v1",
+        ),
+        (
+            "200 OK\r\nContent-Type: text/html; charset=utf-8",
+            "<html>hello</html>",
+            LlmRefusal,
+            r"the server at http://127.0.0.1:\d+/v1 answers text/html: is base_url right\?",
+        ),
+        (
+            EVENTS,
+            'data: {"error":{"code":400,"message":"bad \\ud83d"}}\n\n',
+            PromptRefused,
+            "HTTP 400: bad \ufffd",
+        ),
+        (
+            EVENTS,
+            SAID + 'data: {"error":{"type":"invalid_request_error"}}\n\n',
+            PromptRefused,
+            "HTTP 400",
+        ),
+        (EVENTS, 'data: {"error":{"code":"429"}}\n\n', LlmRefusal, "no more work now"),
+        (EVENTS, 'data: {"error":"engine died"}\n\n', LlmRefusal, "HTTP 500: engine died"),
+        (EVENTS, "data: " + "[" * 100_000 + "\n\n", LlmRefusal, "nested too deeply"),
     ],
 )
-def test_an_error_within_an_answer_is_sorted_by_the_status_that_it_names(
-    error: str, kind: str
+def test_what_is_no_answer_is_said_as_what_it_is(
+    head: str, body: str, error: type[Exception], said: str
 ) -> None:
-    body = SAID_A + f'data: {{"error":{error}}}\n\n'
-    with answering(EVENTS, body) as of_server, pytest.raises(LlmRefusal) as refusal:
+    with answering(head, body) as of_server, pytest.raises(error, match=said):
         run(OpenAiLlm(of_server), collect)
-    assert refusal.value.kind == kind
-    str(refusal.value).encode()
 
 
-def test_a_redirect_is_not_followed(server: LlmServer) -> None:
-    head = f"307 Elsewhere\r\nLocation: {server.url}/chat/completions"
-    for use in (collect, OpenAiLlm.check):
-        with answering(head, "") as of_server, pytest.raises(LlmRefusal, match="redirect") as error:
-            run(OpenAiLlm(of_server), use)
-        assert error.value.kind == "unreachable"
-    assert server.requests.started == 0
+@pytest.mark.parametrize("nothing", ['"choices":[]', '"choices":[{"delta":{"content":""}}]'])
+@pytest.mark.parametrize("first", ["", SAID])
+def test_only_text_moves_the_deadline(nothing: str, first: str) -> None:
+    async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100_000)
+        writer.write(f"HTTP/1.1 {EVENTS}\r\nConnection: close\r\n\r\n{first}".encode())
+        try:
+            while True:
+                writer.write(f"data: {{{nothing}}}\n\n".encode())
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            left.set()
 
+    async def ask() -> None:
+        async with await asyncio.start_server(forever, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            engine = OpenAiLlm(
+                LlmSettings(
+                    base_url=url,
+                    prompts="text",
+                    first_token_timeout_s=0.5,
+                    next_token_timeout_s=0.3,
+                )
+            )
+            engine._facts = assumed(LlmSettings())
+            try:
+                with pytest.raises(LlmRefusal) as error:
+                    await asyncio.wait_for(collect(engine), WAIT_S)
+            finally:
+                await engine.close()
+            assert error.value.kind == "timeout"
+            await asyncio.wait_for(left.wait(), WAIT_S)
 
-@pytest.mark.parametrize("chunk", ['{"choices":[]}', '{"choices":[{"delta":{"content":""}}]}'])
-def test_only_text_keeps_a_request_alive(chunk: str) -> None:
-    with answering(EVENTS, SAID_A, forever=f"data: {chunk}\n\n") as of_server:
-        short = LlmSettings(base_url=of_server.base_url, model="m", next_token_timeout_s=0.2)
-        with pytest.raises(LlmRefusal) as refusal:
-            run(OpenAiLlm(short), collect)
-    assert refusal.value.kind == "timeout"
+    left = asyncio.Event()
+    asyncio.run(ask())
 
 
 def test_priority_and_seed_are_sent_if_requested() -> None:

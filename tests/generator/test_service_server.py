@@ -184,6 +184,18 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
     assert run.metric("llm_requests_in_flight") == 0
 
 
+def test_an_expired_answer_says_what_the_server_said_last() -> None:
+    engine = MemoryLlm(script=[Reply(error=LlmRefusal("busy", "full up", retry_after_s=60.0))])
+    clock = HandClock()
+    with running(engine, clock=clock) as run:
+        run.offer(unit(deadline_us=NOW_US + 1_000_000))
+        run.wait(lambda: run.metric("llm_requests_total", outcome="busy") == 1)
+        clock.sleep(2_000_000)
+        (answer,) = run.wait_for_answers(1)
+    assert answer.status == "expired"
+    assert answer.error is not None and answer.error.message.endswith("the last time: full up")
+
+
 def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
     with running(MemoryLlm()) as run:
         run.offer(unit(deadline_us=NOW_US + 60_000_000))
