@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from carpool.terminal import TerminalConsole
+
 CONTEXT_TOKENS = 512
 DECODE_BATCHES = (1, 8, 32, 128)
 PREFILL_BATCHES = (1, 4, 16)
@@ -142,7 +144,7 @@ class Steps:
             with self.torch.cuda.graph(graph):
                 step()
         except RuntimeError as error:
-            print(f"no graph: {error}")
+            TerminalConsole().print(f"no graph: {error}")
             return None
         replay: Callable[[], Any] = graph.replay
         return replay
@@ -184,7 +186,7 @@ def main() -> None:
         target=scan_for_ever, args=(device, is_wanted, is_over, theirs), daemon=True
     )
     scanner.start()
-    steps = Steps(device)
+    console, steps = TerminalConsole(), Steps(device)
     ours.recv()
     is_wanted.set()
     time.sleep(SECONDS)
@@ -217,7 +219,7 @@ def main() -> None:
                         eager_ms_beside_scans=beside_eager_ms,
                     )
                 )
-                print(rows[-1], flush=True)
+                console.print(str(rows[-1]))
                 del step, graph
     is_over.set()
     is_wanted.set()
@@ -229,7 +231,9 @@ def main() -> None:
         scan_ms_beside_steps=statistics.median(beside_ms),
         steps=rows,
     )
-    print(f"scans: {scan_ms:.3f} ms alone, {result.scan_ms_beside_steps:.3f} ms beside steps")
+    console.print(
+        f"scans: {scan_ms:.3f} ms alone, {result.scan_ms_beside_steps:.3f} ms beside steps"
+    )
     given.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     scanner.join(10)
 
