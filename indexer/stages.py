@@ -43,6 +43,7 @@ def cluster_and_write(
         ) from error
     state, centroids = _ensure_centroids(workspace, state, vectors, progress)
     state, assignment = _ensure_assignment(workspace, state, vectors, centroids, progress)
+    centroids, assignment = _without_empty(centroids, assignment, progress)
     plan = plan_segments(state.identity, vectors.dimension, centroids, assignment)
     segments = write_clusters(
         workspace.finished,
@@ -100,3 +101,17 @@ def _ensure_assignment(
     crc32 = workspace.save(ASSIGNMENT_NAME, bytes_of(assignment.clusters))
     done = AssignmentDone(crc32=crc32, vectors_digest=assignment.vectors_digest)
     return workspace.save_state(state, assignment=done), assignment
+
+
+def _without_empty(
+    centroids: Float32, assignment: Assignment, progress: ProgressReport
+) -> tuple[Float32, Assignment]:
+    """Returns the clusters that have rows, numbered anew: a query would probe others for nothing.
+
+    Many equal vectors leave many clusters empty.
+    """
+    has_rows = np.bincount(assignment.clusters, minlength=len(centroids)) > 0
+    if empty := len(centroids) - int(has_rows.sum()):
+        progress.note(f"{empty:,} of {len(centroids):,} clusters got no row and are left out")
+    numbers = np.cumsum(has_rows, dtype=np.int32) - 1
+    return centroids[has_rows], assignment._replace(clusters=numbers[assignment.clusters])

@@ -18,6 +18,7 @@ from carpool.errors import ConfigError
 from indexer import build as module
 from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stats import index_stats
+from searcher.local import LocalSearcher
 from tests.indexer.builds import SEGMENTS, interrupted, rows_of, same_but_time
 from tests.indexer.helpers import CONFIG, build, passage, write_corpus
 
@@ -71,14 +72,21 @@ def test_the_same_seed_gives_the_same_bytes_and_ids_and_another_one_other_cluste
     assert grown.documents_build_id != first.documents_build_id
 
 
-def test_passages_that_are_all_the_same_leave_empty_clusters_that_work(tmp_path: Path) -> None:
+def test_an_index_has_no_empty_clusters_so_copies_of_one_passage_hide_nothing(
+    tmp_path: Path,
+) -> None:
+    texts = ["same"] * 200 + [f"other {row}" for row in range(8)]
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(
-        "".join(json.dumps({"id": str(row), "text": "same"}) + "\n" for row in range(20))
+        "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n, text in enumerate(texts))
     )
-    build(corpus, tmp_path / "index", nlist=6)
-    assert index_stats(tmp_path / "index").clusters_empty == 5
-    assert (rows_of(tmp_path / "index")[1] >= 0).all()
+    manifest = build(corpus, tmp_path / "index", nlist=100).manifest
+    assert index_stats(tmp_path / "index").clusters_empty == 0
+    assert manifest.nlist <= 9
+    vectors, _ = rows_of(tmp_path / "index")
+    queries = -vectors[:50] + np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
+    with LocalSearcher(tmp_path / "index", nprobe=1) as searcher:
+        assert all(result.hits for result in searcher.search(queries))
 
 
 def test_one_passage_is_an_index(tmp_path: Path) -> None:
