@@ -17,6 +17,7 @@ from carpool.errors import (
 )
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.memory import MemoryConsumer
+from carpool.kafka.memory.broker import Call
 from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.retry import read_query
@@ -24,7 +25,7 @@ from carpool.loop.stage import Credit, Done, LateOutputs
 from carpool.loop.throttle import PAUSE_AFTER_US
 from schemas.errors import RecordError
 from schemas.query import Query
-from tests.loop.support import Bench, HandStage, result, turn, with_taken
+from tests.loop.support import GROUP, Bench, HandStage, result, turn, with_taken
 
 
 @pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])
@@ -404,6 +405,29 @@ def test_a_refusal_is_tried_again_with_a_growing_pause_until_it_has_passed(
     bench.wait(loop)
     assert loop.not_ready() == ()
     assert (sorted(bench.results()), bench.committed()) == (["a/0", "b/0"], (2, ""))
+
+
+def test_what_was_refused_is_not_sent_again_after_its_partition_has_moved_away(
+    delivery: DeliveryName,
+) -> None:
+    bench, stage, loop, consumer = with_taken(Bench(), "a")
+    bench.publish("x", partition=1)
+    turn(loop)
+    call: Call = "produce" if delivery == "at_least_once" else "commit"
+    bench.broker.break_next(call, DeploymentError("too large"))
+    stage.finish("a", "x")
+    turn(loop)
+    stage.units.clear()
+    bench.broker.assign(GROUP, {1: consumer})
+    loop.step()
+    for _ in range(3):
+        bench.wait(loop)
+    is_committed = bench.committed(0) == (1, "")
+    assert is_committed == ("a/0" in bench.results()), "else another member does this work"
+    assert [unit.record.text for unit in stage.units] == ([] if is_committed else ["x"])
+    stage.finish(*(unit.record.text for unit in stage.units))
+    bench.wait(loop)
+    assert bench.committed(1) == (1, "")
 
 
 def test_the_intake_stops_while_too_many_parts_are_complete_above_the_watermark() -> None:

@@ -31,10 +31,14 @@ COMMIT_RETRY_US = 500_000
 
 @dataclass(slots=True)
 class _SentWork:
-    """Finished work of which `unacknowledged` outputs are not confirmed yet."""
+    """Finished work of which `unacknowledged` outputs are not confirmed yet.
+
+    `is_dropped`: one of its partitions has moved away, so its other outputs are not sent.
+    """
 
     done: Done
     unacknowledged: int
+    is_dropped: bool = False
 
 
 class AtLeastOnceDelivery(Delivery):
@@ -124,6 +128,12 @@ class AtLeastOnceDelivery(Delivery):
     def _send(self, producer: ProducerClient) -> None:
         while self._to_send and not self.refusal.is_waiting:
             work, output = self._to_send[0]
+            if not work.is_dropped and not self._in_flight.is_live(work.done):
+                work.is_dropped = True
+                self._reopen(work.done)
+            if work.is_dropped:
+                self._to_send.popleft()
+                continue
             if not producer.produce(output, functools.partial(self._reported, work, output)):
                 return  # its queue is full: acknowledgements make room
             self._to_send.popleft()
