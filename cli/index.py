@@ -76,6 +76,18 @@ _Nlist = Annotated[
         "root, to one digit (4,000 for a million).",
     ),
 ]
+_IdField = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Field of the id. Default: id, else _id (BEIR).")
+]
+_TextField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Field of the text. Default: text, else contents (Anserini)."
+    ),
+]
+_TitleField = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Field of the title. Default: title.")
+]
 _Vectors = Annotated[
     Path | None,
     typer.Option(
@@ -146,6 +158,9 @@ def build(
     corpus: _Corpus,
     out: _Out,
     model: _Model = None,
+    id_field: _IdField = None,
+    text_field: _TextField = None,
+    title_field: _TitleField = None,
     nlist: _Nlist = 0,
     vectors: _Vectors = None,
     fingerprint: _Fingerprint = "",
@@ -189,6 +204,7 @@ def build(
             indexer={"vector_dtype": vector_dtype, **_with_codes(codes)},
         ),
     )
+    named = (("id", id_field), ("text", text_field), ("title", title_field))
     request = BuildRequest(
         corpus=corpus,
         index_dir=out,
@@ -199,6 +215,7 @@ def build(
         restart=restart,
         vectors=vectors,
         fingerprint=fingerprint,
+        fields={field: name for field, name in named if name is not None},
     )
     console = people()
     with step_progress(console) as progress:
@@ -432,11 +449,14 @@ def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_j
     if report.documents.problem_count:
         console.print(describe_problems(report.documents), style="yellow")
         console.print("They were skipped; --strict refuses a corpus that has any.", style="yellow")
+    for note, count in report.documents.notes.items():
+        console.print(f"{count:,} passage{'s' * (count > 1)}: {note}")
     stats = index_stats(index_dir)
     if as_json:
         print_json(
             {
                 "index": stats,
+                "notes": report.documents.notes,
                 "bad_lines": report.documents.problem_count,
                 "problems": report.documents.problems,
             }

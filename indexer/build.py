@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from carpool.clock import Clock
 from carpool.disk.documents import (
@@ -48,7 +52,9 @@ from indexer.write import documents_build_id
 
 IDS_NAME = "ids"
 PROBLEMS_LISTED = 20
-"""Bad lines that are listed; all are counted."""
+"""Reasons of bad lines that are listed; all lines are counted."""
+_DETAILS = re.compile(r"\d+|'.*'|\".*\"")
+"""What two lines that are bad for one reason may differ in: numbers, and what is quoted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,7 @@ class BuildRequest:
 
     `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force`
     replaces a complete index, `restart` discards an interrupted build of another corpus or model.
+    `fields`: the names of `id`, `text` or `title` in the corpus, where they are others.
     """
 
     corpus: Path
@@ -68,6 +75,7 @@ class BuildRequest:
     restart: bool = False
     vectors: Path | None = None
     fingerprint: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +147,7 @@ def identify(
             sha256=sha256[request.corpus],
             passage_bytes_max=indexer.passage_bytes_max,
             line_bytes_max=indexer.line_bytes_max,
+            fields=dict(request.fields),
         ),
         vectors=VectorsIdentity(
             embedding_model=request.fingerprint or fingerprint_of(embedding),
@@ -264,11 +273,12 @@ class _Build:
             self.request.corpus,
             passage_bytes_max=limits.passage_bytes_max,
             line_bytes_max=limits.line_bytes_max,
+            fields=corpus.fields,
             duplicates=duplicates,
         )
         self.progress.start("reading (bytes)", reader.size_bytes)
         writer = DocumentWriter(finished, documents_build_id(corpus))
-        problems: list[LineProblem] = []
+        problems: dict[str, LineProblem] = {}
         problem_count = position_bytes = 0
         try:
             for found in reader:
@@ -278,8 +288,11 @@ class _Build:
                         ids.add(found.doc_id, reader.line_number)
                 else:
                     problem_count += 1
-                    if len(problems) < PROBLEMS_LISTED:
-                        problems.append(found)
+                    reason = _DETAILS.sub("", found.why)
+                    if first := problems.get(reason):
+                        found = msgspec.structs.replace(first, count=first.count + 1)
+                    if first or len(problems) < PROBLEMS_LISTED:
+                        problems[reason] = found
                 self.progress.advance(reader.position_bytes - position_bytes)
                 position_bytes = reader.position_bytes
         except BaseException:
@@ -290,7 +303,10 @@ class _Build:
             drop_cached(path)
         self.progress.advance(reader.size_bytes - position_bytes)
         return DocumentsDone(
-            row_count=writer.row_count, problem_count=problem_count, problems=tuple(problems)
+            row_count=writer.row_count,
+            problem_count=problem_count,
+            problems=tuple(problems.values()),
+            notes=dict(reader.notes),
         )
 
     def vectors(self, state: BuildState, row_count: int) -> tuple[BuildState, Vectors]:
@@ -326,13 +342,15 @@ class _Build:
 
 
 def describe_problems(documents: DocumentsDone) -> str:
-    """Returns the bad lines of a corpus as text: their count, then the first with their numbers."""
+    """Returns the bad lines of a corpus as text: their count, then each reason with a number."""
     many = "s" * (documents.problem_count > 1)
     lines = [
         f"{documents.problem_count:,} bad line{many} in the corpus ({documents.row_count:,} good "
         "ones):"
     ]
-    lines += [f"  line {problem.line}: {problem.why}" for problem in documents.problems]
-    if documents.problem_count > len(documents.problems):
-        lines.append(f"  and {documents.problem_count - len(documents.problems):,} more")
+    for problem in documents.problems:
+        such = f" ({problem.count:,} such lines)" if problem.count > 1 else ""
+        lines.append(f"  line {problem.line}: {problem.why}{such}")
+    if more := documents.problem_count - sum(problem.count for problem in documents.problems):
+        lines.append(f"  and {more:,} more")
     return "\n".join(lines)

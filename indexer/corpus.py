@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
+import math
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -15,8 +18,10 @@ import msgspec
 
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
+from carpool.foreign_files import refuse_foreign
 from indexer.plan.state import LineProblem
 from indexer.sequential import BLOCK_BYTES, SequentialFile
+from schemas.record import well_formed
 
 GZIP_MAGIC = b"\x1f\x8b"
 ID_BYTES_MAX = 512
@@ -24,24 +29,26 @@ METADATA_BYTES_MAX = 2_048
 """Metadata of a passage in the index, as JSON. It is in every hit and citation of the passage."""
 CHUNK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+_NAMES = {"id": ("id", "_id"), "text": ("text", "contents"), "title": ("title",)}
+"""The names of a field, the first that a line has; `_id` is BEIR's, `contents` Anserini's."""
 
 
 class _Line(msgspec.Struct, frozen=True):
-    id: str
+    id: str | int | float
     text: str
     title: str | None = None
     metadata: dict[str, Any] | None = None
 
 
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class CorpusReader:
     """Iterates over a corpus: a `Document` for a good line, a `LineProblem` for a bad one.
 
     `position_bytes` of `size_bytes` of the file have been read. `line_number`, from 1, is the line
-    that was yielded last. Memory: one line. Raises `ConfigError` where the file cannot be read to
-    its end.
+    that was yielded last. `notes`: what was made of odd lines, with the count of documents. Memory:
+    one line. Raises `ConfigError` where the file cannot be read to its end.
     """
 
     def __init__(
@@ -50,13 +57,19 @@ class CorpusReader:
         *,
         passage_bytes_max: int,
         line_bytes_max: int,
+        fields: Mapping[str, str] | None = None,
         duplicates: bytes = b"",
     ) -> None:
-        """`duplicates`: the lines that have the id of an earlier line, of `find_duplicates`."""
+        """`fields`: the names of `id`, `text` or `title` in this corpus, where they are others.
+
+        `duplicates`: the lines that have the id of an earlier line, of `find_duplicates`.
+        """
         self._path = path
         self._passage_bytes_max = passage_bytes_max
         self._line_bytes_max = line_bytes_max
+        self._names = _NAMES | {field: (name,) for field, name in (fields or {}).items()}
         self._duplicates = duplicates
+        self.notes: Counter[str] = Counter()
         with _reading("corpus", path):
             self.size_bytes = path.stat().st_size
         self.position_bytes = self.line_number = 0
@@ -64,6 +77,7 @@ class CorpusReader:
     def __iter__(self) -> Iterator[Document | LineProblem]:
         """Yields documents and problems in the order of the lines. Blocks."""
         self.line_number = 0
+        self.notes.clear()
         with _reading("corpus", self._path), self._path.open("rb") as raw:
             try:
                 for line in self._lines(raw):
@@ -90,6 +104,8 @@ class CorpusReader:
         stream = gzip.open(raw, "rb") if magic == GZIP_MAGIC else raw  # noqa: SIM115
         is_first = True
         while line := stream.readline(self._line_bytes_max + 1):
+            if is_first:
+                refuse_foreign(self._path, line)
             if len(line) > self._line_bytes_max and not line.endswith(b"\n"):
                 while rest := stream.readline(CHUNK_BYTES):
                     if rest.endswith(b"\n"):
@@ -104,7 +120,8 @@ class CorpusReader:
         if line is None:
             return f"the line is longer than {self._line_bytes_max} bytes (indexer.line_bytes_max)"
         try:
-            found = _decoder.decode(line)
+            fields, notes = _decoded(line)
+            found = self._named(fields, notes)
         except msgspec.ValidationError as error:
             return f"wrong shape: {error}"
         except (msgspec.DecodeError, RecursionError) as error:
@@ -112,19 +129,32 @@ class CorpusReader:
         except UnicodeDecodeError as error:
             return f"not UTF-8: {error.reason}"
         metadata = bounded_metadata(found.metadata)
-        document = Document(found.id, found.title or "", found.text, metadata)
+        document = Document(str(found.id), found.title or "", found.text, metadata)
         if why := self._unfit(document):
             return why
         if self._duplicates[self.line_number : self.line_number + 1] == b"\1":
             return f"duplicate id {_short(document.doc_id)}"
+        self.notes.update(notes)
         return document
 
+    def _named(self, fields: dict[str, Any], notes: set[str]) -> _Line:
+        """The fields under our names. Raises `ValidationError`."""
+        line = {"metadata": fields.get("metadata")}
+        for field, names in self._names.items():
+            name = next((name for name in names if name in fields), names[0])
+            line[field] = fields.get(name)
+            if name != names[0]:
+                notes.add(f"`{field}` is read from `{name}`")
+            elif name not in fields and field != "title":
+                raise msgspec.ValidationError(
+                    f"no `{name}` among its fields {', '.join(fields):.200}: name it with "
+                    f"--{field}-field"
+                )
+        return msgspec.convert(line, _Line)
+
     def _unfit(self, document: Document) -> str | None:
-        try:
-            id_bytes = len(document.doc_id.encode())
-            passage_bytes = len(document.title.encode()) + len(document.text.encode())
-        except UnicodeEncodeError:
-            return "not UTF-8: half of a surrogate pair"
+        id_bytes = len(document.doc_id.encode())
+        passage_bytes = len(document.title.encode()) + len(document.text.encode())
         if not document.doc_id.strip():
             return "`id` is empty"
         if id_bytes > ID_BYTES_MAX:
@@ -142,6 +172,31 @@ class CorpusReader:
         return None
 
 
+def _decoded(line: bytes) -> tuple[dict[str, Any], set[str]]:
+    """The object of a line, and what was changed to decode it. Raises as msgspec's decoder."""
+    try:
+        return _decoder.decode(line), set()
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        notes = set()
+
+        def number(text: str) -> float | None:
+            if math.isfinite(value := float(text)):
+                return value
+            notes.add("a number that is not finite became null")
+            return None
+
+        try:  # Python takes NaN, 1e400 and half surrogate pairs, which JSON does not have
+            found = json.loads(line.decode(), parse_float=number, parse_constant=number)
+            text = json.dumps(found, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            raise error from None
+        if (fit := well_formed(text)) != text:
+            notes.add("half of a surrogate pair became U+FFFD")
+        return _decoder.decode(fit), notes
+
+
 def bounded_metadata(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the fields that fit into `METADATA_BYTES_MAX`: `url` first, then in their order.
 
@@ -154,7 +209,7 @@ def bounded_metadata(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
         try:
             msgspec.msgpack.encode(value)
             field_bytes = len(msgspec.json.encode({name: value})) - 1
-        except (OverflowError, RecursionError, UnicodeEncodeError):  # half a surrogate pair
+        except (OverflowError, RecursionError):
             continue
         if size_bytes + field_bytes <= METADATA_BYTES_MAX:
             kept[name] = value

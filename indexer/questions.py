@@ -15,6 +15,7 @@ from carpool.clock import Clock
 from carpool.disk.manifest import Manifest
 from carpool.embedding import EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError
+from carpool.foreign_files import refuse_foreign
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from indexer.progress import ProgressReport
@@ -41,6 +42,7 @@ def questions_of_file(
             f"there are no questions at {path}: give a .npy file of vectors, or a file with a "
             "question a line"
         )
+    refuse_foreign(path)
     if path.suffix == ".npy":
         try:
             vectors = np.load(path, allow_pickle=False)[-count_max:].astype(np.float32)

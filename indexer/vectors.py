@@ -15,6 +15,7 @@ from carpool.disk.documents import DocumentStore
 from carpool.disk.files import write_atomically
 from carpool.embedding import Embedder
 from carpool.errors import ConfigError, CorruptionError
+from carpool.foreign_files import refuse_foreign
 from indexer.corpus import passage_text
 from indexer.plan.shards import Shard
 from indexer.sequential import SequentialFile, bytes_of, drop_cached
@@ -188,6 +189,7 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
     `row_count` None: any number. Raises `ConfigError` for any other file. Reads its header only.
     """
     try:
+        refuse_foreign(path)
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from carpool.errors import ConfigError
+from carpool.foreign_files import refuse_foreign
 
 _SHAPE = re.compile(r"'shape':\s*\((\d+),\s*(\d+)\s*,?\)")
 _DTYPE = re.compile(r"'descr':\s*'<f([248])'")
@@ -48,6 +49,7 @@ def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]
                     if not questions[-1].text:
                         raise ConfigError(f"{path}:{number}: the question has no `text`")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        refuse_foreign(path, line if number == 1 else b"")
         raise ConfigError(
             f"{path}:{number}: not a question: {error}; a line is like "
             f"{{'id': 'q-1', 'text': '...'}}"
@@ -77,6 +79,7 @@ class NpyRows(Sequence[bytes]):
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read vectors from {path}: {error}") from error
         if self._bytes[:6] != _NPY_MAGIC:
+            refuse_foreign(path, self._bytes[:8])
             raise ConfigError(f"{path} is not a .npy file")
         width = 2 if self._bytes[6] == 1 else 4
         header_size = int.from_bytes(self._bytes[8 : 8 + width], "little")

@@ -37,6 +37,13 @@ class Source(Record, frozen=True, kw_only=True):
         return f"{self.topic}/{self.partition}/{self.offset}"
 
 
+def well_formed(text: object) -> str:
+    """Returns foreign text with half surrogate pairs replaced by U+FFFD; "" for what is no text."""
+    if not isinstance(text, str):
+        return ""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
     """Returns the last value of the header `name` (Kafka's rule for repeated names), or None."""
     found = None

@@ -27,12 +27,13 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
-from generator.llm.server_events import ServerEvents, WrongPage, well_formed
+from generator.llm.server_events import ServerEvents, WrongPage
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
 from generator.llm.server_load import ServerLoadReader, uses_proxies
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.plan.concurrency import ServerLoad
 from generator.settings import LlmSettings
+from schemas.record import well_formed
 
 log = structlog.get_logger()
 

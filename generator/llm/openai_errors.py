@@ -9,7 +9,8 @@ import openai
 
 from carpool.terminal import without_password
 from generator.llm.protocol import LlmRefusal, PromptRefused
-from generator.llm.server_events import ServerError, well_formed
+from generator.llm.server_events import ServerError
+from schemas.record import well_formed
 
 _DETAIL_CHARS_MAX = 300
 _WAIT_S_MAX = 86_400.0

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from generator.llm.protocol import LlmFinished
+from schemas.record import well_formed
 
 COUNT_MAX = 2**53
 EVENT_CHARS_MAX = 16 * 1024 * 1024
@@ -37,13 +38,6 @@ class ServerError(Exception):
 
 class WrongPage(Exception):
     """The reply is no answer of an API; the message says what it is."""
-
-
-def well_formed(text: object) -> str:
-    """Returns a server's text with lone surrogates replaced; the empty text for anything else."""
-    if not isinstance(text, str):
-        return ""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class ServerEvents:

@@ -7,13 +7,17 @@ import msgspec
 from carpool.disk.pages import VectorDtype
 
 
-class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides which passages an index holds, in which order."""
+class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What decides which passages an index holds, in which order.
+
+    `fields`: the names of `id`, `text` or `title` in the corpus, where they were given.
+    """
 
     size_bytes: int
     sha256: str
     passage_bytes_max: int
     line_bytes_max: int
+    fields: dict[str, str] = {}
 
 
 class VectorsIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,18 +62,24 @@ class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the corpus that was skipped, numbered from 1, and why."""
+    """The first of `count` lines that were skipped for one reason; lines are numbered from 1."""
 
     line: int
     why: str
+    count: int = 1
 
 
 class DocumentsDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The corpus is read and its documents are saved. `problems`: the first of `problem_count`."""
+    """The corpus is read and its documents are saved.
+
+    `problems`: the first reasons of `problem_count` bad lines. `notes`: what was made of odd lines,
+    with the count of documents.
+    """
 
     row_count: int
     problem_count: int
     problems: tuple[LineProblem, ...]
+    notes: dict[str, int] = {}
 
 
 class AssignmentDone(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,16 +94,36 @@ def test_one_passage_is_an_index(tmp_path: Path) -> None:
     assert (manifest.row_count, manifest.nlist, manifest.nprobe_default) == (1, 1, 1)
 
 
-def test_bad_lines_are_skipped_counted_and_the_first_of_them_listed(tmp_path: Path) -> None:
+def test_bad_lines_are_skipped_and_counted_and_equal_ones_are_one_line(tmp_path: Path) -> None:
     corpus = tmp_path / "c.jsonl.gz"
     lines = [json.dumps(passage(row)) if row % 2 else "bad" for row in range(60)]
+    lines += [json.dumps(passage(row)) for row in (1, 3)] + ['{"id": "b", "text": ""}']
+    lines += [f'{{"id": "b", "{chr(97 + field)}": 1}}' for field in range(20)]
     corpus.write_bytes(gzip.compress("\n".join(lines).encode()))
     documents = build(corpus, tmp_path / "index").documents
-    assert (documents.row_count, documents.problem_count, len(documents.problems)) == (30, 30, 20)
-    assert [problem.line for problem in documents.problems[:3]] == [1, 3, 5]
-    with pytest.raises(ConfigError, match=r"(?s)30 bad lines.*line 39: .*and 10 more.*--strict"):
+    assert (documents.row_count, documents.problem_count, len(documents.problems)) == (30, 53, 20)
+    listed = [(problem.line, problem.count) for problem in documents.problems]
+    assert listed[:4] == [(1, 30), (61, 2), (63, 1), (64, 1)]
+    said = r"(?s)53 bad lines.*line 1: not JSON[^\n]* \(30 such lines\)\n.*and 3 more.*--strict"
+    with pytest.raises(ConfigError, match=said):
         build(corpus, tmp_path / "other", strict=True)
     assert not (tmp_path / "other" / "manifest.json").exists()
+
+
+def test_named_fields_are_part_of_what_is_built(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "a", "_id": "b", "text": "x"}\n{"_id": "c", "text": "\\ud800"}\n')
+    built, other = (
+        build(corpus, tmp_path / "index"),
+        build(corpus, tmp_path / "other", fields={"id": "_id"}),
+    )
+    assert built.documents.notes == {
+        "`id` is read from `_id`": 1,
+        "half of a surrogate pair became U+FFFD": 1,
+    }
+    ids = [open_index(tmp_path / name).documents.document(0).doc_id for name in ("index", "other")]
+    assert ids == ["a", "b"]
+    assert built.manifest.documents_build_id != other.manifest.documents_build_id
 
 
 def test_strict_also_refuses_to_go_on_with_what_an_earlier_life_had_skipped(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """Which lines are taken, and what is said of the others."""
 
+import bz2
 import gzip
 import json
+import lzma
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,12 @@ from indexer.plan.state import LineProblem
 GOOD = b'{"id":"a","title":"T","text":"x","metadata":{"k":[1]},"unknown":1}'
 
 
-def read(
-    path: Path, passage_bytes_max: int = 60, line_bytes_max: int = 400
-) -> list[Document | LineProblem]:
-    return list(
-        CorpusReader(path, passage_bytes_max=passage_bytes_max, line_bytes_max=line_bytes_max)
-    )
+def reader_of(path: Path, line_bytes_max: int = 400, **fields: str) -> CorpusReader:
+    return CorpusReader(path, passage_bytes_max=60, line_bytes_max=line_bytes_max, fields=fields)
+
+
+def read(path: Path, line_bytes_max: int = 400) -> list[Document | LineProblem]:
+    return list(reader_of(path, line_bytes_max))
 
 
 def line(**fields: object) -> bytes:
@@ -37,9 +41,10 @@ def line(**fields: object) -> bytes:
         (b"[1]", "wrong shape: Expected `object`, got `array`"),
         (b'"text"', "wrong shape"),
         (b"null", "wrong shape"),
-        (line(id="b"), "missing required field `text`"),
-        (line(text="x"), "missing required field `id`"),
-        (line(id=7, text="x"), "got `int` - at `$.id`"),
+        (line(id="b", body="x"), "no `text` among its fields id, body: name it with --text-field"),
+        (line(text="x"), "no `id` among its fields text: name it with --id-field"),
+        (line(id=True, text="x"), "got `bool` - at `$.id`"),
+        (line(id=float("nan"), text="x"), "got `null` - at `$.id`"),
         (line(id="b", text=None), "got `null` - at `$.text`"),
         (line(id="b", text=["x"]), "at `$.text`"),
         (line(id="b", text="x", title=5), "at `$.title`"),
@@ -49,7 +54,7 @@ def line(**fields: object) -> bytes:
         (line(id="b\n", text="x"), "control characters"),
         (line(id="b", text=""), "`text` is empty"),
         (line(id="b", text=" \n\t"), "`text` is empty"),
-        (b'{"id":"b","text":"\\ud800"}', "JSON"),
+        (b'{"id":"b","text":"\\ud80"}', "JSON"),
         (line(id="b", text="x" * 61), "have 61 bytes; at most 60"),
         (line(id="b", title="t" * 31, text="x" * 30), "have 61 bytes"),
         (line(id="b", text="x", metadata={"long": "y" * 500}), "longer than 400 bytes"),
@@ -66,6 +71,43 @@ def test_a_bad_line_is_told_with_its_number_and_the_ones_around_it_are_taken(
     assert problem.line == 3
     assert says in problem.why
     assert last == Document("z", "", "last")
+
+
+HALF = "half of a surrogate pair became U+FFFD"
+NOT_FINITE = "a number that is not finite became null"
+
+
+@pytest.mark.parametrize(
+    ("odd", "fields", "taken", "note"),
+    [
+        (line(_id="b", text="x"), {}, Document("b", "", "x"), "`id` is read from `_id`"),
+        (line(id="b", contents="x"), {}, Document("b", "", "x"), "`text` is read from `contents`"),
+        (line(id=7, _id="b", text="x"), {}, Document("7", "", "x"), None),
+        (line(id=7.5, text="x"), {}, Document("7.5", "", "x"), None),
+        (
+            line(id="b", text="x", docid=3, body="y", head="z"),
+            {"id": "docid", "text": "body", "title": "head"},
+            Document("3", "z", "y"),
+            None,
+        ),
+        (b'{"id":"\\ud83db","text":"x"}', {}, Document("\ufffdb", "", "x"), HALF),
+        (b'{"id":"b","text":"\\ude00 \\ud83d\\ude00"}', {}, Document("b", "", "\ufffd 😀"), HALF),
+        (
+            b'{"id":"b","text":"x","metadata":{"a":NaN,"b":[-Infinity,1e400],"c":1.5}}',
+            {},
+            Document("b", "", "x", {"a": None, "b": [None, None], "c": 1.5}),
+            NOT_FINITE,
+        ),
+    ],
+)
+def test_an_odd_line_is_taken_and_what_was_made_of_it_is_counted(
+    tmp_path: Path, odd: bytes, fields: dict[str, str], taken: Document, note: str | None
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(odd + b"\n")
+    reader = reader_of(path, **fields)
+    assert list(reader) == [taken]
+    assert dict(reader.notes) == ({note: 1} if note else {})
 
 
 def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_anyway(
@@ -141,6 +183,31 @@ def test_a_gzip_that_is_cut_short_is_an_error_and_not_a_short_corpus(
     )
     with pytest.raises(ConfigError, match="damaged or cut short"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ((GOOD.decode() + "\n").encode("utf-16"), "is UTF-16.*iconv -f UTF-16 -t UTF-8 "),
+        ((GOOD.decode() + "\n").encode("utf-16-le"), "is UTF-16"),
+        (gzip.compress((GOOD.decode() + "\n").encode("utf-16")), "is UTF-16"),
+        (b"\x28\xb5\x2f\xfd\x04", "compressed by zstd.*zstd -dc "),
+        (b"PAR1\x15\x04", r"is Parquet.*pandas.read_parquet"),
+        (bz2.compress(GOOD), "compressed by bzip2"),
+        (lzma.compress(GOOD), "compressed by xz"),
+    ],
+)
+def test_a_foreign_format_is_named_with_the_remedy(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    path = tmp_path / "corpus"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as refused:
+        read(path)
+    command = str(refused.value).rpartition("file: ")[2]
+    if shutil.which(command.split()[0]) and "iconv" not in command and len(content) > 10:
+        subprocess.run(command, shell=True, check=True)
+        assert read(tmp_path / "corpus.jsonl") == [Document("a", "T", "x", {"k": [1]})]
 
 
 def test_a_corpus_that_is_missing_or_a_folder_is_an_error(tmp_path: Path) -> None:

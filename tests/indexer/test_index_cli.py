@@ -59,6 +59,20 @@ def test_stats_speak_to_people_and_to_programs(built: Path) -> None:
     assert (said["nlist"], said["nprobe_default"], said["cluster_rows"]["mean"]) == (10, 7, 12.0)
 
 
+def test_fields_are_named_and_what_was_made_of_odd_lines_is_said_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(
+        '{"docid": 1, "contents": "x \\ud800"}\n{"docid": 2, "contents": "y"}\n'
+    )
+    build = ["build", str(tmp_path / "c.jsonl"), "--model", "hashing:8", "--json", "--out"]
+    refused = runner.invoke(app, [*build, str(tmp_path / "a")])
+    assert "no `id` among its fields docid, contents" in str(refused.exception)
+    assert "(2 such lines)" in str(refused.exception)
+    done = runner.invoke(app, [*build, str(tmp_path / "a"), "--id-field", "docid"])
+    assert "2 passages: `text` is read from `contents`" in done.stderr
+    assert "1 passage: half of a surrogate pair became U+FFFD" in done.stderr
+    assert json.loads(done.stdout)["notes"]["`text` is read from `contents`"] == 2
+
+
 def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 30)
     common = ["build", str(corpus), "--model", "hashing:8", "--json"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from indexer import build as module
 from indexer import stages
+from indexer.questions import questions_of_file
+from producers.read_questions import NpyRows
 from tests.indexer.builds import Stop, rows_of, stop_at
 from tests.indexer.helpers import build, write_corpus
 
@@ -94,3 +98,24 @@ def test_a_vectors_file_that_is_none_is_refused(tmp_path: Path, content: bytes |
         (tmp_path / "v.npy").write_bytes(content)
     with pytest.raises(ConfigError, match="cannot read the vectors"):
         build_ten(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["npz", "fvecs"])
+def test_vectors_of_a_foreign_format_are_named_with_a_command_that_converts_them(
+    tmp_path: Path, kind: str
+) -> None:
+    path, vectors = tmp_path / f"v.{kind}", good_vectors()
+    if kind == "npz":
+        np.savez(path, vectors)
+    else:
+        dimensions = np.full((10, 1), 8, np.int32)
+        path.write_bytes(np.hstack([dimensions, vectors.view(np.int32)]).tobytes())
+    corpus = write_corpus(tmp_path / "c.jsonl", 10)
+    with pytest.raises(ConfigError, match=rf"v\.{kind} is .*\.{kind}") as refused:
+        build(corpus, tmp_path / "index", vectors=path)
+    command = str(refused.value).rpartition("file: ")[2].removeprefix("python")
+    subprocess.run(sys.executable + command, shell=True, check=True)
+    build(corpus, tmp_path / "index", vectors=tmp_path / f"v.{kind}.npy")
+    for reader in (NpyRows, lambda path: questions_of_file(path, None, None, 9)):
+        with pytest.raises(ConfigError, match="convert it"):
+            reader(path)
