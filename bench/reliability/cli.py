@@ -59,7 +59,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--mutant",
             min=1,
-            max=7,
+            max=8,
             help="Run services with this defect, under a load and faults of its own.",
         ),
     ] = None

@@ -10,6 +10,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -93,9 +94,35 @@ def test_every_pod_gives_up_what_it_does_not_need_and_has_the_settings() -> None
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert {"configMapRef": {"name": "carpool"}} in container["envFrom"]
         assert "memory" in container["resources"]["limits"]
         assert any(mount["mountPath"] == "/tmp" for mount in container["volumeMounts"])
+
+
+def test_each_pod_has_its_own_secret_and_reaches_only_the_ports_that_it_needs() -> None:
+    documents = built(FOLDER)
+    (settings,) = (it["data"] for it in documents if it["kind"] == "ConfigMap")
+    kafka = int(settings["CARPOOL_KAFKA_BOOTSTRAP"].rpartition(":")[2])
+    llm = urlsplit(settings["CARPOOL_LLM_BASE_URL"]).port
+    metrics = int(settings["CARPOOL_HTTP_PORT"])
+    ports = {name: ({metrics}, {53, kafka}) for name in INPUTS}
+    ports |= {"generator": ({metrics}, {53, kafka, llm})}
+    ports |= {"topics": (set(), {53, kafka}), "index": (set(), set())}
+    policies = {it["metadata"]["name"]: it for it in documents if it["kind"] == "NetworkPolicy"}
+    pods = {it["metadata"]["name"]: it for it in documents if it["kind"] in ("StatefulSet", "Job")}
+    assert pods.keys() == policies.keys() == {f"carpool-{name}" for name in ports}
+    for name, wanted in ports.items():
+        pod, spec = pods[f"carpool-{name}"]["spec"]["template"], policies[f"carpool-{name}"]["spec"]
+        assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        opened = tuple(
+            {port["port"] for rule in spec.get(way, ()) for port in rule["ports"]}
+            for way in ("ingress", "egress")
+        )
+        assert opened == wanted
+        (container,) = pod["spec"]["containers"]
+        secrets = [it["secretRef"]["name"] for it in container["envFrom"] if "secretRef" in it]
+        assert secrets == ([] if name == "index" else [f"carpool-{name}"])
+        assert container["envFrom"][0] == {"configMapRef": {"name": "carpool"}}
 
 
 def test_pods_are_named_members_and_settings_are_those_of_the_compose_stack() -> None:

@@ -1,9 +1,9 @@
-"""The audit of answers: status, retrieved passages, and answers that repeat another. Pure."""
+"""The audit of answers: status, text, passages, and answers that repeat another. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -19,9 +19,9 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     `generated`: `ok` answers that repeat no other. `reused`: ids that have only the answer to an
     equal prompt. `cancelled`: of questions that were withdrawn. `failed_wrongly`: answers that are
     not `ok` although the load did not make them fail, and did not withdraw them. `other_passages`:
-    `ok` answers whose retrieved ids are not those of a run without faults. `generated_again`: `ok`
-    answers of an id beyond the first that are not a replay of it. `slowest_s`: the longest time
-    from a question to its answer.
+    `ok` answers whose retrieved ids are not those of a run without faults. `other_texts`: answers
+    whose text is not that of their question. `generated_again`: `ok` answers of an id beyond the
+    first that are not a replay of it. `slowest_s`: the longest time from a question to its answer.
     """
 
     statuses: dict[str, int]
@@ -32,6 +32,7 @@ class AnswerCounts(msgspec.Struct, frozen=True, kw_only=True):
     failed_as_meant: int
     failed_wrongly: int
     other_passages: int
+    other_texts: int
     generated_again: int
     slowest_s: float
 
@@ -42,15 +43,16 @@ class AnswerAudit:
     def __init__(
         self,
         passages: Mapping[str, Sequence[str]],
+        texts: Callable[[str], Iterable[str | None]],
         dead: Collection[str],
         withdrawn: Collection[str] = (),
     ) -> None:
-        """`passages`: the right ids by query id. `dead`: ids that fail until they are replayed.
+        """`passages`: the right ids by query id. `texts`: returns the right texts of a query id.
 
-        `withdrawn`: ids that may end as `cancelled`.
+        `dead`: ids that fail until they are replayed. `withdrawn`: ids that may end as `cancelled`.
         """
         self._withdrawn = frozenset(withdrawn)
-        self._passages = passages
+        self._passages, self._texts = passages, texts
         self._dead = frozenset(dead)
         self._replays: set[str] = set()
         self._answers: dict[str, tuple[Answer, int]] = {}
@@ -85,12 +87,18 @@ class AnswerAudit:
                 if [each.id for each in answer.retrieved]
                 != list(self._passages.get(answer.query_id, ()))
             ],
+            "another text than that of its question": [
+                record
+                for record, answer in answers.items()
+                if (answer.answer is not None or record in ok)
+                and answer.answer not in self._texts(answer.query_id)
+            ],
             "generated again": _generated_again(ok),
         }
 
     def result(self) -> AnswerCounts:
         """Returns the counts."""
-        failed, other, again = self.wrong().values()
+        failed, other, texts, again = self.wrong().values()
         answers = [answer for answer, _ in self._answers.values()]
         statuses = Counter(answer.status for answer in answers)
         cancelled = sum(
@@ -107,6 +115,7 @@ class AnswerAudit:
             failed_as_meant=len(answers) - len(ok) - len(failed) - cancelled,
             failed_wrongly=len(failed),
             other_passages=len(other),
+            other_texts=len(texts),
             generated_again=len(again),
             slowest_s=max(
                 (

@@ -1,6 +1,9 @@
-"""The questions of a run, and the passages that a search without faults finds for each."""
+"""The questions of a run, and the passages and the answer that each gets without faults."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
 
 import msgspec
 import numpy as np
@@ -14,6 +17,11 @@ from bench.reliability.chaos.questions import (
     ChaosQuestions,
     chaos_questions,
 )
+from carpool.testing.llm_text import write
+from generator.plan.prompt import Template, fill
+from generator.prompts import load_templates
+from generator.settings import GeneratorSettings
+from schemas.retrieval import Hit
 from searcher.local import LocalSearcher
 
 SCORE_GAP_MIN = 1e-4
@@ -22,10 +30,28 @@ differently from those of a few."""
 
 
 class AskedQuestions(msgspec.Struct, frozen=True, kw_only=True):
-    """`passages`: the ids of the right passages, best first, by query id."""
+    """`passages`: the right passages, best first, by query id. `template`: of the prompts."""
 
     questions: ChaosQuestions
-    passages: dict[str, tuple[str, ...]]
+    passages: dict[str, tuple[Hit, ...]]
+    template: Template
+    prompts: GeneratorSettings = GeneratorSettings()
+
+    def texts(self, query_id: str) -> Iterator[str]:
+        """Yields each right text of an answer: what the stand-in writes for the question's prompt.
+
+        A prompt may have its passages in any order; that of the scores is first.
+        """
+        for hits in permutations(self.passages[query_id]):
+            prompt = fill(
+                self.template,
+                self.questions.texts[query_id],
+                hits,
+                passages_max=self.prompts.passages_max,
+                passage_chars_max=self.prompts.passage_chars_max,
+                prompt_chars_max=self.prompts.prompt_chars_max,
+            )
+            yield write(f"{prompt.system}\n{prompt.user}", None)
 
 
 def drawn_questions(
@@ -47,7 +73,7 @@ def drawn_questions(
     with LocalSearcher(index.dir) as searcher:
         results = searcher.search(np.stack(vectors), top_k=TOP_K + 1)
     clear = [
-        (question, tuple(hit.doc_id for hit in result.hits[:TOP_K]))
+        (question, result.hits[:TOP_K])
         for question, result in zip(different, results, strict=True)
         if np.diff([hit.score for hit in result.hits]).max() < -SCORE_GAP_MIN
     ]
@@ -66,4 +92,6 @@ def drawn_questions(
         cancel_share=cancel_share,
     )
     passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
-    return AskedQuestions(questions=questions, passages=passages)
+    prompts = GeneratorSettings()
+    template = load_templates(prompts)[prompts.template]
+    return AskedQuestions(questions=questions, passages=passages, template=template)

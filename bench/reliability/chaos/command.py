@@ -199,13 +199,15 @@ def promises_of_data(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
             answers.failed_wrongly
         ),
         "every answer has the passages of a run without faults": not answers.other_passages,
+        "every answer has the text of its own question": not answers.other_texts,
         "an id that was asked again got its answer again": not answers.generated_again,
         "every failed question became one dead letter, and was replayed once": audit.letters
         == audit.replays
         == answers.failed_as_meant,
         "every committed offset is at the end of its partition": not run.behind,
-        "no LLM call was repeated that was not in flight at a fault": run.calls_repeated
-        <= run.calls_allowed,
+        "every generated answer has an LLM call, and a fault repeats those of one second at most": (
+            0 <= run.calls_repeated <= run.calls_allowed
+        ),
         "no transaction is left open": not run.open_at_end,
     } | (
         {}
@@ -263,11 +265,12 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
         "withdrawn in time": answers.cancelled,
         "failed without a cause": answers.failed_wrongly,
         "other passages": answers.other_passages,
+        "texts of other questions": answers.other_texts,
         "generated again": answers.generated_again,
         "longest wait for an answer": f"{answers.slowest_s:.1f} s",
         "offsets behind": _counts(run.behind),
         "LLM calls": f"{run.calls.started:,}; {run.calls.faulted:,} failed as the load wanted; "
-        f"{run.calls_repeated:,} repeated, of {run.calls_allowed:,} in flight at faults",
+        f"{run.calls_repeated:,} repeated, {run.calls_allowed:,} allowed",
         "warm-ups that ended": run.calls.warm_ups,
         "faults by kind": _counts(result.faults_by_kind),
         "kills inside an open transaction": f"{result.in_transaction}, "

@@ -8,7 +8,7 @@ from functools import partial
 
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
-from bench.reliability.chaos.llm_calls import CallsAtRisk, LlmStandIn
+from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
@@ -21,9 +21,7 @@ from schemas.topics import ANSWERS
 
 MEMBERS = 2
 STEP_S = 0.05
-SAMPLE_S = 0.5
 BROKER = "broker"
-GENERATORS = tuple(member_names("generator", MEMBERS))
 
 
 class LiveRun:
@@ -50,7 +48,6 @@ class LiveRun:
         )
         self.supervisor = ProcessSupervisor({each.name: each for each in supervised})
         self.network = network
-        self.calls = CallsAtRisk()
         self.started_us = 0
         self._cluster = cluster
         self._stack = stack
@@ -61,8 +58,6 @@ class LiveRun:
         self._withdrawals = withdrawals
         self._replays = replays
         self._replays_expected = replays_expected
-        self._generating = dict.fromkeys(GENERATORS, 0)
-        self._next_sample_s = 0.0
         self._clock = SystemClock()
 
     def begin(self) -> None:
@@ -113,15 +108,10 @@ class LiveRun:
         return is_sent and is_replayed and self.answered() >= self.published()
 
     def step(self) -> None:
-        """Steps the supervisor and the network, counts work in flight, and waits for a moment."""
+        """Steps the supervisor and the network, and waits for a moment."""
         now_s = self.now_s()
         self.network.step(now_s)
         self.supervisor.step(now_s)
-        if now_s >= self._next_sample_s:
-            self._next_sample_s = now_s + SAMPLE_S
-            for name in filter(self.supervisor.is_up, GENERATORS):
-                self._generating[name] = self.in_flight(name)
-            self.calls.note(now_s, sum(self._generating.values()))
         time.sleep(STEP_S)
 
     def status(self, injected: int) -> str:

@@ -1,11 +1,10 @@
-"""Calls of the LLM: how many there were, and how many the faults may have repeated."""
+"""Calls of the LLM stand-ins: how many there were."""
 
 from __future__ import annotations
 
 import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -131,27 +130,3 @@ def calls_in(requests: StandInRequests) -> LlmCalls:
         faulted=requests.faulted,
         warm_ups=warm_ups(requests.completed_by_id),
     )
-
-
-class CallsAtRisk:
-    """What the generators have in flight, over the time of the run.
-
-    A fault may repeat as many calls as were in flight at some time from that fault until the next.
-    """
-
-    def __init__(self) -> None:
-        self._samples: list[tuple[float, int]] = []
-
-    def note(self, at_s: float, in_flight: int) -> None:
-        """Adds a sample. Times grow."""
-        self._samples.append((at_s, in_flight))
-
-    def allowed(self, faults_s: Sequence[float]) -> int:
-        """Returns how many calls faults at these times may have repeated, exits included."""
-        times = sorted(faults_s)
-        total = 0
-        for begin_s, end_s in pairwise([*times, float("inf")]):
-            before = [count for at_s, count in self._samples if at_s <= begin_s][-1:]
-            during = [count for at_s, count in self._samples if begin_s < at_s <= end_s]
-            total += max([*before, *during], default=0)
-        return total

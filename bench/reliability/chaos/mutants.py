@@ -106,6 +106,7 @@ _MUTANTS = (
         shares={"pause": 0.75, "kill": 0.25},
         lasts_s={"pause": (7.0, 9.0)},
     ),
+    Mutant(number=8, what="keys of prompts are one digit", queries=200, seconds=10.0, faults=1),
 )
 MUTANTS = {mutant.number: mutant for mutant in _MUTANTS}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -32,7 +33,7 @@ ALWAYS = 1_000_000
 WORD = re.compile(r"unanswerable-[0-9]{6}")
 
 
-class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The questions of each class, in order, with their ids.
 
     `broken`: how often the stand-in fails on each word. `dead`: ids of questions that become dead
@@ -47,11 +48,15 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: frozenset[str]
     rows: dict[str, int]
 
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The text of each question by id."""
+        return {str(each.id): each.text or "" for each in (*self.interactive, *self.batch)}
+
     @property
     def has_equal_texts(self) -> bool:
         """Whether two ids ask the same."""
-        texts = {each.id: each.text for each in (*self.interactive, *self.batch)}
-        return len(set(texts.values())) < len(texts)
+        return len(set(self.texts.values())) < len(self.texts)
 
 
 def chaos_questions(

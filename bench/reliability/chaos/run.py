@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import time
@@ -102,8 +103,8 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
     """What happened. Times are seconds of the run; `answers_s`: when answers were read.
 
     `behind`: by how many offsets a group is behind the end of a partition. `calls_allowed`: of the
-    LLM beyond one for each generated answer and those that failed as the load wanted: what was in
-    flight at faults, and one for each withdrawn question.
+    LLM beyond one for each generated answer and those that failed as the load wanted: those of one
+    second for each fault and each process that ended, and one for each withdrawn question.
     """
 
     took_s: float
@@ -164,10 +165,13 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         calls = calls_of(llm)
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
-        answers = AnswerAudit(plan.asked.passages, asked.dead, asked.withdrawn)
+        passages = {id: [hit.doc_id for hit in hits] for id, hits in plan.asked.passages.items()}
+        answers = AnswerAudit(passages, plan.asked.texts, asked.dead, asked.withdrawn)
         audit = TopicAudit(run.started_us // 1_000, answers)
         read_topics(kafka, audit)
         received_us = [record.received_us for record in recorder.records(ANSWERS.name)]
+        broke = len(injector.injected) + len(run.supervisor.exits)
+        cancelled = answers.result().cancelled
         return ChaosRun(
             took_s=took_s,
             injected=tuple(injector.injected),
@@ -178,7 +182,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             open_at_end=open_at_end,
             behind=audit.behind(offsets),
             calls=calls,
-            calls_allowed=_calls_allowed(run, injector, answers),
+            calls_allowed=math.ceil(plan.rate_per_s * broke) + cancelled,
             replay_failures=replays.failures,
             audit=audit.result(sent),
         )
@@ -210,13 +214,6 @@ def _services(
         ) as stack,
     ):
         yield stack
-
-
-def _calls_allowed(run: LiveRun, injector: FaultInjector, answers: AnswerAudit) -> int:
-    """Returns how many LLM calls faults and withdrawals may have made useless."""
-    faults_s = [fault.at_s for fault in injector.injected]
-    exits_s = [each.at_s for each in run.supervisor.exits]
-    return run.calls.allowed(faults_s + exits_s) + answers.result().cancelled
 
 
 def make_topics(kafka: KafkaSettings) -> None:

@@ -26,7 +26,7 @@ class Topics:
     """Writes records as the services do, and audits them."""
 
     def __init__(self) -> None:
-        self.audit = TopicAudit(1_000_000, AnswerAudit({}, ()))
+        self.audit = TopicAudit(1_000_000, AnswerAudit({}, lambda _: [None], ()))
         self.offsets: Counter[str] = Counter()
 
     def write(self, topic: str, key: str, record: Record, *headers: tuple[str, bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
-from bench.reliability.chaos.llm_calls import CallsAtRisk, LlmCalls, StandInRequests, calls_in
+from bench.reliability.chaos.llm_calls import LlmCalls, StandInRequests, calls_in
 from bench.reliability.chaos.questions import ALWAYS, FAILS_ONCE, WORD, chaos_questions
 from producers.read_questions import Question
 from schemas.answer import Answer, Retrieved
@@ -59,11 +59,12 @@ def test_some_questions_repeat_a_text_some_are_withdrawn_and_the_others_stay() -
 def answer(offset: int, *, query_id: str = "a", **fields: object) -> Answer:
     passages = tuple(Retrieved(id=each, score=1.0) for each in RIGHT[query_id])
     source = a_source(offset, timestamp_ms=1_000)
-    return an_answer(query_id, **{"source": source, "retrieved": passages, **fields})
+    given = {"source": source, "retrieved": passages, "answer": f"of {query_id}"}
+    return an_answer(query_id, **given | fields)
 
 
 def counts(*answers: Answer, replays: tuple[int, ...] = ()) -> AnswerCounts:
-    audit = AnswerAudit(RIGHT, {"dead"}, {"withdrawn"})
+    audit = AnswerAudit(RIGHT, lambda id: (f"of {id}",), {"dead"}, {"withdrawn"})
     for each in replays:
         audit.replayed(a_source(each).place)
     for each in answers:
@@ -75,7 +76,7 @@ def test_good_answers_are_counted() -> None:
     found = counts(
         answer(0),
         answer(1, replayed=True),
-        answer(2, query_id="dead", status="failed", retrieved=()),
+        answer(2, query_id="dead", status="failed", retrieved=(), answer=None),
         answer(3, query_id="dead"),
         replays=(3,),
     )
@@ -88,20 +89,21 @@ def test_good_answers_are_counted() -> None:
         failed_as_meant=1,
         failed_wrongly=0,
         other_passages=0,
+        other_texts=0,
         generated_again=0,
         slowest_s=2.5,
     )
 
 
 def test_a_failed_answer_needs_a_cause_in_the_load() -> None:
-    failed = {"status": "failed", "retrieved": ()}
+    failed = {"status": "failed", "retrieved": (), "answer": None}
     assert counts(answer(0, **failed)).failed_wrongly == 1
     again = answer(3, query_id="dead", **failed)
     assert counts(again, replays=(3,)).failed_wrongly == 1, "the replay of a letter must succeed"
 
 
 def test_a_withdrawn_question_may_end_as_cancelled_or_with_an_answer_and_no_other_may() -> None:
-    cancelled = {"status": "cancelled", "retrieved": ()}
+    cancelled = {"status": "cancelled", "retrieved": (), "answer": None}
     found = counts(
         answer(0),
         answer(1, query_id="withdrawn", **cancelled),
@@ -119,19 +121,17 @@ def test_other_passages_or_another_order_are_found() -> None:
     assert counts(answer(0, retrieved=())).other_passages == 1
 
 
+def test_the_text_of_another_question_no_text_and_half_a_text_are_found() -> None:
+    for text in ("of dead", None, "of"):
+        assert counts(answer(0, answer=text)).other_texts == 1
+    foreign = answer(0, query_id="withdrawn", status="partial", answer="of a")
+    assert counts(foreign).other_texts == 1
+    assert counts(answer(0, status="failed", answer=None)).other_texts == 0
+
+
 def test_an_id_that_is_generated_twice_or_answered_otherwise_is_found() -> None:
     assert counts(answer(0), answer(1)).generated_again == 1
     assert counts(answer(0), answer(1, replayed=True, answer="other")).generated_again == 1
-
-
-def test_each_fault_allows_what_was_in_flight_from_it_until_the_next() -> None:
-    calls = CallsAtRisk()
-    for at_s, in_flight in ((1.0, 9), (2.0, 4), (3.0, 7), (5.0, 2), (8.0, 3)):
-        calls.note(at_s, in_flight)
-    assert calls.allowed([]) == 0
-    assert calls.allowed([2.5]) == 7
-    assert calls.allowed([2.5, 4.0]) == 7 + 7
-    assert calls.allowed([4.0, 6.0]) == 7 + 3
 
 
 def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None:
