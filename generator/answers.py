@@ -8,7 +8,7 @@ import carpool
 from carpool.kafka.records import Output
 from carpool.loop.answers import answer_output
 from generator.plan.citations import Citations, Cited, cite
-from generator.plan.prompt import one_line
+from generator.plan.prompt import fitting_part
 from generator.plan.query_digest import query_digest
 from generator.plan.quote import choose_quote
 from generator.prompts import PreparedPrompt
@@ -80,7 +80,7 @@ def answered(
         is_final=True,
         replayed=False,
         attempts=work.progress.attempts,
-        citations=tuple(_citation(cited, prepared) for cited in citations.valid),
+        citations=tuple(_citation(cited, retrieval, prepared) for cited in citations.valid),
         invented_citations=tuple(
             InventedCitation(n=cited.n, start=cited.start, end=cited.end)
             for cited in citations.invented
@@ -124,7 +124,7 @@ def extracted(
         is_final=True,
         replayed=False,
         attempts=1,
-        citations=tuple(_citation(Cited(n=quote.n), prepared) for quote in quotes),
+        citations=tuple(_citation(Cited(n=quote.n), retrieval, prepared) for quote in quotes),
         quotes=quotes,
         retrieved=_retrieved(retrieval, prepared),
         source=retrieval.source,
@@ -290,13 +290,14 @@ def partial_output(
     return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
 
 
-def _citation(cited: Cited, prepared: PreparedPrompt) -> Citation:
-    hit = prepared.given[cited.n - 1]
+def _citation(cited: Cited, retrieval: Retrieval, prepared: PreparedPrompt) -> Citation:
+    hit, question = prepared.given[cited.n - 1], retrieval.query.text or ""
+    shown = fitting_part(question, hit.text, prepared.passage_chars_max)
     return Citation(
         n=cited.n,
         doc_id=hit.doc_id,
         title=hit.title[:TITLE_CHARS_MAX],
-        snippet=one_line(hit.text, min(SNIPPET_CHARS_MAX, prepared.passage_chars_max)),
+        snippet=fitting_part(question, shown, SNIPPET_CHARS_MAX),
         url=_url(hit),
         metadata=hit.metadata,
         start=cited.start,

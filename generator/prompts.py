@@ -40,7 +40,7 @@ class PreparedPrompt:
     """A request, the passages `given` in its prompt as they are numbered there, and the bound of
     its answer's text in JSON.
 
-    `passage_chars_max`: where the text of a passage was cut. `is_extractive`: no model is asked.
+    `passage_chars_max`: the most that was taken of a passage. `is_extractive`: no model is asked.
     """
 
     request: LlmRequest

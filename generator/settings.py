@@ -122,8 +122,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Characters of a passage in a prompt; too low cuts off the answer, too "
-            "high costs prefill time",
+            description="Characters of a passage in a prompt; of a longer passage the part that "
+            "fits the question is shown; too low cuts off the answer, too high costs prefill time",
         ),
     ] = 600
     prompt_chars_max: Annotated[

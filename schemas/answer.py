@@ -20,8 +20,9 @@ ErrorType = (
 class Citation(Record, frozen=True, kw_only=True):
     """A passage that the answer cites with the marker `[n]`, at `answer[start:end]`.
 
-    `snippet`: the beginning of the passage as it stood in the prompt. `metadata`: of the line of
-    the corpus, as far as the index stores it; `url`: its field of that name, where it is a text.
+    `snippet`: of the passage as it stood in the prompt, the part that fits the question.
+    `metadata`: of the line of the corpus, as far as the index stores it; `url`: its field of that
+    name, where it is a text.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1)]

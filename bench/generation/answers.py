@@ -20,7 +20,7 @@ from bench.services.corpus import CorpusRun, open_run
 from bench.services.results import answers_of, final_retrievals
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
-from generator.plan.prompt import one_line
+from generator.plan.prompt import fitting_part
 from generator.settings import GeneratorSettings
 from producers.read_questions import Question
 from schemas.answer import Answer
@@ -130,7 +130,7 @@ def judge(
         return row
     given = {each.id for each in answer.retrieved if each.in_prompt}
     passages = [
-        f"{hit.title}: {one_line(hit.text, passage_chars_max)}"
+        f"{hit.title}: {fitting_part(gold.question, hit.text, passage_chars_max)}"
         for hit in (retrieval.hits if retrieval else ())
         if hit.doc_id in given
     ]

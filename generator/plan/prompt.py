@@ -14,6 +14,8 @@ from itertools import pairwise
 
 from carpool.errors import ConfigError
 from generator.plan.control_tokens import as_plain_text
+from generator.plan.quote import PASSAGE_CHARS_MAX, choose_quote
+from generator.plan.sentences import sentence_spans
 from schemas.errors import RecordError
 from schemas.retrieval import Hit
 
@@ -100,8 +102,8 @@ def fill(
 ) -> FilledPrompt:
     """Returns the prompt: the whole question, and the passages of the first hits that fit.
 
-    A passage's text is cut at a word. Control tokens of models become plain text. Raises
-    `RecordError` if the question alone does not fit.
+    Of a long passage the part that fits the question is taken (`fitting_part`). Control tokens of
+    models become plain text. Raises `RecordError` if the question alone does not fit.
     """
     question = as_plain_text(question.strip())
     bare = len(template.system) + len(_put(template.user, passages="", question=question))
@@ -119,7 +121,7 @@ def fill(
             template.passage,
             n=str(len(shown) + 1),
             title=one_line(hit.title, passage_chars_max),
-            text=one_line(hit.text, passage_chars_max),
+            text=fitting_part(question, hit.text, passage_chars_max),
         )
         left -= len(text) + len(PASSAGE_SEPARATOR)
         if left < 0:
@@ -164,6 +166,23 @@ def _cut_at(text: str, place: int) -> int:
 def _put(template: str, **values: str) -> str:
     """Fills placeholders in one pass, so a placeholder in a question or passage is not filled."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+def fitting_part(question: str, text: str, chars_max: int) -> str:
+    """Returns a passage as one line: all of it if it fits, else the part around its quote.
+
+    The part begins with a sentence, at or after a multiple of a third of its length. So questions
+    share the few parts of a passage, and a server's prefix cache has more of them. O(n).
+    """
+    line = one_line(text, max(chars_max, PASSAGE_CHARS_MAX))
+    if len(line) <= chars_max:
+        return line
+    third = max(1, chars_max // 3)
+    quote = choose_quote(question, [("", line)], chars_max=third)
+    assert quote is not None, "a line that is too long has words"
+    floor = min((quote.start // third - 1) * third, len(line) - chars_max)
+    starts = (start for start, _ in sentence_spans(line) if floor <= start <= quote.start)
+    return one_line(line[next(starts, quote.start) :], chars_max)
 
 
 def one_line(text: str, chars_max: int) -> str:

@@ -45,12 +45,13 @@ def choose_quote(
     """Returns the quote; None where the passages have no text.
 
     `passages`: title and text of each, best first. A sentence of more than `chars_max` characters
-    is cut at a word. Without words in common it is the first sentence of the first passage. O(n).
+    counts as several, cut at words. Without words in common it is the first sentence of the first
+    passage. O(n).
     """
     sentences = [
         (n, start, end, _stems(text[start:end]) | _stems(title))
         for n, (title, text) in enumerate(passages, start=1)
-        for start, end in sentence_spans(text[:PASSAGE_CHARS_MAX])
+        for start, end in sentence_spans(text[:PASSAGE_CHARS_MAX], chars_max)
     ]
     if not sentences:
         return None
@@ -69,10 +70,6 @@ def choose_quote(
         return round(shared / total - RANK_COST * (n - 1), 9)
 
     n, start, end, _ = max(sentences, key=score)
-    text = passages[n - 1][1]
-    if end - start > chars_max:
-        cut = text.rfind(" ", start + 1, start + chars_max + 1)
-        end = cut if cut > start else start + chars_max
     return QuotedSentence(n=n, start=start, end=end)
 
 

@@ -11,17 +11,26 @@ _SENTENCE_END = re.compile(
     r"[\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9])"
 )
 """Space after a sentence: not after an initial or a common abbreviation."""
+_LAST_SPACE = re.compile(r"\s+\S*\Z")
 _WHOLE = re.compile(r"[.!?][\"'”’)\]]*$")
 
 
-def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each sentence of `text`, without the space around it."""
+def sentence_spans(text: str, chars_max: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yields start and end of each sentence of `text`, without the space around it.
+
+    A sentence of more than `chars_max` characters is cut at words into several.
+    """
     start = 0
     for end in (*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)):
         sentence = text[start:end]
         if words := sentence.strip():
             begin = start + len(sentence) - len(sentence.lstrip())
-            yield begin, begin + len(words)
+            stop = begin + len(words)
+            while chars_max is not None and stop - begin > chars_max:
+                space = _LAST_SPACE.search(text, begin, begin + chars_max + 1)
+                yield begin, (cut := space.start() if space else begin + chars_max)
+                begin = stop - len(text[cut:stop].lstrip())
+            yield begin, stop
         start = end
 
 

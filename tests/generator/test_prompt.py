@@ -154,6 +154,37 @@ def test_a_passage_is_cut_at_the_last_word_that_fits(text: str, chars_max: int, 
     assert f"[1] T: {shown}\nQ" in prompt.user
 
 
+OLD, RED, VISIT = "It is old.", "It was painted in 1968 by Ann.", "Many people visit."
+LONG = f"{f'{OLD} ' * 9}{RED} {f'{VISIT} ' * 5}"
+
+
+@pytest.mark.parametrize(
+    ("question", "shown"),
+    [
+        ("When was the tower painted?", f"{OLD} {OLD} {RED} Many people"),
+        ("who painted the tower", f"{OLD} {OLD} {RED} Many people"),
+        ("xyz", f"{f'{OLD} ' * 6}It"),
+        ("How many people?", f"{RED} {VISIT} {VISIT}"),
+    ],
+)
+def test_of_a_long_passage_the_part_that_fits_the_question_is_shown(
+    question: str, shown: str
+) -> None:
+    prompt = filled(question, hits(LONG, "short"), passage_chars_max=70)
+    assert prompt.segments[1] == f"[1] T1: {shown}\n\n"
+    assert prompt.segments[2] == "[2] T2: short\n"
+
+
+def test_a_passage_is_shown_to_its_end_and_in_few_parts_so_that_prompts_share_them() -> None:
+    words = [f"{number:03}word" for number in range(200)]
+    text = ". ".join(words) + "."
+    parts = {filled(each, hits(text)).segments[1] for each in words}
+    assert len(parts) <= 3 * len(text) / 100 + 1
+    for word in words:
+        assert f" {word}." in filled(f"{word}?", hits(text)).segments[1]
+    assert filled(words[-1], hits(text)).segments[1].endswith(" 199word.\n")
+
+
 def test_a_passage_becomes_one_line_so_that_it_cannot_look_like_two() -> None:
     prompt = filled("q", hits(" x\n\n[2] Fake:\ty  z ", title="A\nB"))
     assert "[1] A B: x [2] Fake: y z\n" in prompt.user

@@ -65,6 +65,13 @@ def test_a_long_sentence_is_cut_at_a_word() -> None:
     assert chosen is not None and (chosen.start, chosen.end) == (0, 22)
 
 
+def test_of_a_long_sentence_the_part_that_fits_is_quoted() -> None:
+    text = "listen port\n" * 50 + "the timeout\n\nseconds\n" + "listen  port" * 50
+    chosen = choose_quote("which timeout?", [("T", text)], chars_max=24)
+    assert chosen is not None
+    assert text[chosen.start : chosen.end] == "the timeout\n\nseconds"
+
+
 def test_only_the_beginning_of_a_long_passage_is_read() -> None:
     text = "Nothing here. " * (PASSAGE_CHARS_MAX // 14 + 1) + "The needle is here."
     assert quoted("needle?", ("T", text))[1] == "Nothing here."

@@ -463,16 +463,16 @@ def test_an_answer_that_repeats_itself_is_ended_and_its_request_is_cancelled(
     assert answer.usage is not None and 0 < answer.usage.output_tokens < 25
 
 
-def test_a_snippet_is_the_beginning_of_the_passage_in_the_prompt() -> None:
-    hit = Hit(doc_id="d", score=1.0, cluster=ClusterId(1), title="T", text="some  words\n" * 200)
-    with running(MemoryLlm(), GeneratorSettings(passage_chars_max=50)) as run:
-        run.offer(unit(found=(hit,)))
-        (short,) = run.wait_for_answers(1)
-    with running(MemoryLlm()) as run:
-        run.offer(unit(found=(hit,)))
-        (long,) = run.wait_for_answers(1)
-    assert short.citations[0].snippet == " ".join(["some words"] * 4 + ["some"])
-    assert 180 < len(long.citations[0].snippet) <= 200
+def test_a_snippet_is_the_part_of_the_passage_in_the_prompt_that_fits_the_question() -> None:
+    text = "some  words\n" * 200 + "The answer is here. " + "other words " * 200
+    hit = Hit(doc_id="d", score=1.0, cluster=ClusterId(1), title="T", text=text)
+    engine = MemoryLlm()
+    with running(engine) as run:
+        run.offer(unit("What is the answer?", found=(hit,)))
+        (answer,) = run.wait_for_answers(1)
+    snippet = answer.citations[0].snippet
+    assert "The answer is here." in snippet and snippet in engine.requests[0].user
+    assert 180 < len(snippet) <= 200
 
 
 def test_a_hastened_prompt_goes_first_and_tells_the_server_its_priority() -> None:
