@@ -13,9 +13,8 @@ from carpool.loop.stage import R
 from cli.options import BootstrapOption, ConfigOption, SetOption, given
 from cli.settings import load
 from schemas.answer import Stage as StageName
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
-from schemas.retrieval import Retrieval
 from schemas.topics import GROUPS, QUERIES, RETRIEVALS, Topic, read_with
 
 # The services' packages are imported by the commands that need them.
@@ -162,7 +161,7 @@ def generator(
         settings.generator.intake_records_max,
         Intake(
             topic=RETRIEVALS.name,
-            decode=lambda message: decode(Retrieval, message.value, message.headers),
+            decode=lambda message: decode_retrieval(message.value, message.headers),
             bad_input="stop",
         ),
     )

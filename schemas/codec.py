@@ -142,6 +142,19 @@ def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
     return _decode_json(kind, value)
 
 
+def decode_retrieval(value: bytes | None, headers: Headers) -> Retrieval | Answer:
+    """Returns a record of `rag.retrievals.v1`: a retrieval, or an answer whose `source` is set.
+
+    The answer is that of a query which ended before it had a retrieval. Raises `RecordError`.
+    """
+    if _text(headers, "ce_type") != EVENT_TYPES[Answer]:
+        return decode(Retrieval, value, headers)
+    answer = decode(Answer, value, headers)
+    if answer.source is None:
+        raise RecordError("missing_field", "the answer names no input record", field="$.source")
+    return answer
+
+
 def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
     """Returns the checked query of a record of `rag.queries.v1`.
 

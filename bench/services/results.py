@@ -10,7 +10,7 @@ from bench.core.accounting import Accounting, account
 from bench.core.topic_recorder import ReceivedRecord
 from bench.data.evaluation import Float32
 from schemas.answer import Answer
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
 from schemas.retrieval import Retrieval
 
@@ -25,8 +25,8 @@ def final_retrievals(
     found: dict[str, tuple[Retrieval, int]] = {}
     for record in records:
         if record.key in ids and record.key not in found:
-            retrieval = decode(Retrieval, record.value, record.headers)
-            if retrieval.is_final:
+            retrieval = decode_retrieval(record.value, record.headers)
+            if isinstance(retrieval, Retrieval) and retrieval.is_final:
                 found[record.key] = (retrieval, record.received_us)
     return found
 

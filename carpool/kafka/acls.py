@@ -52,8 +52,8 @@ READS: Mapping[Role, tuple[Topic, ...]] = {
     "operator": (*LETTERS, DEAD_LETTER_MARKS, ANSWERS),
 }
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
-    "grouper": (GROUPS, GROUPS_BATCH, *AGAIN, ANSWERS, *LETTERS),
-    "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, *AGAIN, ANSWERS, *LETTERS),
+    "grouper": (GROUPS, GROUPS_BATCH, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
+    "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, *AGAIN, *LETTERS),
     "generator": (ANSWERS, PARTIAL_ANSWERS, *AGAIN, *LETTERS),
     "application": (*QUESTIONS, CANCELS),
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),

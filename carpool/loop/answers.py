@@ -1,4 +1,8 @@
-"""The output of a terminal answer, the same whichever service gives it."""
+"""Terminal answers as records, the same whichever service gives one.
+
+Only the generator writes `rag.answers.v1`. An answer of an earlier service is a record of
+`rag.retrievals.v1` first, so that it passes the generator's dedup.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import REASONS, RecordError
-from schemas.topics import ANSWERS, RETRY_TOPICS, SCANS
+from schemas.topics import ANSWERS, BATCH, RETRIEVALS, RETRY_TOPICS, SCANS
 
 log = structlog.get_logger()
 
@@ -62,6 +62,8 @@ class LoopSink:
         if self._is_for_another_member(done):  # it stays unacknowledged
             return
         resolved = done if done.failure is None else self._resolved(done, done.failure)
+        if self._stage_name != "generator":
+            resolved = self._through_the_generator(resolved)
         self._in_flight.finish(resolved)
         self.delivery.submit(self._observer.finished(resolved))
 
@@ -101,6 +103,15 @@ class LoopSink:
         metrics.dead_letters.labels(reason=refused).inc()
         metrics.answers.labels(stage=self._stage_name, status="failed").inc()
         return replace(done, outputs=done.outputs + outputs, failure=None)
+
+    def _through_the_generator(self, done: Done) -> Done:
+        """Sends answers to the generator, which writes those of records that have none yet."""
+        topic = BATCH[RETRIEVALS.name] if self._in_flight.is_batch(done) else RETRIEVALS
+        outputs = (
+            replace(output, topic=topic.name) if output.topic == ANSWERS.name else output
+            for output in done.outputs
+        )
+        return replace(done, outputs=tuple(outputs))
 
     def next_step(self, now_us: int) -> Literal["leave", "join"] | None:
         """Returns whether the member leaves or joins its consumer group now."""

@@ -114,7 +114,10 @@ class Sink(Protocol):
     """Receives the results of a stage, in any order. Calls are thread-safe and do not block."""
 
     def done(self, done: Done) -> None:
-        """Submits finished work, which may still be revoked before its commit."""
+        """Submits finished work, which may still be revoked before its commit.
+
+        Answers of grouper and searcher go through the generator (`schemas.codec.decode_retrieval`).
+        """
 
     def hint(self, output: Output) -> None:
         """Sends a best-effort record, outside every commit: it may be lost, late or repeated."""

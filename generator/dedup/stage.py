@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from carpool.clock import Clock
@@ -18,14 +19,21 @@ from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
 from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import bounded_answer_output, cancelled, failed, given_again, replayed
+from generator.answers import (
+    bounded_answer_output,
+    cancelled,
+    expired,
+    failed,
+    given_again,
+    replayed,
+)
 from generator.dedup.cancels_log import CancelsReader
 from generator.plan.answer_dedup import (
+    AnswerBeside,
     AnswerDedup,
     DedupAction,
     DedupQuery,
     GenerateAnswer,
-    RefuseConflict,
     ReplayAnswer,
     SkipAnswered,
 )
@@ -86,7 +94,9 @@ class PromptStage(Stage[Retrieval], Protocol):
 
 
 class DedupStage:
-    """Implements `Stage[Retrieval]` around another stage; `carpool.loop.stage` has the contract.
+    """Implements `Stage` around another stage; `carpool.loop.stage` has the contract.
+
+    A unit is a retrieval, or the answer that an earlier service gave to a query (ADR 0021).
 
     Units wait here while another unit has their id or their prompt, while their stored answer is
     fetched, and until the answers of their partition are read. They count towards the credit of the
@@ -116,7 +126,7 @@ class DedupStage:
         self._reuse_held_until_us = 0
         self._horizon_us = settings.dedup_horizon_ms * 1_000
         self._assigned: set[TopicPartition] = set()
-        self._waiting: dict[int, tuple[Unit[Retrieval], int]] = {}  # with the arrival
+        self._waiting: dict[int, tuple[Unit[Any], int]] = {}  # with the arrival
         self._waiting_bytes = 0
         self._decided: deque[DedupAction | ReuseAction] = deque()
         self._cancels = Cancels(cancels_max=settings.dedup_ids_max)
@@ -186,7 +196,7 @@ class DedupStage:
                 else frozenset(),
             )
 
-    def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
+    def offer(self, unit: Unit[Retrieval | Answer], now_us: int) -> None:
         """Takes a unit, and passes it on unless it has an answer or must wait."""
         with self._lock:
             self._waiting[unit.id] = (unit, now_us)
@@ -259,7 +269,10 @@ class DedupStage:
                     return
                 action = self._decided.popleft()
                 unit, arrived_us = self._waiting.get(action.unit_id, (None, 0))
-                if unit is not None and isinstance(action, PassOn | SkipAnswered | RefuseConflict):
+                if unit is not None and (
+                    isinstance(action, PassOn | SkipAnswered | AnswerBeside)
+                    or isinstance(unit.record, Answer)
+                ):
                     self._release(unit.id)
             if isinstance(action, Hasten):  # its unit is in the stage within
                 self._within.hasten(action.unit_id, action.priority, action.deadline_us)
@@ -289,9 +302,11 @@ class DedupStage:
         self._answer(unit, cancelled(unit.record, QueryProgress(arrived_us=arrived_us), now_us))
 
     def _do(
-        self, action: DedupAction | ReuseAction, unit: Unit[Retrieval], arrived_us: int, now_us: int
+        self, action: DedupAction | ReuseAction, unit: Unit[Any], arrived_us: int, now_us: int
     ) -> None:
         match action:
+            case GenerateAnswer() if isinstance(unit.record, Answer):
+                self._answer(unit, unit.record)
             case GenerateAnswer():
                 self._generate(unit, arrived_us, now_us)
             case PassOn():
@@ -299,17 +314,24 @@ class DedupStage:
             case SkipAnswered():
                 self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
                 self._hand_over(unit, ())
-            case RefuseConflict():
-                self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
-                progress = QueryProgress(arrived_us=arrived_us)
-                answer = failed(unit.record, progress, now_us, "conflict", CONFLICT)
-                failure = query_failure(unit.record, "conflict", CONFLICT, is_refusal=True)
-                output = bounded_answer_output(answer, unit.record.headers, now_us)
-                self._hand_over(unit, (output,), failure)
+            case AnswerBeside():
+                self._answer_beside(unit, arrived_us, now_us)
             case ReplayAnswer(partition=partition, offset=offset):
                 self.table.fetch(unit.id, partition, offset)
             case GiveAgain(partition=partition, offset=offset):
                 self.table.fetch(unit.id, partition, offset)
+
+    def _answer_beside(self, unit: Unit[Any], arrived_us: int, now_us: int) -> None:
+        record, progress = unit.record, QueryProgress(arrived_us=arrived_us)
+        if isinstance(record, Answer):
+            self._answer(unit, record, is_beside=True)
+        elif (deadline_us := deadline_us_of(record)) is not None and deadline_us <= now_us:
+            self._answer(unit, expired(record, progress, now_us), is_beside=True)
+        else:
+            self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
+            answer = failed(record, progress, now_us, "conflict", CONFLICT)
+            failure = query_failure(record, "conflict", CONFLICT, is_refusal=True)
+            self._answer(unit, answer, failure, is_beside=True)
 
     def _generate(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         """Passes a unit on, unless its prompt has an answer or is in progress."""
@@ -340,14 +362,29 @@ class DedupStage:
         if unit is not None:
             self._waiting_bytes -= unit.message.size_bytes
 
-    def _answer(self, unit: Unit[Retrieval], answer: Answer) -> None:
-        self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
-        now_us = self._clock.now_us()
-        self._hand_over(unit, (bounded_answer_output(answer, unit.record.headers, now_us),))
+    def _answer(
+        self,
+        unit: Unit[Any],
+        answer: Answer,
+        failure: QueryFailure | None = None,
+        *,
+        is_beside: bool = False,
+    ) -> None:
+        """`is_beside`: the record's name is the key, so the `ok` answer of the id stays newest."""
+        assert answer.source is not None, "every answer of a service names its input record"
+        is_ours = answer is not unit.record
+        if failure is None and is_ours:  # else the loop or the earlier service counts it
+            self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
+        headers = unit.record.headers if is_ours else unit.message.headers
+        output = bounded_answer_output(answer, headers, self._clock.now_us())
+        if is_beside:
+            key, partition = answer.source.place.encode(), unit.source.partition
+            output = replace(output, key=key, partition=partition)
+        self._hand_over(unit, (output,), failure)
 
     def _hand_over(
         self,
-        unit: Unit[Retrieval],
+        unit: Unit[Any],
         outputs: tuple[Output, ...],
         failure: QueryFailure | None = None,
     ) -> None:
@@ -474,8 +511,17 @@ class _NotingSink:
         self._sink.refuse(unit, error)
 
 
-def _dedup_query(unit: Unit[Retrieval]) -> DedupQuery:
+def _dedup_query(unit: Unit[Retrieval | Answer]) -> DedupQuery:
     retrieval = unit.record
+    if isinstance(retrieval, Answer):
+        assert retrieval.source is not None, "it was read with a source"
+        return DedupQuery(
+            unit_id=unit.id,
+            query_id=retrieval.query_id,
+            source=retrieval.source,
+            digest=None,
+            partition=unit.source.partition,
+        )
     return DedupQuery(
         unit_id=unit.id,
         query_id=retrieval.query.query_id,

@@ -26,19 +26,22 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedupQuery:
-    """A record to be answered. `source`: as published; `partition`: where its answer is written."""
+    """A record to be answered. `source`: as published; `partition`: where its answer is written.
+
+    `digest`: of the question; None: an earlier service has the answer, which is not `ok`.
+    """
 
     unit_id: int
     query_id: str
     source: Source
-    digest: str
+    digest: str | None
     partition: int
     deadline_us: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateAnswer:
-    """Generate this query: it has no answer. If it is late, the stage within answers `expired`."""
+    """Generate this query, or write the answer of an earlier service: it has no answer."""
 
     unit_id: int
 
@@ -53,8 +56,12 @@ class ReplayAnswer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RefuseConflict:
-    """Answer this query `failed`: its id has an `ok` answer to another question."""
+class AnswerBeside:
+    """Answer this query, but not `ok`, and without superseding the `ok` answer that its id has.
+
+    Its id belongs to another question; or it is late, and another record may get that answer; or an
+    earlier service has its answer.
+    """
 
     unit_id: int
 
@@ -66,7 +73,7 @@ class SkipAnswered:
     unit_id: int
 
 
-DedupAction: TypeAlias = GenerateAnswer | ReplayAnswer | RefuseConflict | SkipAnswered
+DedupAction: TypeAlias = GenerateAnswer | ReplayAnswer | AnswerBeside | SkipAnswered
 
 
 class _StoredAnswer(NamedTuple):
@@ -192,12 +199,12 @@ class AnswerDedup:
         return self._advance((query.query_id,))
 
     def expired(self, now_us: int) -> tuple[DedupAction, ...]:
-        """Generates late queries that wait for another query or for a stored answer.
+        """Ends late queries that wait for another query or for a stored answer.
 
         Late queries that wait for the log, or for a copy of their own record, may have an answer
         already, so they wait on.
         """
-        actions = []
+        actions: list[DedupAction] = []
         for entry in self._queries.values():
             query, same_id = entry.query, self._by_id[entry.query.query_id]
             if (
@@ -211,7 +218,7 @@ class AnswerDedup:
                 same_id.waiting.pop(query.unit_id, None)
                 same_id.open[key] = query.unit_id
                 entry.state = "generating"
-                actions.append(GenerateAnswer(unit_id=query.unit_id))
+                actions.append(AnswerBeside(unit_id=query.unit_id))
         return tuple(actions)
 
     def revoked(self, unit_ids: Iterable[int]) -> tuple[DedupAction, ...]:
@@ -260,8 +267,8 @@ class AnswerDedup:
         entry.state = "generating"
         if stored is None:
             return GenerateAnswer(unit_id=query.unit_id)
-        if stored.digest != digest_of(query.digest):
-            return RefuseConflict(unit_id=query.unit_id)
+        if query.digest is None or stored.digest != digest_of(query.digest):
+            return AnswerBeside(unit_id=query.unit_id)
         entry.state = "replaying"
         return ReplayAnswer(unit_id=query.unit_id, partition=stored.partition, offset=stored.offset)
 

@@ -14,14 +14,15 @@ from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka import topic_table
 from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.loop.answers import answer_output
 from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup import stage
 from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
-from schemas.answer import Answer
-from schemas.codec import decode
+from schemas.answer import Answer, unanswered
+from schemas.codec import decode, decode_retrieval
 from schemas.record import header
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
@@ -81,7 +82,7 @@ class Bench:
         numbers = partitions or (0,)
         self.stage.assigned(frozenset(TopicPartition(RETRIEVALS.name, n) for n in numbers))
 
-    def offer(self, *units: Unit[Retrieval]) -> None:
+    def offer(self, *units: Unit[Any]) -> None:
         for one in units:
             self.stage.offer(one, self.clock.now_us())
 
@@ -154,6 +155,73 @@ def test_the_same_id_with_another_question_is_refused_with_what_to_do() -> None:
     assert "an id of its own" in answer.error.message
     assert (answer.source, answer.replayed) == (other.record.source, False)
     assert bench.decisions("conflict") == 1
+
+
+def given_before(first: Unit[Retrieval], offset: int | None = None) -> Unit[Retrieval | Answer]:
+    """The answer of the grouper to the record of `first`, or to another one with its id."""
+    source = first.record.source
+    if offset is not None:
+        source = msgspec.structs.replace(source, offset=offset)
+    answer = unanswered(
+        query_id=first.record.query.query_id,
+        status="expired",
+        stage="grouper",
+        error_type="expired",
+        message="late",
+        source=source,
+    )
+    headers = (("correlation_id", b"c"),)
+    output = answer_output(answer, stage="grouper", now_us=NOW_US, passed_on=headers)
+    message = dataclasses.replace(unit("why?").message, value=output.value, headers=output.headers)
+    read = decode_retrieval(message.value, message.headers)
+    assert read == answer
+    return Unit(id=first.id + 10_000, record=read, message=message)
+
+
+def test_an_answer_of_an_earlier_service_is_written_unless_its_record_has_one() -> None:
+    bench, first = assigned(), unit("why?")
+    given = given_before(first)
+    bench.offer(given, dataclasses.replace(given, id=given.id + 1))
+    bench.follow()
+    (done,) = bench.sink.dones
+    (output,) = done.outputs
+    assert (output.key, output.partition) == (first.record.query.query_id.encode(), None)
+    assert decode(Answer, output.value, output.headers) == given.record
+    assert header(output.headers, "correlation_id") == b"c"
+    bench.commit()
+    bench.follow()
+    bench.offer(given_before(first), first)
+    assert [done.outputs for done in bench.sink.dones] == [(), (), ()]
+    assert bench.decisions("skipped") == 3 and not bench.within.units
+
+
+def test_an_answer_of_an_earlier_service_waits_for_a_record_of_its_id() -> None:
+    bench, first = assigned(), unit("why?")
+    bench.offer(first, given_before(first, offset=99_999))
+    bench.follow()
+    assert bench.sink.dones == []
+    bench.within.finish(first.id, made(first.record))
+    bench.commit()
+    bench.follow()
+    assert [answer.status for answer in bench.sink.answers] == ["expired"]
+
+
+def test_no_answer_supersedes_the_ok_answer_of_its_id() -> None:
+    text = "what else is asked?"
+    for offered in (
+        lambda first: given_before(first, offset=99_999),
+        lambda first: again(first, text=text),
+        lambda first: again(first, text=text, deadline=NOW_MS - 1),
+    ):
+        bench, first = answered()
+        bench.offer(offered(first))
+        bench.follow()
+        (done,) = bench.sink.dones
+        (output,) = done.outputs
+        answer = decode(Answer, output.value, output.headers)
+        assert answer.status != "ok" and answer.source is not None
+        assert (output.key, output.partition) == (answer.source.place.encode(), 0)
+        assert done.failure is None or done.failure.error_type == "conflict"
 
 
 def test_units_wait_until_the_answers_of_their_partition_are_read_and_readiness_says_so() -> None:
@@ -234,8 +302,8 @@ def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
     bench.offer(second)
     bench.clock.time_us += 100_000
     bench.follow()
-    assert bench.sink.dones == []
-    assert list(bench.within.units) == [second.id]
+    assert [answer.status for answer in bench.sink.answers] == ["expired"]
+    assert list(bench.within.units) == []
 
 
 def test_a_record_that_is_no_answer_is_ignored_and_counted() -> None:

@@ -36,7 +36,7 @@ from generator.prompts import load_templates
 from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
 from tests.generator.dedup_support import make_topics
@@ -70,7 +70,7 @@ class Life:
             group=group,
             intake=Intake(
                 topic=RETRIEVALS.name,
-                decode=lambda message: decode(Retrieval, message.value, message.headers),
+                decode=lambda message: decode_retrieval(message.value, message.headers),
                 bad_input="stop",
             ),
             stage=self.stage,

@@ -46,9 +46,8 @@ from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.service import build_stage as build_grouper
 from grouper.settings import GrouperSettings
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
-from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
 from searcher.scatter.scans_log import MemoryScansLog
 from searcher.service import build_stage as build_searcher
@@ -112,7 +111,7 @@ SERVICES = {
             "generator",
             Intake(
                 topic=RETRIEVALS.name,
-                decode=lambda message: decode(Retrieval, message.value, message.headers),
+                decode=lambda message: decode_retrieval(message.value, message.headers),
                 bad_input="stop",
             ),
             lambda pipeline, metrics: build_generator(

@@ -24,7 +24,15 @@ from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
-from schemas.topics import QUERIES, QUERIES_BATCH, RETRIES, RETRIEVALS, SCANS
+from schemas.topics import (
+    GROUPS,
+    QUERIES,
+    QUERIES_BATCH,
+    RETRIES,
+    RETRIEVALS,
+    RETRIEVALS_BATCH,
+    SCANS,
+)
 from tests.clocks import HandClock
 
 GROUP = "carpool-test"
@@ -86,7 +94,7 @@ class HandStage:
 
 
 def result(text: str) -> Output:
-    return Output(topic=RETRIEVALS.name, key=text.encode(), value=text.encode())
+    return Output(topic=GROUPS.name, key=text.encode(), value=text.encode())
 
 
 class SteppedAtLeastOnce(AtLeastOnceDelivery):
@@ -117,9 +125,9 @@ class Bench:
             {
                 QUERIES.name: partitions,
                 RETRIES.name: partitions,
+                GROUPS.name: 1,
                 RETRIEVALS.name: 1,
                 SCANS.name: 1,
-                "rag.answers.v1": 1,
                 "rag.queries.v1.dlq": partitions,
                 **(topics or {}),
             },
@@ -199,7 +207,7 @@ class Bench:
         for text in texts:
             self.broker.append(QUERIES.name, text.encode(), partition=partition)
 
-    def results(self, topic: str = RETRIEVALS.name) -> list[str]:
+    def results(self, topic: str = GROUPS.name) -> list[str]:
         return [(message.value or b"").decode() for message in self.broker.records(topic)]
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -249,7 +257,7 @@ class TwoClasses(Bench):
     """A bench whose loop reads the class `batch` too."""
 
     def __init__(self) -> None:
-        super().__init__(topics={QUERIES_BATCH.name: 2})
+        super().__init__(topics={QUERIES_BATCH.name: 2, RETRIEVALS_BATCH.name: 1})
 
     def both(
         self,

@@ -216,7 +216,7 @@ def test_a_bad_record_becomes_a_dead_letter_with_its_reason() -> None:
     assert headers["own"] == b"1"
     assert headers["rag.errors.exception.class.name"] == b"RecordError.wrong_type"
     assert headers["rag.errors.offset"] == b"0"
-    (answer,) = bench.results("rag.answers.v1")
+    (answer,) = bench.results("rag.retrievals.v1")
     assert json.loads(answer)["status"] == "failed"
     assert json.loads(answer)["error"]["type"] == "wrong_type"
     assert bench.committed() == (2, "")
@@ -304,7 +304,7 @@ def test_an_unexpected_exception_while_decoding_ends_its_record_only(
     assert b"TypeError: a fault of ours" in (
         dict(letter.headers)["rag.errors.exception.message"] or b""
     )
-    (answer,) = bench.broker.records("rag.answers.v1")
+    (answer,) = bench.broker.records("rag.retrievals.v1")
     assert (answer.key, json.loads(answer.value or b"")["status"]) == (b"q1", "failed")
     assert bench.committed() == (3, "")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from schemas.topics import QUERIES, QUERIES_BATCH
+from carpool.kafka.records import Output
+from carpool.loop.stage import Done
+from schemas.topics import ANSWERS, QUERIES, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.loop.support import HandStage, TwoClasses, turn
 
 BATCH_MAX = 20
@@ -80,3 +82,19 @@ def test_the_intake_stops_while_too_much_finished_work_waits_for_its_commit() ->
     turn(loop)
     assert loop.in_flight.finished_bytes == 0
     assert [unit.record.text for unit in stage.units] == ["three"]
+
+
+def test_an_answer_before_the_generator_goes_through_it_in_the_class_of_its_query() -> None:
+    bench, stage = TwoClasses(), HandStage()
+    loop, _ = bench.both(stage)
+    bench.publish("urgent")
+    bench.publish_batch(1)
+    turn(loop)
+    assert stage.sink is not None
+    for unit in stage.units:
+        value = (unit.record.text or "").encode()
+        answer = Output(topic=ANSWERS.name, key=b"k", value=value)
+        stage.sink.done(Done(parts=unit.owed, outputs=(answer,)))
+    turn(loop)
+    assert bench.results(RETRIEVALS.name) == ["urgent"]
+    assert bench.results(RETRIEVALS_BATCH.name) == ["batch 0"]

@@ -30,7 +30,7 @@ from carpool.telemetry.metrics import Metrics
 from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
 from tests.loop.support import Bench, HandStage, result, turn
 from tests.records import a_failure
 from tests.waiting import WAIT_S, wait_until
@@ -75,7 +75,7 @@ def test_a_failed_query_is_retried_after_its_delay_while_others_go_on() -> None:
     stage.fail_units("a")
     turn(loop)
     assert bench.committed()[0] == 1, "its first record is complete"
-    assert bench.results(ANSWERS.name) == []
+    assert bench.results(RETRIEVALS.name) == []
     bench.publish("b")
     turn(loop)
     assert [unit.record.text for unit in stage.units] == ["b"], "others do not wait for it"
@@ -101,7 +101,7 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
         turn(loop)
         bench.wait(loop)
     assert stage.units == []
-    assert bench.results(ANSWERS.name) == ["a"]
+    assert bench.results(RETRIEVALS.name) == ["a"]
     (letter,) = bench.broker.records(QUERIES_DEAD.name)
     assert header(letter.headers, "rag.errors.attempts") == b"3"
     assert header(letter.headers, "rag.errors.offset") == b"0", (
@@ -148,7 +148,7 @@ def test_refused_queries_have_their_letters_and_never_stop_the_service() -> None
     turn(loop)
     assert loop.failure is None and not loop.sink.is_away
     letters = bench.broker.records("rag.queries.v1.dlq")
-    assert len(letters) == len(bench.results(ANSWERS.name)) == len(texts)
+    assert len(letters) == len(bench.results(RETRIEVALS.name)) == len(texts)
     assert header(letters[0].headers, "rag.errors.exception.class.name") == (
         b"QueryFailure.llm_refused"
     )
@@ -265,7 +265,7 @@ def test_a_retry_of_a_newer_service_waits_and_is_not_refused() -> None:
     assert isinstance(loop.failure, DeploymentError)
     assert "rag.retries.v1[0] at 0 cannot be read by this build" in str(loop.failure)
     assert stage.units == []
-    assert bench.broker.records(QUERIES_DEAD.name) == bench.broker.records(ANSWERS.name) == []
+    assert bench.broker.records(QUERIES_DEAD.name) == bench.broker.records(RETRIEVALS.name) == []
 
 
 @pytest.mark.kafka
@@ -304,14 +304,14 @@ def test_queries_are_retried_through_a_real_broker_and_answered_once(
         running = threading.Thread(target=lambda: loop.run(drain_us=10_000_000))
         running.start()
         read = partial(read_topic, settings, clock, name="test")
-        wait_until(lambda: len(list(read(RETRIEVALS.name))) >= len(texts), every_s=0.5)
+        wait_until(lambda: len(list(read(GROUPS.name))) >= len(texts), every_s=0.5)
         loop.stop()
         running.join(WAIT_S)
         assert not running.is_alive() and loop.failure is None
-        assert Counter(
-            (message.value or b"").decode() for message in read(RETRIEVALS.name)
-        ) == Counter(texts)
+        assert Counter((message.value or b"").decode() for message in read(GROUPS.name)) == Counter(
+            texts
+        )
         assert len(list(read(QUERIES.name))) == len(texts)
         attempts = Counter(attempt_of(message.headers) for message in read(RETRIES.name))
         assert attempts == {2: len(texts), 3: len(texts)}
-        assert list(read(ANSWERS.name)) == list(read(QUERIES_DEAD.name)) == []
+        assert list(read(RETRIEVALS.name)) == list(read(QUERIES_DEAD.name)) == []

@@ -14,11 +14,10 @@ import msgspec
 from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
-from schemas.codec import decode
+from schemas.codec import decode, decode_retrieval
 from schemas.group import Group, lane_of
 from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
 from schemas.record import Source, header
-from schemas.retrieval import Retrieval
 from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
@@ -157,8 +156,8 @@ class TopicAudit:
             scan = decode(Scan, value, record.headers)
             self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
         elif topic == RETRIEVALS.name:
-            retrieval = decode(Retrieval, value, record.headers)
-            if retrieval.is_final:
+            retrieval = decode_retrieval(value, record.headers)
+            if isinstance(retrieval, Answer) or retrieval.is_final:
                 self._note(topic, retrieval.source, place)
         else:
             answer = decode(Answer, value, record.headers)
