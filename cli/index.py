@@ -256,39 +256,6 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def convert(
-    index_dir: IndexDir,
-    out: _Out,
-    codes: _Codes = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write an index of an earlier format anew, in the format of today.
-
-    Clusters and passages stay the same; nothing is embedded. An index of 50,000 passages or more
-    gets codes (indexer.code_rows_min, --codes): a searcher then answers many more questions a
-    second. Every byte that is read is verified. After a kill the same command continues. The new
-    index has a new version, so restart groupers and searchers with it; then the old folder may be
-    removed.
-
-    Example: carpool index convert my-index --out my-index-v2
-    """
-    from indexer.convert import convert_index
-    from indexer.settings import IndexerConfig
-    from indexer.stats import index_stats
-
-    settings = load(IndexerConfig, given(config, assignments, indexer=_with_codes(codes)))
-    with step_progress(people()) as progress:
-        convert_index(index_dir, out, settings.indexer, SystemClock(), progress)
-    found = index_stats(out)
-    if as_json:
-        print_json(found)
-    else:
-        _print_stats(out, found)
-
-
-@app.command()
 def tune(
     index_dir: IndexDir,
     questions: _Questions = None,

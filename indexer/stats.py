@@ -10,7 +10,6 @@ import numpy as np
 from carpool.disk.extent_table import read_extents
 from carpool.disk.index import check_sizes
 from carpool.disk.manifest import read_manifest
-from carpool.disk.pages import PageLayout
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +88,7 @@ def index_stats(index_dir: Path) -> IndexStats:
         vector_dtype=layout.vector_dtype,
         page_bytes=layout.page_bytes,
         rows_per_page=layout.rows_per_page,
-        page_use=round(manifest.row_count * _place_bytes(layout) / clusters_bytes, 3),
+        page_use=round(manifest.row_count * layout.row_bytes / clusters_bytes, 3),
         segment_count=manifest.segment_count,
         cluster_rows=_spread(rows),
         cluster_rows_max_factor=round(max(rows) / mean, 2),
@@ -100,11 +99,6 @@ def index_stats(index_dir: Path) -> IndexStats:
         files_bytes=files_bytes,
         size_bytes=sum(files_bytes.values()),
     )
-
-
-def _place_bytes(layout: PageLayout) -> int:
-    """Bytes of a row, with its number where the format stores one."""
-    return layout.row_bytes if layout.has_only_rows else layout.row_bytes + 8
 
 
 def _spread(numbers: list[int]) -> Spread:

@@ -125,9 +125,8 @@ def _true_results(index: OpenIndex, questions: Float32, progress: ProgressReport
                         file.fileno(),
                         extent,
                         layout=index.layout,
-                        build_id=index.manifest.build_id,
                         path=str(path),
-                        sums=index.row_sums[segment] if index.row_sums else None,
+                        sums=index.row_sums[segment],
                     )
                 )
                 _merge(best, questions @ found.vectors.T, found.rows, extent.cluster)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import PAGE_BYTES, SUM_SUFFIX, CheckedFile
@@ -105,18 +104,16 @@ def _check_clusters(index_dir: Path, manifest: Manifest, progress: ProgressRepor
     except CarpoolError as error:
         return [str(error)]
     problems: list[str] = []
-    layout = manifest.layout()
     seen = np.zeros(manifest.row_count, dtype=np.uint8)
-    if layout.has_only_rows:
-        # The rows of a cluster have no numbers of their own: the array of documents counts them.
-        try:
-            places = read_document_rows(index_dir, manifest, extents)
-        except CarpoolError as error:
-            return [str(error)]
-        np.add.at(seen, places[places != NO_ROW], 1)
+    # The rows of a cluster have no numbers of their own: the array of documents counts them.
+    try:
+        places = read_document_rows(index_dir, manifest, extents)
+    except CarpoolError as error:
+        return [str(error)]
+    np.add.at(seen, places[places != NO_ROW], 1)
     progress.start("clusters", len(extents))
     for segment in range(manifest.segment_count):
-        problems += _check_segment(index_dir, manifest, extents, segment, seen, progress)
+        problems += _check_segment(index_dir, manifest, extents, segment, progress)
     if not problems and not (seen == 1).all():
         row = int(np.flatnonzero(seen != 1)[0])
         found = "more than one" if seen[row] else "none"
@@ -132,10 +129,9 @@ def _check_segment(
     manifest: Manifest,
     extents: tuple[ClusterExtent, ...],
     segment: int,
-    seen: npt.NDArray[np.uint8],
     progress: ProgressReport,
 ) -> list[str]:
-    """Reads a segment: its header and every page of every cluster; counts rows in `seen`."""
+    """Reads a segment: its header and every page of every cluster."""
     path, layout = index_dir / segment_name(segment), manifest.layout()
     problems = []
     try:
@@ -153,21 +149,11 @@ def _check_segment(
             if extent.segment != segment:
                 continue
             try:
-                sums = None
-                if layout.has_only_rows:
-                    sums = CheckedFile.open(path, manifest.build_id, manifest.files)
+                sums = CheckedFile.open(path, manifest.build_id, manifest.files)
                 pages = read_cluster(
-                    file.fileno(),
-                    extent,
-                    layout=layout,
-                    build_id=manifest.build_id,
-                    path=str(path),
-                    sums=sums,
+                    file.fileno(), extent, layout=layout, path=str(path), sums=sums
                 )
-                rows = dense(pages)
-                problems += _check_norms(rows)
-                if not layout.has_only_rows:
-                    problems += _count_rows(rows, seen)
+                problems += _check_norms(dense(pages))
             except CorruptionError as error:
                 problems.append(str(error))
             os.posix_fadvise(
@@ -175,21 +161,6 @@ def _check_segment(
             )
             progress.advance(1)
     return problems
-
-
-def _count_rows(cluster: ClusterRows, seen: npt.NDArray[np.uint8]) -> list[str]:
-    """Counts the rows of a cluster of format v1 in `seen`; returns their problems."""
-    if cluster.rows.size and not (
-        int(cluster.rows.min()) >= 0 and int(cluster.rows.max()) < len(seen)
-    ):
-        return [
-            f"cluster {cluster.cluster} contains a row number that the index does not have "
-            f"({len(seen)} rows)"
-        ]
-    rows, counts = np.unique(cluster.rows, return_counts=True)
-    # 2 stands for any larger count, so one byte a row is enough.
-    seen[rows] = np.minimum(seen[rows] + counts, 2)
-    return []
 
 
 def _check_norms(cluster: ClusterRows) -> list[str]:

@@ -159,39 +159,10 @@ def _write_pass(
     start = 0
     for extent in plan.extents[clusters.start : clusters.stop]:
         stop = start + extent.row_count
-        writer.append(
-            extent.cluster, collected[start:stop].astype(np.float32, copy=False), rows[start:stop]
-        )
+        writer.append(extent.cluster, collected[start:stop].astype(np.float32, copy=False))
         start = stop
         if not writer.remaining or writer.remaining[0].segment != extent.segment:
             drop_cached(folder / segment_name(extent.segment))
-
-
-def write_tables(
-    folder: Path,
-    centroids: Float32,
-    plan: Plan,
-    order: npt.NDArray[np.int64],
-    segments: dict[str, FileEntry],
-) -> dict[str, FileEntry]:
-    """Writes the small files and returns the entry of every file, for the manifest. Blocks.
-
-    `order`: (row_count,) the documents of the rows of all clusters in order; `segments`: the
-    entries of segments and codes. Files of an earlier run with other segments are removed.
-    """
-    write_centroids(folder, centroids)
-    write_extents(folder, plan.extents)
-    write_rotation(folder, rotation_of(centroids.shape[1]))
-    write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
-    names = index_files(
-        plan.extents[-1].segment + 1,
-        [code.codec for code in plan.codes],
-        has_only_rows=plan.layout.has_only_rows,
-    )
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()
-    return {name: segments[name] if name in segments else _entry(folder / name) for name in names}
 
 
 def finish(
@@ -204,9 +175,20 @@ def finish(
     clusters: npt.NDArray[np.int32],
     segments: dict[str, FileEntry],
 ) -> Manifest:
-    """Writes the small files, and then the manifest; returns it. Blocks."""
+    """Writes the small files, and then the manifest; returns it. Blocks.
+
+    `segments`: the entries of segments and codes. Files of an earlier run are removed.
+    """
+    write_centroids(folder, centroids)
+    write_extents(folder, plan.extents)
+    write_rotation(folder, rotation_of(centroids.shape[1]))
     order = np.argsort(clusters, kind="stable")
-    files = write_tables(folder, centroids, plan, order, segments)
+    write_document_rows(folder, documents_of_places(plan.layout, plan.extents, order))
+    names = index_files(plan.extents[-1].segment + 1, [code.codec for code in plan.codes])
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    files = {name: segments.get(name) or _entry(folder / name) for name in names}
     fingerprint = centroids_fingerprint(centroids)
     manifest = Manifest(
         format=FORMAT,

@@ -396,7 +396,6 @@ def open_exact_plane(
     memory = ClusterMemory(
         layout=index.layout,
         extents=slices.extents,
-        build_id=index.manifest.build_id,
         paths=[str(path) for path in index.segment_paths],
         sums=index.row_sums,
         arena=arena,

@@ -40,8 +40,7 @@ def read_clusters(index: OpenIndex) -> Iterator[ClusterRows]:
                 files[extent.segment].fileno(),
                 extent,
                 layout=index.layout,
-                build_id=index.manifest.build_id,
                 path=str(index.segment_paths[extent.segment]),
-                sums=index.row_sums[extent.segment] if index.row_sums else None,
+                sums=index.row_sums[extent.segment],
             )
             yield dense(pages)

@@ -1,4 +1,4 @@
-"""What is stored on disk, byte for byte? Every file of an index (format v1), one module each.
+"""What is stored on disk, byte for byte? Every file of an index (format v2), one module each.
 
 *Invariant:* the manifest is written last (temp, fsync, rename): an index without one does not
 exist. *Invariant:* what is read is checked before it is used; damage raises `CorruptionError` with

@@ -138,13 +138,11 @@ class CheckedFileWriter:
     The files get their names in `close`, the data file last: where it exists, both are complete.
     """
 
-    def __init__(self, folder: Path, name: str, build_id: int, *, has_side: bool = True) -> None:
-        """`has_side`: False writes no side file, as format v1 has none."""
+    def __init__(self, folder: Path, name: str, build_id: int) -> None:
         self._path = folder / name
-        self._has_side = has_side
         self._seed = file_seed(build_id, name)
         self._file = _temporary(self._path).open("wb")
-        self._side = _temporary(_side(self._path)).open("wb") if has_side else None
+        self._side = _temporary(_side(self._path)).open("wb")
         self._crc32 = 0
         self._side_crc32 = 0
         self._page_count = 0
@@ -172,29 +170,26 @@ class CheckedFileWriter:
             (_side(self._path), self._side, self._page_count * SUM_BYTES, self._side_crc32),
             (self._path, self._file, self._page_count * PAGE_BYTES, self._crc32),
         ):
-            if file is not None:
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-                _temporary(path).replace(path)
-                fsync_folder(path.parent)
-                entries[path.name] = FileEntry(size_bytes=size_bytes, crc32=crc32)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            _temporary(path).replace(path)
+            fsync_folder(path.parent)
+            entries[path.name] = FileEntry(size_bytes=size_bytes, crc32=crc32)
         return entries
 
     def abandon(self) -> None:
         """Closes both files of an interrupted build."""
         for file in (self._file, self._side):
-            if file is not None:
-                file.close()
+            file.close()
 
     def _write(self, content: bytes) -> None:
         self._file.write(content)
         self._crc32 = zlib.crc32(content, self._crc32)
-        if self._side is not None:
-            pages: UInt8 = np.frombuffer(content, np.uint8).reshape(-1, PAGE_BYTES)
-            sums = page_sums(pages, self._page_count, self._seed).astype("<u4").tobytes()
-            self._side.write(sums)
-            self._side_crc32 = zlib.crc32(sums, self._side_crc32)
+        pages: UInt8 = np.frombuffer(content, np.uint8).reshape(-1, PAGE_BYTES)
+        sums = page_sums(pages, self._page_count, self._seed).astype("<u4").tobytes()
+        self._side.write(sums)
+        self._side_crc32 = zlib.crc32(sums, self._side_crc32)
         self._page_count += len(content) // PAGE_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Which document a row is of: one array, from format v2 on.
+"""Which document a row is of: one array.
 
 Rows are numbered by their place in the index, documents in the order of the corpus. A place at the
 end of a cluster may have no row.

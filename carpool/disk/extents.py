@@ -17,8 +17,7 @@ SEGMENT_BYTES_MAX = 1 << 30
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):
     """Where a cluster is stored: `size_bytes` at `offset_bytes` of `segment`, multiples of 4096.
 
-    `first_page`: the number of the first page: in format v2 among all pages of the index; in v1 in
-    the cluster, so 0 except for a part of a cluster.
+    `first_page`: the number of the first page among all pages of the index.
     """
 
     cluster: int
@@ -56,7 +55,7 @@ def extent_at(
         size_bytes=page_count * layout.page_bytes,
         page_count=page_count,
         row_count=row_count,
-        first_page=pages_before if layout.has_only_rows else 0,
+        first_page=pages_before,
     )
 
 

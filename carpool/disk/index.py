@@ -31,25 +31,16 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 
-def index_files(
-    segment_count: int, codecs: Sequence[str] = (), *, has_only_rows: bool = False
-) -> tuple[str, ...]:
-    """Returns the name of every file of an index but the manifest.
-
-    `has_only_rows`: of its layout, so False for format v1.
-    """
-    added = (ROTATION_NAME, DOCUMENT_ROWS_NAME) if has_only_rows else ()
-    segments = segment_files(segment_count, codecs, has_only_rows)
-    return (CENTROIDS_NAME, EXTENTS_NAME, *added, *segments, DOCUMENTS_NAME, OFFSETS_NAME)
+def index_files(segment_count: int, codecs: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the name of every file of an index but the manifest."""
+    tables = (CENTROIDS_NAME, EXTENTS_NAME, ROTATION_NAME, DOCUMENT_ROWS_NAME)
+    segments = segment_files(segment_count, codecs)
+    return (*tables, *segments, DOCUMENTS_NAME, OFFSETS_NAME)
 
 
 def files_of(manifest: Manifest) -> tuple[str, ...]:
     """Returns the name of every file of the index of `manifest`, but the manifest."""
-    return index_files(
-        manifest.segment_count,
-        [one.codec for one in manifest.codes],
-        has_only_rows=manifest.layout().has_only_rows,
-    )
+    return index_files(manifest.segment_count, [one.codec for one in manifest.codes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +73,7 @@ class OpenCodes:
 class OpenIndex:
     """An open index. `extents` are indexed by cluster, `segment_paths` by segment.
 
-    `row_sums`: the side files of the segments, none in format v1.
-
-    The caller of `open_index` closes it.
+    `row_sums`: the side files of the segments. The caller of `open_index` closes it.
     """
 
     dir: Path
@@ -94,7 +83,7 @@ class OpenIndex:
     extents: tuple[ClusterExtent, ...]
     segment_paths: tuple[Path, ...]
     documents: DocumentStore
-    row_sums: tuple[CheckedFile, ...] = ()
+    row_sums: tuple[CheckedFile, ...]
 
     def open_codes(self, codec: str) -> OpenCodes:
         """Returns the codes of `codec`, one of the manifest's. Reads their checksums. Blocks.
@@ -139,13 +128,9 @@ def open_index(index_dir: Path) -> OpenIndex:
     for segment, segment_path in enumerate(segment_paths):
         check_header(segment_path, layout, extents, build_id=manifest.build_id, segment=segment)
     documents = DocumentStore.open(
-        index_dir,
-        manifest,
-        read_document_rows(index_dir, manifest, extents) if layout.has_only_rows else None,
+        index_dir, manifest, read_document_rows(index_dir, manifest, extents)
     )
-    row_sums = tuple(
-        _checked(index_dir, path.name, manifest) for path in segment_paths if layout.has_only_rows
-    )
+    row_sums = tuple(_checked(index_dir, path.name, manifest) for path in segment_paths)
     return OpenIndex(
         dir=index_dir,
         manifest=manifest,

@@ -17,9 +17,7 @@ from schemas.record import NonNegative
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "v2"
-"""What a build writes."""
-FORMATS = ("v1", "v2")
-"""What this build reads."""
+"""What a build writes and reads."""
 FEATURES: tuple[str, ...] = ()
 """What a manifest may require of its reader beyond its format."""
 
@@ -29,10 +27,6 @@ COUNT_MAX = 1 << 40
 """Limit of every count, so that products of counts stay small."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
-_WHY_NOT = {
-    "v0": ". v0 was provisional: its pages have no checksums, so files of two builds could be mixed"
-}
-"""Why an earlier format is not read."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `recall` says what `carpool index tune` measured. `files` lists all files except the manifest.
     `build_id` is part of every checksum of the segments, `documents_build_id` of the documents.
-    `codes`: the codes of all rows, the most accurate first (from v2 on). A reader that does not
+    `codes`: the codes of all rows, the most accurate first. A reader that does not
     support all that `requires` names refuses the index. Unknown fields are ignored.
     """
 
@@ -127,7 +121,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 dimension=self.dimension,
                 vector_dtype=self.vector_dtype,
                 page_bytes=self.page_bytes,
-                has_only_rows=self.format != "v1",
             )
         except ValueError as error:
             raise ConfigError(
@@ -201,10 +194,10 @@ def _decoded(path: Path, content: bytes) -> Manifest:
         found = msgspec.json.decode(content, type=_FormatOnly).format
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise damage(path, "is damaged: it is not JSON with a format", 0) from None
-    if found not in FORMATS:
+    if found != FORMAT:
         raise ConfigError(
-            f"{path} has format {found[:20]!r}; this build reads {' and '.join(FORMATS)}"
-            f"{_WHY_NOT.get(found, '')}. Rebuild the index: carpool index build CORPUS --out DIR"
+            f"{path} has format {found[:20]!r}; this build reads {FORMAT}. Rebuild the index: "
+            "carpool index build CORPUS --out DIR"
         )
     try:
         envelope = msgspec.json.decode(content, type=_Envelope)

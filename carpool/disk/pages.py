@@ -1,18 +1,11 @@
 """Pages: whole rows of one cluster. Pure.
 
-A page of format v2 has rows and nothing else. The number of a row is its place: the number of its
+A page has rows and nothing else. The number of a row is its place: the number of its
 page among all pages of the index, times the rows of a page, plus its place in the page. Checksums
 are in a side file (`carpool.disk.checked_file`).
 
-A page of format v1 has row numbers and a checksum, too. Its layout, numbers little-endian:
-
-    rows_per_page vectors (dimension float32 or float16 each) | zeros up to a multiple of 8 |
-    rows_per_page row numbers (uint64) | zeros | checksum (uint64)
-
-The checksum is XXH3-64 over everything before it, seeded with build_id, segment, cluster and the
-number of the page in its cluster. So it does not match a page of another place, segment or build.
 Only the last page of a cluster may have fewer rows than fit; unused bytes are zero. An empty
-cluster has one page of zeros with its checksum.
+cluster has one page of zeros.
 
 A vector is in one page, so scanning needs no copy: the vectors at one slot of all
 pages are a matrix with a long stride, which BLAS accepts.
@@ -20,18 +13,13 @@ pages are a matrix with a long stride, which BLAS accepts.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xxhash
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 PAGE_ALIGNMENT_BYTES = 4096
 PAGE_BYTES_MAX = 64 << 10
@@ -41,26 +29,18 @@ SIZE_MARGIN = 0.002
 Unused space of a page is read and kept in memory, too.
 """
 ROW_BITS = 40
-"""Bits of a row number; the 24 bits above are zero, reserved for tenant and tombstone."""
+"""Bits of a row number."""
 
 VectorDtype = Literal["float32", "float16"]
 UInt8 = npt.NDArray[np.uint8]
 
-_CHECKSUM_BYTES = 8
-_SEED = struct.Struct("<QII")  # build_id, segment, cluster
-_MASK = (1 << 64) - 1
-
 
 class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The arrangement of rows in the pages of an index. Raises `ValueError` if no row fits.
-
-    `has_only_rows`: as in format v2; else as in v1.
-    """
+    """The arrangement of rows in the pages of an index. Raises `ValueError` if no row fits."""
 
     dimension: int
     vector_dtype: VectorDtype
     page_bytes: int
-    has_only_rows: bool = False
 
     def __post_init__(self) -> None:
         """Refuses a page that is not aligned or too small for one row."""
@@ -84,17 +64,7 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows_per_page(self) -> int:
         """Rows that fit a page."""
-        if self.has_only_rows:
-            return self.page_bytes // self.row_bytes
-        free_bytes = self.page_bytes - _CHECKSUM_BYTES
-        rows = free_bytes // (self.row_bytes + 8)
-        # Rounding the vectors up to 8 bytes can cost one row, never more.
-        return rows if _round_up(rows * self.row_bytes, 8) + rows * 8 <= free_bytes else rows - 1
-
-    @property
-    def ids_offset_bytes(self) -> int:
-        """Where the row numbers of a page begin."""
-        return _round_up(self.rows_per_page * self.row_bytes, 8)
+        return self.page_bytes // self.row_bytes
 
     def page_count(self, row_count: int) -> int:
         """Returns the pages of a cluster of `row_count` rows; at least one."""
@@ -108,11 +78,6 @@ class PageLayout(msgspec.Struct, frozen=True, kw_only=True):
         """Returns a view: (n, page_bytes) uint8 -> (n, dimension), the vectors at `slot`."""
         start = slot * self.row_bytes
         return pages[:, start : start + self.row_bytes].view(self.number_type)
-
-    def row_numbers(self, pages: UInt8) -> npt.NDArray[np.int64]:
-        """Returns a view: (n, page_bytes) uint8 -> (n, rows_per_page) int64. For format v1."""
-        start = self.ids_offset_bytes
-        return pages[:, start : start + self.rows_per_page * 8].view("<i8")
 
 
 class ClusterPages(NamedTuple):
@@ -143,7 +108,7 @@ def stored_vectors(cluster: ClusterPages) -> npt.NDArray[np.floating]:
     A view where the pages are in one piece and have no other bytes.
     """
     layout = cluster.layout
-    pages = _in_one_piece(cluster)
+    pages = cluster.pieces[0] if len(cluster.pieces) == 1 else np.concatenate(cluster.pieces)
     used = pages[:, : layout.rows_per_page * layout.row_bytes].view(layout.number_type)
     return used.reshape(-1, layout.dimension)[: cluster.row_count]
 
@@ -151,23 +116,14 @@ def stored_vectors(cluster: ClusterPages) -> npt.NDArray[np.floating]:
 def dense(cluster: ClusterPages) -> ClusterRows:
     """Returns copies of a cluster's rows in order, as float32. For tools and tests."""
     layout, count = cluster.layout, cluster.row_count
-    if layout.has_only_rows:
-        rows = cluster.first_page * layout.rows_per_page + np.arange(count)
-    else:
-        rows = layout.row_numbers(_in_one_piece(cluster)).reshape(-1)[:count].astype(np.int64)
+    rows = cluster.first_page * layout.rows_per_page + np.arange(count)
     return ClusterRows(cluster.cluster, stored_vectors(cluster).astype(np.float32), rows)
-
-
-def _in_one_piece(cluster: ClusterPages) -> UInt8:
-    return cluster.pieces[0] if len(cluster.pieces) == 1 else np.concatenate(cluster.pieces)
 
 
 def choose_layout(
     dimension: int,
     vector_dtype: VectorDtype,
     row_counts: Sequence[int] = (1 << 20,),
-    *,
-    has_only_rows: bool = True,
 ) -> PageLayout:
     """Returns the smallest page within `SIZE_MARGIN` of the best size for these clusters.
 
@@ -179,12 +135,7 @@ def choose_layout(
     for page_bytes in range(PAGE_ALIGNMENT_BYTES, PAGE_BYTES_MAX + 1, PAGE_ALIGNMENT_BYTES):
         with suppress(ValueError):
             layouts.append(
-                PageLayout(
-                    dimension=dimension,
-                    vector_dtype=vector_dtype,
-                    page_bytes=page_bytes,
-                    has_only_rows=has_only_rows,
-                )
+                PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
             )
     if not layouts:
         raise ValueError(
@@ -201,62 +152,17 @@ def choose_layout(
     )
 
 
-def page_seed(*, build_id: int, segment: int, cluster: int) -> int:
-    """Returns the seed of a cluster's first page; the seed of page p is this plus p."""
-    return xxhash.xxh3_64_intdigest(_SEED.pack(build_id, segment, cluster))
-
-
-def encode_pages(
-    layout: PageLayout, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], *, seed: int
-) -> UInt8:
+def encode_pages(layout: PageLayout, vectors: npt.NDArray[np.float32]) -> UInt8:
     """Returns the pages of a cluster: (page_count, page_bytes) uint8.
 
-    `vectors`: (n, dim) float32, rounded to the layout's dtype; `rows`: (n,) int64 in [0, 2**40); n
-    may be 0. Raises `ValueError` where they do not fit.
+    `vectors`: (n, dim) float32, rounded to the layout's dtype; n may be 0. Raises `ValueError` for
+    another dimension.
     """
     count = len(vectors)
-    if vectors.shape != (count, layout.dimension) or rows.shape != (count,):
-        raise ValueError(f"{rows.shape} row numbers for vectors of shape {vectors.shape}")
-    if count and not (int(rows.min()) >= 0 and int(rows.max()) < 1 << ROW_BITS):
-        raise ValueError(f"row numbers must be in [0, 2**{ROW_BITS})")
+    if vectors.shape != (count, layout.dimension):
+        raise ValueError(f"vectors of shape {vectors.shape} for dimension {layout.dimension}")
     pages = np.zeros((layout.page_count(count), layout.page_bytes), dtype=np.uint8)
     for slot in range(layout.rows_per_page):
         taken = layout.rows_at_slot(slot, count)
         layout.vectors(pages, slot)[:taken] = vectors[slot :: layout.rows_per_page]
-        if not layout.has_only_rows:
-            layout.row_numbers(pages)[:taken, slot] = rows[slot :: layout.rows_per_page]
-    if layout.has_only_rows:
-        return pages
-    pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0] = _checksums(pages, seed, 0)
     return pages
-
-
-def first_damaged_page(pages: UInt8, *, seed: int, first_page: int = 0) -> int | None:
-    """Returns the position in `pages` of the first wrong checksum; None when all are correct.
-
-    `pages`: (n, page_bytes) uint8, contiguous; `first_page`: the number of the first page in its
-    cluster. About 25 GB/s.
-    """
-    stored = pages[:, -_CHECKSUM_BYTES:].view("<u8")[:, 0]
-    wrong = np.flatnonzero(stored != _checksums(pages, seed, first_page))
-    return int(wrong[0]) if len(wrong) else None
-
-
-def _checksums(pages: UInt8, seed: int, first_page: int) -> npt.NDArray[np.uint64]:
-    page_bytes = pages.shape[1]
-    covered_bytes = page_bytes - _CHECKSUM_BYTES
-    digest = xxhash.xxh3_64_intdigest
-    # NumPy's stubs do not say that arrays are buffers.
-    content: Buffer = pages.reshape(-1)  # type: ignore[assignment]
-    view = memoryview(content)
-    return np.array(
-        [
-            digest(view[start : start + covered_bytes], (seed + first_page + number) & _MASK)
-            for number, start in enumerate(range(0, len(view), page_bytes))
-        ],
-        dtype=np.uint64,
-    )
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -24,21 +24,13 @@ from carpool.disk.code_files import codes_name, padded
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, segment_name, segment_size_bytes
 from carpool.disk.files import damage, file_crc32, open_regular, read_exactly
 from carpool.disk.manifest import FileEntry
-from carpool.disk.pages import (
-    ClusterPages,
-    PageLayout,
-    UInt8,
-    encode_pages,
-    first_damaged_page,
-    page_seed,
-)
+from carpool.disk.pages import ClusterPages, PageLayout, UInt8, encode_pages
 
 _MAGIC = b"CARPOOL\0"
 _HEADER = struct.Struct("<8sIIQIIIII")
 # magic, format, segment, build_id, dimension, bytes a number, page_bytes, first cluster, cluster
 # count
-_HEADER_FORMATS = {True: 2, False: 1}
-"""By `PageLayout.has_only_rows`."""
+_HEADER_FORMAT = 2
 
 
 class ClusterEncoder(Protocol):
@@ -104,22 +96,18 @@ class SegmentWriter:
         """The clusters that were not appended yet, in order."""
         return self._extents[self.next_cluster :]
 
-    def append(
-        self, cluster: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
-    ) -> ClusterExtent:
+    def append(self, cluster: int, vectors: npt.NDArray[np.float32]) -> ClusterExtent:
         """Writes the next cluster and returns its extent; durable with its segment. Blocks.
 
-        `vectors`: (n, dim) float32; `rows`: (n,) int64 in [0, 2**40), the row numbers that format
-        v1 stores. Raises `ValueError` for another cluster than `next_cluster`, or another n than
-        planned.
+        `vectors`: (n, dim) float32. Raises `ValueError` for another cluster than `next_cluster`, or
+        another n than planned.
         """
         extent = next(iter(self.remaining), None)
         if extent is None or extent.cluster != cluster or extent.row_count != len(vectors):
             raise ValueError(
                 f"cluster {cluster} with {len(vectors)} rows is not what was planned next: {extent}"
             )
-        seed = page_seed(build_id=self._build_id, segment=extent.segment, cluster=cluster)
-        pages = encode_pages(self._layout, vectors, rows, seed=seed)
+        pages = encode_pages(self._layout, vectors)
         if self._file is None:
             self._begin(extent.segment)
         assert self._file is not None
@@ -143,7 +131,7 @@ class SegmentWriter:
             )
         codecs = tuple(encoder.layout.codec for encoder in self._encoders)
         entries = {}
-        for name in segment_files(self.segment_count, codecs, self._layout.has_only_rows):
+        for name in segment_files(self.segment_count, codecs):
             path = self._folder / name
             entries[name] = self._entries.get(name) or FileEntry(
                 size_bytes=path.stat().st_size, crc32=file_crc32(path)
@@ -174,9 +162,7 @@ class SegmentWriter:
 
     def _begin(self, segment: int) -> None:
         (self._folder / segment_name(segment)).unlink(missing_ok=True)  # of another build
-        self._file = CheckedFileWriter(
-            self._folder, segment_name(segment), self._build_id, has_side=self._layout.has_only_rows
-        )
+        self._file = CheckedFileWriter(self._folder, segment_name(segment), self._build_id)
         self._file.append(self._header(segment))
         self._codes = [
             CheckedFileWriter(
@@ -192,19 +178,14 @@ class SegmentWriter:
         self._file, self._codes = None, []
 
 
-def segment_files(
-    segment_count: int, codecs: Sequence[str], has_only_rows: bool
-) -> tuple[str, ...]:
+def segment_files(segment_count: int, codecs: Sequence[str]) -> tuple[str, ...]:
     """Returns the name of every file that a `SegmentWriter` writes."""
-    names = []
-    for segment in range(segment_count):
-        checked = [codes_name(codec, segment) for codec in codecs]
-        if has_only_rows:
-            checked.append(segment_name(segment))
-        else:
-            names.append(segment_name(segment))
-        names += [name for data in checked for name in (data, side_name(data))]
-    return tuple(names)
+    return tuple(
+        name
+        for segment in range(segment_count)
+        for data in (*(codes_name(codec, segment) for codec in codecs), segment_name(segment))
+        for name in (data, side_name(data))
+    )
 
 
 def encode_header(
@@ -214,7 +195,7 @@ def encode_header(
     clusters = [extent.cluster for extent in extents if extent.segment == segment]
     content = _HEADER.pack(
         _MAGIC,
-        _HEADER_FORMATS[layout.has_only_rows],
+        _HEADER_FORMAT,
         segment,
         build_id,
         layout.dimension,
@@ -248,56 +229,35 @@ def check_header(
 
 
 def read_cluster(
-    descriptor: int,
-    extent: ClusterExtent,
-    *,
-    layout: PageLayout,
-    build_id: int,
-    path: str,
-    sums: CheckedFile | None = None,
+    descriptor: int, extent: ClusterExtent, *, layout: PageLayout, path: str, sums: CheckedFile
 ) -> ClusterPages:
     """Returns a verified cluster in memory of its own, read through the page cache. For tools.
 
     Blocks. `descriptor` is of the extent's segment, `path` names it in errors, `sums` is its side
-    file (from format v2 on). Raises `CorruptionError`.
+    file. Raises `CorruptionError`.
     """
     content = read_exactly(descriptor, extent.size_bytes, extent.offset_bytes, path)
     pages: UInt8 = np.frombuffer(content, dtype=np.uint8).reshape(
         extent.page_count, layout.page_bytes
     )
-    verify_pages(pages, extent, build_id=build_id, path=path, sums=sums)
+    verify_pages(pages, extent, path=path, sums=sums)
     return ClusterPages(extent.cluster, layout, extent.row_count, (pages,), extent.first_page)
 
 
 def verify_pages(
-    pages: UInt8,
-    extent: ClusterExtent,
-    *,
-    build_id: int,
-    path: str,
-    first_page: int = 0,
-    sums: CheckedFile | None = None,
+    pages: UInt8, extent: ClusterExtent, *, path: str, sums: CheckedFile, first_page: int = 0
 ) -> None:
     """Raises `CorruptionError` unless every page is as it was written for `extent`.
 
     `pages`: (n, page_bytes) uint8, contiguous, the pages of the extent from `first_page` on;
-    `sums`: the side file of the segment, from format v2 on. The error names file, cluster, page and
-    byte.
+    `sums`: the side file of the segment. The error names file, cluster, page and byte.
     """
     page_bytes = pages.shape[1]
     start_bytes = extent.offset_bytes + first_page * page_bytes
-    if sums is not None:
-        checked = pages.reshape(-1, PAGE_BYTES)
-        wrong = sums.first_damaged(checked, start_bytes // PAGE_BYTES)
-        if wrong is None:
-            return
-        damaged = (wrong * PAGE_BYTES - start_bytes) // page_bytes
-    else:
-        seed = page_seed(build_id=build_id, segment=extent.segment, cluster=extent.cluster)
-        found = first_damaged_page(pages, seed=seed, first_page=extent.first_page + first_page)
-        if found is None:
-            return
-        damaged = found
+    wrong = sums.first_damaged(pages.reshape(-1, PAGE_BYTES), start_bytes // PAGE_BYTES)
+    if wrong is None:
+        return
+    damaged = (wrong * PAGE_BYTES - start_bytes) // page_bytes
     page = extent.first_page + first_page + damaged
     offset_bytes = start_bytes + damaged * page_bytes
     where = f"page {page} of cluster {extent.cluster} at byte {offset_bytes}"

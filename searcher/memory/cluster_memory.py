@@ -67,9 +67,8 @@ class ClusterMemory:
         *,
         layout: PageLayout,
         extents: Sequence[ClusterExtent],
-        build_id: int,
         paths: Sequence[str],
-        sums: Sequence[CheckedFile] = (),
+        sums: Sequence[CheckedFile],
         arena: Arena,
         reads: PageReads,
         waker: Waker,
@@ -88,7 +87,7 @@ class ClusterMemory:
         self._arena = arena
         self._limits = limits
         self._flight = flight
-        self._verifier = PageVerifier(layout, build_id, paths, sums)
+        self._verifier = PageVerifier(layout, paths, sums)
         self._metrics = metrics.searcher
         self._metrics.budget_bytes.set(arena.size_bytes)
         for purpose in ("demand", "prefetch"):

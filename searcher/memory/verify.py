@@ -18,21 +18,13 @@ _log = structlog.get_logger(__name__)
 
 
 class PageVerifier:
-    """Checks the pages of the index build `build_id`. Thread-safe.
-
-    `paths`: by segment; `sums`: the side files by segment, from format v2 on.
-    """
+    """Checks pages of an index. Thread-safe. `paths`, and `sums`, the side files: by segment."""
 
     def __init__(
-        self,
-        layout: PageLayout,
-        build_id: int,
-        paths: Sequence[str],
-        sums: Sequence[CheckedFile] = (),
+        self, layout: PageLayout, paths: Sequence[str], sums: Sequence[CheckedFile]
     ) -> None:
         self.layout = layout
         self.paths = paths
-        self._build_id = build_id
         self._sums = sums
 
     def check(self, extent: ClusterExtent, views: Sequence[memoryview]) -> ReadError | None:
@@ -60,14 +52,8 @@ class PageVerifier:
         first_page = 0
         for view in views:
             pages = _as_pages(view, self.layout)
-            verify_pages(
-                pages,
-                extent,
-                build_id=self._build_id,
-                path=path,
-                first_page=first_page,
-                sums=self._sums[extent.segment] if self._sums else None,
-            )
+            sums = self._sums[extent.segment]
+            verify_pages(pages, extent, path=path, first_page=first_page, sums=sums)
             first_page += len(pages)
 
     def pages(self, extent: ClusterExtent, views: Sequence[memoryview]) -> ClusterPages:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8
+from carpool.disk.pages import ClusterPages, UInt8
 from searcher.scoring.products import write_scores
 from searcher.scoring.top_k import (
     LEAST,
@@ -103,11 +103,7 @@ def scan(
         query, scores, positions, floors = above(scratch, block[-1].end, floors, top_ks)
         if not len(query):
             continue
-        rows = (
-            _places_at(block, positions, rows_per_page)
-            if layout.has_only_rows
-            else row_numbers_at(layout, pages, positions)
-        )
+        rows = _places_at(block, positions, rows_per_page)
         found.append(Candidates(query, scores, rows, _clusters_at(block, positions)))
         found_count += len(query)
         if found_count > found_max:
@@ -173,7 +169,7 @@ def _clusters_at(block: list[_BlockPart], positions: Slots) -> Int64:
 
 
 def _places_at(block: list[_BlockPart], positions: Slots, rows_per_page: int) -> Int64:
-    """Returns the row numbers at `positions` of a block in format v2: (m,) -> (m,) int64."""
+    """Returns the row numbers at `positions` of a block: (m,) -> (m,) int64."""
     offsets = np.array([part.first_page * rows_per_page - part.start for part in block], np.int64)
     ends = [part.end for part in block]
     return positions + offsets[np.searchsorted(ends, positions, side="right")]
@@ -214,21 +210,6 @@ def _kth_best(scores: Float32, top_ks: Slots) -> Float32:
         top_ks <= count, parted[np.arange(query_count), places], np.float32(-np.inf)
     )
     return kth
-
-
-def row_numbers_at(layout: PageLayout, parts: Sequence[UInt8], positions: Slots) -> Int64:
-    """Returns the row numbers at `positions` of the pages in `parts`: (m,) -> (m,) int64."""
-    page, place = np.divmod(positions, layout.rows_per_page)
-    if len(parts) == 1:
-        only: Int64 = layout.row_numbers(parts[0])[page, place]
-        return only
-    rows: Int64 = np.empty(len(positions), np.int64)
-    first = 0
-    for part in parts:
-        here = np.flatnonzero((page >= first) & (page < first + len(part)))
-        rows[here] = layout.row_numbers(part)[page[here] - first, place[here]]
-        first += len(part)
-    return rows
 
 
 def _best(found: list[Candidates], top_ks: Slots) -> Candidates:

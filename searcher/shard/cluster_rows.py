@@ -25,7 +25,6 @@ class ClusterRowsReader:
         self._layout = index.layout
         self._extents = index.extents
         self._sums = index.row_sums
-        self._build_id = index.manifest.build_id
         self._files = files
 
     def read(self, cluster: ClusterId) -> Vectors:
@@ -40,13 +39,8 @@ class ClusterRowsReader:
         self._fill(extent)
         pages = np.frombuffer(self._buffer, np.uint8, extent.size_bytes)
         pages = pages.reshape(extent.page_count, self._layout.page_bytes)
-        verify_pages(
-            pages,
-            extent,
-            build_id=self._build_id,
-            path=self._files.path(extent.segment),
-            sums=self._sums[extent.segment] if self._sums else None,
-        )
+        path = self._files.path(extent.segment)
+        verify_pages(pages, extent, path=path, sums=self._sums[extent.segment])
         read = ClusterPages(cluster, self._layout, extent.row_count, (pages,), extent.first_page)
         return stored_vectors(read)
 

@@ -99,9 +99,7 @@ def write_index(
     """
     folder.mkdir(parents=True, exist_ok=True)
     dimension = content.vectors.shape[1]
-    layout = PageLayout(
-        dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes, has_only_rows=True
-    )
+    layout = PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
     rotation = random_rotation(dimension, 0)
     encoders = [
         Encoder(code_layout(codec, dimension, vector_dtype), content.centroids, rotation)
@@ -120,8 +118,7 @@ def write_index(
         folder, layout=layout, build_id=build_id, extents=extents, encoders=encoders
     )
     for extent in writer.remaining:
-        rows = content.clusters[extent.cluster]
-        writer.append(extent.cluster, content.vectors[rows], rows)
+        writer.append(extent.cluster, content.vectors[content.clusters[extent.cluster]])
     segments = writer.close()
     write_extents(folder, extents)
     write_rotation(folder, rotation)
@@ -176,9 +173,8 @@ def read_one(index: OpenIndex, cluster: int) -> ClusterRows:
             descriptor,
             extent,
             layout=index.layout,
-            build_id=index.manifest.build_id,
             path=str(path),
-            sums=index.row_sums[extent.segment] if index.row_sums else None,
+            sums=index.row_sums[extent.segment],
         )
     finally:
         os.close(descriptor)

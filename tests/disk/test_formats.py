@@ -28,7 +28,7 @@ def test_no_index_is_an_error_that_says_how_to_build_one(tmp_path: Path) -> None
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("found", ["v3", "faiss"])
+@pytest.mark.parametrize("found", ["v1", "v3", "faiss"])
 def test_a_foreign_or_newer_format_is_refused_with_rebuild(tmp_path: Path, found: str) -> None:
     (tmp_path / MANIFEST_NAME).write_text(f'{{"format":"{found}","what":"else"}}')
     with pytest.raises(ConfigError, match=f"'{found}'.*[Rr]ebuild"):
@@ -42,10 +42,10 @@ def test_a_foreign_or_newer_format_is_refused_with_rebuild(tmp_path: Path, found
         b"[]",
         b"{}",
         b'{"format":7}',
-        b'{"format":"v1"}',
+        b'{"format":"v2"}',
         b"\xff\xfe",
-        b'{"format":"v1","manifest":{}}',
-        b'{"format":"v1","crc32":1,"manifest":{}}',
+        b'{"format":"v2","manifest":{}}',
+        b'{"format":"v2","crc32":1,"manifest":{}}',
     ],
 )
 def test_a_file_that_is_no_manifest_is_damage(tmp_path: Path, content: bytes) -> None:

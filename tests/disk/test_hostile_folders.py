@@ -54,7 +54,7 @@ def changed(**fields: object) -> Spoil:
 def nested(folder: Path) -> None:
     depth = 100_000
     body = b'{"x":' + b"[" * depth + b"]" * depth + b"}"
-    (folder / MANIFEST_NAME).write_bytes(_enclose("v1", body))
+    (folder / MANIFEST_NAME).write_bytes(_enclose("v2", body))
 
 
 def nested_outside(folder: Path) -> None:
@@ -65,12 +65,12 @@ def long_number(folder: Path) -> None:
     content = (folder / MANIFEST_NAME).read_bytes()
     body = content[content.index(b'"manifest":') + 11 : -2]
     body = body.replace(b'"nlist": ', b'"nlist": ' + b"9" * 4_000)
-    (folder / MANIFEST_NAME).write_bytes(_enclose("v1", body))
+    (folder / MANIFEST_NAME).write_bytes(_enclose("v2", body))
 
 
 def many_numbers(folder: Path) -> None:
     body = b'{"files":[' + b"1," * 60_000_000 + b"1]}"
-    (folder / MANIFEST_NAME).write_bytes(_enclose("v1", body))
+    (folder / MANIFEST_NAME).write_bytes(_enclose("v2", body))
 
 
 def fifo(name: str) -> Spoil:

@@ -44,8 +44,7 @@ def extents_of(row_counts: tuple[int, ...] = ROW_COUNTS) -> tuple[ClusterExtent,
 
 
 def append_next(writer: SegmentWriter, content: Content = CONTENT) -> None:
-    rows = content.clusters[writer.next_cluster]
-    writer.append(writer.next_cluster, content.vectors[rows], rows)
+    writer.append(writer.next_cluster, content.vectors[content.clusters[writer.next_cluster]])
 
 
 def write_all(folder: Path, build_id: int = BUILD_ID) -> dict[str, FileEntry]:
@@ -158,16 +157,16 @@ def test_segments_of_another_build_or_plan_or_of_half_the_length_are_written_ane
 
 def test_a_writer_accepts_exactly_the_planned_clusters(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, layout=LAYOUT, build_id=1, extents=extents_of((2, 2)))
-    vectors, rows = np.ones((3, 60), np.float32), np.arange(3)
+    vectors = np.ones((3, 60), np.float32)
     for cluster, count in ((1, 2), (0, 3)):
         with pytest.raises(ValueError, match="not what was planned"):
-            writer.append(cluster, vectors[:count], rows[:count])
-    writer.append(0, vectors[:2], rows[:2])
+            writer.append(cluster, vectors[:count])
+    writer.append(0, vectors[:2])
     with pytest.raises(ValueError, match="1 clusters are not written yet, the first is 1"):
         writer.close()
-    writer.append(1, vectors[:2], rows[:2])
+    writer.append(1, vectors[:2])
     with pytest.raises(ValueError, match="not what was planned"):
-        writer.append(2, vectors[:2], rows[:2])
+        writer.append(2, vectors[:2])
     writer.abandon()
     assert writer.close()[segment_name(0)].size_bytes == HEADER_BYTES + 2 * 4096
 
@@ -212,7 +211,6 @@ def test_damage_names_the_page_and_its_byte(tmp_path: Path) -> None:
                 file.fileno(),
                 extent,
                 layout=index.layout,
-                build_id=manifest.build_id,
                 path=str(path),
                 sums=index.row_sums[extent.segment],
             )

@@ -35,7 +35,6 @@ def rows_of(index_dir: Path) -> tuple[np.ndarray, np.ndarray]:
                 file.fileno(),
                 extent,
                 layout=index.layout,
-                build_id=index.manifest.build_id,
                 path=str(path),
                 sums=index.row_sums[extent.segment],
             )

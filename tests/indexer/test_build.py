@@ -174,7 +174,7 @@ def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> 
     (index_dir / "clusters.seg").write_bytes(b"of format v0")
     assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
     assert sorted(path.name for path in index_dir.iterdir()) == sorted(
-        [*index_files(1, has_only_rows=True), MANIFEST_NAME]
+        [*index_files(1), MANIFEST_NAME]
     )
 
 

@@ -116,7 +116,3 @@ def test_the_codes_that_are_asked_for_are_written_the_most_accurate_first(tmp_pa
     assert "there are no codes 'sq9': write one or more of flat, sq8, rabitq4" in str(
         result.exception
     )
-    sample = Path(__file__).parents[1] / "compat" / "v1-float32"
-    convert = ["convert", str(sample), "--json", "--out", str(tmp_path / "b")]
-    result = runner.invoke(app, [*convert, "--codes", "sq8"])
-    assert json.loads(result.stdout)["codes"] == ["sq8"]

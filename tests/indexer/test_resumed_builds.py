@@ -136,5 +136,5 @@ def test_another_layout_goes_on_from_the_assignment_and_leaves_nothing_of_the_ol
     manifest = build(corpus, index_dir, larger, nlist=10).manifest
     assert (manifest.segment_count, manifest.vector_dtype) == (1, "float16")
     assert sorted(path.name for path in index_dir.iterdir()) == sorted(
-        [*index_files(1, has_only_rows=True), MANIFEST_NAME]
+        [*index_files(1), MANIFEST_NAME]
     )

@@ -24,7 +24,7 @@ CONFIG = IndexerConfig(
     embedding=EmbeddingSettings(model="hashing:16"),
     indexer=IndexerSettings(shard_rows=16, threads=1, segment_bytes_max=4096 * 6),
 )
-NAMES = index_files(2, has_only_rows=True)
+NAMES = index_files(2)
 
 
 @pytest.fixture

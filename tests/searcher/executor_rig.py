@@ -158,7 +158,6 @@ def running(
     memory = ClusterMemory(
         layout=layout,
         extents=slices.extents,
-        build_id=index.manifest.build_id,
         paths=[str(path) for path in index.paths],
         sums=[
             CheckedFile.open(p, index.manifest.build_id, index.manifest.files) for p in index.paths

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import SystemClock
+from carpool.disk.checked_file import CheckedFile
 from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
 from carpool.disk.pages import PageLayout, dense
 from carpool.disk.segments import SegmentWriter
@@ -47,6 +48,7 @@ class Stored:
     layout: PageLayout
     extents: tuple[ClusterExtent, ...]
     vectors: tuple[npt.NDArray[np.float32], ...]
+    sums: tuple[CheckedFile, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -68,9 +70,13 @@ def store(
         generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts
     )
     for cluster, rows in enumerate(vectors):
-        writer.append(cluster, rows, np.arange(len(rows), dtype=np.int64) + 1000 * cluster)
-    writer.close()
-    return Stored(folder=folder, layout=layout, extents=extents, vectors=vectors)
+        writer.append(cluster, rows)
+    files = writer.close()
+    sums = tuple(
+        CheckedFile.open(folder / segment_name(n), BUILD_ID, files)
+        for n in range(extents[-1].segment + 1)
+    )
+    return Stored(folder=folder, layout=layout, extents=extents, vectors=vectors, sums=sums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +133,8 @@ def running(
     memory = ClusterMemory(
         layout=stored.layout,
         extents=stored.extents,
-        build_id=BUILD_ID,
         paths=[path.name for path in stored.paths],
+        sums=stored.sums,
         arena=arena,
         reads=disk,
         waker=waker,

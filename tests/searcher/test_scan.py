@@ -4,6 +4,7 @@ the floors and the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,12 @@ Float32 = npt.NDArray[np.float32]
 
 
 def cut(
-    layout: PageLayout,
-    vectors: Float32,
-    rows: npt.NDArray[np.int64],
-    cuts: list[int],
-    cluster: int = 3,
+    layout: PageLayout, vectors: Float32, cuts: Sequence[int] = (), first_page: int = 0
 ) -> ClusterPages:
-    """A cluster whose pages are cut into pieces at these pages."""
-    pages = encode_pages(layout, vectors, rows, seed=1)
-    return ClusterPages(
-        cluster, layout, len(rows), tuple(np.split(pages, sorted({c % len(pages) for c in cuts})))
-    )
+    """Cluster 3, whose pages are cut into pieces at these pages."""
+    pages = encode_pages(layout, vectors)
+    pieces = tuple(np.split(pages, sorted({c % len(pages) for c in cuts})))
+    return ClusterPages(3, layout, len(vectors), pieces, first_page)
 
 
 def score_pages(
@@ -78,7 +74,7 @@ def no_floors(count: int) -> Float32:
     cuts=st.lists(st.integers(0, 200), max_size=5),
     room=st.sampled_from([1 << 8, 1 << 14, 1 << 20]),
     batch_pages_max=st.sampled_from([3, 512]),
-    first_row=st.sampled_from([0, 0x7F7FFF00, 0xFF7FFF00, 0x7FBFFF00, (1 << 40) - 1000]),
+    first_page=st.sampled_from([0, 7, 1 << 30]),
     seed=st.integers(0, 1 << 16),
 )
 def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
@@ -88,17 +84,16 @@ def test_candidates_hold_the_best_of_every_query_as_a_full_sort_finds_them(
     cuts: list[int],
     room: int,
     batch_pages_max: int,
-    first_row: int,
+    first_page: int,
     seed: int,
 ) -> None:
     count, dimension, spread = shape
     generator = np.random.default_rng(seed)
     vectors = generator.integers(-spread, spread + 1, (count, dimension)).astype(np.float32)
     queries = generator.integers(-spread, spread + 1, (len(top_ks), dimension)).astype(np.float32)
-    # Row numbers around the second may read as infinite or as no number, if somebody took them for
-    # part of a vector.
-    rows = first_row + generator.permutation(1000)[:count].astype(np.int64)
-    pages = cut(choose_layout(dimension, dtype, has_only_rows=False), vectors, rows, cuts)
+    layout = choose_layout(dimension, dtype)
+    rows = first_page * layout.rows_per_page + np.arange(count)
+    pages = cut(layout, vectors, cuts, first_page)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "SCORES_BYTES", room)
         patch.setattr(products, "WIDE_BYTES", room)
@@ -132,15 +127,15 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
     vectors = generator.standard_normal((3001, 384)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     queries = vectors[:query_count] + np.float32(0.02)
-    rows = generator.permutation(3001).astype(np.int64)
+    rows = np.arange(3001)
     top_ks = [10] * query_count
-    layout = choose_layout(384, dtype, has_only_rows=False)
+    layout = choose_layout(384, dtype)
     stored = vectors if dtype == "float32" else vectors.astype(np.float16).astype(np.float32)
     expected = sorted_by_hand(stored, rows, queries, top_ks)
     for cuts in ([], [100, 101, 350]):
         found = best_by_query(
             score_pages(
-                cut(layout, vectors, rows, cuts), queries, no_floors(query_count), np.array(top_ks)
+                cut(layout, vectors, cuts), queries, no_floors(query_count), np.array(top_ks)
             )[0],
             top_ks,
         )
@@ -153,12 +148,7 @@ def test_real_scores_agree_with_a_full_sort_within_the_last_bits(
 
 @pytest.mark.parametrize("dimension", [1, 7, 9])
 def test_queries_of_another_dimension_are_refused(dimension: int) -> None:
-    pages = cut(
-        choose_layout(8, "float32", has_only_rows=False),
-        np.ones((50, 8), np.float32),
-        np.arange(50),
-        [],
-    )
+    pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32))
     with pytest.raises(ValueError, match="mismatch"):
         score_pages(pages, np.ones((2, dimension), np.float32), no_floors(2), np.array([5, 5]))
 
@@ -172,10 +162,7 @@ def test_every_finite_half_is_widened_to_the_same_number() -> None:
 
 
 def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
-    rows = np.random.default_rng(1).permutation(5000).astype(np.int64)
-    pages = cut(
-        choose_layout(8, "float32", has_only_rows=False), np.ones((5000, 8), np.float32), rows, [7]
-    )
+    pages = cut(choose_layout(8, "float32"), np.ones((5000, 8), np.float32), [7])
     found, _ = score_pages(pages, np.ones((2, 8), np.float32), no_floors(2), np.array([3, 10]))
     assert [[row for _, row in best] for best in best_by_query(found, [3, 10])] == [
         [0, 1, 2],
@@ -184,11 +171,11 @@ def test_a_cluster_of_equal_rows_gives_the_lowest_row_numbers() -> None:
 
 
 def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
-    layout = choose_layout(8, "float32", has_only_rows=False)
-    empty = cut(layout, np.empty((0, 8), np.float32), np.empty(0, np.int64), [])
+    layout = choose_layout(8, "float32")
+    empty = cut(layout, np.empty((0, 8), np.float32))
     found, _ = score_pages(empty, np.ones((2, 8), np.float32), no_floors(2), np.array([1, 1]))
     assert [len(column) for column in found] == [0, 0, 0, 0]
-    pages = cut(layout, np.ones((50, 8), np.float32), np.arange(50), [])
+    pages = cut(layout, np.ones((50, 8), np.float32))
     floors = np.array([8.5, 8.0], np.float32)
     found, _ = score_pages(pages, np.ones((2, 8), np.float32), floors, np.array([5, 50]))
     assert sorted(found.rows[found.slots == 1].tolist()) == list(range(50))
@@ -197,12 +184,7 @@ def test_nothing_of_an_empty_cluster_and_nothing_below_the_floor() -> None:
 
 
 def test_what_is_returned_holds_no_view_of_the_pages() -> None:
-    pages = cut(
-        choose_layout(8, "float32", has_only_rows=False),
-        np.ones((50, 8), np.float32),
-        np.arange(50),
-        [2],
-    )
+    pages = cut(choose_layout(8, "float32"), np.ones((50, 8), np.float32), [2])
     found, _ = score_pages(pages, np.ones((1, 8), np.float32), no_floors(1), np.array([50]))
     for column in found:
         assert not any(np.shares_memory(column, piece) for piece in pages.pieces)
@@ -217,9 +199,7 @@ def test_the_ids_are_those_of_faiss_over_the_same_rows(query_count: int) -> None
     queries = generator.standard_normal((query_count, 64)).astype(np.float32)
     faiss.normalize_L2(queries)
     scores, expected = faiss.knn(queries, vectors, 10, metric=faiss.METRIC_INNER_PRODUCT)
-    pages = cut(
-        choose_layout(64, "float32", has_only_rows=False), vectors, np.arange(4000), [9, 40]
-    )
+    pages = cut(choose_layout(64, "float32"), vectors, [9, 40])
     found = best_by_query(
         score_pages(pages, queries, no_floors(query_count), np.full(query_count, 10))[0],
         [10] * query_count,
@@ -241,14 +221,20 @@ def test_several_clusters_for_some_queries_each_give_what_a_full_sort_gives(
     sizes: list[int], dimension: int, dtype: VectorDtype, top_ks: list[int], seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    layout = choose_layout(dimension, dtype, has_only_rows=False)
+    layout = choose_layout(dimension, dtype)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     # Small whole numbers: scores are exact and tie often. Many are below the zeros of what is
     # unused of a page.
     vectors = generator.integers(-2, 2, (len(owner), dimension)).astype(np.float32)
     queries = generator.integers(-1, 3, (len(top_ks), dimension)).astype(np.float32)
-    rows: npt.NDArray[np.int64] = generator.permutation(len(owner)) + int(
-        generator.choice([0, 0xFF7FFF00])
+    first_pages = int(generator.choice([0, 1 << 30])) + np.cumsum(
+        [0, *(layout.page_count(size) for size in sizes)]
+    )
+    rows = np.concatenate(
+        [
+            page * layout.rows_per_page + np.arange(n)
+            for page, n in zip(first_pages[:-1], sizes, strict=True)
+        ]
     )
     wants = generator.random((len(sizes), len(top_ks))) < 0.5
     wants[np.arange(len(sizes)), generator.integers(0, len(top_ks), len(sizes))] = True
@@ -258,13 +244,11 @@ def test_several_clusters_for_some_queries_each_give_what_a_full_sort_gives(
     for stage in (range(len(sizes) // 2), range(len(sizes) // 2, len(sizes))):
         scorings = []
         for number in stage:
-            pages = encode_pages(
-                layout, vectors[owner == number], rows[owner == number], seed=number
-            )
+            pages = encode_pages(layout, vectors[owner == number])
             pieces = tuple(np.array_split(pages, min(len(pages), 1 + number % 3)))
             scorings.append(
                 Scoring(
-                    ClusterPages(number, layout, sizes[number], pieces),
+                    ClusterPages(number, layout, sizes[number], pieces, int(first_pages[number])),
                     np.flatnonzero(wants[number]),
                 )
             )

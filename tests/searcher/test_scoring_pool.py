@@ -16,22 +16,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.disk.pages import ClusterPages, PageLayout, UInt8, choose_layout, encode_pages
+from carpool.disk.pages import ClusterPages, PageLayout, UInt8, choose_layout, dense, encode_pages
 from searcher.scoring import pool as scoring_pool
 from searcher.scoring import scan
 from searcher.scoring.pool import ScoringPool, cut_pages
 from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import TopTable
 
-LAYOUT = choose_layout(16, "float32", has_only_rows=False)
+LAYOUT = choose_layout(16, "float32")
 ONLY = np.array([0])
 
 
-def cluster_of(
-    number: int, vectors: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
-) -> ClusterPages:
-    pages = encode_pages(LAYOUT, vectors, rows, seed=number)
-    return ClusterPages(number, LAYOUT, len(rows), tuple(np.array_split(pages, 1 + number % 3)))
+def cluster_of(number: int, vectors: npt.NDArray[np.float32], first_page: int) -> ClusterPages:
+    pages = encode_pages(LAYOUT, vectors)
+    pieces = tuple(np.array_split(pages, 1 + number % 3))
+    return ClusterPages(number, LAYOUT, len(vectors), pieces, first_page)
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30])
@@ -45,10 +44,14 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
     generator = np.random.default_rng(threads)
     # Small whole numbers: scores are exact and tie often.
     vectors = generator.integers(-2, 3, (20_000, 16)).astype(np.float32)
-    assigned = generator.choice(8, len(vectors), p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0])
-    clusters = [
-        cluster_of(c, vectors[assigned == c], np.flatnonzero(assigned == c)) for c in range(8)
-    ]
+    assigned = np.sort(
+        generator.choice(8, len(vectors), p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0])
+    )
+    sizes = np.bincount(assigned, minlength=8)
+    first_pages = np.cumsum([0, *(LAYOUT.page_count(int(size)) for size in sizes)])
+    clusters = [cluster_of(c, vectors[assigned == c], int(first_pages[c])) for c in range(8)]
+    starts = first_pages[:8] * LAYOUT.rows_per_page - np.cumsum([0, *sizes[:7]])
+    places = np.arange(len(vectors)) + starts[assigned]
     with closing(ScoringPool(threads)) as pool:
         for _ in range(10):
             table = TopTable()
@@ -72,7 +75,7 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
                 scores = vectors[rows] @ queries[q]
                 best = np.lexsort((rows, -scores))[:top_k]
                 found = table.best(int(slot))
-                assert found.rows.tolist() == rows[best].tolist()
+                assert found.rows.tolist() == places[rows[best]].tolist()
                 assert found.scores.tolist() == scores[best].tolist()
                 assert found.clusters.tolist() == assigned[rows[best]].tolist()
 
@@ -86,9 +89,8 @@ def test_results_are_those_of_a_full_sort_over_each_querys_clusters(
 def test_cut_pages_hold_every_row_once_and_in_order(
     row_count: int, cuts: list[int], parts: int
 ) -> None:
-    pages = encode_pages(
-        LAYOUT, np.zeros((row_count, 16), np.float32), np.arange(row_count), seed=0
-    )
+    vectors = np.arange(row_count, dtype=np.float32)[:, None].repeat(16, axis=1)
+    pages = encode_pages(LAYOUT, vectors)
     pieces = tuple(np.split(pages, sorted({cut % len(pages) for cut in cuts})))
     cut = list(cut_pages(ClusterPages(5, LAYOUT, row_count, pieces), parts))
     assert len(cut) == min(parts, len(pages))
@@ -96,8 +98,9 @@ def test_cut_pages_hold_every_row_once_and_in_order(
     for part in cut:
         assert part.cluster == 5
         assert sum(map(len, part.pieces)) == LAYOUT.page_count(part.row_count)
-        numbers = np.concatenate([LAYOUT.row_numbers(piece).reshape(-1) for piece in part.pieces])
-        rows += numbers[: part.row_count].tolist()
+        found = dense(part)
+        assert found.rows.tolist() == found.vectors[:, 0].tolist()
+        rows += found.rows.tolist()
     assert rows == list(range(row_count))
     sizes = [LAYOUT.page_count(part.row_count) for part in cut]
     assert max(sizes) - min(sizes) <= 1

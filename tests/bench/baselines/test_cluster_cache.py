@@ -90,7 +90,6 @@ def caching(
     memory = ClusterMemory(
         layout=layout,
         extents=index.extents,
-        build_id=index.manifest.build_id,
         paths=["the.seg"],
         sums=open_clusters(index.dir).row_sums,
         arena=Arena(budget_bytes, layout.page_bytes),
