@@ -63,7 +63,7 @@ def config(
         raise typer.BadParameter(f"there is no section {section!r}; there are: {', '.join(kinds)}")
     settings = load(CarpoolSettings, chosen)
     effective = [
-        _effective(doc, getattr(getattr(settings, name), doc.name), chosen.origin(doc, kind))
+        _effective(doc, getattr(getattr(settings, name), doc.name), chosen.origin(doc))
         for name, kind in kinds.items()
         if section in (None, name)
         for doc in describe(name, kind)

@@ -13,8 +13,7 @@ import msgspec
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Settings, describe, load_settings
-from carpool.settings.renamed import names_of, old_names
-from carpool.settings.sections import SettingDoc, environment_name
+from carpool.settings.sections import SettingDoc
 from cli.runfile import RunFile
 from cli.up_settings import UpSettings
 from producers.settings import ClientSettings
@@ -60,21 +59,15 @@ class Given:
     environ: Mapping[str, str]
     flags: Mapping[str, Mapping[str, Any]]
 
-    def origin(self, doc: SettingDoc, kind: type[Settings]) -> str:
-        """Returns where the value comes from, in words: default, a file, the environment, a flag.
-
-        `kind` is the section of the setting: a value may be given under an old name.
-        """
-        names = names_of(kind, doc.name)
-        flags = self.flags.get(doc.section, {})
-        if any(flags.get(name) is not None for name in names):
+    def origin(self, doc: SettingDoc) -> str:
+        """Returns where the value comes from: default, a file, the environment or a flag."""
+        if self.flags.get(doc.section, {}).get(doc.name) is not None:
             return "flag"
-        for variable in (environment_name(doc.section, name) for name in names):
-            if variable in self.environ:
-                return f"environment ({variable})"
+        if doc.environment in self.environ:
+            return f"environment ({doc.environment})"
         if self.file is not None:
             table = tomllib.loads(self.file.read_text(encoding="utf-8")).get(doc.section, {})
-            if any(name in table for name in names):
+            if doc.name in table:
                 return f"file ({self.file})"
         return "default"
 
@@ -130,8 +123,6 @@ def load(kind: type[T], given: Given) -> T:
 def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) -> None:
     docs = {doc.name: doc for doc in describe(section, kind)}
     for name in values:
-        if name in old_names(kind):
-            continue
         if name not in docs:
             raise ConfigError(
                 f"--set {section}.{name}: [{section}] has no {name!r}; it has: {', '.join(docs)}"
@@ -166,4 +157,4 @@ def names_no_brokers(given: Given) -> bool:
 def is_default(section: str, name: str, kind: type[Settings], given: Given) -> bool:
     """Returns whether no file, variable or flag has a value of the setting."""
     doc = next(doc for doc in describe(section, kind) if doc.name == name)
-    return given.origin(doc, kind) == "default"
+    return given.origin(doc) == "default"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -14,10 +13,6 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 
 class UpSettings(Settings, frozen=True, kw_only=True):
     """Ports and time limits of `carpool up`. A default port in use is replaced by a free one."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "quiet_s": "restarts are forgotten after a minute in which the part was ready"
-    }
 
     state_dir: Annotated[
         str,

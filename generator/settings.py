@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,11 +16,6 @@ from generator.plan.speculation.factory import SpeculationName
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
     """Bounds of the intake, the prompts, the answers and their dedup."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "ledger_horizon_ms": "dedup_horizon_ms",
-        "ledger_ids_max": "dedup_ids_max",
-    }
 
     concurrency: Annotated[
         int,
@@ -242,15 +236,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
 
 class LlmSettings(Settings, frozen=True, kw_only=True):
     """The LLM servers: their addresses, their model, and how long to wait for them."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"structured_output": "answer_form"}
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "segments_kept_max": "the token ids of 10,000 passages are kept",
-        "retry_after_ms_max": "a server may ask for a pause of up to two minutes",
-    }
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "answer_form": {"none": "json_by_prompt"}
-    }
 
     engine: Annotated[
         Literal["openai", "none"],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -21,12 +20,6 @@ GROUP_HEADERS_BYTES = 64 * 1024
 
 class GrouperSettings(Settings, frozen=True, kw_only=True):
     """Which queries are planned together, by which policy, and the bounds of memory."""
-
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "policy": {"whole": "per_window", "none": "per_query"},
-        "order": {"overlap": "nearest_chain"},
-    }
-    REMOVED: ClassVar[Mapping[str, str]] = {"lanes": "the number of lanes is [kafka] lanes"}
 
     window_queries_max: Annotated[
         int,

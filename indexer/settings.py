@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -15,11 +14,6 @@ from carpool.settings import Settings
 
 class IndexerSettings(Settings, frozen=True, kw_only=True):
     """Limits of `carpool index build`; those that change the bytes are saved with the build."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "problems_listed": "20 bad lines are listed; all are counted",
-        "profile_reads": "only benchmarks need read latencies, and they measure them",
-    }
 
     passage_bytes_max: Annotated[
         int,

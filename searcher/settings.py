@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,23 +14,6 @@ MIB = 1 << 20
 
 class SearcherSettings(Settings, frozen=True, kw_only=True):
     """What the searcher may use, and how it reads."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "execution": "the searcher always reads each cluster once for all queries that it has; "
-        "query_by_query is a baseline of carpool bench search",
-        "cache_policy": "the searcher evicts the cluster that is needed last",
-        "read_ahead_bytes": "it is an eighth of budget_bytes, at most 96 MiB; set budget_bytes",
-        "slice_bytes_max": "a large cluster is always read in slices",
-        "prefetch": "what later queries need is read ahead whenever there is no other read",
-        "prefetch_bytes": "it is a 32nd of budget_bytes; set budget_bytes",
-        "overtaken_max": "a query is overtaken at most 100 times",
-        "reader_threads": "up to 48 MiB are read at a time",
-        "reads_in_flight_max": "up to 48 MiB are read at a time",
-        "prefetch_reads_max": "up to 2 of the slices that are read at a time are for later queries",
-        "read_attempts": "after an I/O error a read is tried once more",
-        "groups_in_hand_max": "set queries_in_hand_max, which limits the work in progress",
-        "intake_bytes_max": "set queries_in_hand_max, which limits the work in progress",
-    }
 
     budget_bytes: Annotated[
         int,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -127,21 +126,11 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
     """The section `kafka`: brokers, topics, consumer groups, commits, retries and classes."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"slot": "instance_id"}
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "prefetch_kib": "set kafka.librdkafka.queued.max.messages.kbytes, which is 16384"
-    }
-    DEPRECATED: ClassVar[Mapping[str, str]] = {
-        "group_prefix": "names consumer groups only: leave it as it is for this deployment, whose "
-        "offsets are in these groups; set prefix, which names topics too, for a new one"
-    }
-
     group_prefix: Annotated[
         str,
         Meta(
-            description="Deprecated, for deployments of earlier versions: consumer groups and "
-            "transactional ids begin with GROUP_PREFIX- instead, topics do not change. Empty: not "
-            "used.",
+            description="Consumer groups and transactional ids begin with GROUP_PREFIX- instead; "
+            "topics do not change. Benchmarks use it. Empty: not used.",
         ),
     ] = ""
     delivery: Annotated[

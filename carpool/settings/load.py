@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from carpool.errors import ConfigError
-from carpool.settings.renamed import modernised, old_names
 from carpool.settings.sections import (
     ENVIRONMENT_PREFIX,
     Secret,
     Settings,
     describe,
-    environment_name,
 )
-from carpool.terminal import TerminalConsole
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-def warn_on_stderr(message: str) -> None:
-    """Prints a warning about settings: logs are not set up yet when settings are read."""
-    TerminalConsole(stderr=True, soft_wrap=True).print(f"warning: {message}")
 
 
 def load_settings(
@@ -35,13 +27,12 @@ def load_settings(
     environ: Mapping[str, str],
     flags: Mapping[str, Mapping[str, Any]] | None = None,
     elsewhere: Collection[str] = (),
-    warn: Callable[[str], None] = warn_on_stderr,
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
     `flags`: values by section and name; None: not given. `elsewhere`: sections of other programs,
-    which are skipped. `warn` gets a sentence for each setting of an earlier version. Raises
-    `ConfigError` that lists all problems, each with the place where it was set.
+    which are skipped. Raises `ConfigError` that lists all problems, each with the place where it
+    was set.
     """
     sections: dict[str, type[Settings]] = {
         field.name: field.type for field in msgspec.structs.fields(kind)
@@ -58,7 +49,7 @@ def load_settings(
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for source in sources:
         for section, given in source.items():
-            values[section].update(modernised(section, sections[section], given, warn))
+            values[section].update(given)
     built: dict[str, Settings] = {}
     for name, section_kind in sections.items():
         _read_tables(name, section_kind, values[name], problems)
@@ -138,20 +129,17 @@ def _from_environment(
     environ: Mapping[str, str], sections: Mapping[str, type[Settings]], problems: list[str]
 ) -> dict[str, dict[str, Any]]:
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
-    known, old = {}, {}
-    for section, section_kind in sections.items():
-        known.update({doc.environment: doc for doc in describe(section, section_kind)})
-        for name in old_names(section_kind):
-            old[environment_name(section, name)] = (section, name)
+    known = {
+        doc.environment: doc
+        for section, kind in sections.items()
+        for doc in describe(section, kind)
+    }
     prefixes = tuple(f"{ENVIRONMENT_PREFIX}{section}_".upper() for section in sections)
     for variable in sorted(environ):
         doc = known.get(variable)
         if doc is not None:
             text = environ[variable]
             values[doc.section][doc.name] = Secret(text) if doc.is_secret else text
-        elif variable in old:
-            section, name = old[variable]
-            values[section][name] = environ[variable]
         elif variable.startswith(prefixes):
             problems.append(f"{variable} is in the environment but is no setting; is it misspelt?")
     return values

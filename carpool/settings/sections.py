@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,17 +14,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A section: values with defaults, each `Annotated[..., Meta(description=...)]`.
 
     A description says what the value limits, its unit, and the effect of too low and too high
-    values. `check` says what types cannot. Files of earlier versions stay valid: `RENAMED` maps an
-    old setting to its current name, `RENAMED_VALUES` maps a setting to its old values and their
-    current words, `REMOVED` maps a setting that no longer exists to the reason, `DEPRECATED` maps a
-    setting that still has its effect to what to do about it. `load_settings` warns about each one
-    that it finds.
+    values. `check` says what types cannot.
     """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    REMOVED: ClassVar[Mapping[str, str]] = {}
-    DEPRECATED: ClassVar[Mapping[str, str]] = {}
 
     def check(self) -> list[str]:
         """Returns the problems between values of this section, each a sentence."""

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from carpool.kafka.acls import ROLES, acls_of
 from carpool.kafka.settings import KafkaSettings
-from carpool.settings import Settings, describe
+from carpool.settings import describe
 from carpool.telemetry.metrics import Metrics
 from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
@@ -66,7 +66,7 @@ def shown(value: Any) -> str:
 
 
 def settings_page() -> str:
-    """Returns every setting by section, and the names that earlier versions had."""
+    """Returns every setting by section."""
     lines: list[str] = []
     for section, kind in section_kinds(CarpoolSettings).items():
         lines += [f"## {section}", ""]
@@ -76,9 +76,6 @@ def settings_page() -> str:
             lines += [f"### {section}.{doc.name}", ""]
             lines += textwrap.wrap(doc.description, WIDTH, break_on_hyphens=False)
             lines += ["", f"`{doc.environment}`, {default}{choices if doc.choices else ''}", ""]
-        old = list(earlier_names(kind))
-        if old:
-            lines += [f"### Earlier names in {section}", "", *old, ""]
     return page(
         "Settings",
         "Each setting: what it bounds, its environment variable, its default. A TOML file "
@@ -87,20 +84,6 @@ def settings_page() -> str:
         "values in force and where each value came from.",
         lines,
     )
-
-
-def earlier_names(kind: type[Settings]) -> Iterator[str]:
-    """Yields what earlier versions accepted, one list item each; all are accepted with a warning.
-
-    A renamed setting or value is used under its new name, a removed one is ignored.
-    """
-    for old, new in kind.RENAMED.items():
-        yield from item(f"`{old}` is now `{new}`.")
-    for name, words in kind.RENAMED_VALUES.items():
-        for old, new in words.items():
-            yield from item(f"`{name} = {shown(old)}` is now written `{shown(new)}`.")
-    for name, reason in kind.REMOVED.items():
-        yield from item(f"`{name}` is ignored: {reason}.")
 
 
 def metrics_page() -> str:

@@ -9,18 +9,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import EmbeddedBroker
-from carpool.settings import Settings, describe, load_settings
+from carpool.settings import load_settings
 from cli.all_settings import CarpoolSettings
 from cli.main import EXTRAS, extra_of
 from cli.options import given
 from cli.runfile import Run, RunFile
-from cli.settings import ClientSide, Given, load, load_client_side
+from cli.settings import ClientSide, load, load_client_side
 from schemas.topics import TOPICS
 from tests.cli.support import carpool
 
@@ -204,30 +203,6 @@ def test_config_shows_each_value_with_where_it_came_from(monkeypatch: pytest.Mon
     assert found["nprobe"] == (9, "environment (CARPOOL_GROUPER_NPROBE)")
     assert found["window_ms_max"] == (7, "flag")
     assert found["order"] == ("arrival", "default")
-
-
-class Renamed(Settings, frozen=True, kw_only=True):
-    RENAMED: ClassVar = {"old": "name"}
-
-    name: str = "default"
-
-
-def test_config_knows_values_that_are_given_under_an_old_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    doc = next(doc for doc in describe("section", Renamed) if doc.name == "name")
-    Path("old.toml").write_text("[section]\nold = 'a'\n")
-    environ = {"CARPOOL_SECTION_OLD": "a"}
-    for chosen, says in (
-        (Given(file=None, environ={}, flags={"section": {"old": "a"}}), "flag"),
-        (Given(file=None, environ=environ, flags={}), "environment (CARPOOL_SECTION_OLD)"),
-        (Given(file=Path("old.toml"), environ={}, flags={}), "file (old.toml)"),
-    ):
-        assert chosen.origin(doc, Renamed) == says
-    set_old = given(None, ["grouper.policy=whole", "grouper.order=overlap", "grouper.lanes=1"])
-    grouper = load(CarpoolSettings, set_old).grouper
-    assert (grouper.policy, grouper.order) == ("per_window", "nearest_chain")
-    assert capsys.readouterr().err.count("warning: [grouper]") == 3
 
 
 def test_settings_may_come_through_a_pipe_as_a_shell_substitutes_it() -> None:

@@ -33,7 +33,6 @@ NOT_RUN = {
     "docs/guides/operating.md": ["curl http"],
     "docs/guides/own-corpus.md": ["carpool index tune"],
     "docs/guides/own-kafka.md": ["export CARPOOL"],
-    "docs/guides/upgrading.md": ["carpool index convert"],
 }
 """Blocks that need what a test has not; each begins so."""
 

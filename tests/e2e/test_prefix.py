@@ -1,4 +1,4 @@
-"""Two corpora on one cluster, and an upgrade of a deployment that has the old `group_prefix`."""
+"""Two corpora on one cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bench.core.stack import SERVICES, Stack
 from carpool import Client
@@ -30,7 +29,7 @@ from tests.e2e.support import (
     read_all,
     read_to_end,
 )
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S
 
 QUESTIONS = 8
 PREFIXES = ("", "wiki")
@@ -161,56 +160,3 @@ def _an_operator_moves_offsets(bootstrap: str) -> None:
     moved = committed_positions(bootstrap, "wiki-searcher", f"wiki.{GROUPS.name}", [0])
     assert moved[0][0] == 1
     assert committed_positions(bootstrap, "carpool-searcher", GROUPS.name, [0]) == before
-
-
-@pytest.mark.slow
-def test_a_deployment_with_the_old_group_prefix_continues_at_its_offsets(
-    fresh_broker: str, small_index: Path, tmp_path: Path
-) -> None:
-    publisher = Publisher(fresh_broker)
-
-    def publish(name: str) -> list[str]:
-        ids = [f"{name}-{number}" for number in range(20)]
-        for query_id in ids:
-            body = json.dumps({"query_id": query_id, "text": "what of the river?"}).encode()
-            publisher.queue(QUERIES.name, body, key=query_id)
-        publisher.flush()
-        return ids
-
-    publish("done")
-    ends: dict[int, int] = {}
-    for record in read_to_end(fresh_broker, QUERIES.name):
-        ends[record.partition] = max(ends.get(record.partition, 0), record.offset + 1)
-    old = Consumer({"bootstrap.servers": fresh_broker, "group.id": "team-grouper"})
-    offsets = [TopicPartition(QUERIES.name, *each) for each in ends.items()]
-
-    def commits() -> bool:
-        try:
-            old.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:  # the group's coordinator may still be starting
-            assert error.args[0].code() == KafkaError.COORDINATOR_LOAD_IN_PROGRESS
-            return False
-        return True
-
-    wait_until(commits)
-    old.close()
-    waiting = publish("waiting")
-
-    settings = variables(fresh_broker, "") | {"CARPOOL_KAFKA_GROUP_PREFIX": "team"}
-    with Stack(
-        bootstrap=fresh_broker,
-        index_dir=small_index,
-        work_dir=tmp_path / "run",
-        settings=settings,
-    ) as stack:
-        read_all(
-            fresh_broker,
-            ANSWERS.name,
-            until=lambda found: len(found) >= len(waiting),
-        )
-        log = stack["grouper"].log_file.read_text()
-    assert log.count("group_prefix names consumer groups only: leave it as it is") == 1
-    answers = [each.body["query_id"] for each in read_to_end(fresh_broker, ANSWERS.name)]
-    assert sorted(answers) == sorted(waiting), "nothing twice, nothing lost"
-    committed = committed_positions(fresh_broker, "team-generator", RETRIEVALS.name, range(4))
-    assert sum(offset for offset, _ in committed.values()) >= len(waiting)

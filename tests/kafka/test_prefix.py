@@ -36,12 +36,9 @@ class OnlyKafka(msgspec.Struct, frozen=True, kw_only=True):
     kafka: KafkaSettings
 
 
-def loaded(**environ: str) -> tuple[KafkaSettings, list[str]]:
-    """The settings of these variables, and the warnings about them."""
+def loaded(**environ: str) -> KafkaSettings:
     variables = {f"CARPOOL_KAFKA_{name.upper()}": value for name, value in environ.items()}
-    warnings: list[str] = []
-    found = load_settings(OnlyKafka, file=None, environ=variables, warn=warnings.append)
-    return found.kafka, warnings
+    return load_settings(OnlyKafka, file=None, environ=variables).kafka
 
 
 @given(prefix=WORDS | st.just("rag"), topic=WORDS | st.sampled_from(OURS), partition=st.integers(0))
@@ -73,23 +70,6 @@ def test_the_prefix_names_topics_and_groups_and_without_it_the_names_are_as_befo
         "rag.queries.v1",
         "carpool-grouper",
     )
-
-
-def test_the_group_prefix_of_an_earlier_version_names_groups_only_with_one_warning() -> None:
-    old, warnings = loaded(group_prefix="team")
-    assert (old.broker_topic(QUERIES.name), old.group_of("grouper")) == (
-        "rag.queries.v1",
-        "team-grouper",
-    )
-    (warning,) = warnings
-    assert "leave it as it is" in warning
-    assert "set prefix" in warning
-    both, _ = loaded(group_prefix="team", prefix="wiki")
-    assert (both.broker_topic(QUERIES.name), both.group_of("dlq")) == (
-        "wiki.rag.queries.v1",
-        "team-dlq",
-    )
-    assert loaded(prefix="wiki", group_prefix="") == (KafkaSettings(prefix="wiki"), [])
 
 
 @pytest.mark.parametrize("prefix", ["a b", "wiki/en", "ü", "x" * 65, "carpool"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import pytest
@@ -115,43 +115,3 @@ def test_sasl_without_a_user_is_refused() -> None:
         security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u"
     ).check()
     assert KafkaSettings(bootstrap=" ").check()
-
-
-class Modern(Settings, frozen=True, kw_only=True):
-    RENAMED: ClassVar = {"old": "name"}
-    RENAMED_VALUES: ClassVar = {"name": {"whole": "per_window"}}
-    REMOVED: ClassVar = {"gone": "it never mattered"}
-
-    name: str = "default"
-
-
-class OnlyModern(msgspec.Struct, frozen=True, kw_only=True):
-    section: Modern
-
-
-def modern(tmp_path: Path, content: str = "", **environ: str) -> tuple[str, list[str]]:
-    (tmp_path / "old.toml").write_text(content)
-    warnings: list[str] = []
-    settings = load_settings(
-        OnlyModern, file=tmp_path / "old.toml", environ=environ, warn=warnings.append
-    )
-    return settings.section.name, warnings
-
-
-def test_a_setting_of_an_earlier_version_is_accepted_or_ignored_with_a_warning(
-    tmp_path: Path,
-) -> None:
-    assert modern(tmp_path, "[section]\nold = 'a'") == (
-        "a",
-        ["[section] old is now called name; the old name is still accepted"],
-    )
-    assert modern(tmp_path, "[section]\nold = 'a'\nname = 'b'")[0] == "b"
-    assert modern(tmp_path, "[section]\nname = 'whole'") == (
-        "per_window",
-        ["[section] name = 'whole' is now written 'per_window'"],
-    )
-    assert modern(tmp_path, "[section]\ngone = 0") == (
-        "default",
-        ["[section] gone is ignored: it never mattered"],
-    )
-    assert modern(tmp_path, CARPOOL_SECTION_OLD="whole")[0] == "per_window"
