@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,10 @@ from carpool.kafka.librdkafka.broker_config import settings_of
 from carpool.kafka.librdkafka.hidden_topics import hidden_topics
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
+
+LISTED_S = 0.1
+LISTED_TRIES = 100
+"""A broker lists a topic some time after it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ def topic_config(topic: Topic) -> dict[str, str]:
 
 
 def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[str]:
-    """Creates the missing topics and returns their names at the brokers.
+    """Creates the missing topics and returns their names at the brokers, which list them then.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
     """
@@ -84,6 +89,10 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
                 raise ConfigError(
                     f"the brokers refuse to make topic {name}: {error.args[0].str()}"
                 ) from error
+    for _ in range(LISTED_TRIES):
+        if cluster_metadata(admin, settings, timeout_s).topics.keys() >= set(created):
+            break
+        time.sleep(LISTED_S)
     return sorted(created)
 
 
