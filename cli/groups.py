@@ -12,6 +12,7 @@ from carpool.kafka.settings import KafkaSettings
 from cli.console import output
 from cli.options import BesideOption, ConfigOption, SetOption, client_side, logical_topic
 from cli.services import INPUTS
+from schemas.topics import read_with
 
 app = typer.Typer(
     name="groups",
@@ -79,6 +80,51 @@ def reset(
     topic, partition, offset = _place(place)
     kafka = client_side(bootstrap, config, assignments).kafka
     _move(kafka, service, topic, partition, offset, is_skip=False, yes=yes)
+
+
+@app.command("accept-loss")
+def accept_loss(
+    yes: YesOption = False,
+    bootstrap: BesideOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Pass over all records that were deleted before they were processed.
+
+    A partition waits where retention has removed records that its service had not processed. This
+    names them, and lets every service read on from the first record that is left. What is complete
+    after it stays complete. Questions that are gone get no answer: publish them again.
+
+    \b
+    Example:
+      carpool groups accept-loss
+    """
+    from carpool.kafka.checks import missing_records
+    from carpool.kafka.deployment import broker_facts
+    from carpool.kafka.librdkafka.group_offsets import GroupOffsets
+    from carpool.kafka.move_position import reset_to
+    from carpool.kafka.records import TopicPartition
+
+    kafka, show = client_side(bootstrap, config, assignments).kafka, output()
+    gaps = {
+        (kafka.group_of(service), at): standing
+        for service, topic in INPUTS.items()
+        for at, standing in broker_facts(
+            kafka, (), kafka.group_of(service), [each.name for each in read_with(topic)]
+        ).standings.items()
+        if standing.has_gap
+    }
+    for (group, at), standing in gaps.items():
+        show.print(f"group {group}, {''.join(missing_records(at, standing))}")
+    if not gaps:
+        show.print("no record is missing")
+    elif not yes and not typer.confirm("Accept this loss?"):
+        raise typer.Exit(1)
+    for (group, at), standing in gaps.items():
+        place = TopicPartition(logical_topic(kafka, at.topic), at.partition)
+        offsets = GroupOffsets(kafka, group)
+        offsets.write(place, reset_to(offsets.read(place), standing.first))
+        show.print(f"committed {standing.first} for {at.topic}[{at.partition}]; start the service")
 
 
 def _place(text: str) -> tuple[str, int, int]:

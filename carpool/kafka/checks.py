@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
+from carpool.kafka.clients import Position
+from carpool.kafka.move_position import unprocessed_before
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import BrokerSettings, KafkaSettings
 from schemas.topics import (
@@ -49,6 +52,8 @@ class TopicFacts:
 class Standing:
     """Where a consumer group is in a partition: committed offset, first and next offset of the log.
 
+    `metadata`: of the commit. `first_ms`: when the first record was written, epoch milliseconds.
+    0: unknown, or there is no record.
     `first_young`: the first offset of a record younger than `WARN_SHARE` of the retention; None:
     unknown.
     """
@@ -57,6 +62,13 @@ class Standing:
     first: int
     end: int
     first_young: int | None
+    metadata: str = ""
+    first_ms: int = 0
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether records were deleted before the group processed them."""
+        return 0 <= self.committed < self.first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +174,7 @@ def judge(
     # The embedded broker, which has no transactions, returns ends that are too low.
     standings = facts.standings if abilities.transactions else {}
     for at, standing in sorted(standings.items()):
-        problems += _standing_problems(at, standing)
+        warnings += missing_records(at, standing)
         warnings += _standing_warnings(at, standing, facts)
     return Deployment(
         abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
@@ -317,20 +329,24 @@ def _partition_problems(
             )
 
 
-def _standing_problems(at: TopicPartition, standing: Standing) -> Iterator[str]:
+def missing_records(at: TopicPartition, standing: Standing) -> Iterator[str]:
+    """Yields what the group can no longer read in a partition, which then waits, in words."""
     where = f"{at.topic}[{at.partition}]"
-    reset = "`kafka-consumer-groups --reset-offsets` accepts that"
-    if 0 <= standing.committed < standing.first:
+    waits = "This partition waits, the others go on."
+    if standing.has_gap:
+        count = unprocessed_before(Position(standing.committed, standing.metadata), standing.first)
+        written = datetime.fromtimestamp(standing.first_ms / 1_000, UTC).isoformat(" ", "seconds")
         yield (
-            f"{where}: {standing.first - standing.committed} records that were never processed are "
-            f"gone: the group continues from offset {standing.committed}, and the log begins at "
-            f"{standing.first}. Lengthen the topic's retention; {reset}"
+            f"{where}: {count} records that were never processed are gone"
+            f"{f', written before {written}' if standing.first_ms else ''}: the group continues "
+            f"from offset {standing.committed}, and the log begins at {standing.first}. {waits} "
+            "Lengthen the topic's retention; `carpool groups accept-loss` accepts the loss of all"
         )
     elif standing.committed > standing.end:
         yield (
             f"{where}: the group continues from offset {standing.committed}, and the log ends at "
-            f"{standing.end}: the topic was "
-            f"created again, or its broker lost records. Find out which; {reset}"
+            f"{standing.end}: the topic was created again, or its broker lost records. {waits} "
+            "Find out which; `carpool groups reset` reads on from another offset"
         )
 
 

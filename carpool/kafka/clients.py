@@ -36,8 +36,11 @@ class RebalanceListener(Protocol):
         """
         ...
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
-        """A fetch of this partition failed; the client tries again. `error`: in words."""
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
+        """A fetch of this partition failed; the client tries again. `error`: in words.
+
+        `lasts`: the next record does not exist, so this member reads no more of the partition.
+        """
         ...
 
 
@@ -58,8 +61,7 @@ class ConsumerClient(Protocol):
         """Returns the next record, or None after `timeout_s`. Calls the listener.
 
         A batch that cannot be unpacked, tried several times, is returned as one `unreadable` record
-        and passed over. Raises `DeploymentError` when the committed offset was deleted,
-        `FencedError` when the group removed this member.
+        and passed over. Raises `FencedError` when the group removed this member.
         """
         ...
 

@@ -35,6 +35,14 @@ def reset_to(now: Position, offset: int) -> Position:
     return _position(now, offset, completed)
 
 
+def unprocessed_before(now: Position, offset: int) -> int:
+    """Returns how many offsets before this one are not complete: at most so many records."""
+    low, completed = _known(now)
+    still = completed.whole.copy()
+    still.discard_before(offset)
+    return offset - low - (len(completed.whole) - len(still))
+
+
 def _known(now: Position) -> tuple[int, Completed]:
     if now.offset is None:
         raise ConfigError("the group has committed nothing for this partition")

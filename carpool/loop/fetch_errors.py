@@ -27,9 +27,13 @@ class FetchErrors:
 
     def __init__(self) -> None:
         self._failing: dict[TopicPartition, _FailingPartition] = {}
+        self._lasting: dict[TopicPartition, str] = {}
 
-    def failed(self, at: TopicPartition, error: str, now_us: int) -> None:
-        """Notes that a fetch failed; `error` in words."""
+    def failed(self, at: TopicPartition, error: str, now_us: int, *, lasts: bool) -> None:
+        """Notes that a fetch failed; `error` in words. `lasts`: no record will come any more."""
+        if lasts:
+            self._lasting[at] = error
+            return
         failing = self._failing.get(at)
         recent = failing is not None and now_us - failing.last_us < RECENT_US
         errors = failing.errors + 1 if failing is not None and recent else 1
@@ -43,11 +47,13 @@ class FetchErrors:
         """Forgets these partitions."""
         for at in partitions:
             self._failing.pop(at, None)
+            self._lasting.pop(at, None)
 
     def reasons(self, now_us: int) -> list[str]:
         """Returns one sentence for each partition that cannot be read."""
-        return [
+        passing = [
             f"{at.topic}[{at.partition}] cannot be read: {each.error}"
             for at, each in sorted(self._failing.items())
             if each.errors >= ERRORS_MIN and now_us - each.last_us < RECENT_US
         ]
+        return [*self._lasting.values(), *passing]

@@ -166,9 +166,9 @@ class Loop(Generic[R]):
         self._stage.revoke(unit_ids, partitions)
         self._observer.revoked(partitions, unit_ids, lost=lost)
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
-        """Counts the error; the service is not ready while it repeats."""
-        self._observer.fetch_failed(at, error)
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
+        """Counts the error; the service is not ready while it repeats or `lasts`."""
+        self._observer.fetch_failed(at, error, lasts=lasts)
 
     # The polling thread.
 

@@ -92,9 +92,9 @@ class WorkObserver:
             took_us = self._clock.now_us() - started_us
             self._metrics.loop.rebalance_seconds.observe(took_us / 1_000_000)
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
-        """Notes that a fetch of this partition failed; `error` in words."""
-        self._fetch_errors.failed(at, error, self._clock.now_us())
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool) -> None:
+        """Notes that a fetch of this partition failed; see `FetchErrors.failed`."""
+        self._fetch_errors.failed(at, error, self._clock.now_us(), lasts=lasts)
         self._metrics.fetch.errors.labels(topic=at.topic, partition=str(at.partition)).inc()
 
     def unreadable(self) -> list[str]:

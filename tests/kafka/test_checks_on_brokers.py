@@ -64,7 +64,8 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
 
     def standing() -> tuple[str, ...]:
         deployment = check_deployment(settings, "auto", (topic,), group=group, inputs=[topic.name])
-        return deployment.problems + tuple(each for each in deployment.warnings if "unread" in each)
+        assert deployment.problems == (), "the partitions without a gap are read"
+        return tuple(each for each in deployment.warnings if "[0]" in each)
 
     commit(4)
     (old,) = standing()
@@ -73,7 +74,7 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
     (deleted,) = admin.delete_records([TopicPartition(topic.name, 0, 7)]).values()
     deleted.result(WAIT_S)
     gone, _ = standing()
-    assert "3 records that were never processed are gone" in gone
+    assert "3 records that were never processed are gone, written before 20" in gone
     commit(10)
     assert standing() == ()
     commit(11)

@@ -11,7 +11,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.clients import Position
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
 from carpool.kafka.librdkafka.group_offsets import GroupOffsets
-from carpool.kafka.move_position import reset_to, skipped
+from carpool.kafka.move_position import reset_to, skipped, unprocessed_before
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES
@@ -51,6 +51,10 @@ def test_passing_over_the_first_record_passes_what_is_complete_after_it() -> Non
 )
 def test_after_a_reset_what_was_complete_is_not_repeated(offset: int, then: Position) -> None:
     assert reset_to(NOW, offset) == then
+
+
+def test_what_is_complete_is_not_counted_as_unprocessed() -> None:
+    assert [unprocessed_before(NOW, offset) for offset in (10, 12, 14, 17)] == [0, 2, 2, 4]
 
 
 @pytest.mark.kafka

@@ -39,7 +39,7 @@ class Events:
             ("lost" if lost else "revoked", tuple(sorted(at.partition for at in partitions)))
         )
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         raise AssertionError(error)
 
 

@@ -32,7 +32,7 @@ class TroubledListener(Listener):
         super().__init__()
         self.errors: list[str] = []
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         self.errors.append(error)
 
 

@@ -16,6 +16,7 @@ from carpool.errors import (
     RetryableError,
 )
 from carpool.kafka.checks import DeliveryName
+from carpool.kafka.clients import Position
 from carpool.kafka.memory import MemoryConsumer
 from carpool.kafka.memory.broker import Call
 from carpool.kafka.raw_records import unreadable_batch
@@ -283,6 +284,24 @@ def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() ->
     turn(loop)
     bench.wait(loop)
     assert loop.not_ready() == ()
+
+
+def test_a_partition_without_its_next_record_waits_and_the_others_go_on() -> None:
+    bench, stage = Bench(), HandStage()
+    at = TopicPartition("rag.queries.v1", 0)
+    bench.loop(HandStage())[1].commit_now({at: Position(5, "")})
+    bench.broker.groups[GROUP].members.clear()
+    loop, _ = bench.loop(stage)
+    bench.publish("gone")
+    bench.publish("good", partition=1)
+    turn(loop)
+    bench.wait(loop)
+    assert [unit.record.text for unit in stage.units] == ["good"]
+    (reason,) = loop.not_ready()
+    assert "beyond the end" in reason
+    for _ in range(100):
+        bench.wait(loop)
+    assert loop.not_ready() == (reason,)
 
 
 def test_an_unexpected_exception_while_decoding_ends_its_record_only(

@@ -79,7 +79,7 @@ class TwoTopics:
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self.lost.append(partitions)
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         raise AssertionError(error)
 
     def take(self, timeout_s: float = 0.0) -> str | None:

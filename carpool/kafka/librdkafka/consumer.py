@@ -21,7 +21,8 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
-from carpool.errors import ConfigError, DeploymentError, FencedError, RetryableError
+from carpool.errors import ConfigError, FencedError, RetryableError
+from carpool.kafka.checks import missing_records
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import (
     CommitResult,
@@ -30,7 +31,7 @@ from carpool.kafka.clients import (
     RebalanceListener,
     partitions_text,
 )
-from carpool.kafka.cluster import cluster_metadata
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import RIGHTS, StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
@@ -41,6 +42,7 @@ from carpool.kafka.librdkafka.partition_handover import (
     read_committed,
 )
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
+from carpool.kafka.librdkafka.standings import standings
 from carpool.kafka.raw_records import (
     message_of,
     place_of,
@@ -265,12 +267,7 @@ class LibrdkafkaConsumer:
             self._at_end.add(at)
             self._passed[at] = raw.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET:
-            raise DeploymentError(
-                f"{raw.topic()}[{raw.partition()}] no longer has the committed offset "
-                f"({error.str()}): records that were never processed are gone. Lengthen the "
-                "topic's retention; then reset the group's offsets by hand (kafka-consumer-groups "
-                "--reset-offsets) to accept the loss."
-            )
+            self._gap_found(TopicPartition(raw.topic() or "", raw.partition() or 0), error)
         elif code in RIGHTS:
             raise sort_error(error, raw.topic() or self._group)
         elif code == KafkaError._FATAL and self._may_go_classic:
@@ -285,6 +282,19 @@ class LibrdkafkaConsumer:
             )
             return self._fetch_failed(raw, error)
         return None
+
+    def _gap_found(self, at: TopicPartition, error: KafkaError) -> None:
+        """Reports a partition that librdkafka reads no more: its next offset is not in the log.
+
+        `at`: with the brokers' name of the topic. Blocks while the brokers say what is missing.
+        """
+        found = standings(quiet_admin(self._settings), self._settings, self._group, {at: None})
+        missing = "".join(missing_records(at, found[at])) if found else ""
+        text = missing or f"{at.topic}[{at.partition}] cannot be read on: {error.str()}"
+        log.error("records are missing", error=text)
+        place = TopicPartition(self._settings.logical_topic(at.topic), at.partition)
+        if self._listener is not None and place in self._assigned:
+            self._listener.fetch_failed(place, text, lasts=True)
 
     def _fetch_failed(self, raw: RawMessage, error: KafkaError) -> Message | None:
         at = place_of_event(self._settings, raw)

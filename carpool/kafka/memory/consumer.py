@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
+from carpool.errors import CarpoolError, FencedError, RetryableError
 from carpool.kafka.clients import (
     CommitResult,
     Membership,
@@ -75,10 +75,10 @@ class MemoryConsumer:
             for at in sorted(at for at in not_paused if at.topic not in self._paused):
                 log = self._broker.logs[at]
                 if self._next[at] > len(log):
-                    raise DeploymentError(
-                        f"offset {self._next[at]} of {at} is beyond the end of the log; reset the "
-                        "group's offsets"
-                    )
+                    assert self._listener is not None, "subscribe comes first"
+                    error = f"offset {self._next[at]} of {at} is beyond the end of the log"
+                    self._listener.fetch_failed(at, error, lasts=True)
+                    continue
                 found = log.next_committed(self._next[at])
                 if found is not None:
                     offset, entry = found

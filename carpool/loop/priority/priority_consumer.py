@@ -176,5 +176,5 @@ class _QueueListener:
         self._queues.forget(partitions)
         self._listener.revoked(partitions, lost=lost)
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
-        self._listener.fetch_failed(at, error)
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
+        self._listener.fetch_failed(at, error, lasts=lasts)

@@ -59,7 +59,7 @@ class Listener:
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self.gone |= partitions
 
-    def fetch_failed(self, at: TopicPartition, error: str) -> None:
+    def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         raise AssertionError(error)
 
 
