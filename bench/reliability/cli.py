@@ -23,6 +23,15 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     network: Annotated[
         int, typer.Option("--network", min=0, help="Faults of the network before the brokers.")
     ] = 60
+    states: Annotated[
+        int,
+        typer.Option(
+            "--states",
+            min=0,
+            help="Changes of the deployment: a topic's limit lowered and raised, partitions added, "
+            "the generator's group deleted, an LLM server that answers in odd forms.",
+        ),
+    ] = 12
     llm_servers: Annotated[
         int,
         typer.Option(

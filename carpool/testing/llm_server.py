@@ -43,16 +43,23 @@ class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: no reply. `reset`: the
     connection is closed. `garbage`: no event stream. The last three begin after `after_tokens`
-    tokens.
+    tokens. `odd`: a whole answer, among what servers send beside text, and without a reason to end.
     """
 
-    mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage"]
+    mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage", "odd"]
     count: int | None = None
     retry_after_s: float | None = None
     after_tokens: int = 0
 
 
 NO_FAULT = LlmFault(mode="none")
+ODD_EVENTS = (
+    '{"choices":[]}\n\n: a comment\nid: 7\nretry: 10\nevent: ping',
+    '{"choices":[{"index":0,"finish_reason":null}],"usage":null}',
+    '{"choices":[{"delta":{"role":"assistant","content":""}}],"model":"\\ud83d"}',
+    '{"choices":[],"usage":{"prompt_tokens":null,"completion_tokens":-5,"total_tokens":1e22}}',
+)
+"""What says nothing of an answer, and what no record can hold."""
 REFUSALS = (
     LlmFault(mode="429", retry_after_s=1.0),
     LlmFault(mode="503"),
@@ -305,7 +312,7 @@ class LlmServer:
             counts.disconnected += fault.mode != "reset"
             raise
         else:
-            if fault.mode == "none":
+            if fault.mode in ("none", "odd"):
                 counts.completed += 1
                 counts.completed_by_id[request_id] += 1
                 counts.completed_by_prompt[prompt] += 1
@@ -348,6 +355,10 @@ class LlmServer:
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
         chunk = head | {"object": "chat.completion.chunk" if is_chat else kind}
         await responder.wait(self._latency_s * self._slowness())
+        odd = ODD_EVENTS if fault.mode == "odd" and chat.stream else ()
+        fault = NO_FAULT if odd else fault
+        for event in odd:
+            await responder.raw_event(event)
         written = []
         loop = asyncio.get_running_loop()
         due_s = loop.time()
@@ -364,9 +375,10 @@ class LlmServer:
             self.requests.faulted += 1
             await _fail(fault, responder)
         elif chat.stream:
-            choice = _choice("delta" if is_chat else "text", "", finish_reason)
-            await responder.event({**chunk, "choices": [choice]})
-            if (chat.stream_options or {}).get("include_usage"):
+            if not odd:
+                choice = _choice("delta" if is_chat else "text", "", finish_reason)
+                await responder.event({**chunk, "choices": [choice]})
+            if not odd and (chat.stream_options or {}).get("include_usage"):
                 await responder.event({**chunk, "choices": [], "usage": usage})
             await responder.end_events()
         else:

@@ -197,6 +197,17 @@ def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     wait_until(lambda: (server.requests.in_flight, server.requests.disconnected) == (0, 1))
 
 
+def test_an_answer_among_odd_events_is_the_same_answer(server: LlmServer) -> None:
+    found = []
+    for mode in ("none", "odd"):
+        server.fault = LlmFault(mode=mode)
+        found.append(run(OpenAiLlm(settings(server)), collect))
+    (text, _), (odd_text, finished) = found
+    assert odd_text == text
+    assert (finished.input_tokens, finished.output_tokens) == (0, 0)
+    assert server.requests.completed == 2
+
+
 def test_a_slow_answer_is_no_timeout_as_long_as_tokens_come() -> None:
     with LlmServer(latency_ms=100, tokens_per_second=50) as server:
         engine = OpenAiLlm(

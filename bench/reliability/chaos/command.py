@@ -20,13 +20,16 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
 from bench.reliability.chaos.asked import drawn_questions
 from bench.reliability.chaos.faults import quiet_after_s
-from bench.reliability.chaos.live import MEMBERS, broker_names, members
+from bench.reliability.chaos.live import broker_names, members
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.plan import (
     LLM_SHARES,
+    MEMBERS,
     NETWORK_SHARES,
     OF_LLM,
     OF_NETWORK,
+    OF_STATES,
+    STATE_SHARES,
     PlannedFault,
     in_transaction_min,
     interleaved,
@@ -124,6 +127,14 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
             plan_faults(
                 llm_kills(options.kills) if options.llm_servers > 1 else 0,
                 shares=LLM_SHARES,
+                duration_s=duration_s,
+                seed=options.seed,
+                members=member_names("llm", options.llm_servers),
+                brokers=names,
+            ),
+            plan_faults(
+                options.states,
+                shares=STATE_SHARES,
                 duration_s=duration_s,
                 seed=options.seed,
                 members=member_names("llm", options.llm_servers),
@@ -244,6 +255,8 @@ def promises_of_run(result: ChaosResult, plan: ChaosPlan) -> dict[str, bool]:
 def _sort_of(fault: PlannedFault) -> str:
     if fault.kind in OF_LLM:
         return "kills of LLM servers"
+    if fault.kind in OF_STATES:
+        return "changes of the deployment"
     return "network faults" if fault.kind in OF_NETWORK else "kills and pauses"
 
 

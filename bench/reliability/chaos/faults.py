@@ -16,7 +16,15 @@ from typing import Literal, Protocol
 import msgspec
 
 from bench.reliability.chaos.network import NetworkFaults
-from bench.reliability.chaos.plan import OF_BROKERS, OF_LLM, OF_NETWORK, Kind, PlannedFault
+from bench.reliability.chaos.plan import (
+    OF_BROKERS,
+    OF_LLM,
+    OF_NETWORK,
+    OF_STATES,
+    Kind,
+    PlannedFault,
+)
+from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from carpool.testing.transactions import DescribedTransaction
 
@@ -79,6 +87,7 @@ class FaultInjector:
     pending: list[PlannedFault]
     supervisor: ProcessSupervisor
     network: NetworkFaults
+    states: StateFaults
     run: RunState
     rng: random.Random
     sleep: Callable[[float], None] = time.sleep
@@ -98,7 +107,9 @@ class FaultInjector:
 
     def _inject(self, fault: PlannedFault) -> InjectedFault | None:
         if fault.kind in OF_NETWORK:
-            return self._hit_network(fault)
+            return self._begin(fault, self.network) if self.network.is_whole else None
+        if fault.kind in OF_STATES:
+            return self._begin(fault, self.states) if self._is_whole() else None
         return self._hit_broker(fault) if fault.kind in OF_BROKERS else self._hit_member(fault)
 
     def _made_progress(self) -> bool:
@@ -106,15 +117,19 @@ class FaultInjector:
         has_work = self.run.published() > answers
         return has_work and (not self.injected or answers > self.injected[-1].answers)
 
-    def _hit_network(self, fault: PlannedFault) -> InjectedFault | None:
-        if not self.network.is_whole:
-            return None
+    def _is_whole(self) -> bool:
+        is_calm = self.network.is_whole and self.states.is_whole
+        return is_calm and self.run.brokers_are_whole()
+
+    def _begin(
+        self, fault: PlannedFault, place: NetworkFaults | StateFaults
+    ) -> InjectedFault | None:
         in_flight = self.run.published() - self.run.answered()
-        victim = self.network.inject(fault, self.run.now_s())
+        victim = place.inject(fault, self.run.now_s())
         return None if victim is None else self._noted(fault, victim, in_flight, None)
 
     def _hit_broker(self, fault: PlannedFault) -> InjectedFault | None:
-        if not (self.network.is_whole and self.run.brokers_are_whole()):
+        if not self._is_whole():
             return None
         victim = fault.victims[0]
         in_flight = self.run.published() - self.run.answered()

@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+from confluent_kafka.admin import AdminClient
+
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults
+from bench.reliability.chaos.plan import MEMBERS
+from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
 from carpool.clock import SystemClock
 from carpool.kafka.fencing import transactional_id
@@ -19,7 +23,6 @@ from carpool.testing.kafka import KafkaCluster
 from carpool.testing.transactions import DescribedTransaction, describe_transaction
 from schemas.topics import ANSWERS
 
-MEMBERS = 2
 STEP_S = 0.05
 BROKER = "broker"
 
@@ -48,6 +51,8 @@ class LiveRun:
         )
         self.supervisor = ProcessSupervisor({each.name: each for each in supervised})
         self.network = network
+        admin = AdminClient({"bootstrap.servers": cluster.own_addresses, "log_level": 0})
+        self.states = StateFaults(admin, kafka, self.supervisor, stand_ins)
         self.started_us = 0
         self._cluster = cluster
         self._stack = stack
@@ -108,9 +113,10 @@ class LiveRun:
         return is_sent and is_replayed and self.answered() >= self.published()
 
     def step(self) -> None:
-        """Steps the supervisor and the network, and waits for a moment."""
+        """Steps the supervisor and the faults in progress, and waits for a moment."""
         now_s = self.now_s()
         self.network.step(now_s)
+        self.states.step(now_s)
         self.supervisor.step(now_s)
         time.sleep(STEP_S)
 

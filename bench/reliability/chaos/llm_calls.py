@@ -85,6 +85,10 @@ class LlmStandIn:
         with self._lock:
             self._page("/_broken", msgspec.json.encode(dict(words)))
 
+    def answer_as(self, mode: str) -> None:
+        """Sets the `LlmFault` of its answers. Raises `RetryableError` when it does not answer."""
+        self._page("/_faults", msgspec.json.encode({"mode": mode}))
+
     def kill(self) -> None:
         """Ends it as a crash does."""
         with self._lock:

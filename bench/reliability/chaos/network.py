@@ -1,13 +1,16 @@
-"""Network faults: begins and ends them at the proxy before each broker."""
+"""Faults that pass, and those of the network: begins and ends them at the proxy of each broker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from confluent_kafka import KafkaException
+
 from bench.reliability.chaos.plan import PlannedFault
+from carpool.errors import RetryableError
 from carpool.kafka.embedded import free_port
 from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.testing.kafka import KafkaCluster
@@ -33,16 +36,35 @@ def proxied_cluster(
 
 
 @dataclass(slots=True)
-class NetworkFaults:
+class PassingFaults:
     """The faults in progress. Times are seconds of the run. Not thread-safe."""
 
-    proxies: Mapping[str, FaultProxy]
-    _ends: list[tuple[float, ExitStack]] = field(default_factory=list)
+    _ends: list[tuple[float, Callable[[], None]]] = field(default_factory=list, init=False)
 
     @property
     def is_whole(self) -> bool:
         """Whether no fault is in progress."""
         return not self._ends
+
+    def step(self, now_s: float) -> None:
+        """Ends what is due. What cannot be ended now is tried again in the next step."""
+        for due in [each for each in self._ends if each[0] <= now_s]:
+            self._ends.remove(due)
+            try:
+                due[1]()
+            except (KafkaException, RetryableError):
+                self._ends.append(due)
+
+    def end_all(self) -> None:
+        """Ends every fault."""
+        self.step(float("inf"))
+
+
+@dataclass(slots=True)
+class NetworkFaults(PassingFaults):
+    """The faults of the network in progress."""
+
+    proxies: Mapping[str, FaultProxy]
 
     def inject(self, fault: PlannedFault, now_s: float) -> str | None:
         """Begins a fault; returns its victim. None: no request came that it could hold or drop."""
@@ -64,7 +86,7 @@ class NetworkFaults:
                 return self._hold(fault, now_s)
             case "lost reply":
                 return self._drop(fault)
-        self._ends.append((now_s + fault.down_s, end))
+        self._ends.append((now_s + fault.down_s, end.close))
         return victim
 
     def _hold(self, fault: PlannedFault, now_s: float) -> str | None:
@@ -73,9 +95,7 @@ class NetworkFaults:
             held = self.proxies[victim].hold(END_TXN)
             if held.wait(REQUEST_WAIT_S):
                 self.proxies[victim].cut()
-                end = ExitStack()
-                end.callback(held.release)
-                self._ends.append((now_s + REQUEST_WAIT_S + fault.down_s, end))
+                self._ends.append((now_s + REQUEST_WAIT_S + fault.down_s, held.release))
                 return victim
             held.release()
         return None
@@ -87,13 +107,3 @@ class NetworkFaults:
                 return victim
             drop.cancel()
         return None
-
-    def step(self, now_s: float) -> None:
-        """Ends what is due."""
-        for due in [each for each in self._ends if each[0] <= now_s]:
-            self._ends.remove(due)
-            due[1].close()
-
-    def end_all(self) -> None:
-        """Ends every fault."""
-        self.step(float("inf"))

@@ -8,6 +8,11 @@ from typing import Literal
 
 import msgspec
 
+from schemas.topics import ANSWERS, GROUPS, QUERY_TOPICS, RETRIEVALS
+
+MEMBERS = 2
+"""Processes of each service."""
+
 Kind = Literal[
     "kill",
     "kill in a transaction",
@@ -21,6 +26,10 @@ Kind = Literal[
     "late end of a transaction",
     "lost reply",
     "kill an LLM server",
+    "lower a limit",
+    "add partitions",
+    "delete a group",
+    "odd LLM server",
 ]
 
 PROCESS_SHARES: Mapping[Kind, float] = {
@@ -39,9 +48,26 @@ NETWORK_SHARES: Mapping[Kind, float] = {
     "lost reply": 0.20,
 }
 LLM_SHARES: Mapping[Kind, float] = {"kill an LLM server": 1.0}
+STATE_SHARES: Mapping[Kind, float] = {
+    "lower a limit": 0.35,
+    "add partitions": 0.25,
+    "delete a group": 0.20,
+    "odd LLM server": 0.20,
+}
+CHANGED: Mapping[Kind, tuple[str, ...]] = {
+    "lower a limit": (GROUPS.name, RETRIEVALS.name, ANSWERS.name),
+    # The partitions of retrievals and answers are those of ids: an id that moves is answered anew.
+    "add partitions": QUERY_TOPICS,
+    # Retrievals that are read again have their answers. Groups would be written again.
+    "delete a group": ("generator",),
+}
+"""What a fault changes, if not a process."""
+DELETE_AFTER = 0.7
+"""The part of the run after which a group is deleted: no question waits for a retry then."""
 OF_LLM: frozenset[Kind] = frozenset(LLM_SHARES)
 OF_BROKERS: frozenset[Kind] = frozenset({"kill a broker", "pause a broker"})
 OF_NETWORK: frozenset[Kind] = frozenset(NETWORK_SHARES)
+OF_STATES: frozenset[Kind] = frozenset(STATE_SHARES)
 BEGIN_SHARE, END_SHARE = 0.04, 0.92
 """The part of the run that has faults, so that recovery from the last one is in the run too."""
 
@@ -58,6 +84,8 @@ LASTS_S: Mapping[Kind, tuple[float, float]] = {
     "half-open": (1.0, 10.0),
     "network down": (1.0, 5.0),
     "late end of a transaction": (0.2, 4.0),
+    "lower a limit": (3.0, 10.0),
+    "odd LLM server": (5.0, 20.0),
 }
 DELAY_S = (0.05, 0.2)
 """Delay of each request and each reply on a slow network."""
@@ -68,9 +96,9 @@ REQUESTS = ("EndTxn", "TxnOffsetCommit", "Produce")
 class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault. `down_s`: how long the process is dead or paused, or the network fault lasts.
 
-    `victims`: processes, or the brokers whose network has the fault. The first with work in flight,
-    or with a request to hold or drop, is hit. `delay_s`: of a slow network. `request`: whose reply
-    is lost.
+    `victims`: processes, the brokers whose network has the fault, or what is changed. The first
+    with work in flight, or with a request to hold or drop, is hit. `delay_s`: of a slow network.
+    `request`: whose reply is lost.
     """
 
     at_s: float
@@ -101,10 +129,11 @@ def plan_faults(
     begin_s, length_s = duration_s * BEGIN_SHARE, duration_s * (END_SHARE - BEGIN_SHARE)
     faults = []
     for number, kind in enumerate(kinds):
-        names = brokers if kind in OF_BROKERS | OF_NETWORK else members
+        names = CHANGED.get(kind, brokers if kind in OF_BROKERS | OF_NETWORK else members)
+        least_s = duration_s * DELETE_AFTER if kind == "delete a group" else 0.0
         faults.append(
             PlannedFault(
-                at_s=begin_s + length_s * (number + rng.random()) / count,
+                at_s=max(least_s, begin_s + length_s * (number + rng.random()) / count),
                 kind=kind,
                 victims=tuple(rng.sample(names, len(names))),
                 down_s=_lasting(kind, lasts_s, rng.uniform),
@@ -112,7 +141,7 @@ def plan_faults(
                 request=rng.choice(REQUESTS) if kind == "lost reply" else "",
             )
         )
-    return tuple(faults)
+    return interleaved(faults)
 
 
 def _lasting(

@@ -23,11 +23,11 @@ from bench.reliability.chaos.answer_audit import AnswerAudit
 from bench.reliability.chaos.asked import AskedQuestions
 from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault
-from bench.reliability.chaos.live import MEMBERS, STEP_S, LiveRun, broker_names, members
+from bench.reliability.chaos.live import STEP_S, LiveRun, broker_names, members
 from bench.reliability.chaos.llm_calls import LlmCalls, LlmStandIn, break_on, calls_of
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
-from bench.reliability.chaos.plan import PlannedFault
+from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.questions import FAILURES_MAX
 from bench.reliability.chaos.supervisor import UnplannedExit
 from carpool.clock import SystemClock
@@ -156,7 +156,9 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             stand_ins=stand_ins,
         )
         faults = list(plan.faults)
-        injector = FaultInjector(faults, run.supervisor, run.network, run, random.Random(plan.seed))
+        injector = FaultInjector(
+            faults, run.supervisor, run.network, run.states, run, random.Random(plan.seed)
+        )
         run.begin()
         took_s = _inject_until_answered(run, injector, plan.stalled_s, note)
         sent = run.end_load()
@@ -294,6 +296,7 @@ def _inject_until_answered(
             note(run.status(len(injector.injected)))
     took_s = run.now_s()
     run.network.end_all()
+    run.states.end_all()
     while not run.supervisor.all_up() and run.now_s() - took_s < BACK_TIMEOUT_S:
         run.step()
     time.sleep(SETTLE_S)  # for records that come twice, and for the last commits
@@ -306,9 +309,10 @@ def committed_offsets(kafka: KafkaSettings) -> dict[TopicPartition, int]:
     Raises `RetryableError` without an answer.
     """
     found: dict[TopicPartition, int] = {}
+    known = cluster_metadata(quiet_admin(kafka), kafka, READ_TIMEOUT_S).topics
     for service, topics in INPUTS.items():
         partitions = [
-            TopicPartition(name, number) for name in topics for number in range(kafka.partitions)
+            TopicPartition(name, number) for name in topics for number in known[name].partitions
         ]
         try:
             committed = committed_so_far(kafka, kafka.group_of(service), partitions)

@@ -197,8 +197,12 @@ class LibrdkafkaTransactionalProducer:
             raise
 
     def abort(self) -> None:
-        """Drops queued records and aborts; replaces a producer that cannot abort."""
-        if not (self._is_spent or self._is_replaced):
+        """Drops queued records and aborts; replaces a producer that cannot abort.
+
+        It replaces one with a refused record, too: librdkafka would number the next records of the
+        partition after it, and the broker would not take them for as long as a transaction lasts.
+        """
+        if not (self._is_spent or self._is_replaced or self._refused):
             self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
             try:
                 return self._end(lambda: self._producer.abort_transaction(self._timeout_s))

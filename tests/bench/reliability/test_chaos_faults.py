@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from confluent_kafka.admin import AdminClient
 
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import (
+    CHANGED,
     DELAY_S,
     NETWORK_SHARES,
     OF_BROKERS,
     REQUESTS,
+    STATE_SHARES,
     Kind,
     PlannedFault,
     in_transaction_min,
@@ -25,7 +29,10 @@ from bench.reliability.chaos.plan import (
     kind_counts,
     plan_faults,
 )
+from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.errors import RetryableError
+from carpool.kafka.settings import KafkaSettings
 from carpool.testing.transactions import DescribedTransaction
 
 MEMBERS = ["grouper-1", "grouper-2", "searcher-1"]
@@ -67,6 +74,17 @@ def test_network_faults_are_drawn_too_and_come_between_the_others() -> None:
     times = [fault.at_s for fault in both]
     assert times == sorted(times)
     assert len(both) == 120
+
+
+def test_changes_of_the_deployment_are_drawn_and_a_group_is_deleted_late() -> None:
+    found = plan_faults(
+        40, shares=STATE_SHARES, duration_s=600, seed=3, members=["llm-1"], brokers=BROKERS
+    )
+    assert Counter(fault.kind for fault in found) == kind_counts(40, STATE_SHARES)
+    for fault in found:
+        assert set(fault.victims) == set(CHANGED.get(fault.kind, ["llm-1"]))
+        assert fault.kind != "delete a group" or fault.at_s >= 420
+    assert [fault.at_s for fault in found] == sorted(fault.at_s for fault in found)
 
 
 def test_the_kinds_add_up() -> None:
@@ -140,7 +158,10 @@ def a_fault(kind: Kind, *victims: str, at_s: float = 1.0) -> PlannedFault:
 
 
 def injector(
-    run: FakeRun, *faults: PlannedFault, network: NetworkFaults | None = None
+    run: FakeRun,
+    *faults: PlannedFault,
+    network: NetworkFaults | None = None,
+    stand_ins: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[FaultInjector, dict[str, FakeProcess]]:
     supervisor, processes = supervised()
     return (
@@ -148,6 +169,7 @@ def injector(
             list(faults),
             supervisor,
             network or NetworkFaults({}),
+            StateFaults(AdminClient({}), KafkaSettings(), supervisor, stand_ins),
             run,
             random.Random(0),
             sleep=lambda _: None,
@@ -203,7 +225,8 @@ def test_an_llm_server_is_killed_with_requests_in_flight_and_is_not_paused_befor
     supervisor, processes = supervised("llm-1", "llm-2")
     run = FakeRun(work={"llm-2": 1})
     fault = a_fault("kill an LLM server", "llm-1", "llm-2")
-    faults = FaultInjector([fault], supervisor, NetworkFaults({}), run, random.Random(0))
+    states = StateFaults(AdminClient({}), KafkaSettings(), supervisor, {})
+    faults = FaultInjector([fault], supervisor, NetworkFaults({}), states, run, random.Random(0))
     faults.step()
     assert (processes["llm-1"].log, processes["llm-2"].log) == ([], ["kill"])
     (found,) = faults.injected
@@ -280,6 +303,45 @@ def test_a_network_fault_ends_in_time_and_no_broker_is_hit_meanwhile() -> None:
     assert proxy.log == ["half-open", "whole"]
     faults.step()
     assert len(faults.injected) == 2
+
+
+@dataclass
+class FakeStandIn:
+    log: list[str] = field(default_factory=list)
+    answers: bool = True
+
+    def answer_as(self, mode: str) -> None:
+        if not self.answers:
+            raise RetryableError("it does not answer")
+        self.log.append(mode)
+
+
+def test_a_change_needs_all_whole_and_its_end_is_tried_until_it_succeeds() -> None:
+    run, llm = FakeRun(is_whole=False), FakeStandIn(answers=False)
+    odd = a_fault("odd LLM server", "llm-1")
+    faults, _ = injector(run, odd, stand_ins={"llm-1": llm})
+    faults.step()
+    run.is_whole = True
+    faults.step()
+    assert (faults.injected, faults.pending) == ([], [odd]), "it cannot be told"
+    llm.answers = True
+    faults.step()
+    assert [(each.victim, each.in_flight) for each in faults.injected] == [("llm-1", 5)]
+    llm.answers = False
+    faults.states.step(102.0)
+    llm.answers = True
+    faults.states.end_all()
+    assert llm.log == ["odd", "none"]
+    assert faults.states.is_whole
+
+
+def test_a_group_is_deleted_while_its_members_are_down_and_they_come_back_then() -> None:
+    faults, processes = injector(FakeRun(), a_fault("delete a group", "grouper"))
+    faults.step()
+    assert [processes[name].log for name in MEMBERS] == [["kill"], ["kill"], []]
+    assert not faults.states.is_whole
+    faults.supervisor.step(1_000.0)
+    assert processes["grouper-1"].log == ["kill"], "it waits for the end of the group"
 
 
 def test_a_slow_network_delays_every_broker() -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.long]
 def test_faults_of_processes_and_network_lose_and_repeat_nothing(tmp_path: Path) -> None:
     report = tmp_path / "chaos.json"
     options = ChaosOptions(
-        queries=300, kills=4, network=3, minutes=0.75, work=tmp_path, json_file=report
+        queries=300, kills=4, network=3, states=4, minutes=0.75, work=tmp_path, json_file=report
     )
     chaos.run(options)
     found = json.loads(report.read_text())
