@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
-from cli.settings import CONFIG_VARIABLE, ClientSide, Given, load_client_side, parse_assignments
+from carpool.settings import CONFIG_VARIABLE, settings_file
+from cli.settings import ClientSide, Given, load_client_side, parse_assignments
 from schemas.topics import TOPICS
 
 ConfigOption = Annotated[
@@ -51,12 +51,11 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
 
     Raises `ConfigError` when an assignment has another shape, or names no setting.
     """
-    file = config or (
-        Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None
+    found = Given(
+        file=settings_file(config),
+        environ=os.environ,
+        flags=parse_assignments(assignments or []),
     )
-    if file is not None and not file.exists():
-        raise ConfigError(f"there is no settings file {file}; check --config and {CONFIG_VARIABLE}")
-    found = Given(file=file, environ=os.environ, flags=parse_assignments(assignments or []))
     own = {
         section: {name: value for name, value in values.items() if value is not None}
         for section, values in flags.items()

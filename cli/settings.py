@@ -12,40 +12,18 @@ import msgspec
 
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
-from carpool.settings import Settings, describe, load_settings
+from carpool.settings import SECTIONS, Settings, describe, load_settings
 from carpool.settings.sections import SettingDoc
 from cli.runfile import RunFile
 from cli.up_settings import UpSettings
-from producers.settings import ClientSettings
-
-CONFIG_VARIABLE = "CARPOOL_CONFIG"
-
-
-SECTIONS = (
-    "kafka",
-    "http",
-    "log",
-    "client",
-    "index",
-    "embedding",
-    "indexer",
-    "grouper",
-    "searcher",
-    "generator",
-    "llm",
-    "vllm",
-    "up",
-)
-"""Every section, in the order in which `carpool config` prints them."""
+from producers.settings import ClientSections
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class ClientSide(msgspec.Struct, frozen=True, kw_only=True):
+class ClientSide(ClientSections, frozen=True, kw_only=True):
     """The sections of commands that talk to running services. They need the base install only."""
 
-    kafka: KafkaSettings
-    client: ClientSettings
     up: UpSettings
 
 
@@ -115,9 +93,7 @@ def load(kind: type[T], given: Given) -> T:
     flags = {section: values for section, values in given.flags.items() if section in kinds}
     for section, values in flags.items():
         _check_flags(section, kinds[section], values)
-    return load_settings(
-        kind, file=given.file, environ=given.environ, flags=flags, elsewhere=SECTIONS
-    )
+    return load_settings(kind, file=given.file, environ=given.environ, flags=flags)
 
 
 def _check_flags(section: str, kind: type[Settings], values: Mapping[str, Any]) -> None:

@@ -1,12 +1,18 @@
 // Writes a question to Kafka and waits for its answer; needs Java 17 and the jars of Kafka:
-//     java -cp "$KAFKA_HOME/libs/*" examples/Ask.java 127.0.0.1:9092 "Who wrote Moby-Dick?"
+//     java -cp "$KAFKA_HOME/libs/*" examples/Ask.java client.properties "Who wrote Moby-Dick?"
+// client.properties has the settings of Kafka's Java clients: bootstrap.servers=127.0.0.1:9092 and
+// those of the brokers' security, such as security.protocol=SASL_SSL.
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.Reader;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
 import java.util.UUID;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
@@ -22,11 +28,14 @@ public class Ask {
     static final ObjectMapper JSON = new ObjectMapper();
 
     public static void main(String[] args) throws Exception {
-        String bootstrap = args[0];
+        Properties client = new Properties();
+        try (Reader file = Files.newBufferedReader(Path.of(args[0]))) {
+            client.load(file);
+        }
         String question = args[1];
-        try (KafkaConsumer<String, String> answers = readerAtTheEnd(bootstrap)) {
+        try (KafkaConsumer<String, String> answers = readerAtTheEnd(client)) {
             String id = UUID.randomUUID().toString();
-            RecordMetadata place = publish(bootstrap, id, question);
+            RecordMetadata place = publish(client, id, question);
             JsonNode answer = await(answers, id, place, Duration.ofSeconds(120));
             System.out.println(answer.get("status").asText() + ": " + answer.path("answer").asText());
             for (JsonNode citation : answer.path("citations")) {
@@ -36,10 +45,17 @@ public class Ask {
         System.exit(0);
     }
 
+    static Properties with(Properties client, String name, String value) {
+        Properties settings = new Properties();
+        settings.putAll(client);
+        settings.put(name, value);
+        return settings;
+    }
+
     /** Reads every partition from its end, without a consumer group, before anything is asked. */
-    static KafkaConsumer<String, String> readerAtTheEnd(String bootstrap) {
+    static KafkaConsumer<String, String> readerAtTheEnd(Properties client) {
         KafkaConsumer<String, String> reader = new KafkaConsumer<>(
-                Map.of("bootstrap.servers", bootstrap, "isolation.level", "read_committed"),
+                with(client, "isolation.level", "read_committed"),
                 new StringDeserializer(), new StringDeserializer());
         List<TopicPartition> partitions = reader.partitionsFor(ANSWERS).stream()
                 .map(each -> new TopicPartition(each.topic(), each.partition())).toList();
@@ -49,10 +65,10 @@ public class Ask {
         return reader;
     }
 
-    static RecordMetadata publish(String bootstrap, String id, String question) throws Exception {
+    static RecordMetadata publish(Properties client, String id, String question) throws Exception {
         String query = JSON.writeValueAsString(Map.of("text", question, "top_k", 3));
         try (KafkaProducer<String, String> producer = new KafkaProducer<>(
-                Map.of("bootstrap.servers", bootstrap, "acks", "all"),
+                with(client, "acks", "all"),
                 new StringSerializer(), new StringSerializer())) {
             ProducerRecord<String, String> record = new ProducerRecord<>(QUERIES, id, query);
             record.headers().add("ce_id", id.getBytes("UTF-8"));  // the query_id

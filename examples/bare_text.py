@@ -2,7 +2,10 @@
 
 The key of each record is the customer who asks. A key is no id: the place of the record is.
 
-    python examples/bare_text.py 127.0.0.1:9092 customer-7 "Who wrote Moby-Dick?" "Who was Ovid?"
+    python examples/bare_text.py client.properties customer-7 "Who wrote Moby-Dick?" "Who was Ovid?"
+
+`client.properties` has librdkafka's settings, `bootstrap.servers=127.0.0.1:9092` and those of the
+brokers' security, such as `security.protocol=SASL_SSL`, one a line.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
@@ -18,11 +22,17 @@ TIMEOUT_S = 120.0
 Place = tuple[str, int, int]
 
 
-def reader_at_the_end(bootstrap: str) -> Consumer:
+def settings_of(file: str) -> dict[str, str]:
+    """Returns the settings in a file of `name=value` lines."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def reader_at_the_end(settings: dict[str, str]) -> Consumer:
     """Returns a reader of the answers from now on, in no consumer group."""
     reader = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **settings,
             "group.id": "bare-text",  # required by the library, never joined
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
@@ -36,11 +46,11 @@ def reader_at_the_end(bootstrap: str) -> Consumer:
     return reader
 
 
-def ask(bootstrap: str, customer: str, texts: list[str]) -> None:
+def ask(settings: dict[str, str], customer: str, texts: list[str]) -> None:
     """Prints one line for each text: the customer, the text and its answer."""
-    reader = reader_at_the_end(bootstrap)  # before the first question is written
+    reader = reader_at_the_end(settings)  # before the first question is written
     asked: dict[Place, str] = {}
-    producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
+    producer = Producer({**settings, "partitioner": "murmur2_random"})
     for text in texts:
 
         def delivered(error: KafkaError | None, record: Message, text: str = text) -> None:
@@ -69,4 +79,4 @@ def ask(bootstrap: str, customer: str, texts: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    ask(sys.argv[1], sys.argv[2], sys.argv[3:])
+    ask(settings_of(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -2,7 +2,10 @@
 
 Run it again after an interruption: a question that was answered gets the stored answer.
 
-    python examples/batch.py 127.0.0.1:9092 questions.txt answers.jsonl
+    python examples/batch.py questions.txt answers.jsonl
+
+Brokers and security are those of the services: a settings file that `CARPOOL_CONFIG` names, and
+variables such as `CARPOOL_KAFKA_BOOTSTRAP` and `CARPOOL_KAFKA_SASL_PASSWORD`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ IN_FLIGHT_MAX = 100
 TIMEOUT_S = 600.0
 
 
-async def collect(bootstrap: str, questions: list[str], answers: Path) -> None:
+async def collect(questions: list[str], answers: Path) -> None:
     """Asks `questions` as batch work and appends each answer to `answers` when it comes."""
     room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
@@ -38,13 +41,13 @@ async def collect(bootstrap: str, questions: list[str], answers: Path) -> None:
             "citations": [citation.title for citation in answer.citations],
         }
 
-    async with Client(bootstrap) as client:
+    async with Client.from_settings() as client:
         with answers.open("w", encoding="utf-8") as file:
             for finished in asyncio.as_completed([ask(client, each) for each in questions]):
                 file.write(json.dumps(await finished, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    brokers, asked, written = sys.argv[1:]
+    asked, written = sys.argv[1:]
     lines = Path(asked).read_text(encoding="utf-8").splitlines()
-    asyncio.run(collect(brokers, [line for line in lines if line.strip()], Path(written)))
+    asyncio.run(collect([line for line in lines if line.strip()], Path(written)))

@@ -1,6 +1,6 @@
 """The Python client: publishes questions and waits for their answers, with asyncio.
 
-async with Client(bootstrap="127.0.0.1:9092") as client:
+async with Client.from_settings() as client:
     answer = await client.ask("When was the Eiffel Tower built?", top_k=3, timeout_s=30)
     print(answer.answer, [citation.title for citation in answer.citations])
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -21,6 +23,7 @@ import msgspec
 from carpool.clock import Clock, SystemClock
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.settings import KafkaSettings
+from carpool.settings import load_settings, settings_file
 from producers.build_query import (
     QueryRecord,
     QuestionArgs,
@@ -32,7 +35,7 @@ from producers.errors import AnswerTimeout, PublishError
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
 from producers.publish_queries import Publisher
 from producers.read_answers import AnswerReader
-from producers.settings import ClientSettings
+from producers.settings import ClientSections, ClientSettings
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode
 from schemas.record import Headers
@@ -93,6 +96,17 @@ class Client:
         self._reader: AnswerReader | None = None
         self._lost_count = 0
         self._lost_first: PublishError | None = None
+
+    @classmethod
+    def from_settings(cls, file: str | Path | None = None) -> Self:
+        """Takes the sections `kafka` and `client`, with brokers and security, as the services do.
+
+        They are read from `file`, or the file that `CARPOOL_CONFIG` names, and from `CARPOOL_*`
+        variables, which win; secrets from variables only. Raises `ConfigError`.
+        """
+        path = settings_file(None if file is None else Path(file))
+        sections = load_settings(ClientSections, file=path, environ=os.environ)
+        return cls(kafka=sections.kafka, settings=sections.client)
 
     async def __aenter__(self) -> Self:
         """Connects.

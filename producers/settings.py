@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
+from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Settings
 
 
@@ -65,3 +67,10 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
             "requests, too high adds latency",
         ),
     ] = 10
+
+
+class ClientSections(msgspec.Struct, frozen=True, kw_only=True):
+    """The sections that the Python client reads."""
+
+    kafka: KafkaSettings
+    client: ClientSettings

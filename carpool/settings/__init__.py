@@ -4,7 +4,16 @@
 the environment only and is never printed. Absent on purpose: globals; values are passed in.
 """
 
-from carpool.settings.load import load_settings
-from carpool.settings.sections import Secret, Settings, describe, environment_name
+from carpool.settings.load import CONFIG_VARIABLE, load_settings, settings_file
+from carpool.settings.sections import SECTIONS, Secret, Settings, describe, environment_name
 
-__all__ = ["Secret", "Settings", "describe", "environment_name", "load_settings"]
+__all__ = [
+    "CONFIG_VARIABLE",
+    "SECTIONS",
+    "Secret",
+    "Settings",
+    "describe",
+    "environment_name",
+    "load_settings",
+    "settings_file",
+]

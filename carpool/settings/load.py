@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 from carpool.errors import ConfigError
 from carpool.settings.sections import (
     ENVIRONMENT_PREFIX,
+    SECTIONS,
     Secret,
     Settings,
     describe,
@@ -20,26 +22,38 @@ from carpool.settings.sections import (
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+CONFIG_VARIABLE = "CARPOOL_CONFIG"
+
+
+def settings_file(named: Path | None) -> Path | None:
+    """Returns the settings file `named`, or the one of `CARPOOL_CONFIG`; None: there is neither.
+
+    Raises `ConfigError` where the file does not exist.
+    """
+    file = named or (Path(found) if (found := os.environ.get(CONFIG_VARIABLE)) else None)
+    if file is not None and not file.exists():
+        raise ConfigError(f"there is no settings file {file}; check its name, or {CONFIG_VARIABLE}")
+    return file
+
+
 def load_settings(
     kind: type[T],
     *,
     file: Path | None,
     environ: Mapping[str, str],
     flags: Mapping[str, Mapping[str, Any]] | None = None,
-    elsewhere: Collection[str] = (),
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
-    `flags`: values by section and name; None: not given. `elsewhere`: sections of other programs,
-    which are skipped. Raises `ConfigError` that lists all problems, each with the place where it
-    was set.
+    `flags`: values by section and name; None: not given. Sections of other programs are skipped.
+    Raises `ConfigError` that lists all problems, each with the place where it was set.
     """
     sections: dict[str, type[Settings]] = {
         field.name: field.type for field in msgspec.structs.fields(kind)
     }
     problems: list[str] = []
     sources = (
-        _from_file(file, sections, elsewhere, problems) if file is not None else {},
+        _from_file(file, sections, problems) if file is not None else {},
         _from_environment(environ, sections, problems),
         {
             section: {name: value for name, value in given.items() if value is not None}
@@ -92,7 +106,6 @@ def _choices(error: msgspec.ValidationError, section: str, kind: type[Settings])
 def _from_file(
     file: Path,
     sections: Mapping[str, type[Settings]],
-    elsewhere: Collection[str],
     problems: list[str],
 ) -> dict[str, dict[str, Any]]:
     try:
@@ -118,7 +131,7 @@ def _from_file(
             values[section] = given
         elif section in sections:
             problems.append(f"{section} in {file} must be a table: write [{section}]")
-        elif section not in elsewhere:
+        elif section not in SECTIONS:
             problems.append(
                 f"[{section}] in {file} is not a section; there are: {', '.join(sections)}"
             )

@@ -8,6 +8,22 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 ENVIRONMENT_PREFIX = "CARPOOL_"
+SECTIONS = (
+    "kafka",
+    "http",
+    "log",
+    "client",
+    "index",
+    "embedding",
+    "indexer",
+    "grouper",
+    "searcher",
+    "generator",
+    "llm",
+    "vllm",
+    "up",
+)
+"""Every section, in the order in which `carpool config` prints them."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

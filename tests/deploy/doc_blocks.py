@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,8 @@ def run_page(blocks: list[Block], folder: Path) -> None:
                 case "sh":
                     _run(["bash", "-euo", "pipefail", "-c", text], block, folder)
                 case "python":
-                    _run([sys.executable, "-c", text], block, folder)
+                    variables = {"CARPOOL_KAFKA_BOOTSTRAP": address}
+                    _run([sys.executable, "-c", text], block, folder, variables)
                 case "json":
                     json.loads(text)
                 case "toml":
@@ -111,9 +112,10 @@ def run_page(blocks: list[Block], folder: Path) -> None:
                     load(CarpoolSettings, Given(file=folder / "page.toml", environ={}, flags={}))
 
 
-def _run(command: list[str], block: Block, folder: Path) -> None:
+def _run(command: list[str], block: Block, folder: Path, variables: Mapping[str, str] = {}) -> None:
+    environment = {**environ(), **variables}
     done = subprocess.run(
-        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=WAIT_S
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, f"{block.page}: {block.text}\n{done.stdout}\n{done.stderr}"
 

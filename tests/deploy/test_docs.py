@@ -9,9 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from carpool.settings import SECTIONS
 from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
-from cli.settings import SECTIONS, section_kinds
+from cli.settings import section_kinds
 from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX, HEADERS
 from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, run_page
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from bench.core.stack import Stack
 from carpool import Client
@@ -115,7 +117,9 @@ def ask(kafka: KafkaSettings) -> str:
     """Asks one question and returns the status of its answer."""
 
     async def run() -> str:
-        async with Client(kafka=kafka) as client:
+        with patch.dict(os.environ, environment(kafka)):
+            from_settings = Client.from_settings()
+        async with from_settings as client:
             answer = await client.ask("what of the river glacier?", top_k=2, timeout_s=WAIT_S)
             assert answer.retrieved
             return answer.status

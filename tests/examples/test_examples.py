@@ -23,12 +23,22 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, **variables: str) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environ(), capture_output=True, text=True, timeout=2 * WAIT_S
+        command,
+        cwd=folder,
+        env=environ() | variables,
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def properties(bootstrap: str, folder: Path) -> str:
+    (folder / "client.properties").write_text(f"# brokers\nbootstrap.servers={bootstrap}\n")
+    return "client.properties"
 
 
 def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(
@@ -38,7 +48,8 @@ def test_a_batch_of_questions_is_asked_and_collected_and_asked_again(
     (tmp_path / "questions.txt").write_text("\n".join(questions))
     batch = [sys.executable, str(ROOT / "examples" / "batch.py")]
     for _ in range(2):
-        run([*batch, bootstrap, "questions.txt", "answers.jsonl"], tmp_path)
+        asked = [*batch, "questions.txt", "answers.jsonl"]
+        run(asked, tmp_path, CARPOOL_KAFKA_BOOTSTRAP=bootstrap)
         lines = (tmp_path / "answers.jsonl").read_text().splitlines()
         answers = [json.loads(line) for line in lines]
         assert sorted(answer["question"] for answer in answers) == sorted(questions)
@@ -50,7 +61,7 @@ def test_bare_texts_of_one_customer_are_matched_by_their_places(
 ) -> None:
     questions = ["Who wrote Moby-Dick?", "When was the Eiffel Tower built?"]
     asking = [sys.executable, str(ROOT / "examples" / "bare_text.py")]
-    printed = run([*asking, bootstrap, "customer-7", *questions], tmp_path)
+    printed = run([*asking, properties(bootstrap, tmp_path), "customer-7", *questions], tmp_path)
     asked = [line.split("?")[0] + "?" for line in printed.splitlines()]
     assert sorted(asked) == sorted(f"customer-7: {question}" for question in questions)
 
@@ -59,7 +70,7 @@ def test_bare_texts_of_one_customer_are_matched_by_their_places(
 def test_a_java_program_asks_and_reads_its_answer(bootstrap: str, tmp_path: Path) -> None:
     jars = f"{os.environ['KAFKA_HOME']}/libs/*"
     java = ["java", "-cp", jars, str(ROOT / "examples" / "Ask.java")]
-    printed = run([*java, bootstrap, "Who wrote Moby-Dick?"], tmp_path)
+    printed = run([*java, properties(bootstrap, tmp_path), "Who wrote Moby-Dick?"], tmp_path)
     assert printed.split(":")[0] in ("ok", "partial")
 
 
