@@ -52,7 +52,7 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
     Raises `ConfigError` when an assignment has another shape, or names no setting.
     """
     found = Given(
-        file=settings_file(config),
+        file=settings_file(config, os.environ),
         environ=os.environ,
         flags=parse_assignments(assignments or []),
     )

@@ -104,7 +104,7 @@ class Client:
         They are read from `file`, or the file that `CARPOOL_CONFIG` names, and from `CARPOOL_*`
         variables, which win; secrets from variables only. Raises `ConfigError`.
         """
-        path = settings_file(None if file is None else Path(file))
+        path = settings_file(None if file is None else Path(file), os.environ)
         sections = load_settings(ClientSections, file=path, environ=os.environ)
         return cls(kafka=sections.kafka, settings=sections.client)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,12 +24,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 CONFIG_VARIABLE = "CARPOOL_CONFIG"
 
 
-def settings_file(named: Path | None) -> Path | None:
+def settings_file(named: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Returns the settings file `named`, or the one of `CARPOOL_CONFIG`; None: there is neither.
 
     Raises `ConfigError` where the file does not exist.
     """
-    file = named or (Path(found) if (found := os.environ.get(CONFIG_VARIABLE)) else None)
+    file = named or (Path(found) if (found := environ.get(CONFIG_VARIABLE)) else None)
     if file is not None and not file.exists():
         raise ConfigError(f"there is no settings file {file}; check its name, or {CONFIG_VARIABLE}")
     return file
