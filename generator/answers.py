@@ -220,13 +220,9 @@ def failed(
     return msgspec.structs.replace(answer, attempts=max(1, progress.attempts))
 
 
-def expired(
-    retrieval: Retrieval, progress: QueryProgress, now_us: int, trouble: str | None = None
-) -> Answer:
-    """Returns the answer of a query whose deadline has passed.
-
-    `trouble`: what the LLM server said last, if it failed.
-    """
+def expired(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:
+    """Returns the answer of a query whose deadline has passed."""
+    trouble = progress.trouble
     said = f"{TOO_LATE}; the LLM server, the last time: {trouble}" if trouble else TOO_LATE
     return failed(retrieval, progress, now_us, "expired", said, status="expired", retryable=True)
 

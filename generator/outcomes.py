@@ -30,6 +30,7 @@ from generator.plan.dispatch_events import (
 )
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import (
+    Answered,
     Generated,
     QueryInProgress,
     QueryProgress,
@@ -85,11 +86,11 @@ class Outcomes:
             self.refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
         elif isinstance(action, ExpireQuery) or _is_late(retrieval, now_us):
             # A result may be late too, if the event loop was busy.
-            answer = expired(retrieval, work.progress, now_us, work.trouble)
+            answer = expired(retrieval, work.progress, now_us)
             self._hand_over(work.unit, answer, now_us)
         else:
-            assert isinstance(outcome, Generated)
-            self._answer(work, outcome, now_us)
+            assert isinstance(outcome, Answered)
+            self._submit(outcome)
 
     def extract(
         self,
@@ -140,29 +141,31 @@ class Outcomes:
         tokens.add("cached", tenant, used.cached_tokens)
         tokens.add(written_as, tenant, used.output_tokens)
 
-    def _answer(self, work: QueryInProgress, outcome: Generated, now_us: int) -> None:
-        finished = outcome.finished
+    def made_of(self, work: QueryInProgress, generated: Generated) -> Answered:
+        """Returns the answer that the model wrote, ready to be handed over."""
+        finished, now_us = generated.finished, self._clock.now_us()
         warmed = self._on_answered(work, finished.cached_tokens)
         answer, citations = answered(
-            work, outcome, now_us, warmed, citations_max=self._settings.citations_max
+            work, generated, now_us, warmed, citations_max=self._settings.citations_max
         )
+        url = self._servers[work.server].address
+        operation = inference(work, finished, now_us, model=self._model, url=url)
+        late = self._late(work.unit.record, work.progress)
+        made = _ended(work.unit, answer, now_us, (operation,), late=late)
         metrics = self._metrics.generator
         self.count(work, "output", finished)
         metrics.citations.labels(result="valid").inc(len(citations.valid))
         metrics.citations.labels(result="invented").inc(len(citations.invented))
-        url = self._servers[work.server].address
-        operation = inference(work, finished, now_us, model=self._model, url=url)
-        late = self._late(work.unit.record, work.progress)
-        self._hand_over(work.unit, answer, now_us, (operation,), late=late)
+        return made
 
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record
         message = (
             "the LLM server broke off its answer to this query, or answers other queries only, "
-            f"in {work.progress.attempts} tries; the last time: {work.trouble}"
+            f"in {work.progress.attempts} tries; the last time: {work.progress.trouble}"
         )
         answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
-        failure = query_failure(retrieval, "llm_refused", message, is_transient=True)
+        failure = query_failure(retrieval, "llm_refused", message)
         self._hand_over(work.unit, answer, now_us, failure=failure)
 
     def _late(self, retrieval: Retrieval, progress: QueryProgress) -> LateOutputs | None:
@@ -183,27 +186,39 @@ class Outcomes:
         unit: Unit[Retrieval],
         answer: Answer,
         now_us: int,
-        operations: tuple[Operation, ...] = (),
         failure: QueryFailure | None = None,
         late: LateOutputs | None = None,
     ) -> None:
+        self._submit(_ended(unit, answer, now_us, failure=failure, late=late))
+
+    def _submit(self, answered: Answered) -> None:
         assert self.sink is not None, STARTED
-        if failure is None:  # else the loop counts it, once it has decided on a retry
+        answer, done = answered
+        if done.failure is None:  # else the loop counts it, once it has decided on a retry
             self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):
             if stage in answer.timings_ms:
                 seconds = answer.timings_ms[stage] / 1_000
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
-        output = bounded_answer_output(answer, unit.record.headers, now_us)
-        self.sink.done(
-            Done(
-                parts=((unit.id, 0),),
-                outputs=(output,),
-                operations=operations,
-                failure=failure,
-                late=late,
-            )
-        )
+        self.sink.done(done)
+
+
+def _ended(
+    unit: Unit[Retrieval],
+    answer: Answer,
+    now_us: int,
+    operations: tuple[Operation, ...] = (),
+    failure: QueryFailure | None = None,
+    late: LateOutputs | None = None,
+) -> Answered:
+    done = Done(
+        parts=((unit.id, 0),),
+        outputs=(bounded_answer_output(answer, unit.record.headers, now_us),),
+        operations=operations,
+        failure=failure,
+        late=late,
+    )
+    return Answered(answer, done)
 
 
 def _is_late(retrieval: Retrieval, now_us: int) -> bool:

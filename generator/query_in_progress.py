@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from carpool.loop.stage import QueryFailure, Unit
+from carpool.loop.stage import Done, QueryFailure, Unit
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.plan.answer_text import Written
 from generator.prompts import PreparedPrompt
-from schemas.answer import ErrorType
+from schemas.answer import Answer, ErrorType
 from schemas.retrieval import Retrieval
 
 
@@ -16,13 +17,15 @@ from schemas.retrieval import Retrieval
 class QueryProgress:
     """The requests of a query so far. Times are epoch microseconds; None: it did not happen.
 
-    `sent_us` and `first_token_us` are those of the last request.
+    `sent_us` and `first_token_us` are those of the last request, `trouble` is why the last one that
+    failed did.
     """
 
     arrived_us: int
     attempts: int = 0
     sent_us: int | None = None
     first_token_us: int | None = None
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +37,16 @@ class Generated:
     finished: LlmFinished
 
 
+class Answered(NamedTuple):
+    """An answer, and the finished work that it is handed over as."""
+
+    answer: Answer
+    done: Done
+
+
 @dataclass(kw_only=True, slots=True)
 class QueryInProgress:
-    """A query in progress. Of its last request: `server`, `outcome`, and `trouble`, why one failed.
+    """A query in progress. `server` and `outcome` are those of its last request.
 
     `prompt_key`: None if its answer is not given again to equal prompts. `token_ids`: its
     prompt; empty while they are not known, and where text is sent.
@@ -48,8 +58,7 @@ class QueryInProgress:
     prompt_key: str | None = None
     token_ids: tuple[int, ...] = ()
     server: int = 0
-    outcome: Generated | PromptRefused | None = None
-    trouble: str | None = None
+    outcome: Answered | PromptRefused | None = None
 
 
 def query_failure(
@@ -57,7 +66,6 @@ def query_failure(
     error_type: ErrorType,
     message: str,
     *,
-    is_transient: bool = False,
     is_refusal: bool = False,
 ) -> QueryFailure:
     """Returns the failure of a query, for its retry or its dead letter."""
@@ -68,7 +76,7 @@ def query_failure(
         deadline_us=deadline_us_of(retrieval),
         error_type=error_type,
         message=message,
-        is_transient=is_transient,
+        is_transient=False,  # its tries are over, here and in all
         is_refusal=is_refusal,
     )
 

@@ -72,7 +72,6 @@ from generator.prompts import (
     reusable_key,
 )
 from generator.query_in_progress import (
-    Generated,
     QueryInProgress,
     QueryProgress,
     deadline_us_of,
@@ -149,7 +148,7 @@ class GeneratorStage:
                 backoff_us_min=llm.backoff_ms_min * 1_000,
                 backoff_us_max=llm.backoff_ms_max * 1_000,
                 retry_after_us_max=RETRY_AFTER_US_MAX,
-                failures_max=llm.failures_max,
+                tries_max=llm.tries_max,
             ),
             servers=len(servers),
             order=CacheOrder(name=settings.order, overtaken_max=settings.overtaken_at_most())
@@ -481,10 +480,10 @@ class GeneratorStage:
         work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
         metrics.llm_in_flight.inc()
         metrics.llm_server_requests.labels(server=self._servers.labels[work.server]).inc()
-        found, is_answered = self._found[work.server], False
+        found, is_answered, cached_tokens = self._found[work.server], False, None
         found.sent(id)
         try:
-            work.outcome = await stream_answer(
+            generated = await stream_answer(
                 self._servers[work.server],
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
@@ -492,22 +491,24 @@ class GeneratorStage:
                 on_text=partial(self._outcomes.written, work),
                 on_broken=partial(self._outcomes.count, work, "broken"),
             )
+            work.outcome = self._outcomes.made_of(work, generated)
         except PromptRefused as refused:
             work.outcome = refused
             metrics.llm_requests.labels(outcome="prompt_refused").inc()
-        except LlmRefusal as refusal:
-            work.trouble = str(refusal)
+        except Exception as error:
+            refusal = self._servers.judged(work.server, error)
+            work.progress.trouble = str(refusal)
             self._refused(id, work.server, refusal)
             return
         else:
             is_answered = True
+            self._servers.answered(work.server)
             metrics.llm_requests.labels(outcome="answered").inc()
+            if generated.finished.counts_cached:
+                cached_tokens = generated.finished.cached_tokens
         finally:
             found.ended(id, is_answered=is_answered)
             metrics.llm_in_flight.dec()
-        outcome, cached_tokens = work.outcome, None
-        if isinstance(outcome, Generated) and outcome.finished.counts_cached:
-            cached_tokens = outcome.finished.cached_tokens
         self._happened(RequestEnded(id=id, cached_tokens=cached_tokens))
         self._measure_cache(work.server)
 
@@ -541,6 +542,7 @@ class GeneratorStage:
                 server=server,
                 retry_after_us=asked_us,
                 suspect=refusal.is_suspect,
+                is_paid=refusal.is_paid,
                 is_lost=refusal.is_lost,
             )
         )

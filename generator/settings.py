@@ -363,16 +363,18 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=3_600_000, description="Longest pause between tries; too high resumes late"),
     ] = 4_000
-    failures_max: Annotated[
+    tries_max: Annotated[
         int,
         Meta(
             ge=1,
             le=1_000,
-            description="How often the server may fail on one query, while it answers others or "
-            "after it began to answer this one, before the query is answered `failed`; too low "
-            "blames queries for an unreliable server, too high lets one bad query delay the others",
+            description="Requests for one query, in all; after the last one the query is answered "
+            "`failed`. A request counts if the server replied and the reply is no whole answer, "
+            "or if it failed while the server answers other queries. Requests that a busy, silent "
+            "or unreachable server refuses do not count. Too low blames queries for an unreliable "
+            "server, too high pays for one bad query again and again",
         ),
-    ] = 5
+    ] = 6
 
     def check(self) -> list[str]:
         """Returns the conflicts between values."""

@@ -125,7 +125,7 @@ class _Run:
                 backoff_us_min=_BACKOFF_US,
                 backoff_us_max=_BACKOFF_US,
                 retry_after_us_max=0,
-                failures_max=5,
+                tries_max=6,
             ),
             servers=case.servers,
             order=CacheOrder(

@@ -27,7 +27,7 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
-from generator.llm.server_events import ServerEvents, WrongPage
+from generator.llm.server_events import ServerError, ServerEvents, WrongPage
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
 from generator.llm.server_load import ServerLoadReader, uses_proxies
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
@@ -383,13 +383,14 @@ class OpenAiLlm:
                     raise
                 break
             is_last = piece is None
-            if text := events.feed(piece or b"", is_last=is_last):
+            if text := _read(events, piece, is_last=is_last):
                 deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
                 yield text
         if not events.has_ended:
             raise LlmRefusal(
                 "broken",
                 "it ended its answer without a finish_reason: the connection or the server failed",
+                is_paid=True,
             )
 
     async def close(self) -> None:
@@ -413,7 +414,7 @@ class OpenAiLlm:
     def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
         if isinstance(error, WrongPage):
             return LlmRefusal(
-                "broken", f"the server at {self.address} answers {error}: is base_url right?"
+                "unreachable", f"the server at {self.address} answers {error}: is base_url right?"
             )
         sorted_error = failure(
             error, what, model=self._settings.model, has_answered=self._has_answered
@@ -421,3 +422,12 @@ class OpenAiLlm:
         if getattr(sorted_error, "kind", "") in ("unreachable", "model_missing", "misfit"):
             self._facts = None  # asked again: another server may answer next
         return sorted_error
+
+
+def _read(events: ServerEvents, piece: bytes | None, *, is_last: bool) -> str:
+    try:
+        return events.feed(piece or b"", is_last=is_last)
+    except (ServerError, WrongPage):
+        raise
+    except Exception as error:
+        raise LlmRefusal.unreadable(error) from error

@@ -16,8 +16,8 @@ RefusalKind = Literal[
 
 `busy`: it says so (429, 503). `timeout`: it accepted the request and stayed silent. `broken`: it
 ended the answer early, failed, or violated its protocol. `model_missing`, `forbidden`: it does not
-fit the settings. `misfit`: it refuses a prompt and has answered none yet, so the settings may be
-wrong: a bad deployment must not fail every query of a topic.
+fit the settings. `misfit`: it refuses a prompt, or its replies cannot be read, and it has answered
+none yet: a bad deployment must not fail every query of a topic.
 """
 
 AnswerForm = Literal["text", "json"]
@@ -82,13 +82,28 @@ LlmEvent: TypeAlias = LlmPiece | LlmFinished
 
 
 class LlmRefusal(RetryableError):
-    """The server did not answer, and may do so later."""
+    """The server did not answer, and may do so later.
+
+    `is_paid`: it replied, and its reply is no answer.
+    """
 
     def __init__(
-        self, kind: RefusalKind, message: str, *, retry_after_s: float | None = None
+        self,
+        kind: RefusalKind,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        is_paid: bool = False,
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.kind: RefusalKind = kind
+        self.is_paid = is_paid
+
+    @classmethod
+    def unreadable(cls, error: Exception) -> LlmRefusal:
+        """Returns the refusal of a reply that raised this error where it was read or used."""
+        said = f"its reply cannot be read ({type(error).__name__}: {str(error)[:300]})"
+        return cls("broken", said, is_paid=True)
 
     @property
     def is_suspect(self) -> bool:

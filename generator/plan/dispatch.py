@@ -11,7 +11,7 @@ to be cached, the least loaded server takes it.
 
 *Failures.* A refused prompt is retried until the deadline of its query, or without end if the query
 has no deadline. It is retried at once if another server is open. A prompt is given up when servers
-fail on it too often, although they began to answer it or answer other prompts. A server that may
+fail on it too often, although they reply to it or answer other prompts. A server that may
 have ended counts as having nothing cached.
 """
 
@@ -60,9 +60,8 @@ class DispatchLimits:
     """Bounds of the dispatcher.
 
     `concurrency`: requests in flight at each server, until `ConcurrencyChanged`. `prompts_max`:
-    prompts waiting or in flight. `failures_max`: failures that a prompt may have caused before it
-    is given up. A failure counts if it broke off an answer, or if the server answered other prompts
-    since the last failure.
+    prompts waiting or in flight. `tries_max`: failed requests after which a prompt is given up. A
+    failure counts if the server replied, or if it answered other prompts since the last failure.
     """
 
     concurrency: int
@@ -70,7 +69,7 @@ class DispatchLimits:
     backoff_us_min: int
     backoff_us_max: int
     retry_after_us_max: int
-    failures_max: int
+    tries_max: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,11 +297,12 @@ class Dispatcher:
             return
         queued = self._take_back(event.id)
         assert queued.server == event.server, "another server refuses the prompt"
-        if event.suspect and self._failed_too_often(queued):
+        if event.suspect and self._failed_too_often(queued, is_paid=event.is_paid):
             actions.append(GiveUpQuery(id=event.id))
         else:
             self._queue.add(queued)
-        health.refused(event.retry_after_us, now_us)
+        if health.probe in (None, event.id):  # else the probe, which is younger, will say
+            health.refused(event.retry_after_us, now_us)
         if event.suspect and not (queued.failures == 1 and self.is_open):
             # It waits as long again after the pause. Otherwise it would be the first prompt at a
             # server that a check has just opened, and could pause the server for all others again.
@@ -310,14 +310,14 @@ class Dispatcher:
             until_us = health.paused_until_us
             queued.not_before_us = until_us + (until_us - now_us)
 
-    def _failed_too_often(self, queued: QueuedPrompt) -> bool:
-        """Counts the first failure, broken answers, and failures with others answered since."""
+    def _failed_too_often(self, queued: QueuedPrompt, *, is_paid: bool) -> bool:
+        """Counts the first failure, replies, and failures with others answered since."""
         answered = self._servers[queued.server].answered
         others = answered > queued.answered_at_failure.get(queued.server, 0)
-        if queued.failures == 0 or queued.is_begun or others:
+        if queued.failures == 0 or queued.is_begun or is_paid or others:
             queued.failures += 1
         queued.answered_at_failure[queued.server] = answered
-        return queued.failures > self._limits.failures_max
+        return queued.failures >= self._limits.tries_max
 
     def _change_cache(self, server: int, event: KvTreeEvent, actions: list[DispatchAction]) -> None:
         tree = self._servers[server].tree

@@ -51,7 +51,7 @@ LIMITS = DispatchLimits(
     backoff_us_min=100,
     backoff_us_max=1_000,
     retry_after_us_max=5_000,
-    failures_max=2,
+    tries_max=3,
 )
 
 
@@ -256,7 +256,7 @@ class Accounts:
                     self.end(id, "expired")
                 case GiveUpQuery(id=id):
                     self.waiting.pop(id)
-                    assert self.attempts[id] > limits.failures_max
+                    assert self.attempts[id] >= limits.tries_max
                     self.end(id, "failed")
                 case DeliverAnswer(id=id):
                     self.running.pop(id)
@@ -326,7 +326,7 @@ def event_of(
 def test_over_any_history_each_query_ends_once_or_is_still_there(
     steps: list[tuple[str, int, int]], servers: int, name: OrderName | None
 ) -> None:
-    limits = replace(LIMITS, failures_max=1)
+    limits = replace(LIMITS, tries_max=2)
     order = None if name is None else CacheOrder(name=name, block_tokens=BLOCK, overtaken_max=2)
     dispatcher, accounts = Dispatcher(limits, servers=servers, order=order), Accounts()
     accounts.limits, accounts.next_seqs = [limits.concurrency] * servers, [0] * servers

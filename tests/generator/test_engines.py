@@ -318,7 +318,7 @@ JSON = "Content-Type: application/json"
         ("504 No", "", "unreachable"),
         ("599 No", "", "broken"),
         ("418 No", "", "misfit"),
-        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "broken"),
+        ("200 OK\r\nContent-Type: text/html", "<html>hello</html>", "unreachable"),
         (f"200 OK\r\n{JSON}", '{"choices": []}', "broken"),
         ("200 OK\r\nContent-Type: text/event-stream", "data: [DONE]\n\n", "broken"),
         (

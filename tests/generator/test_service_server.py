@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +19,7 @@ from carpool.testing.llm_text import NAME
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
-from generator.llm.protocol import LlmEvent, LlmRefusal, LlmRequest
+from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
 from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
@@ -90,7 +91,7 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
             async for event in super().stream(request):
                 yield event
 
-    llm = LlmSettings(backoff_ms_min=100, backoff_ms_max=100, failures_max=2)
+    llm = LlmSettings(backoff_ms_min=100, backoff_ms_max=100, tries_max=3)
     answered = 0
     with running(Picky(), llm=llm) as run:
         run.offer(unit("poison"))
@@ -109,8 +110,8 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
     assert (failed.error.type, failed.error.retryable) == ("llm_refused", True)
     assert "it failed (HTTP 500)" in failed.error.message
     (failure,) = (done.failure for done in run.sink.dones if done.failure)
-    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, True), (
-        "the loop may retry it"
+    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, False), (
+        "its tries are over: the loop adds a dead letter, and no other tries"
     )
     assert sum(answer.status == "ok" for answer in answers) == answered
 
@@ -123,7 +124,7 @@ def test_a_query_whose_answers_always_break_off_fails_though_nobody_else_asks() 
             model=server.model,
             backoff_ms_min=1,
             backoff_ms_max=2,
-            failures_max=2,
+            tries_max=3,
         )
         with running(OpenAiLlm(llm), llm=llm) as run:
             run.offer(unit())
@@ -149,15 +150,51 @@ def test_the_end_waits_for_answers_in_progress_and_not_for_a_refusing_server() -
         assert run.stage.not_ready(), "nothing is in progress"
 
 
-def test_an_unexpected_error_of_an_engine_ends_the_service_without_an_answer() -> None:
-    class Buggy(MemoryLlm):
-        def stream(self, request: LlmRequest):  # type: ignore[no-untyped-def]
-            raise ZeroDivisionError("oops")
+class Unreadable(MemoryLlm):
+    """Its first three answers cannot be used, in whatever way: `fails` at a prompt."""
 
-    with pytest.raises(AssertionError, match="ZeroDivisionError: oops"), running(Buggy()) as run:
+    def __init__(self, fails: str = "", **more: Any) -> None:
+        super().__init__(**more)
+        self.fails, self.left = fails, 3
+
+    async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+        async for event in super().stream(request):
+            if self.left and self.fails in request.user and isinstance(event, LlmFinished):
+                self.left -= 1
+                raise ZeroDivisionError("oops")
+            yield event
+
+
+def test_twice_the_same_error_in_whole_answers_rests_a_server_that_has_answered_nothing() -> None:
+    engine, clock = Unreadable(), HandClock(step_us=1_000)
+    with running(engine, clock=clock) as run:
         run.offer(unit())
-        run.wait(lambda: run.sink.failure is not None)
-        assert run.sink.dones == []
+        for tries in (2, 3):
+            run.wait(lambda: len(engine.requests) == tries)  # noqa: B023
+            run.wait(lambda: bool(run.stage.not_ready()))
+            (reason,) = run.stage.not_ready()
+            assert "answered nothing, and twice the same happened" in reason
+            assert "ZeroDivisionError: oops" in reason
+            clock.sleep(100_000_000)
+            run.tick()
+            assert run.stage.not_ready() and len(engine.requests) == tries, "it rests"
+            clock.sleep(150_000_000)
+        (answer,) = run.wait_for_answers(1)
+    assert (answer.status, answer.attempts) == ("ok", 4)
+
+
+def test_an_error_in_whole_answers_of_a_server_that_answers_others_ends_the_question() -> None:
+    engine = Unreadable("poison")
+    with running(engine, llm=msgspec.structs.replace(LLM, tries_max=2)) as run:
+        run.offer(unit("fine"))
+        run.wait_for_answers(1)
+        run.offer(unit("poison"))
+        *_, failed = run.wait_for_answers(2)
+        run.offer(unit("fine"))
+        *_, last = run.wait_for_answers(3)
+        (letter,) = (done.failure for done in run.sink.dones if done.failure)
+    assert (failed.status, failed.attempts, last.status) == ("failed", 2, "ok")
+    assert "ZeroDivisionError: oops" in letter.message
 
 
 # ---- deadlines, bounds, revocation, the end
@@ -197,14 +234,16 @@ def test_an_expired_answer_says_what_the_server_said_last() -> None:
 
 
 def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
-    with running(MemoryLlm()) as run:
+    with running(MemoryLlm(script=[Reply(error=LlmRefusal("busy", "full up"))])) as run:
         run.offer(unit(deadline_us=NOW_US + 60_000_000))
         (answer,) = run.wait_for_answers(1)
         (done,) = run.sink.dones
     assert answer.status == "ok"
     assert done.outputs_at(NOW_US + 59_999_999) == done.outputs
     (late,) = done.outputs_at(NOW_US + 60_000_000)
-    assert decode(Answer, late.value, late.headers).status == "expired"
+    expired = decode(Answer, late.value, late.headers)
+    assert expired.status == "expired" and expired.error is not None
+    assert expired.error.message.endswith("the last time: full up")
     assert (late.key, late.topic) == (done.outputs[0].key, done.outputs[0].topic)
 
 

@@ -26,9 +26,9 @@ REPEATED_WITHIN = 300
 REPEATED_TEXT_WITHIN = 20
 """A repeated text is so near that its first answer may still be in progress."""
 
-FAILURES_MAX = 1
-"""`llm.failures_max` of the services: one more failure ends an attempt."""
-FAILS_ONCE = FAILURES_MAX + 1
+TRIES_MAX = 2
+"""`llm.tries_max` of the services."""
+FAILS_ONCE = TRIES_MAX - 1
 ALWAYS = 1_000_000
 WORD = re.compile(r"unanswerable-[0-9]{6}")
 

@@ -28,7 +28,7 @@ from bench.reliability.chaos.llm_calls import LlmCalls, LlmStandIn, break_on, ca
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
-from bench.reliability.chaos.questions import FAILURES_MAX
+from bench.reliability.chaos.questions import TRIES_MAX
 from bench.reliability.chaos.supervisor import UnplannedExit
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
@@ -55,7 +55,7 @@ START_TIMEOUT_S = 60.0
 LLM_LATENCY_MS = 100
 ENVIRONMENT = {
     "CARPOOL_EMBEDDING_MODEL": MODEL,
-    "CARPOOL_LLM_FAILURES_MAX": str(FAILURES_MAX),
+    "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX),
     # The stand-in fails on single questions. It need not be spared.
     "CARPOOL_LLM_BACKOFF_MS_MIN": "20",
     "CARPOOL_LLM_BACKOFF_MS_MAX": "200",
