@@ -6,6 +6,8 @@ of Carpool is made here.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import re
 import sys
@@ -16,6 +18,8 @@ from typing import Any
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+from schemas.record import well_formed
 
 _JOINERS = "\u200c\u200d"
 """Characters without width inside words of Persian and Hindi, and inside emoji."""
@@ -30,7 +34,7 @@ def harmless(text: str) -> str:
     Characters that reverse text (bidirectional controls), that are not assigned, and lone
     surrogates are escaped too. Spaces of every script stay.
     """
-    return _escaped(text, _python_escape)
+    return _escaped(text, lambda char: char.encode("unicode_escape").decode())
 
 
 def harmless_json(text: str) -> str:
@@ -46,15 +50,21 @@ def without_password(text: str) -> str:
     return _QUERY.sub(r"\1?********", _PASSWORD.sub(r"\1:********@", text))
 
 
+def fit_terminal() -> None:
+    """Makes standard output take all text: what it cannot encode is escaped as in JSON."""
+    codecs.register_error("escape", _escape)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="escape")
+
+
 def print_json(value: Any) -> None:
     """Prints a value as indented JSON on standard output."""
-    content = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    print_plain(harmless_json(content.decode()))
+    print_plain(harmless_json(msgspec.json.format(_json(value), indent=2)))
 
 
 def print_json_line(value: Any) -> None:
     """Prints a value as one line of JSON on standard output, and flushes it."""
-    print_plain(harmless_json(msgspec.json.encode(value).decode()))
+    print_plain(harmless_json(_json(value)))
 
 
 def print_plain(text: str) -> None:
@@ -101,8 +111,13 @@ def _escaped(text: str, escape: Callable[[str], str]) -> str:
     return "".join(char if _stays(char) else escape(char) for char in text)
 
 
-def _python_escape(char: str) -> str:
-    number = ord(char)
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), "it is for output only"
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # the name of a file that is not UTF-8
+        return well_formed(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import aclosing
+from collections.abc import Collection, Mapping
+from contextlib import aclosing, suppress
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from carpool.errors import ConfigError
+from carpool.clock import SystemClock
+from carpool.errors import ConfigError, RecordError
+from carpool.foreign_files import refuse_foreign
+from carpool.kafka.topic_reader import read_topic
 from cli.answers import (
     ANSWERED,
     answer_text,
@@ -19,15 +24,21 @@ from cli.answers import (
     text_after,
     timing_line,
 )
-from cli.console import output, print_json, print_json_line, print_plain
+from cli.console import output, people, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
 from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
 from cli.settings import ClientSide
 from producers import Client
 from producers.build_query import QuestionArgs
+from producers.errors import RecordTooLarge
 from schemas.answer import Answer, PartialAnswer
+from schemas.codec import decode_query
 from schemas.query import Generation
+from schemas.record import well_formed
+from schemas.topics import QUERY_TOPICS
 
+PUBLISHED_AT_ONCE = 100
+"""Questions whose ids are printed together, once the brokers have them."""
 TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages to find.")
 NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
 PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
@@ -142,6 +153,13 @@ def publish(
         metavar="SECONDS",
         help="Seconds after which the answer is no longer useful.",
     ),
+    once: bool = typer.Option(
+        False,
+        "--once",
+        help="Publish no question that its topic has already (for 7 days) with the same --top-k "
+        "and --nprobe, but print the id that it has. Equal lines are one question. Needs the right "
+        "to read rag.queries.v1 and rag.queries.batch.v1.",
+    ),
     bootstrap: BesideOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
@@ -149,34 +167,86 @@ def publish(
 ) -> None:
     """Publish a question without waiting for its answer; prints its id once the brokers have it.
 
-    The answer is written to rag.answers.v1 with the id as its key.
+    The answer is written to rag.answers.v1 with the id as its key. A line that cannot be published
+    (not UTF-8, too long) is skipped and named; the exit code is then 1. After an interruption the
+    same command with --once publishes the rest, and nothing twice.
 
     \b
     Examples:
       carpool publish "When was the Eiffel Tower built?"
-      cat questions.txt | carpool publish - --batch
+      cat questions.txt | carpool publish - --batch --once
     """
     settings = client_side(bootstrap, config, assignments)
-    texts = [line.strip() for line in sys.stdin if line.strip()] if question == "-" else [question]
-    if query_id is not None and len(texts) != 1:
-        raise ConfigError(f"--id names one question, and there are {len(texts)}")
+    lines = [(1, question)]
+    if question == "-":
+        read = list(sys.stdin.buffer)
+        refuse_foreign(Path("FILE"), b"".join(read[:1]))
+        texts = (line.decode("utf-8-sig", "surrogateescape").strip() for line in read)
+        lines = [(number, text) for number, text in enumerate(texts, 1) if text]
+    if query_id is not None and len(lines) != 1:
+        raise ConfigError(f"--id names one question, and there are {len(lines)}")
     arguments: QuestionArgs = {"top_k": top_k, "nprobe": nprobe, "query_id": query_id}
     arguments["priority"] = "batch" if batch else priority
-    ids = asyncio.run(_publish(settings, texts, deadline, arguments))
-    for text, published in zip(texts, ids, strict=True):
-        if as_json:
-            print_json_line({"query_id": published, "text": text})
-        else:
-            print_plain(published)
+    known = {}
+    if once:
+        unique = {text: number for number, text in lines}
+        lines = [(number, text) for text, number in unique.items()]
+        known = _published(settings, unique, top_k, nprobe)
+    if asyncio.run(_publish(settings, lines, known, deadline, arguments, as_json=as_json)):
+        raise typer.Exit(FAILED)
+
+
+def _published(
+    settings: ClientSide, texts: Collection[str], top_k: int | None, nprobe: int | None
+) -> dict[str, str]:
+    """Returns the ids, by text, of the questions that their topics have already. Blocks."""
+    known: dict[str, str] = {}
+    for topic in QUERY_TOPICS:
+        for message in read_topic(settings.kafka, SystemClock(), topic, name="publish"):
+            with suppress(RecordError):
+                query = decode_query(message.value, message.headers, message.source)
+                if (query.top_k, query.nprobe) == (top_k, nprobe) and query.text in texts:
+                    known.setdefault(query.text or "", query.query_id)
+    return known
 
 
 async def _publish(
-    settings: ClientSide, texts: list[str], deadline_s: float | None, arguments: QuestionArgs
-) -> list[str]:
+    settings: ClientSide,
+    lines: list[tuple[int, str]],
+    known: Mapping[str, str],
+    deadline_s: float | None,
+    arguments: QuestionArgs,
+    *,
+    as_json: bool,
+) -> bool:
+    """Publishes the lines that have no known id, and prints ids; returns whether one was bad."""
+
+    async def id_of(text: str) -> str:
+        if text in known:
+            return known[text]
+        if well_formed(text) != text:
+            raise RecordError("invalid_utf8", "it is not UTF-8")
+        return await client.publish(text, deadline_s=deadline_s, **arguments)
+
+    is_one_bad = False
     async with Client(kafka=settings.kafka, settings=settings.client) as client:
-        ids = [client.publish_nowait(text, deadline_s=deadline_s, **arguments) for text in texts]
-        await client.flush(settings.client.publish_timeout_ms / 1_000)
-    return ids
+        for first in range(0, len(lines), PUBLISHED_AT_ONCE):
+            some = lines[first : first + PUBLISHED_AT_ONCE]
+            ids = await asyncio.gather(*(id_of(text) for _, text in some), return_exceptions=True)
+            errors = []
+            for (number, text), found in zip(some, ids, strict=True):
+                if isinstance(found, RecordError | RecordTooLarge) and len(lines) > 1:
+                    people().print(f"line {number} is skipped: {found}", style="yellow")
+                    is_one_bad = True
+                elif isinstance(found, BaseException):
+                    errors.append(found)
+                elif as_json:
+                    print_json_line({"query_id": found, "text": text})
+                else:
+                    print_plain(found)
+            if errors:
+                raise errors[0]
+    return is_one_bad
 
 
 def cancel(

@@ -27,7 +27,7 @@ def get(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
         connection.request("GET", parts.path or "/")
         response = connection.getresponse()
         return response.status, response.read()
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
         return 0, str(error).encode()
     finally:
         connection.close()

@@ -11,10 +11,12 @@ from typing import Annotated
 import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
+from carpool.terminal import fit_terminal
 from cli import acls, asking, configuring, dlq, groups, loading, services, status, topics, up
 from cli.console import people, print_json, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from cli.options import JsonOption
+from schemas.record import well_formed
 
 EXTRAS = {
     "services": (
@@ -144,6 +146,8 @@ def _version_of(name: str) -> str | None:
 
 def main() -> None:
     """Runs the command line and exits with one of `cli.exit_codes`."""
+    fit_terminal()
+    sys.argv = [arg if os.path.exists(arg) else well_formed(arg) for arg in sys.argv]
     os.umask(os.umask(0o027) | 0o027)  # logs and indexes hold passages: 0640, not for everybody
     try:
         app(prog_name="carpool")

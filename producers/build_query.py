@@ -14,7 +14,7 @@ from schemas.cancel import Cancel
 from schemas.codec import decode, encode
 from schemas.headers import TENANT_HEADER
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
-from schemas.record import Headers, Source
+from schemas.record import Headers, Source, well_formed
 from schemas.topics import CANCELS, QUERIES, QUERIES_BATCH
 
 SOURCE_NAME = "urn:carpool:client"
@@ -64,8 +64,9 @@ def build_record(
 ) -> QueryRecord:
     """Returns the record of a question; `deadline_ms` is in epoch milliseconds.
 
-    Raises `RecordError` that names the field for a question that the services refuse,
-    `RecordTooLarge` above `QUERY_BYTES_MAX`, `TypeError` for a name not in `QuestionArgs`.
+    Half of a surrogate pair in the text becomes U+FFFD. Raises `RecordError` that names the field
+    for a question that the services refuse, `RecordTooLarge` above `QUERY_BYTES_MAX`, `TypeError`
+    for a name not in `QuestionArgs`.
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
@@ -76,7 +77,7 @@ def build_record(
     )
     query = Query(
         query_id=query_id if query_id is not None else str(uuid.uuid4()),
-        text=text,
+        text=well_formed(text) if isinstance(text, str) else text,
         vector=vector if vector is None or isinstance(vector, bytes) else pack_vector(vector),
         embedding_model=question.get("embedding_model"),
         top_k=question.get("top_k"),
@@ -87,7 +88,7 @@ def build_record(
         generation=question.get("generation"),
     )
     passed_on: Headers = tuple(
-        (name, text.encode()) for name, text in (question.get("headers") or {}).items()
+        (name, well_formed(text).encode()) for name, text in (question.get("headers") or {}).items()
     )
     tenant = question.get("tenant")
     value, headers = encode(
@@ -96,7 +97,7 @@ def build_record(
     if len(value) > QUERY_BYTES_MAX:
         raise RecordTooLarge(len(value), QUERY_BYTES_MAX)
     if tenant is not None:
-        headers += ((TENANT_HEADER, tenant.encode()),)
+        headers += ((TENANT_HEADER, well_formed(tenant).encode()),)
     # The grouper decodes it in the same way: bad values are found before the record is sent.
     check_query(decode(Query, value, headers))
     topic = QUERIES_BATCH if priority == "batch" else QUERIES

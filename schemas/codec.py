@@ -97,7 +97,8 @@ def encode(
     """Returns (value, headers) of `record` in CloudEvents binary mode.
 
     The same result must have the same `event_id` each time. `source` names the service, `time_us`
-    is epoch microseconds, and the headers `PASSED_ON` of `passed_on` are copied.
+    is epoch microseconds, and the headers `PASSED_ON` of `passed_on` are copied. Raises
+    `RecordError` for text that is not well-formed.
     """
     time = (
         datetime.fromtimestamp(time_us / 1_000_000, UTC)
@@ -114,11 +115,17 @@ def encode(
         ("ce_time", time),
         ("ce_dataschema", SCHEMAS[kind]),
     )
-    headers = tuple((name, text.encode()) for name, text in attributes)
+    try:
+        value = _encoder.encode(record)
+        headers = tuple((name, text.encode()) for name, text in attributes)
+    except UnicodeEncodeError as error:
+        raise RecordError(
+            "invalid_utf8", f"{error.object[:80]!r} has half of a surrogate pair; send whole text"
+        ) from None
     copied = tuple(pair for pair in passed_on if pair[0] in PASSED_ON)
     if _size_of(copied) > PASSED_ON_BYTES_MAX:
         copied = ()  # the query is refused for them
-    return _encoder.encode(record), headers + copied
+    return value, headers + copied
 
 
 def with_key(headers: Headers, key: bytes | None) -> Headers:

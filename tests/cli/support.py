@@ -28,11 +28,16 @@ class Ended:
         return json.loads(self.stdout)
 
 
-def carpool(line: str) -> Ended:
-    """Runs `carpool` with these arguments, which are split as a shell splits them."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+def carpool(line: str, stdin: bytes = b"", encoding: str = "utf-8") -> Ended:
+    """Runs `carpool` with these arguments, which are split as a shell splits them.
+
+    `encoding`: of standard output and error.
+    """
+    out = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", write_through=True)
     with (
         mock.patch.object(sys, "argv", ["carpool", *shlex.split(line)]),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
         redirect_stdout(out),
         redirect_stderr(err),
     ):
@@ -41,5 +46,5 @@ def carpool(line: str) -> Ended:
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
-    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    texts = [stream.buffer.getvalue().decode(encoding) for stream in (out, err)]
     return Ended(code, *texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -12,16 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import EmbeddedBroker
+from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_reader import read_topic
 from carpool.settings import load_settings
 from cli.all_settings import CarpoolSettings
 from cli.main import EXTRAS, extra_of
 from cli.options import given
 from cli.runfile import Run, RunFile
 from cli.settings import ClientSide, load, load_client_side
-from schemas.topics import TOPICS
-from tests.cli.support import carpool
+from schemas.codec import decode_query
+from schemas.topics import QUERY_TOPICS, TOPICS
+from tests.cli.support import Ended, carpool
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = "[grouper]\npolicy = 'per_query'\nnprobe = 3\n[kafka]\nbootstrap = 'k:1'\n"
@@ -192,6 +197,60 @@ def test_topics_are_made_and_checked_and_questions_are_published_and_counted() -
         loaded = carpool(f"load questions.txt --rate 500 --limit 7 {at} --json {record}").json
         assert (loaded["sent"], loaded["acknowledged"], loaded["errors"]) == (7, 7, 0)
         assert len(Path("sent.jsonl").read_text().splitlines()) == 7
+
+
+BAD_LINES = (b"caf\xe9?", b"x" * 300_000, b"a\0b")
+
+
+def ids_of(ended: Ended) -> dict[str, str]:
+    lines = map(json.loads, ended.stdout.splitlines())
+    return {line["text"]: line["query_id"] for line in lines}
+
+
+def published_texts(bootstrap: str) -> list[str | None]:
+    kafka = KafkaSettings(bootstrap=bootstrap)
+    return [
+        decode_query(message.value, message.headers, message.source).text
+        for topic in QUERY_TOPICS
+        for message in read_topic(kafka, SystemClock(), topic, name="test")
+    ]
+
+
+def test_a_bad_line_is_skipped_and_named_and_a_second_run_publishes_nothing_twice() -> None:
+    texts = [f"question {number}?" for number in range(150)]
+    lines = [b"\xef\xbb\xbfquestion 0?", *BAD_LINES, b"", *(t.encode() for t in texts[1:])]
+    with EmbeddedBroker() as broker:
+        at = f"--bootstrap {broker.bootstrap}"
+        carpool(f"topics create {at}")
+        first = carpool(f"publish - --batch {at} --json", stdin=b"\n".join(lines[:60]))
+        assert first.code == 1
+        skipped = [line.split(":")[0] for line in first.stderr.splitlines()]
+        assert skipped == [f"line {number} is skipped" for number in (2, 3, 4)]
+        assert "not UTF-8" in first.stderr and "NUL" in first.stderr
+        ids = ids_of(first)
+        assert list(ids) == texts[:56]
+        again = carpool(f"publish - --batch --once {at} --json", stdin=b"\n".join(lines + lines))
+        found = ids_of(again)
+        assert (again.code, list(found)) == (1, texts)
+        assert found | ids == found
+        assert sorted(filter(None, published_texts(broker.bootstrap))) == sorted(texts)
+        other = carpool(f"publish '{texts[0]}' --once --top-k 3 {at}")
+        assert other.stdout.strip() not in found.values(), "another question: other options"
+
+
+def test_text_that_is_not_well_formed_is_published_and_never_a_traceback() -> None:
+    with EmbeddedBroker() as broker:
+        at = f"--bootstrap {broker.bootstrap}"
+        carpool(f"topics create {at}")
+        published = carpool(f"publish caf\udce9? --id \udce9 {at} --json")
+        assert published.json == {"query_id": "\ufffd", "text": "caf\ufffd?"}
+        assert carpool(f"cancel \udce9 {at}").stdout == "\ufffd\n"
+        assert published_texts(broker.bootstrap) == ["caf\ufffd?"]
+        utf16 = carpool(f"publish - {at}", stdin="who?\n".encode("utf-16"))
+        assert (utf16.code, "iconv -f UTF-16" in utf16.stderr) == (2, True)
+        assert carpool(f"publish - {at}", stdin=b"\n") == Ended(0, "", "")
+    assert carpool("config --json --set kafka.bootstrap=h\udce9:1").code == 0
+    assert carpool(f"status {NOWHERE} --url grouper=h\udce9:1 --json").json["is_ready"] is False
 
 
 def test_config_shows_each_value_with_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:

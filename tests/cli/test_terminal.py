@@ -188,6 +188,22 @@ def test_the_manifest_of_an_index_is_printed_escaped(
     assert not unsafe(shown.stdout)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_characters_is_sent_escapes(tmp_path: Path, encoding: str) -> None:
+    folder, text = tmp_path / "index\udce9", "modèle € 😀"  # a name of a file that is not UTF-8
+    write_index(folder, make_content())
+    manifest = read_manifest(folder)
+    write_manifest(folder, msgspec.structs.replace(manifest, embedding_model_name=text))
+    open_index(folder).close()
+    shown = carpool(f"index stats {folder}", encoding=encoding)
+    assert (shown.code, r"\u20ac \ud83d\ude00" in shown.stdout) == (0, True)
+    shown = carpool(f"index stats {folder} --json", encoding=encoding)
+    assert (shown.code, shown.json["embedding_model_name"]) == (0, text)
+    next(folder.glob("*.seg")).unlink()
+    damaged = carpool(f"index verify {folder} --json", encoding=encoding)
+    assert (damaged.code, damaged.json["ok"]) == (1, False)
+
+
 def test_json_on_the_terminal_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": HOSTILE.replace("\ud800", "")})
     printed = capsys.readouterr().out

@@ -154,6 +154,17 @@ def test_what_the_services_would_refuse_is_refused_before_it_is_sent(
     assert refused.value.field == field.replace("\\", "")
 
 
+def test_text_that_is_not_well_formed_is_repaired_and_an_id_is_refused() -> None:
+    half = "caf\udce9"
+    record = build_record(half, now_us=1, tenant=half, headers={"traceparent": half})
+    assert decode_query(record.value, record.headers, SOURCE).text == "caf\ufffd"
+    assert tenant_of(record.headers) == "caf\ufffd"
+    for arguments in ({"query_id": half}, {"generation": Generation(template=half)}):
+        with pytest.raises(RecordError, match="half of a surrogate pair") as refused:
+            build_record("a", now_us=1, **arguments)  # type: ignore[arg-type]
+        assert refused.value.reason == "invalid_utf8"
+
+
 def test_a_record_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> None:
     with pytest.raises(RecordTooLarge) as refused:
         build_record("é" * QUERY_BYTES_MAX, now_us=1)
