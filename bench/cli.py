@@ -24,6 +24,7 @@ from bench.simulator.cli import hot_set_drift, paged_codes, simulator
 app = typer.Typer(
     name="bench",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.

@@ -12,7 +12,7 @@ from carpool.vllm import VllmSettings
 from cli.up_settings import UpSettings
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.settings import GrouperSettings
-from indexer.settings import IndexerSettings
+from indexer.settings import IndexerConfig, IndexerSettings
 from producers.settings import ClientSettings
 from searcher.settings import SearcherSettings
 
@@ -33,3 +33,9 @@ class CarpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     llm: LlmSettings
     vllm: VllmSettings
     up: UpSettings
+
+
+class BuildSettings(IndexerConfig, frozen=True, kw_only=True):
+    """The sections of a build, and that of the prompts which show its passages."""
+
+    generator: GeneratorSettings

@@ -42,6 +42,7 @@ app = typer.Typer(
     name="index",
     help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -192,11 +193,11 @@ def build(
     Example: carpool index build corpus.jsonl --out my-index --vectors vectors.npy --fingerprint
     0123abcd --nlist 1000 --vector-dtype float16 --set indexer.memory_bytes=2147483648
     """
+    from cli.all_settings import BuildSettings
     from indexer.build import BuildRequest, build_index
-    from indexer.settings import IndexerConfig
 
     settings = load(
-        IndexerConfig,
+        BuildSettings,
         given(
             config,
             assignments,
@@ -216,6 +217,7 @@ def build(
         vectors=vectors,
         fingerprint=fingerprint,
         fields={field: name for field, name in named if name is not None},
+        prompt_chars=settings.generator.passage_chars_max,
     )
     console = people()
     with step_progress(console) as progress:

@@ -74,7 +74,7 @@ def run_everything(
             run_file.write(run)
             _start(supervisor, settings, plan, passed, console)
             run_file.write(msgspec.structs.replace(run, is_ready=True))
-            _tell_ready(plan, settings.up, console)
+            tell_ready(plan, settings.up, console)
             if questions:
                 _ask(supervisor, settings, plan, questions)
             if stays:
@@ -122,9 +122,15 @@ def _start(
         supervisor.wait_ready(show)
 
 
-def _tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
+def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
+    """Prints what to know of this plan, and how to ask."""
     if plan.broker_port is not None:
         console.print(LIMITS, style="dim")
+    if plan.passages_max is not None:
+        console.print(
+            f"{plan.llm_model} is a small model and mixes passages up, so a prompt has "
+            f"{plan.passages_max} passage, the best one; generator.passages_max sets another number"
+        )
     console.print(
         f"Everything is ready. Logs: {settings.state_dir}. Ask, in another shell:  "
         f"{ask_command(settings)}"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.padding import Padding
 from rich.text import Text
 
 from carpool.kafka.checks import named_at_brokers
@@ -94,18 +95,13 @@ def list_topics(
     if as_json:
         print_json(topics)
         return
-    made = table("topic", "partition by", "keeps", "largest", "what", whole=("topic",))
-    made.columns[-1].min_width = 16
     for topic in topics:
         forever = topic.retention_ms == UNTIL_PROCESSED
-        made.add_row(
-            topic.name,
-            topic.partition_by,
-            "until processed" if forever else f"{topic.retention_ms // HOUR_MS} h",
-            f"{topic.max_message_bytes // 1024:,} KiB",
-            topic.purpose,
-        )
-    output().print(made)
+        kept = "until processed" if forever else f"{topic.retention_ms // HOUR_MS} h"
+        size = f"{topic.max_message_bytes // 1024:,} KiB"
+        what = f"{topic.purpose}\npartition by {topic.partition_by}, keeps {kept}, largest {size}"
+        output().print(Text(topic.name, "bold"))
+        output().print(Padding(what, (0, 0, 0, 2)))
 
 
 @app.command()

@@ -51,6 +51,7 @@ from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import documents_build_id
 
 IDS_NAME = "ids"
+LONGER = "longer than the {} characters that a prompt shows (generator.passage_chars_max)"
 PROBLEMS_LISTED = 20
 """Reasons of bad lines that are listed; all lines are counted."""
 _DETAILS = re.compile(r"\d+|'.*'|\".*\"")
@@ -64,6 +65,7 @@ class BuildRequest:
     `fingerprint` names the model that made `vectors`; empty: the model of the settings. `force`
     replaces a complete index, `restart` discards an interrupted build of another corpus or model.
     `fields`: the names of `id`, `text` or `title` in the corpus, where they are others.
+    `prompt_chars`: what a prompt shows of a passage; longer ones are counted in a note.
     """
 
     corpus: Path
@@ -76,6 +78,7 @@ class BuildRequest:
     vectors: Path | None = None
     fingerprint: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+    prompt_chars: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,10 +283,13 @@ class _Build:
         writer = DocumentWriter(finished, documents_build_id(corpus))
         problems: dict[str, LineProblem] = {}
         problem_count = position_bytes = 0
+        shown = self.request.prompt_chars
         try:
             for found in reader:
                 if isinstance(found, Document):
                     writer.append(found)
+                    if shown is not None and len(" ".join(found.text.split())) > shown:
+                        reader.notes[LONGER.format(shown)] += 1
                     if ids is not None:
                         ids.add(found.doc_id, reader.line_number)
                 else:

@@ -9,6 +9,8 @@ import pytest
 
 from carpool.vllm import SMALL_MODEL_BYTES, VllmSettings, passages_for
 from cli.all_settings import CarpoolSettings
+from cli.console import people
+from cli.running import tell_ready
 from cli.settings import Given, is_default, load
 from cli.stack import StackPlan, service_specs, vllm_spec
 from generator.settings import GeneratorSettings
@@ -43,7 +45,9 @@ def test_a_number_that_is_set_is_kept(
 
 
 @pytest.mark.parametrize("passages", [1, None])
-def test_the_services_are_started_with_it(passages: int | None) -> None:
+def test_the_services_are_started_with_it_and_the_user_is_told(
+    passages: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = load(CarpoolSettings, Given(file=None, environ={}, flags={}))
     plan = StackPlan(
         bootstrap="127.0.0.1:1",
@@ -56,6 +60,9 @@ def test_the_services_are_started_with_it(passages: int | None) -> None:
     )
     (generator,) = (spec for spec in service_specs(plan, settings, []) if spec.name == "generator")
     assert ("generator.passages_max=1" in generator.command) is (passages == 1)
+    tell_ready(plan, settings.up, people())
+    said = "m is a small model and mixes passages up, so a prompt has 1 passage"
+    assert (said in capsys.readouterr().err) is (passages == 1)
 
 
 def test_the_generator_follows_the_kv_events_of_the_vllm_that_is_started_with_it() -> None:

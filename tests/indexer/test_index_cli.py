@@ -19,6 +19,7 @@ def built(tmp_path: Path) -> Path:
     corpus = write_corpus(tmp_path / "c.jsonl", 120)
     corpus.write_text(corpus.read_text() + "bad\n")
     options = ["--model", "hashing:16", "--nlist", "10", "--json"]
+    options += ["--set", "generator.passage_chars_max=28"]
     result = runner.invoke(app, ["build", str(corpus), "--out", str(tmp_path / "index"), *options])
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
@@ -29,6 +30,7 @@ def built(tmp_path: Path) -> Path:
     )
     assert "1 bad line in the corpus (120 good ones)" in result.stderr
     assert "line 121: not JSON" in result.stderr
+    assert "120 passages: longer than the 28 characters that a prompt shows" in result.stderr
     return tmp_path / "index"
 
 
