@@ -24,10 +24,10 @@ _BY_START = (
     (rb"\x1f\x8b", "compressed by gzip", "gzip -dc {0} > {0}.jsonl"),
     (rb"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc {0} > {0}.jsonl"),
     (rb"\xfd7zXZ", "compressed by xz", "xz -dc {0} > {0}.jsonl"),
-    (rb"BZh[1-9]", "compressed by bzip2", "bzip2 -dc {0} > {0}.jsonl"),
+    (rb"BZh[1-9]1AY&SY", "compressed by bzip2", "bzip2 -dc {0} > {0}.jsonl"),
     (rb"PK\x03\x04", "a zip archive", "unzip -p {0} > {0}.jsonl"),
     (
-        rb"PAR1",
+        rb"PAR1\x15",
         "Parquet",
         "python -c \"import pandas; pandas.read_parquet('{0}')"
         ".to_json('{0}.jsonl', orient='records', lines=True)\"",
@@ -42,7 +42,7 @@ def refuse_foreign(path: Path, start: bytes | None = None) -> None:
     """
     if start is None:
         with path.open("rb") as file:
-            start = file.read(8)
+            start = file.read(16)
     by_start = ((name, remedy) for pattern, name, remedy in _BY_START if re.match(pattern, start))
     if found := _BY_SUFFIX.get(path.suffix.lower()) or next(by_start, None):
         name, remedy = found

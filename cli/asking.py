@@ -94,13 +94,11 @@ def ask(
     answer = asyncio.run(_ask(settings, question, timeout, arguments, console if streams else None))
     if as_json:
         print_json(answer)
-    elif not streams or answer.status not in ANSWERED:
-        console.print(answer_text(answer), soft_wrap=True)
-        console.print(timing_line(answer), soft_wrap=True)
     else:
-        for line in (*quote_lines(answer), *citation_lines(answer)):
-            console.print(line, soft_wrap=True)
-        console.print(timing_line(answer), soft_wrap=True)
+        is_shown = streams and answer.status in ANSWERED
+        sources = (*quote_lines(answer), *citation_lines(answer))
+        for part in (*(sources if is_shown else [answer_text(answer)]), timing_line(answer)):
+            console.print(part, soft_wrap=True)
     if answer.status not in ANSWERED:
         raise typer.Exit(FAILED)
 
@@ -222,11 +220,9 @@ async def _publish(
     """Publishes the lines that have no known id, and prints ids; returns whether one was bad."""
 
     async def id_of(text: str) -> str:
-        if text in known:
-            return known[text]
         if well_formed(text) != text:
             raise RecordError("invalid_utf8", "it is not UTF-8")
-        return await client.publish(text, deadline_s=deadline_s, **arguments)
+        return known.get(text) or await client.publish(text, deadline_s=deadline_s, **arguments)
 
     is_one_bad = False
     async with Client(kafka=settings.kafka, settings=settings.client) as client:

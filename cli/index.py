@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from carpool.disk.manifest import RecallTable
     from indexer.build import BuildReport
     from indexer.stats import IndexStats, Spread
+    from indexer.verify import VerifyReport
 
 PROBLEMS_SHOWN = 50
 _Questions = Annotated[
@@ -248,11 +249,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
             }
         )
     else:
-        _print_verdict(
-            index_dir,
-            report.problems,
-            f"{report.row_count:,} rows in {report.cluster_count:,} clusters",
-        )
+        _print_verdict(index_dir, report)
     if report.problems:
         raise typer.Exit(FAILED)
 
@@ -396,9 +393,10 @@ def _with_codes(codes: str | None) -> dict[str, str | int | None]:
     return {"codes": codes, "code_rows_min": None if codes is None else 0}
 
 
-def _print_verdict(index_dir: Path, problems: tuple[str, ...], what: str) -> None:
-    console = output()
+def _print_verdict(index_dir: Path, report: VerifyReport) -> None:
+    console, problems = output(), report.problems
     if not problems:
+        what = f"{report.row_count:,} rows in {report.cluster_count:,} clusters"
         what = f": {what}; every checksum and count is right"
         console.print(Text("whole", "green") + Text(what, "default"))
         return

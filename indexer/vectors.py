@@ -199,6 +199,7 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
         not isinstance(loaded, np.memmap)
         or loaded.ndim != 2
         or loaded.dtype not in (np.float16, np.float32)
+        or not loaded.flags.c_contiguous
     ):
         shape = (
             f"{loaded.dtype} {loaded.shape}"
@@ -207,12 +208,7 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
         )
         raise ConfigError(
             f"the vectors {path} are {shape}; expected float16 or float32 of shape (passages, "
-            "dimension)"
-        )
-    if not loaded.flags.c_contiguous:
-        raise ConfigError(
-            f"the vectors {path} are stored column by column; save them with numpy.save(path, "
-            "numpy.ascontiguousarray(vectors))"
+            "dimension), row by row: numpy.save(path, numpy.ascontiguousarray(vectors, 'float32'))"
         )
     if len(loaded) != (row_count or len(loaded)) or 0 in loaded.shape:
         raise ConfigError(

@@ -94,8 +94,6 @@ class Client:
         self._asks: dict[Ticket, _PendingAsk] = {}
         self._publisher: Publisher | None = None
         self._reader: AnswerReader | None = None
-        self._lost_count = 0
-        self._lost_first: PublishError | None = None
 
     @classmethod
     def from_settings(cls, file: str | Path | None = None) -> Self:
@@ -156,18 +154,6 @@ class Client:
         await self._send(record)
         return record.query_id
 
-    def publish_nowait(
-        self,
-        text: str | None = None,
-        *,
-        deadline_s: float | None = None,
-        **question: Unpack[QuestionArgs],
-    ) -> str:
-        """As `publish`, but does not wait for the brokers; `flush` reports errors."""
-        record = self._record(text, deadline_s, question)
-        self._opened(self._publisher).send(record, self._delivered)
-        return record.query_id
-
     async def cancel(self, query_id: str) -> None:
         """Withdraws the questions with this id; returns once the brokers have the cancel.
 
@@ -177,24 +163,6 @@ class Client:
         `RecordError`, `PublishError`.
         """
         await self._send(build_cancel(query_id, None, self._clock.now_us()))
-
-    async def flush(self, timeout_s: float = 30.0) -> None:
-        """Waits until every question is acknowledged. Raises `PublishError` if one is not."""
-        publisher = self._opened(self._publisher)
-        waiting = await asyncio.to_thread(publisher.flush, timeout_s)
-        with self._lock:
-            lost_count, first, self._lost_count, self._lost_first = (
-                self._lost_count,
-                self._lost_first,
-                0,
-                None,
-            )
-        if waiting or lost_count:
-            why = f" The first: {first}" if first else ""
-            raise PublishError(
-                f"{lost_count} questions failed and {waiting} are unacknowledged after "
-                f"{timeout_s:g} s.{why}"
-            )
 
     async def ask(
         self,
@@ -307,13 +275,6 @@ class Client:
             ticket = self._expected.expect(query_id)
             self._asks[ticket] = ask
             return ticket
-
-    def _delivered(self, place: Place | None, error: PublishError | None) -> None:
-        """Notes the acknowledgement of `publish_nowait`, on the publisher's thread."""
-        if error is not None:
-            with self._lock:
-                self._lost_count += 1
-                self._lost_first = self._lost_first or error
 
     def _placed(self, ticket: Ticket, place: Place | None, error: PublishError | None) -> None:
         """Notes the acknowledgement of a question, on the publisher's thread."""

@@ -7,7 +7,7 @@ import io
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -79,7 +79,7 @@ class NpyRows(Sequence[bytes]):
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read vectors from {path}: {error}") from error
         if self._bytes[:6] != _NPY_MAGIC:
-            refuse_foreign(path, self._bytes[:8])
+            refuse_foreign(path, self._bytes[:16])
             raise ConfigError(f"{path} is not a .npy file")
         width = 2 if self._bytes[6] == 1 else 4
         header_size = int.from_bytes(self._bytes[8 : 8 + width], "little")
@@ -114,10 +114,6 @@ class NpyRows(Sequence[bytes]):
             if self._item_size == 4
             else struct.pack(f"<{self.dim}f", *struct.unpack(self._format, row))
         )
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yields the rows in order."""
-        return (self[index] for index in range(self._rows))
 
 
 def with_vectors(

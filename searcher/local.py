@@ -25,7 +25,7 @@ from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError, CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import TOP_K_MAX, SearchMode
-from schemas.record import ClusterId
+from schemas.record import ClusterId, well_formed
 from schemas.retrieval import Hit
 from searcher.build import SearchPlane, search_and_passages
 from searcher.events import NoEvents
@@ -151,7 +151,7 @@ class LocalSearcher:
         if isinstance(queries, str):
             raise ValueError("queries is one text; pass a list of texts")
         if not isinstance(queries, np.ndarray):
-            return self._model().encode(list(queries))
+            return self._model().encode([well_formed(text) for text in queries])
         dimension = self._index.manifest.dimension
         if queries.ndim != 2 or queries.shape[1] != dimension:
             raise ValueError(f"queries has shape {queries.shape}; the index needs (n, {dimension})")

@@ -96,7 +96,7 @@ def test_a_file_that_was_cut_during_the_build_is_an_error_that_names_its_end(
 
 def test_vectors_stored_column_by_column_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.asfortranarray(normalised(10, 8)))
-    with pytest.raises(ConfigError, match="column by column"):
+    with pytest.raises(ConfigError, match="row by row"):
         open_precomputed(tmp_path / "v.npy", 10)
 
 

@@ -342,14 +342,10 @@ def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(
     assert all(query.text != "one too many" for query in responder.seen)
 
 
-def test_publishing_without_waiting_is_settled_by_flush(
-    bootstrap: str, responder: Responder
-) -> None:
+def test_many_are_published_at_once(bootstrap: str, responder: Responder) -> None:
     async def publish() -> list[str]:
         async with Client(bootstrap) as client:
-            ids = [client.publish_nowait(f"{number}") for number in range(20)]
-            await client.flush()
-            return ids
+            return await asyncio.gather(*(client.publish(f"{number}") for number in range(20)))
 
     ids = asyncio.run(publish())
     wait_until(lambda: {query.query_id for query in responder.seen} >= set(ids), "all come")

@@ -57,6 +57,7 @@ def test_texts_are_embedded_by_the_model_of_the_index(tmp_path: Path) -> None:
     index = random_index(tmp_path / "index", embedding_model=model.fingerprint)
     with LocalSearcher(index.dir, budget_bytes=BUDGET_BYTES, embedding=settings) as searcher:
         assert searcher.search(["a question"]) == searcher.search(model.encode(["a question"]))
+        assert searcher.search(["caf\udce9"]) == searcher.search(["caf\ufffd"])
 
 
 def test_another_model_is_refused(index: SmallIndex) -> None:
