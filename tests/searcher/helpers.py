@@ -146,7 +146,7 @@ def write_index(
     )
     for cluster in range(nlist):
         rows = np.flatnonzero(assigned == cluster).astype(np.int64)
-        segment.append(cluster, vectors[rows], rows)
+        segment.append(cluster, vectors[rows])
     segments = segment.close()
     write_extents(folder, extents)
     write_rotation(folder, rotation)
