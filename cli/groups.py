@@ -72,6 +72,7 @@ def reset(
     """Read from this record on. What is complete after the old offset stays complete.
 
     A smaller offset repeats the records up to the old one; a larger offset passes over them.
+    A group that has committed nothing may then begin.
 
     \b
     Example:

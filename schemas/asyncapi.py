@@ -23,12 +23,16 @@ from schemas.topics import (
     QUERIES,
     QUERIES_BATCH,
     QUERY_TOPICS,
+    RETRIEVALS,
+    RETRIEVALS_BATCH,
     RETRY_TOPICS,
     TOPICS,
     UNTIL_PROCESSED,
     Topic,
 )
 
+ANSWERED_EARLIER = (RETRIEVALS, RETRIEVALS_BATCH)
+"""Their records are retrievals, or answers of queries that ended before they had one."""
 OF_APPLICATIONS = (QUERIES, QUERIES_BATCH, ANSWERS, PARTIAL_ANSWERS, CANCELS)
 
 
@@ -54,7 +58,8 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
             "receiveQuery": {
                 "action": "receive",
                 "channel": _channel_of(QUERIES),
-                "summary": "A question. Each record gets exactly one terminal answer.",
+                "summary": "A question. Each record gets exactly one terminal answer, unless it is "
+                "broken so that not even its id can be read.",
                 "reply": {"channel": _channel_of(ANSWERS)},
             },
             "receiveBatchQuery": {
@@ -128,7 +133,9 @@ def _message(topic: Topic, schema_files: dict[str, str]) -> dict[str, Any]:
         message["contentType"] = "application/octet-stream"
         message["payload"] = {"description": "the bytes of the record that could not be used"}
     else:
-        message["payload"] = {"$ref": file}
+        shapes = [file, schema_files[ANSWERS.name]] if topic in ANSWERED_EARLIER else [file]
+        payload = [{"$ref": each} for each in shapes]
+        message["payload"] = payload[0] if len(payload) == 1 else {"oneOf": payload}
     return message
 
 
@@ -152,6 +159,8 @@ def _key(topic: Topic) -> dict[str, Any]:
     """Returns the key of the topic's records, as the Kafka binding describes it."""
     if topic.name in QUERY_TOPICS:
         meaning = "any; it chooses the partition, and is no id"
+    elif topic == ANSWERS:
+        meaning = "the query_id; beside an `ok` answer to the same id: topic/partition/offset"
     elif topic.partition_by == "query_id":
         meaning = "the query_id"
     else:

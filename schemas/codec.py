@@ -6,6 +6,7 @@ record). An application may write any of the four to `rag.queries.v1`.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterable
@@ -366,18 +367,25 @@ def _invalid(message: str) -> RecordError:
 def identified(
     error: RecordError, value: bytes | None, header_id: str | None = None
 ) -> RecordError:
-    """Adds the query id, if it can be read from the header or from a bad body."""
+    """Adds the query id, if it can be read from the header or from a bad body.
+
+    Bytes that are not UTF-8, half surrogates and numbers that are none matter in the id only.
+    """
     query_id = error.query_id or header_id
     if query_id is None and value:
         try:
-            body = msgspec.json.decode(value.removeprefix(BYTE_ORDER_MARK))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            text = value.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
+            # Thousands of digits are no int in Python.
+            body = json.loads(text, strict=False, parse_int=float)
+        except (ValueError, RecursionError):
             body = None
         if isinstance(body, dict):
             data = body.get("data")
             named = (body.get("id") if "specversion" in body else None, body.get("query_id"))
             inner = (data.get("query_id"),) if isinstance(data, dict) else ()
             query_id = next((name for name in named + inner if isinstance(name, str)), None)
-    if query_id is not None and not 1 <= len(query_id) <= 256:
+    if query_id is not None and (
+        not 1 <= len(query_id) <= 256 or any("\ud800" <= char <= "\udfff" for char in query_id)
+    ):
         query_id = None
     return RecordError(error.reason, str(error), field=error.field, query_id=query_id)

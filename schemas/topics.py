@@ -70,7 +70,7 @@ RETRIEVALS = Topic(
     partition_by="query_id",
     retention_ms=UNTIL_PROCESSED,
     max_message_bytes=4 * MIB,
-    purpose="one final retrieval for each query",
+    purpose="one final retrieval for each query, or the answer of one that ended earlier",
 )
 RETRIEVAL_DRAFTS = Topic(
     name="rag.retrievals.draft.v1",
@@ -86,7 +86,7 @@ ANSWERS = Topic(
     retention_ms=7 * DAY_MS,
     max_message_bytes=MIB,
     compaction_lag_ms=DAY_MS,
-    purpose="terminal answers; the generator reads them to skip records that were answered",
+    purpose="terminal answers; the generator alone writes them, and skips records that have one",
 )
 PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",

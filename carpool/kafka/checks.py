@@ -16,6 +16,7 @@ from carpool.kafka.settings import BrokerSettings, KafkaSettings
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_SUFFIX,
+    QUERIES,
     QUERY_TOPICS,
     RETRIES,
     RETRIEVALS,
@@ -77,7 +78,8 @@ class BrokerFacts:
 
     `config`: of one broker; empty: none; None: not permitted.
 
-    `hidden_topics`, `hidden_group`: what these credentials may not describe.
+    `standings`: of the service's inputs and of `rag.answers.v1`. `hidden_topics`, `hidden_group`:
+    what these credentials may not describe.
     """
 
     brokers: int
@@ -173,6 +175,7 @@ def judge(
     problems += _partition_problems(settings, topics, facts)
     # The embedded broker, which has no transactions, returns ends that are too low.
     standings = facts.standings if abilities.transactions else {}
+    problems += _forgotten_group(settings, standings)
     for at, standing in sorted(standings.items()):
         warnings += missing_records(at, standing)
         warnings += _standing_warnings(at, standing, facts)
@@ -327,6 +330,26 @@ def _partition_problems(
                 f"{counts[source]}: a bad record of a missing partition would stop the "
                 "service. Add partitions (`kafka-topics --alter --partitions`)"
             )
+
+
+def _forgotten_group(
+    settings: KafkaSettings, standings: Mapping[TopicPartition, Standing]
+) -> Iterator[str]:
+    """A group that has committed nothing reads all questions, although there are answers."""
+    asked, answers = (
+        [each for at, each in standings.items() if at.topic in map(settings.broker_topic, names)]
+        for names in (QUERY_TOPICS, (ANSWERS.name,))
+    )
+    has_records = [any(each.first < each.end for each in found) for found in (asked, answers)]
+    if all(has_records) and all(each.committed < 0 for each in asked):
+        yield (
+            f"the consumer group {settings.group_of('grouper')} has no committed offsets, and "
+            f"{settings.broker_topic(ANSWERS.name)} has answers: its offsets were deleted or have "
+            "expired, or it had another name (kafka.group_prefix). All questions would be read "
+            "again, and those whose answers are no longer known answered again. Give the group its "
+            f"name back, or accept that: `carpool groups reset grouper {QUERIES.name}/0/0` for "
+            "each partition, or a larger offset"
+        )
 
 
 def missing_records(at: TopicPartition, standing: Standing) -> Iterator[str]:

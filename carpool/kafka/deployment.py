@@ -19,7 +19,7 @@ from carpool.kafka.librdkafka.hidden_topics import hidden_topics
 from carpool.kafka.librdkafka.standings import standings
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import Topic
+from schemas.topics import ANSWERS, Topic
 
 
 def check_deployment(
@@ -49,9 +49,10 @@ def broker_facts(
     config = broker_config(admin, metadata.brokers, timeout_s)
     wanted = named_at_brokers(settings, topics)
     found = topic_facts(admin, metadata, wanted, timeout_s)
+    answers = settings.broker_topic(ANSWERS.name)
     partitions = {
-        TopicPartition(name, number): _retention_ms(found[name].config)
-        for name in sorted(found.keys() & set(map(settings.broker_topic, inputs)))
+        TopicPartition(name, number): None if name == answers else _retention_ms(found[name].config)
+        for name in sorted(found.keys() & {answers, *map(settings.broker_topic, inputs)})
         for number in metadata.topics[name].partitions
     }
     found_standings = standings(admin, settings, group, partitions) if partitions else {}

@@ -31,8 +31,7 @@ def skipped(now: Position, offset: int) -> Position:
 
 def reset_to(now: Position, offset: int) -> Position:
     """Returns the position that reads from `offset` on, and repeats nothing after the old one."""
-    _, completed = _known(now)
-    return _position(now, offset, completed)
+    return _position(now, offset, decode_metadata(now.offset or 0, now.metadata))
 
 
 def unprocessed_before(now: Position, offset: int) -> int:

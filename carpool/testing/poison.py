@@ -38,7 +38,12 @@ def poison_records() -> tuple[Poison, ...]:
         Poison(reason="not_json", value=b'{"query_id": "poison-2", "text": '),
         _by_header("poison-3", "not_json", b"no json", ("content-type", b"application/json")),
         Poison(reason="invalid_utf8", value=b"caf\xe9 au lait?"),
-        Poison(reason="invalid_utf8", value=b'{"query_id": "poison-4", "text": "caf\xe9"}'),
+        Poison(
+            reason="invalid_utf8",
+            value=b'{"query_id": "poison-4", "text": "caf\xe9"}',
+            query_id="poison-4",
+        ),
+        query("poison-15", "not_json", text="\ud800"),
         query("poison-5", "wrong_type", text=["a", "list"]),
         query("poison-6", "wrong_type", text="x", top_k="three"),
         query("poison-7", "missing_field"),

@@ -161,6 +161,26 @@ def test_a_topic_or_log_that_would_stop_a_service_is_a_problem(
     assert says in problem(found)
 
 
+@pytest.mark.parametrize("committed", [-1, 0])
+def test_a_group_that_has_committed_nothing_beside_answers_waits_for_a_word(committed: int) -> None:
+    asked = Standing(committed=committed, first=0, end=5, first_young=0)
+    given = Standing(committed=-1, first=0, end=5, first_young=None)
+    places = {AT: asked, TopicPartition(ANSWERS.name, 0): given}
+    lost = dataclasses.replace(facts(), standings=places)
+    if committed == 0:
+        assert judged(lost).problems == ()
+        return
+    said = problem(lost)
+    assert "carpool-grouper has no committed offsets, and rag.answers.v1 has answers" in said
+    assert "`carpool groups reset grouper rag.queries.v1/0/0`" in said
+    for gone in places:
+        empty = dataclasses.replace(places[gone], end=0)
+        found = dataclasses.replace(lost, standings=places | {gone: empty})
+        assert judged(found).problems == (), "there is nothing to read, or nothing was answered"
+    embedded = dataclasses.replace(facts(broker={}), standings=places)
+    assert judged(embedded).problems == (), "no record and no offset survives that broker"
+
+
 def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
     groups = facts(
         topics={GROUPS.name: TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS))}

@@ -51,6 +51,7 @@ def test_passing_over_the_first_record_passes_what_is_complete_after_it() -> Non
 )
 def test_after_a_reset_what_was_complete_is_not_repeated(offset: int, then: Position) -> None:
     assert reset_to(NOW, offset) == then
+    assert reset_to(Position(None, ""), offset) == Position(offset, "")
 
 
 def test_what_is_complete_is_not_counted_as_unprocessed() -> None:

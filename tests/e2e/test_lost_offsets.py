@@ -1,0 +1,109 @@
+"""A consumer group is deleted and its log read again: each record still has one terminal answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from bench.core.stack import SERVICES, Stack
+from carpool.errors import CarpoolError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.settings import KafkaSettings
+from schemas.record import Headers
+from schemas.topics import ANSWERS, QUERIES
+from tests.e2e.support import MODEL, Publisher, at_least, read_all, read_to_end
+from tests.waiting import WAIT_S, wait_until
+
+EACH = 20
+LATE: Headers = (("rag-deadline-ms", b"1000"),)
+
+
+@pytest.mark.kafka
+def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_answered_twice(
+    kafka_bootstrap: str, small_index: Path, tmp_path: Path
+) -> None:
+    kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix="forgotten", partitions=2)
+    create_topics(kafka)
+    queries, answers = map(kafka.broker_topic, (QUERIES.name, ANSWERS.name))
+    publisher = Publisher(kafka_bootstrap)
+    variables = {
+        "CARPOOL_KAFKA_BOOTSTRAP": kafka_bootstrap,
+        "CARPOOL_KAFKA_PREFIX": kafka.prefix,
+        "CARPOOL_EMBEDDING_MODEL": MODEL,
+        "CARPOOL_LLM_ENGINE": "none",
+    }
+
+    def publish(query_id: str, text: object, headers: Headers = ()) -> None:
+        value = json.dumps({"query_id": query_id, "text": text}).encode()
+        publisher.queue(queries, value, key=query_id, headers=headers)
+
+    def stack() -> Stack:
+        return Stack(
+            bootstrap=kafka_bootstrap,
+            index_dir=small_index,
+            work_dir=tmp_path / "run",
+            settings=variables,
+        )
+
+    with stack():
+        for number in range(EACH):
+            publish(f"ok-{number}", "what of the river?")
+            publish(f"late-{number}", "what of the river?", LATE)
+            publish(f"bad-{number}", 7)
+        publisher.flush()
+        read_all(kafka_bootstrap, answers, until=at_least(3 * EACH))
+        publish("ok-0", 7)
+        publish("ok-1", "what of the river?", LATE)
+        publisher.flush()
+        read_all(kafka_bootstrap, answers, until=at_least(3 * EACH + 2))
+    _delete_groups(kafka)
+
+    with pytest.raises(CarpoolError, match="has no committed offsets"), stack():
+        pass
+    reset = ("groups", "reset", "grouper", f"{QUERIES.name}/0/0", "--yes")
+    subprocess.run(
+        [sys.executable, "-m", "carpool", *reset], env=os.environ | variables, check=True
+    )
+    with stack() as again:
+        publish("after", "what of the comet?")
+        publisher.flush()
+
+        def skipped() -> float:
+            name = "carpool_answer_ledger_decisions_total"
+            return again["generator"].metric(name, result="skipped")
+
+        wait_until(lambda: skipped() >= 3 * EACH + 2, lambda: f"{skipped()} skipped", timeout_s=60)
+        read_all(kafka_bootstrap, answers, until=at_least(3 * EACH + 3))
+
+    found = read_to_end(kafka_bootstrap, answers)
+    twice = Counter(
+        (each.body["source"]["partition"], each.body["source"]["offset"]) for each in found
+    )
+    assert len(twice) == len(found) == 3 * EACH + 3, "each record has one"
+    newest = {each.key: each.body["status"] for each in found}  # what compaction keeps
+    for number in range(EACH):
+        statuses = [newest[f"{kind}-{number}".encode()] for kind in ("ok", "late", "bad")]
+        assert statuses == ["ok", "expired", "failed"]
+
+
+def _delete_groups(kafka: KafkaSettings) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+
+    def deleted() -> bool:
+        groups = [kafka.group_of(service) for service in SERVICES]
+        try:
+            for done in admin.delete_consumer_groups(groups).values():
+                done.result(WAIT_S)
+        except KafkaException as error:
+            return "not found" in str(error).lower() or "does not exist" in str(error).lower()
+        return True
+
+    wait_until(deleted, "the groups to be empty and deleted")
