@@ -36,15 +36,16 @@ from carpool.loop.retry import read_query
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, TOPICS
 from tests.cli.support import carpool
 from tests.e2e.support import read_to_end
-from tests.loop.support import HandStage
+from tests.loop.support import HandStage, result
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.kafka
 
 PARTITIONS = 2
+RESULTS = next(topic for topic in TOPICS if topic.name == result("").topic)
 PADDING = "x" * 200
 TOO_SMALL_BYTES = 150
 """For a record with this padding, not for the markers of transactions."""
@@ -68,7 +69,7 @@ class Deployment:
             bootstrap=bootstrap, prefix=f"p-{uuid.uuid4().hex[:8]}", partitions=PARTITIONS
         )
         self.group = self.settings.group_of("grouper")
-        create_topics(self.settings, (QUERIES, QUERIES_DEAD, RETRIEVALS, ANSWERS))
+        create_topics(self.settings, (QUERIES, QUERIES_DEAD, RESULTS, ANSWERS))
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self._producer = Producer({"bootstrap.servers": bootstrap})
 
@@ -79,7 +80,7 @@ class Deployment:
         assert self._producer.flush(WAIT_S) == 0
 
     def results(self) -> list[str]:
-        topic = self.settings.broker_topic(RETRIEVALS.name)
+        topic = self.settings.broker_topic(RESULTS.name)
         return sorted(
             record.value.decode() for record in read_to_end(self.settings.bootstrap, topic)
         )
@@ -91,7 +92,7 @@ class Deployment:
             str(size_bytes),
             incremental_operation=AlterConfigOpType.SET,
         )
-        name = self.settings.broker_topic(RETRIEVALS.name)
+        name = self.settings.broker_topic(RESULTS.name)
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
         (altered,) = self.admin.incremental_alter_configs([resource]).values()
         altered.result(WAIT_S)
