@@ -16,7 +16,7 @@ import structlog
 from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
-from carpool.kafka.deployment import check_deployment, require_fit
+from carpool.kafka.deployment import DeploymentWatch, check_deployment, require_fit
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.namesake import wait_until_name_is_free
 from carpool.kafka.librdkafka.purge import ProcessedRecordsPurge
@@ -111,6 +111,7 @@ def run_service(
     )
     if deployment.abilities.transactions:  # the embedded broker cannot delete records
         ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).start()
+    DeploymentWatch(kafka, TOPICS, group, deployment).start()
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
     is_exact = deployment.delivery == "exactly_once"

@@ -1,10 +1,14 @@
-"""Asks the brokers for the facts that `checks` judges: topics, settings, group offsets."""
+"""Asks the brokers for the facts that `checks` judges, at start and while a service runs."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from carpool.errors import ConfigError
+import structlog
+
+from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.admin import topic_facts
 from carpool.kafka.checks import (
     BrokerFacts,
@@ -20,6 +24,11 @@ from carpool.kafka.librdkafka.standings import standings
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, Topic
+
+log = structlog.get_logger()
+
+WATCH_S = 60.0
+"""How often a running service checks its topics."""
 
 
 def check_deployment(
@@ -67,6 +76,45 @@ def broker_facts(
         hidden_topics=hidden_topics(admin, missing, timeout_s),
         hidden_group=group if found_standings is None else None,
     )
+
+
+class DeploymentWatch:
+    """A thread that warns when topics change so that a service would not start or might lose work.
+
+    Each warning is logged once, until what it says has ended.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, topics: Sequence[Topic], group: str, start: Deployment
+    ) -> None:
+        """`start`: the deployment at start, whose warnings are logged already."""
+        self._settings = settings
+        self._topics = topics
+        self._group = group
+        self._delivery = start.delivery
+        self._known = set(start.warnings)
+
+    def start(self) -> None:
+        """Starts the thread, which ends with the process."""
+        threading.Thread(target=self._run, name="deployment-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(WATCH_S)
+            self.step()
+
+    def step(self) -> None:
+        """Checks once. Blocks. Brokers that do not answer are left to others to report."""
+        try:
+            now = check_deployment(
+                self._settings, self._delivery, self._topics, group=self._group, inputs=()
+            )
+        except CarpoolError:
+            return
+        found = {*now.problems, *now.warnings}
+        for text in sorted(found - self._known):
+            log.warning(text)
+        self._known = found
 
 
 def require_fit(deployment: Deployment) -> None:
