@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from carpool.errors import AbortedError, CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
 from carpool.kafka.librdkafka.convert import sort_error
+from carpool.kafka.librdkafka.error_kinds import FAULTS, KINDS
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 
@@ -62,6 +63,35 @@ def kind(call: str, error: KafkaError) -> type[CarpoolError]:
         for each in (AbortedError, *type(raised.value).__mro__)
         if isinstance(raised.value, each)
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (KafkaError._TIMED_OUT, RetryableError),
+        (KafkaError.NOT_COORDINATOR, RetryableError),
+        (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, RetryableError),
+        (KafkaError.UNSTABLE_OFFSET_COMMIT, RetryableError),
+        (KafkaError.STALE_MEMBER_EPOCH, RetryableError),
+        (KafkaError.NOT_ENOUGH_REPLICAS, RetryableError),
+        (KafkaError._TRANSPORT, RetryableError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, DeploymentError),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, DeploymentError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, DeploymentError),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, DeploymentError),
+        (KafkaError.POLICY_VIOLATION, DeploymentError),
+        (KafkaError._AUTHENTICATION, DeploymentError),
+        (KafkaError.UNKNOWN_MEMBER_ID, FencedError),
+    ],
+    ids=str,
+)
+def test_a_state_of_the_world_is_retried_and_a_fault_of_the_deployment_is_reported(
+    code: int, raised: type[CarpoolError]
+) -> None:
+    error = KafkaError(code, "in words")
+    assert type(sort_error(error)) is type(sort_error(error, "t", is_record=True)) is raised
+    if KINDS.get(code) in ("passes", *FAULTS):
+        assert kind("send_offsets", error) is raised, "the same in a transaction"
 
 
 def test_a_partition_that_the_metadata_lacks_is_asked_for_again() -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.kafka.client_config import client_config
+from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
-MOVES = frozenset(
-    {
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    }
-)
-"""Errors while the coordinator of a group starts, or moves to another broker."""
 AGAIN_S = 0.1
 
 
@@ -49,7 +42,7 @@ def committed_so_far(
                 found = consumer.committed(wanted, timeout=timeout_s)
                 return {place_of(settings, raw): raw for raw in found}
             except KafkaException as error:
-                if error.args[0].code() not in MOVES or time.monotonic() >= until_s:
+                if KINDS.get(error.args[0].code()) != "passes" or time.monotonic() >= until_s:
                     raise
             time.sleep(AGAIN_S)
     finally:

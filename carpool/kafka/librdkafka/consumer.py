@@ -33,8 +33,9 @@ from carpool.kafka.clients import (
 )
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.instance_id import configured_instance_id
-from carpool.kafka.librdkafka.convert import RIGHTS, StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
+from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.librdkafka.membership import CachedMembership
 from carpool.kafka.librdkafka.partition_handover import (
     PartitionHandover,
@@ -114,7 +115,7 @@ class LibrdkafkaConsumer:
         for wanted in map(self._settings.broker_topic, (topic, *extra_topics)):
             metadata = cluster_metadata(admin, self._settings, self._timeout_s, wanted)
             found = metadata.topics[wanted]
-            if found.error is not None and found.error.code() in RIGHTS:
+            if found.error is not None and KINDS.get(found.error.code()) == "right":
                 raise sort_error(found.error, wanted)
             if found.error is not None:
                 raise ConfigError(
@@ -268,7 +269,7 @@ class LibrdkafkaConsumer:
             self._passed[at] = raw.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET:
             self._gap_found(TopicPartition(raw.topic() or "", raw.partition() or 0), error)
-        elif code in RIGHTS:
+        elif KINDS.get(code) == "right":
             raise sort_error(error, raw.topic() or self._group)
         elif code == KafkaError._FATAL and self._may_go_classic:
             log.info("joining by the classic protocol", error=error.str())

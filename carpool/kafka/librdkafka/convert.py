@@ -11,65 +11,32 @@ from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.errors import CarpoolError, DeploymentError, FencedError, RetryableError
 from carpool.kafka.clients import Position
+from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import BrokerSettings
 
 log = structlog.get_logger()
 
-LEFT_BEHIND = frozenset(
-    {
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.FENCED_MEMBER_EPOCH,
-    }
-)
-"""Commit errors of a member that its group removed. `STALE_MEMBER_EPOCH` is not one of them: the
-next heartbeat brings the epoch.
-"""
 
-RIGHTS = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "a topic",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "the consumer group",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the cluster",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id",
-}
-"""Errors of missing rights, with what they are about."""
+def sort_error(error: KafkaError, where: str = "", *, is_record: bool = False) -> CarpoolError:
+    """Sorts the error of a call or a delivery outside transactions.
 
-REFUSED = frozenset(
-    {
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError._UNSUPPORTED_FEATURE,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        *RIGHTS,
-        KafkaError.INVALID_TRANSACTION_TIMEOUT,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-    }
-)
-"""Errors of a wrong deployment. A partition that is not in the metadata is read a little later."""
-REFUSED_RECORDS = REFUSED | {KafkaError._UNKNOWN_PARTITION}
-"""Those of a record that is written: its topic lacks the partition until somebody adds it."""
-
-
-def sort_error(
-    error: KafkaError, topic: str = "", refused: frozenset[int] = REFUSED
-) -> CarpoolError:
-    """Sorts the error of a call or a delivery outside transactions."""
-    code, where = error.code(), f" ({topic})" if topic else ""
-    if code in RIGHTS:
+    `where`: a topic or another name, or nothing. `is_record`: a record was not written.
+    """
+    kind, where = KINDS.get(error.code()), f" ({where})" if where else ""
+    if kind == "right":
         return DeploymentError(
-            f"Kafka refuses a right on {RIGHTS[code]}{where}: {error.str()}; allow what `carpool "
-            "acls` prints for this service"
+            f"Kafka refuses a right{where}: {error.str()}; allow what `carpool acls` prints for "
+            "this service"
         )
-    if code in refused:
+    if kind == "setting":
+        return DeploymentError(f"Kafka refuses these settings{where}: {error.str()}; check [kafka]")
+    if kind == "refused" or (kind == "absent" and is_record):
         return DeploymentError(
             f"the broker refuses what it is given{where}: {error.str()}; check topics and brokers "
             "with `carpool topics check`"
         )
-    if code in LEFT_BEHIND or code == KafkaError._FATAL or error.fatal():
+    if kind == "removed" or error.code() == KafkaError._FATAL or error.fatal():
         return FencedError(f"the broker has fenced or removed this client{where}: {error.str()}")
     return RetryableError(f"the broker did not take it{where}: {error.str()} ({error.name()})")
 

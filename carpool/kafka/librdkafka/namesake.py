@@ -12,7 +12,8 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config
-from carpool.kafka.librdkafka.convert import RIGHTS, sort_error
+from carpool.kafka.librdkafka.convert import sort_error
+from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.librdkafka.protocol import BROKER_SESSION_TIMEOUT
 from carpool.kafka.settings import KafkaSettings
 
@@ -81,7 +82,7 @@ def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | Non
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
             return None
-        if error.args[0].code() in RIGHTS:
+        if KINDS.get(error.args[0].code()) == "right":
             raise sort_error(error.args[0], group) from error
         raise RetryableError(
             f"the brokers do not describe the group {group}: {error.args[0].str()}"

@@ -16,7 +16,8 @@ from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
 from carpool.kafka.fencing import Takeover, claims, previous_owners, transactional_id
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.convert import LEFT_BEHIND, StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
+from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
@@ -25,15 +26,6 @@ from carpool.kafka.settings import KafkaSettings
 log = structlog.get_logger()
 
 RETRY_S = 0.05
-UNFINISHED = frozenset(
-    {
-        KafkaError._TIMED_OUT,
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError.REQUEST_TIMED_OUT,
-    }
-)
-"""Errors of a look-up of offsets that a transaction blocks, or that timed out."""
 
 
 def read_committed(
@@ -185,7 +177,7 @@ def _position(raw: RawPartition) -> Position:
 
 
 def _unread(error: KafkaError) -> CarpoolError:
-    if error.code() in UNFINISHED or error.code() in LEFT_BEHIND:
+    if KINDS.get(error.code()) in ("passes", "removed"):
         return RetryableError(
             f"committed offsets cannot be read: {error.str()}; a transaction may block them"
         )

@@ -11,12 +11,7 @@ from confluent_kafka import Message as RawMessage
 
 from carpool.errors import CarpoolError
 from carpool.kafka.client_config import producer_config
-from carpool.kafka.librdkafka.convert import (
-    REFUSED_RECORDS,
-    StructlogBridge,
-    fatal_cause,
-    sort_error,
-)
+from carpool.kafka.librdkafka.convert import StructlogBridge, fatal_cause, sort_error
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 
@@ -38,14 +33,14 @@ class LibrdkafkaProducer:
         topic = self._settings.broker_topic(output.topic)
 
         def report(error: KafkaError | None, _: RawMessage) -> None:
-            on_delivery(None if error is None else sort_error(error, topic, REFUSED_RECORDS))
+            on_delivery(None if error is None else sort_error(error, topic, is_record=True))
 
         try:
             self._producer.produce(topic, on_delivery=report, **produce_arguments(output))
         except BufferError:
             return False
         except KafkaException as error:
-            on_delivery(sort_error(error.args[0], topic, REFUSED_RECORDS))
+            on_delivery(sort_error(error.args[0], topic, is_record=True))
         return True
 
     def poll(self, timeout_s: float) -> None:

@@ -16,13 +16,12 @@ from carpool.kafka.client_config import producer_config
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka.convert import (
-    REFUSED,
-    REFUSED_RECORDS,
     StructlogBridge,
     fatal_cause,
     raw_offsets,
     sort_error,
 )
+from carpool.kafka.librdkafka.error_kinds import FAULTS, KINDS
 from carpool.kafka.librdkafka.producer import produce_arguments
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -35,25 +34,6 @@ transaction fences its member. A dead member's transaction ends earlier: the new
 """
 
 FULL_QUEUE_POLL_S = 0.01
-TIMEOUTS = frozenset(
-    {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT}
-)
-"""These errors are retried, like those that librdkafka calls retriable."""
-WRONG = frozenset(
-    {
-        KafkaError._INVALID_ARG,
-        KafkaError._NOT_CONFIGURED,
-        KafkaError._NOT_IMPLEMENTED,
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-    }
-)
-"""Errors that an abort does not repair either."""
-FORGOTTEN = frozenset({KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID})
-"""The brokers have forgotten an idle producer (`transactional.id.expiration.ms`, 7 days).
-
-Only a new producer can begin a transaction.
-"""
 RENEW_AFTER_S = 3_600.0
 """After so long without a transaction a new producer takes the id, before brokers forget it."""
 REPORT_WAIT_S = 0.1
@@ -151,7 +131,7 @@ class LibrdkafkaTransactionalProducer:
 
         def report(error: KafkaError | None, _: RawMessage | None) -> None:
             if error is not None and isinstance(
-                failed := sort_error(error, topic, REFUSED_RECORDS), DeploymentError
+                failed := sort_error(error, topic, is_record=True), DeploymentError
             ):
                 self._refused = self._refused or failed
 
@@ -258,32 +238,24 @@ class LibrdkafkaTransactionalProducer:
                 f"another Kafka producer has this transactional id now: {error.str()}"
             )
             return self._fenced
-        if code in REFUSED:
+        kind = KINDS.get(code)
+        if kind in FAULTS:
             is_ours = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             return self._refused or sort_error(
                 error, self._config["transactional.id"] if is_ours else ""
             )
         is_fatal = error.fatal() or code == KafkaError._FATAL
-        if code in FORGOTTEN or (is_fatal and not self._is_spent):
+        if kind == "forgotten" or (is_fatal and not self._is_spent):
             self._is_spent = True
         elif error.txn_requires_abort() or code == KafkaError._STATE:
             self._note(lambda: self._producer.poll(REPORT_WAIT_S))
         elif not is_fatal:
-            return self._passing_or_unforeseen(error)
-        return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
-
-    def _passing_or_unforeseen(self, error: KafkaError) -> CarpoolError:
-        """Sorts an error that ends neither producer nor transaction."""
-        code = error.code()
-        if error.retriable() or code in TIMEOUTS:
-            return RetryableError(f"the broker did not answer in time: {error.str()}")
-        if code in WRONG:
-            return DeploymentError(
-                f"transactions do not work with these settings: {error.str()}; check [kafka]"
+            if error.retriable() or kind == "passes":
+                return RetryableError(f"the broker did not answer in time: {error.str()}")
+            return self._refused or _UnforeseenError(
+                f"a call of a transaction failed and may not be retried: {error.str()}"
             )
-        return self._refused or _UnforeseenError(
-            f"a call of a transaction failed and may not be retried: {error.str()}"
-        )
+        return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
 
 
 def fence_instance(settings: KafkaSettings, group: str, instance_id: str) -> None:
