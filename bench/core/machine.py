@@ -22,6 +22,7 @@ PACKAGES = (
     "lancedb",
     "msgspec",
     "numpy",
+    "onnxruntime",
     "pylance",
     "openai",
     "scikit-learn",

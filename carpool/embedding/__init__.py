@@ -2,8 +2,10 @@
 
 *Invariant:* rows are L2-normalised float32, so an inner product is a cosine. *Invariant:* the index
 stores the fingerprint of its model, and a query that another model embedded is refused.
-*Invariant:* torch is imported only to load a real model, and nothing is downloaded unless a setting
-allows it. Absent on purpose: rerankers, remote embedding services, GPUs.
+*Invariant:* a model gives the vectors of sentence-transformers: its export is compared with torch
+before it is used. *Invariant:* torch is imported only for a model that cannot be exported, and
+nothing is downloaded unless a setting allows it. Absent on purpose: rerankers, remote embedding
+services, GPUs, weights of 8 bits (a tenth of the best passages are others).
 """
 
 from carpool.embedding.embedder import Embedder

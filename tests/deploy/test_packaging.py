@@ -45,6 +45,7 @@ def test_the_client_needs_neither_torch_nor_faiss_nor_numpy() -> None:
         "torch",
         "faiss-cpu",
         "numpy",
+        "onnxruntime",
         "openai",
         "scikit-learn",
         "sentence-transformers",

@@ -400,6 +400,7 @@ def test_the_client_imports_nothing_that_the_base_install_lacks() -> None:
     heavy = (
         "faiss",
         "numpy",
+        "onnxruntime",
         "openai",
         "prometheus_client",
         "psutil",

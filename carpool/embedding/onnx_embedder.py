@@ -1,0 +1,60 @@
+"""An exported model in ONNX Runtime: without torch, in less than half of its time and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from tokenizers import Tokenizer
+
+from carpool.embedding.settings import EmbeddingSettings
+
+FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+"""The inputs that a model may have, and what the tokenizer calls them."""
+
+
+class OnnxEmbedder:
+    """A model as [export.py](export.py) writes it: graph, tokenizer and prompt in one file."""
+
+    def __init__(
+        self, model: Path | bytes, settings: EmbeddingSettings, *, fingerprint: str
+    ) -> None:
+        """`model`: the file or its content. Blocks. Raises what ONNX Runtime raises."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = settings.threads or len(os.sched_getaffinity(0))
+        # Threads that spin between two questions take the cores of other services.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = [each.name for each in self._session.get_inputs()]
+        about = self._session.get_modelmeta().custom_metadata_map
+        self._prompt = about["prompt"]
+        self._tokenizer = Tokenizer.from_str(about["tokenizer"])
+        self._batch_size = settings.batch_size
+        if settings.max_tokens:
+            cut = self._tokenizer.truncation or {"max_length": settings.max_tokens}
+            limit = min(settings.max_tokens, cut["max_length"])
+            self._tokenizer.enable_truncation(**(cut | {"max_length": limit}))
+        self.fingerprint = fingerprint
+        self.dimension = int(about["dimension"])
+
+    def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread."""
+        vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
+        # Texts of one length share a batch, so that little is computed for padding.
+        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        for start in range(0, len(order), self._batch_size):
+            rows = order[start : start + self._batch_size]
+            read = self._tokenizer.encode_batch([self._prompt + texts[row] for row in rows])
+            inputs = {
+                name: np.array([getattr(each, FIELDS[name]) for each in read], dtype=np.int64)
+                for name in self._inputs
+            }
+            vectors[rows] = self._session.run(None, inputs)[0]
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors

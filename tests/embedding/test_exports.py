@@ -1,0 +1,149 @@
+"""An export gives the vectors of torch, however the model is configured."""
+
+import gzip
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.embedding.export import export, export_name
+from carpool.embedding.files import find_model, model_fingerprint
+from carpool.embedding.torch_embedder import TorchEmbedder, load_model
+from tests.embedding.test_embedders import needs_minilm
+
+# torch's exporter warns of itself and of each constant that it traces.
+pytestmark = [needs_minilm, pytest.mark.filterwarnings("ignore")]
+TEXTS = ("A lower case text", "É 漢字 нет", "shout " * 40, "", "Padding, and MORE Padding", "one")
+
+
+def a_model(folder: Path, pooling: str, with_head: bool = False, **transformer: Any) -> Path:
+    """Saves a small model with random weights and MiniLM's tokenizer."""
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(5)
+    bare, minilm = folder / "bare", find_model(EmbeddingSettings())
+    shape = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    BertModel(shape).save_pretrained(bare)
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+        shutil.copy(minilm / file, bare)
+    prompts = transformer.pop("prompts", None)
+    modules: list[Any] = [
+        models.Transformer(str(bare), **transformer),
+        models.Pooling(32, pooling_mode=pooling),
+    ]
+    if with_head:
+        modules += [models.Dense(32, 16), models.Normalize()]
+    default = next(iter(prompts), None) if prompts else None
+    model = SentenceTransformer(
+        modules=modules, device="cpu", prompts=prompts, default_prompt_name=default
+    )
+    model.save(str(folder / "model"))
+    return folder / "model"
+
+
+def embedders(folder: Path, cache: Path, **options: Any) -> tuple[Any, TorchEmbedder]:
+    """The exported model, as the loader opens it, and the model in torch."""
+    settings = EmbeddingSettings(model=str(folder), threads=1, **options)
+    export(folder, folder / "onnx")
+    torch_one = TorchEmbedder(
+        load_model(folder, settings),
+        fingerprint=model_fingerprint(folder),
+        batch_size=settings.batch_size,
+    )
+    return load_embedder(settings), torch_one
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"pooling": "mean"},
+        {"pooling": "cls", "max_seq_length": 16},
+        {"pooling": "max", "do_lower_case": True},
+        {"pooling": "mean", "with_head": True, "prompts": {"query": "Question: "}},
+        {"pooling": "lasttoken", "processor_kwargs": {"padding_side": "left"}},
+    ],
+    ids=lambda form: "-".join(form),
+)
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 1, "max_tokens": 8}])
+def test_an_export_follows_the_configuration_of_the_model(
+    form: dict[str, Any], options: dict[str, int], tmp_path: Path
+) -> None:
+    exported, exact = embedders(a_model(tmp_path, **form), tmp_path, **options)
+    assert type(exported).__name__ == "OnnxEmbedder"
+    assert exported.fingerprint == exact.fingerprint
+    assert exported.dimension == exact.dimension
+    assert np.allclose(exported.encode(TEXTS), exact.encode(TEXTS), atol=1e-5)
+
+
+@pytest.mark.data
+def test_minilm_finds_the_same_ten_passages_in_both_runtimes() -> None:
+    data = Path(os.environ["CARPOOL_DATA"])
+    with gzip.open(data / "wikipedia-16k.jsonl.gz") as file:
+        passages = [json.loads(next(file))["text"] for _ in range(128)]
+    with gzip.open(data / "queries-nq.jsonl.gz") as file:
+        questions = [json.loads(next(file))["text"] for _ in range(40)]
+    settings = EmbeddingSettings(max_tokens=64)
+    exact = TorchEmbedder(
+        load_model(find_model(settings), settings), fingerprint="", batch_size=settings.batch_size
+    )
+    best, vectors = [], []
+    for embedder in (load_embedder(settings), exact):
+        rows = embedder.encode([*passages, *questions])
+        vectors.append(rows)
+        best.append(np.argsort(-rows[128:] @ rows[:128].T, axis=1)[:, :10])
+    assert (vectors[0] * vectors[1]).sum(axis=1).min() > 0.99999
+    assert np.array_equal(best[0], best[1])
+
+
+def test_a_grouper_loads_no_torch_even_where_the_export_is_damaged(tmp_path: Path) -> None:
+    settings = EmbeddingSettings()
+    place = tmp_path / "carpool" / export_name(model_fingerprint(find_model(settings)))
+    place.parent.mkdir()
+    place.write_bytes(b"half a fi")
+    code = (
+        "import sys, grouper.build, grouper.service\n"
+        "from carpool.embedding import EmbeddingSettings, load_embedder\n"
+        "load_embedder(EmbeddingSettings()).encode(['a question'])\n"
+        "heavy = {'torch', 'transformers', 'sentence_transformers', 'onnx', 'sklearn'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+    assert "is damaged" in done.stderr and "exported again" in done.stderr
+    assert [file.name for file in place.parent.iterdir()] == [place.name]
+
+
+def test_a_model_that_cannot_be_exported_is_embedded_by_torch_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    words = Tokenizer.from_file(str(find_model(EmbeddingSettings()) / "tokenizer.json"))
+    static = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)], device="cpu")
+    static.save(str(tmp_path / "model"))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        embedder = load_embedder(EmbeddingSettings(model=str(tmp_path / "model")))
+    assert isinstance(embedder, TorchEmbedder)
+    assert np.isclose(np.linalg.norm(embedder.encode(["x y"])), 1)
+    assert "is embedded by torch" in caplog.text
