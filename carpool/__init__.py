@@ -7,7 +7,7 @@ the one exception to the direction of imports.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from producers import AnswerFailed, AnswerTimeout, Client, PublishError, RecordTooLarge
+    from producers import AnswerFailed, AnswerTimeout, Client, PublishError, RecordError
     from searcher.local import LocalSearcher
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Client",
     "LocalSearcher",
     "PublishError",
-    "RecordTooLarge",
+    "RecordError",
     "__version__",
 ]
 __version__ = "0.1.0"

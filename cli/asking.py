@@ -30,7 +30,6 @@ from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, clien
 from cli.settings import ClientSide
 from producers import Client
 from producers.build_query import QuestionArgs
-from producers.errors import RecordTooLarge
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode_query
 from schemas.query import Generation
@@ -231,7 +230,7 @@ async def _publish(
             ids = await asyncio.gather(*(id_of(text) for _, text in some), return_exceptions=True)
             errors = []
             for (number, text), found in zip(some, ids, strict=True):
-                if isinstance(found, RecordError | RecordTooLarge) and len(lines) > 1:
+                if isinstance(found, RecordError) and len(lines) > 1:
                     people().print(f"line {number} is skipped: {found}", style="yellow")
                     is_one_bad = True
                 elif isinstance(found, BaseException):

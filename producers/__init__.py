@@ -6,19 +6,14 @@ of questions (the caller retries), and a queue (the topic is the queue).
 """
 
 from producers.client import Client
-from producers.errors import (
-    AnswerFailed,
-    AnswerTimeout,
-    PublishError,
-    RecordTooLarge,
-    raise_for_status,
-)
+from producers.errors import AnswerFailed, AnswerTimeout, PublishError, raise_for_status
+from schemas.errors import RecordError
 
 __all__ = [
     "AnswerFailed",
     "AnswerTimeout",
     "Client",
     "PublishError",
-    "RecordTooLarge",
+    "RecordError",
     "raise_for_status",
 ]

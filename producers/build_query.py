@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
-from producers.errors import RecordTooLarge
 from producers.match_answers import Place
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode
+from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
 from schemas.record import Headers, Source, well_formed
@@ -65,8 +65,7 @@ def build_record(
     """Returns the record of a question; `deadline_ms` is in epoch milliseconds.
 
     Half of a surrogate pair in the text becomes U+FFFD. Raises `RecordError` that names the field
-    for a question that the services refuse, `RecordTooLarge` above `QUERY_BYTES_MAX`, `TypeError`
-    for a name not in `QuestionArgs`.
+    for a question that the services refuse, `TypeError` for a name not in `QuestionArgs`.
     """
     if unknown := sorted(set(question) - QuestionArgs.__annotations__.keys()):
         raise TypeError(f"a question has no {', '.join(unknown)}")
@@ -95,7 +94,8 @@ def build_record(
         query, event_id=query.query_id, source=SOURCE_NAME, time_us=now_us, passed_on=passed_on
     )
     if len(value) > QUERY_BYTES_MAX:
-        raise RecordTooLarge(len(value), QUERY_BYTES_MAX)
+        what = f"the question is {len(value)} bytes as a record; at most {QUERY_BYTES_MAX} are sent"
+        raise RecordError("too_large", f"{what}: shorten its text", field="$")
     if tenant is not None:
         headers += ((TENANT_HEADER, well_formed(tenant).encode()),)
     # The grouper decodes it in the same way: bad values are found before the record is sent.

@@ -148,7 +148,7 @@ class Client:
         `QuestionArgs`.
 
         `deadline_s`: seconds from now after which the answer is useless. Raises `RecordError`,
-        `RecordTooLarge`, `PublishError`.
+        `PublishError`.
         """
         record = self._record(text, deadline_s, question)
         await self._send(record)
@@ -175,8 +175,8 @@ class Client:
 
         `timeout_s` is also the deadline, so services drop the query when it is late. An ask that
         ends without an answer withdraws its question (`rag.cancels.v1`). Arguments as for
-        `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`, `RecordTooLarge`;
-        `RetryableError` beyond `client.asks_max`. See `raise_for_status`.
+        `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`; `RetryableError` beyond
+        `client.asks_max`. See `raise_for_status`.
         """
         async with aclosing(self._events(text, timeout_s, question, stream=False)) as events:
             async for event in events:

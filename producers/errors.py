@@ -26,18 +26,6 @@ class PublishError(RetryableError):
     """The brokers did not acknowledge a question; to publish it again gives no second answer."""
 
 
-class RecordTooLarge(CarpoolError):
-    """The question is larger than the limit, and was not sent."""
-
-    def __init__(self, size_bytes: int, bytes_max: int) -> None:
-        super().__init__(
-            f"the question is {size_bytes} bytes as a record; at most {bytes_max} are accepted, so "
-            "it was not sent. Shorten its text, or send a vector of fewer dimensions."
-        )
-        self.size_bytes = size_bytes
-        self.bytes_max = bytes_max
-
-
 class AnswerFailed(CarpoolError):
     """The terminal answer is not `ok`. `retryable`: whether another try may help."""
 
