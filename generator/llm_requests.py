@@ -20,10 +20,12 @@ def check_id(server: int) -> int:
 class RequestsInFlight:
     """The tasks of requests, by the id of their query; `check_id` is that of a server's check.
 
-    `on_error` is called with an error that a task raises, on the event loop.
+    `on_error` is called with an error that a task raises, and that id, on the event loop.
     """
 
-    def __init__(self, servers: LlmServers, on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, servers: LlmServers, on_error: Callable[[int | None, Exception], None]
+    ) -> None:
         self._servers = servers
         self._on_error = on_error
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -88,13 +90,13 @@ class RequestsInFlight:
     def _ended(self, id: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(id) is task:
             del self._tasks[id]
-        self._report(task)
+        self._report(id, task)
 
     def _prepared(self, task: asyncio.Task[None]) -> None:
         self._preparing.discard(task)
-        self._report(task)
+        self._report(None, task)
 
-    def _report(self, task: asyncio.Task[None]) -> None:
+    def _report(self, id: int | None, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._on_error(error)
+            self._on_error(id, error)

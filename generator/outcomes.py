@@ -127,6 +127,11 @@ class Outcomes:
             now_us = self._clock.now_us()
             self.sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
+    def charge(self, unit_id: int, error: Exception) -> None:
+        """Ends a try of a query."""
+        assert self.sink is not None, STARTED
+        self.sink.charge(((unit_id, 0),), error)
+
     def fail(self, error: CarpoolError) -> None:
         """Ends the service."""
         assert self.sink is not None, STARTED

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -379,11 +378,11 @@ class GeneratorStage:
             )
 
     def _act(self, actions: tuple[DispatchAction, ...]) -> None:
-        try:
-            for action in actions:
+        for action in actions:
+            try:
                 self._do(action)
-        except Exception as error:  # the event loop would only log it, and lose the query
-            self._broke(error)
+            except Exception as error:  # the event loop would only log it, and lose the query
+                self._broke(getattr(action, "id", None), error)
 
     def _do(self, action: DispatchAction) -> None:
         match action:
@@ -411,14 +410,18 @@ class GeneratorStage:
                 if (work := self._remove(id)) is not None:  # else revoked
                     self._outcomes.end(action, work)
 
-    def _broke(self, error: Exception) -> None:
-        """Ends the service after an unexpected error: to continue could lose a query."""
-        log.error("a request to the LLM server failed with an unexpected error", exc_info=error)
+    def _broke(self, id: int | None, error: Exception) -> None:
+        """Ends the try of the query `id` after an unexpected error; without one, the service."""
+        if id is not None and id >= 0:
+            self.revoke(frozenset({id}), frozenset())
+            self._outcomes.charge(id, error)
+            return
+        log.error("the generator failed with an unexpected error", exc_info=error)
         what = f"{type(error).__name__}: {error}"
         self._outcomes.fail(
             CarpoolError(
-                f"the generator failed on a query ({what}); the log shows where. The query is not "
-                "acknowledged, so it is answered after the restart."
+                f"the generator failed ({what}), not on a query; the log shows where. The queries "
+                "in progress are not acknowledged, so they are answered after the restart."
             )
         )
 
@@ -448,10 +451,15 @@ class GeneratorStage:
 
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
-        with suppress(LlmRefusal):  # the request finds out, and reports it
+        try:
             forms = await self._forms.find(work)
-            if forms:
-                self._happened(PromptTokenized(id=work.unit.id, forms=forms))
+        except LlmRefusal:
+            return  # the request finds out, and reports it
+        except Exception as error:
+            self._broke(work.unit.id, error)
+            return
+        if forms:
+            self._happened(PromptTokenized(id=work.unit.id, forms=forms))
 
     def _cache_changed(self, server: int, event: KvTreeEvent) -> None:
         """Passes on a KV event. If the size of blocks changes, the forms are made again."""

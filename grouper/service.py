@@ -15,6 +15,7 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import TopicPartition
+from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, admit, lags_behind
@@ -128,7 +129,11 @@ class GrouperStage:
             late = [self._queries[query_id] for query_id in self._scheduler.expire(now_us)]
             self._forget(frozenset(query.unit.id for query in late))
         for query in late:
-            self._out.done(expired(query, now_us))
+            one_by_one(
+                (query,),
+                lambda each: self._out.done(expired(each[0], now_us)),
+                lambda each, error: self._out.charge(each.unit.owed, error),
+            )
         if late and self._work is not None:
             self._work.count_expired(len(late))
         with self._lock:

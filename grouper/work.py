@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from carpool.clock import Clock
 from carpool.disk.centroids import probe
 from carpool.embedding import Embedder
+from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Sink
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
@@ -126,16 +127,18 @@ class WindowWork:
         """
         self._metrics.grouper.window_queries.observe(len(queries))
         started_us = self._clock.now_us()
-        vectors = self._embed(self._in_time(queries, sink, live), sink)
+        prepared: list[Prepared] = []
+
+        def add(some: Sequence[Admitted]) -> None:
+            vectors = self._embed(self._in_time(some, sink, live), sink)
+            prepared.extend(self._probe(vectors))
+
+        one_by_one(queries, add, lambda query, error: _charge(query, error, sink, live))
         encoded_us = self._clock.now_us()
-        probes = self._probe(vectors)
         return PreparedWindow(
             window=window,
-            queries=tuple(
-                Prepared(query=query, row=row, clusters=clusters)
-                for (query, row), clusters in zip(vectors, probes, strict=True)
-            ),
-            wants=wants_of(probes),
+            queries=tuple(prepared),
+            wants=wants_of(each.clusters for each in prepared),
             encode_us=encoded_us - started_us,
             prepared_us=encoded_us,
         )
@@ -143,8 +146,15 @@ class WindowWork:
     def plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, live: LiveQueries) -> None:
         """Ends every live query of `prepared`: in a group, or `expired`. Blocks for milliseconds.
 
-        `ahead` is called once, after grouping: the windows that it returns are the horizon.
+        `ahead` is called after grouping: the windows that it returns are the horizon.
         """
+        one_by_one(
+            prepared.queries,
+            lambda some: self._plan(replace(prepared, queries=tuple(some)), ahead, sink, live),
+            lambda each, error: _charge(each.query, error, sink, live),
+        )
+
+    def _plan(self, prepared: PreparedWindow, ahead: Ahead, sink: Sink, live: LiveQueries) -> None:
         in_time = {
             query.unit.id
             for query in self._in_time([each.query for each in prepared.queries], sink, live)
@@ -199,9 +209,11 @@ class WindowWork:
             if not query.is_expired(now_us):
                 if live.has(query.unit.id):
                     in_time.append(query)
-            elif live.take_out(query.unit.id):
+                continue
+            done = expired(query, now_us)
+            if live.take_out(query.unit.id):
                 self.count_expired(1)
-                sink.done(expired(query, now_us))
+                sink.done(done)
         return in_time
 
     def _embed(
@@ -228,17 +240,15 @@ class WindowWork:
         found = ((query, vectors.get(query.unit.id, query.vector)) for query in queries)
         return [(query, vector) for query, vector in found if vector is not None]
 
-    def _probe(
-        self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]
-    ) -> list[tuple[ClusterId, ...]]:
-        """C(q) of each query, nearest first."""
+    def _probe(self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]) -> list[Prepared]:
+        """Returns each query with its clusters."""
         if not queries:
             return []
         rows = np.stack([row for _, row in queries])
         probes = probe(self._centroids, rows, max(query.nprobe for query, _ in queries)).tolist()
         return [
-            tuple(map(ClusterId, row[: query.nprobe]))
-            for (query, _), row in zip(queries, probes, strict=True)
+            Prepared(query=query, row=row, clusters=tuple(map(ClusterId, probed[: query.nprobe])))
+            for (query, row), probed in zip(queries, probes, strict=True)
         ]
 
     def _group(self, queries: Sequence[Prepared]) -> Groups:
@@ -281,3 +291,8 @@ class WindowWork:
             )
             for stage, took_us in query.timings_us.items():
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(took_us / 1_000_000)
+
+
+def _charge(query: Admitted, error: Exception, sink: Sink, live: LiveQueries) -> None:
+    live.take_out(query.unit.id)
+    sink.charge(query.unit.owed, error)

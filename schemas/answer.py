@@ -162,6 +162,7 @@ def unanswered(
     retryable: bool = False,
     source: Source | None = None,
     timings_ms: dict[str, float] | None = None,
+    attempts: int = 1,
 ) -> Answer:
     """Returns the terminal answer of a query that was refused, late or withdrawn, or failed."""
     return Answer(
@@ -169,7 +170,7 @@ def unanswered(
         status=status,
         is_final=True,
         replayed=False,
-        attempts=1,
+        attempts=attempts,
         citations=(),
         retrieved=(),
         source=source,

@@ -71,3 +71,17 @@ class Group(Record, frozen=True, kw_only=True):
     clusters: tuple[ClusterId, ...]
     next: NextGroup | None = None
     horizon: tuple[HorizonEntry, ...] = ()
+
+    def home_of(self, grouped: GroupedQuery) -> int:
+        """Returns the lane that answers a query; in a group that is not scattered, the group's."""
+        return lane_of(grouped.clusters[0], self.lane_count) if self.is_scattered else self.lane
+
+    def published(self, grouped: GroupedQuery) -> Query:
+        """Returns a query as it must be to be published again.
+
+        One that names the index's model gets the vector that was searched: its own, or one that
+        finds the same as its text.
+        """
+        if grouped.query.embedding_model != self.embedding_model:
+            return grouped.query
+        return msgspec.structs.replace(grouped.query, vector=grouped.vector)

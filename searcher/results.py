@@ -21,7 +21,6 @@ from carpool.telemetry.logs import about
 from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
-from schemas.query import Query
 from schemas.retrieval import Hit, Retrieval, Searched
 from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
 from searcher.executor import ReadError, SearchDraft, SearchResult
@@ -163,7 +162,7 @@ def return_query(group: Group, part: int, *, index_version: str, now_us: int) ->
     if grouped.deadline_us is not None and now_us >= grouped.deadline_us:
         return expire(grouped, now_us)
     output = plan_again(
-        _as_published(group, grouped),
+        group.published(grouped),
         grouped.source,
         grouped.headers,
         index_version=index_version,
@@ -197,7 +196,7 @@ def _retrieval(
     now_us: int,
 ) -> Retrieval:
     return Retrieval(
-        query=_as_published(group, grouped),
+        query=group.published(grouped),
         source=grouped.source,
         headers=grouped.headers,
         deadline_us=grouped.deadline_us,
@@ -237,17 +236,6 @@ def _retrieval_output(retrieval: Retrieval) -> Output:
     )
 
 
-def _as_published(group: Group, grouped: GroupedQuery) -> Query:
-    """Returns the query as it must be to be published again.
-
-    A query that names the index's model gets the vector that was searched: its own, or one that
-    finds the same as its text.
-    """
-    if grouped.query.embedding_model != group.embedding_model:
-        return grouped.query
-    return msgspec.structs.replace(grouped.query, vector=grouped.vector)
-
-
 def _unanswered(
     grouped: GroupedQuery,
     status: Literal["failed", "expired"],
@@ -284,7 +272,7 @@ def _broken(
         grouped, "failed", "index_damaged", message, is_transient, timings_us, now_us
     )
     failure = QueryFailure(
-        query=_as_published(group, grouped),
+        query=group.published(grouped),
         source=grouped.source,
         headers=grouped.headers,
         deadline_us=grouped.deadline_us,

@@ -12,8 +12,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import structlog
@@ -25,6 +26,7 @@ from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.topic_table import TableLog
+from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery
@@ -40,7 +42,7 @@ from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.lanes import Lanes
 from searcher.scatter.scan_records import result_of, scan_output
-from searcher.scatter.share import Share, clusters_of, home_of
+from searcher.scatter.share import Share, clusters_of
 from searcher.settings import SearcherSettings
 from searcher.shard.recent_probes import RecentProbes, no_recent_probes
 from searcher.store.factory import OpenReads
@@ -199,15 +201,17 @@ class SearcherStage:
             self._fail(error, self._sink)
             return
         wanted = self._end_unwanted(unit, self._opened, self._sink)
-        if not wanted:
+        searches: dict[int, Search] = {}
+        for part, share in wanted.items():
+            try:
+                searches[part] = self._take(unit, part, share)
+            except Exception as error:
+                self._charge(unit, part, error)
+        if not searches:
             return
-        with self._lock:
-            searches = tuple(self._take(unit, part, share) for part, share in wanted.items())
-            self._keys[unit.id] = {search.key for search in searches}
-            self._in_hand_bytes += unit.message.size_bytes
         self._opened.executor.join(
             SearchGroup(
-                searches=searches,
+                searches=tuple(searches.values()),
                 window=(group.grouper, group.window_id),
                 next_query=group.next.clusters if group.next is not None else (),
                 horizon=self._lanes.horizon(group),
@@ -215,8 +219,11 @@ class SearcherStage:
             )
         )
         # After the executor knows the searches; one may have ended since.
-        for search, part in zip(searches, wanted, strict=True):
-            self._lanes.expect(group, part, search)
+        for part, search in searches.items():
+            try:
+                self._lanes.expect(group, part, search)
+            except Exception as error:
+                self._charge(unit, part, error)
             with self._lock:
                 if search.key not in self._parts:
                     self._lanes.forget(group, part, search.key)
@@ -254,7 +261,7 @@ class SearcherStage:
             )
         for part in _owed(unit):
             grouped = group.queries[part]
-            if home_of(group, grouped) != group.lane:
+            if group.home_of(grouped) != group.lane:
                 refusal = scan_output(group, grouped, None, self._clock.now_us())
                 sink.done(Done(parts=((unit.id, part),), outputs=(refusal,)))
                 continue
@@ -274,11 +281,23 @@ class SearcherStage:
         self._lanes.revoked(partitions)
         with self._lock:
             keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
+        self._drop(keys)
+
+    def _drop(self, keys: Collection[int]) -> None:
+        with self._lock:
             for key in keys:
                 self._let_go(key)
             opened = self._opened
         if opened is not None:
             opened.executor.drop(keys)
+
+    def _charge(self, unit: Unit[Group], part: int, error: Exception) -> None:
+        """Forgets the search of a part, if any, and ends the try of its query."""
+        assert self._sink is not None, "charged after the start"
+        with self._lock:
+            keys = [key for key in self._keys.get(unit.id, ()) if self._parts[key].part == part]
+        self._drop(keys)
+        self._sink.charge(((unit.id, part),), error)
 
     def drain(self, until_us: int) -> None:
         """Waits for no other lane: groups that are not taken in here may be what it waits for."""
@@ -323,15 +342,12 @@ class SearcherStage:
         if opened is not None:
             opened.executor.check_integrity()
 
-    # ---- unfinished queries; called with the lock
+    # ---- unfinished queries
 
     def _take(self, unit: Unit[Group], part: int, share: Share) -> Search:
         grouped = unit.record.queries[part]
         key, self._next_key = self._next_key, self._next_key + 1
-        self._parts[key] = _PendingQuery(unit, part, waits=bool(share.elsewhere))
-        if share.elsewhere:
-            self._waiting[_partition(unit)] += 1
-        return Search(
+        search = Search(
             key=key,
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
             clusters=share.clusters,
@@ -342,6 +358,13 @@ class SearcherStage:
             is_scan=share.kind == "scan",
             drafts=self._draft_wish(grouped.query, key) if share.kind == "answer" else None,
         )
+        with self._lock:
+            self._parts[key] = _PendingQuery(unit, part, waits=bool(share.elsewhere))
+            self._waiting[_partition(unit)] += bool(share.elsewhere)
+            if unit.id not in self._keys:
+                self._in_hand_bytes += unit.message.size_bytes
+            self._keys.setdefault(unit.id, set()).add(key)
+        return search
 
     def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
         """Returns when a query sends drafts; None: never, because no model answers it."""
@@ -354,6 +377,7 @@ class SearcherStage:
         )
 
     def _let_go(self, key: int) -> _PendingQuery | None:
+        """Forgets a search. The caller has the lock."""
         pending = self._parts.pop(key, None)
         if pending is not None:
             if pending.waits:
@@ -396,8 +420,15 @@ class SearcherStage:
         # One BLAS thread each: more of them spin when a core is taken.
         with threadpool_limits(limits=1, user_api="blas"):
             opened = self._open()
-            if opened is not None:
+            if opened is None:
+                return
+            try:
                 opened.executor.run(lambda search, found: self._found.put((search, found)))
+            except Exception as error:  # any search may be the cause; the process ends
+                with self._lock:
+                    parts = tuple((each.unit.id, each.part) for each in self._parts.values())
+                sink.charge(parts, error)
+                raise
 
     def _open(self) -> OpenSearcher | None:
         opened = self._open_parts()
@@ -413,25 +444,43 @@ class SearcherStage:
 
     def _answer(self, sink: Sink) -> None:
         while taken := self._wait_for_found():
-            now_us = self._clock.now_us()
-            items = [item for item in taken if not isinstance(item, _Drafted)]
             with self._lock:
                 opened = self._opened
-                pending = {search.key: self._parts.get(search.key) for search, _ in items}
-            done: list[tuple[_PendingQuery, int, SearchResult]] = []
-            for search, found in items:
-                query = pending[search.key]
-                if query is None or opened is None:
-                    continue  # revoked, or closing
-                if search.is_scan:
-                    self._end_scan(search, query, found, sink)
-                elif found is None or _is_late(query, now_us):
-                    self._hand_over(query, search.key, expire(query.grouped, now_us), sink)
-                else:
-                    done.append((query, search.key, found))
-            if opened is not None:
-                self._answer_together(done, opened, sink)
+                ended = [
+                    (pending, *item)
+                    for item in taken
+                    if not isinstance(item, _Drafted)
+                    and (pending := self._parts.get(item[0].key)) is not None  # else revoked
+                ]
+            if opened is None:
+                continue  # closing
+            one_by_one(
+                ended,
+                partial(self._end, opened, sink),
+                lambda item, error: self._charge(item[0].unit, item[0].part, error),
+            )
+            try:
                 self._send_drafts([item for item in taken if isinstance(item, _Drafted)], opened)
+            except Exception:
+                _log.exception("drafts failed; their final results come nevertheless")
+
+    def _end(
+        self,
+        opened: OpenSearcher,
+        sink: Sink,
+        ended: Sequence[tuple[_PendingQuery, Search, SearchResult | None]],
+    ) -> None:
+        """Ends these searches."""
+        now_us = self._clock.now_us()
+        done: list[tuple[_PendingQuery, int, SearchResult]] = []
+        for query, search, found in ended:
+            if search.is_scan:
+                self._end_scan(search, query, found, sink)
+            elif found is None or _is_late(query, now_us):
+                self._hand_over(query, search.key, expire(query.grouped, now_us), sink)
+            else:
+                done.append((query, search.key, found))
+        self._answer_together(done, opened, sink)
 
     def _send_drafts(self, drafts: Sequence[_Drafted], opened: OpenSearcher) -> None:
         """Sends the newest draft of each search that goes on."""
@@ -488,9 +537,7 @@ class SearcherStage:
             return
         group = pending.unit.record
         asked = clusters_of(group, group.queries[pending.part], scan.lane)
-        found = None
-        if scan.index_version == group.index_version:
-            found = result_of(scan)
+        found = result_of(scan) if scan.index_version == group.index_version else None
         opened.executor.found_elsewhere(key, asked, found)
 
     def _answer_together(
@@ -518,9 +565,6 @@ class SearcherStage:
             self._hand_over(pending, key, outcome, sink)
 
     def _hand_over(self, pending: _PendingQuery, key: int, outcome: Outcome, sink: Sink) -> None:
-        with self._lock:
-            if self._let_go(key) is None:
-                return  # revoked
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
@@ -528,14 +572,17 @@ class SearcherStage:
                 )
         elif outcome.failure is None:  # else the loop counts it, if it does not retry the query
             self._count_answer(outcome)
-        sink.done(
-            Done(
-                parts=((pending.unit.id, pending.part),),
-                outputs=(outcome.output,),
-                operations=outcome.operations,
-                failure=outcome.failure,
+        with self._lock:
+            is_wanted = self._let_go(key) is not None
+        if is_wanted:  # else revoked
+            sink.done(
+                Done(
+                    parts=((pending.unit.id, pending.part),),
+                    outputs=(outcome.output,),
+                    operations=outcome.operations,
+                    failure=outcome.failure,
+                )
             )
-        )
 
     def _count_answer(self, outcome: Outcome) -> None:
         self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()

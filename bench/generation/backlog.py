@@ -96,6 +96,9 @@ class _CountingSink:
         with self._lock:
             self.answers += done.failure is None
 
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        self.failure = CarpoolError(f"a query failed: {error!r}")
+
     def hint(self, output: Output) -> None:
         pass
 

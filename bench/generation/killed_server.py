@@ -135,6 +135,9 @@ class _Answers:
         output = done.outputs[0]
         self.answers.append(decode(Answer, output.value, output.headers))
 
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        self.failure = CarpoolError(f"a query failed: {error!r}")
+
     def hint(self, output: Output) -> None:
         pass
 

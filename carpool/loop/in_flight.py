@@ -85,9 +85,14 @@ class InFlight:
                 self._moved.discard(at)
             return frozenset(gone)
 
-    def finish(self, done: Done) -> None:
-        """Marks parts as finished: their outputs wait to be written and committed."""
+    def finish(self, done: Done) -> bool:
+        """Marks parts as finished: their outputs wait to be written and committed.
+
+        False if all of them were finished before: that is another result of the same parts.
+        """
         with self._lock:
+            if all(part in self._finished.get(id_, ()) for id_, part in done.parts):
+                return False
             size_bytes = sum(len(output.value) for output in done.outputs)
             for id_, part in done.parts:
                 if part not in self._owed.get(id_, ()):
@@ -97,6 +102,16 @@ class InFlight:
                     finished[part], size_bytes = size_bytes, 0  # the first one counts the outputs
                     self._finished_bytes += finished[part]
                     self._unfinished[self._units[id_].source.topic] -= 1
+            return True
+
+    def unfinished(self, parts: Iterable[tuple[int, int]]) -> list[tuple[Unit[Any], int]]:
+        """Returns those of `parts` that are owed and not finished, with their units."""
+        with self._lock:
+            return [
+                (self._units[id_], part)
+                for id_, part in parts
+                if part in self._owed.get(id_, ()) and part not in self._finished.get(id_, ())
+            ]
 
     def reopen(self, done: Done) -> list[Unit[Any]]:
         """Marks parts as unfinished and returns their units, as far as they are still assigned."""

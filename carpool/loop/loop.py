@@ -282,8 +282,17 @@ class Loop(Generic[R]):
         while self._reoffers:
             unit = self._reoffers.popleft()
             if self.in_flight.is_live(Done(parts=unit.owed, outputs=())):
-                self._stage.offer(self._observer.accepted(unit), now_us)
+                self._offer(unit, now_us)
         return now_us
+
+    def _offer(self, unit: Unit[R], now_us: int) -> None:
+        try:
+            self._stage.offer(self._observer.accepted(unit), now_us)
+        except CarpoolError:
+            raise
+        except Exception as error:
+            self._stage.revoke(frozenset({unit.id}), frozenset())
+            self.sink.charge(unit.owed, error)
 
     def _review(self, now_us: int) -> None:
         """Updates lag, full partitions and readiness."""
@@ -400,7 +409,7 @@ class Loop(Generic[R]):
         now_us = self._clock.now_us()
         begin_us = begin_us_of(message, self._retry_delay_us)
         if begin_us <= now_us or not self._delayed.add(unit, begin_us):
-            self._stage.offer(self._observer.accepted(unit), now_us)
+            self._offer(unit, now_us)
 
     def _reject(self, message: Message, error: RecordError) -> None:
         source = message.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
+from carpool.loop.defects import failed_part
 from carpool.loop.delivery.delivery import Delivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.member_health import MemberHealth
@@ -19,6 +21,7 @@ from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import FailureLimits, decide_retry
 from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.loop.work_observer import WorkObserver
+from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import REASONS, RecordError
@@ -61,11 +64,37 @@ class LoopSink:
         """Submits finished work. Retries or ends a failed query."""
         if self._is_for_another_member(done):  # it stays unacknowledged
             return
+        try:
+            self._submit(done)
+        except Exception as error:
+            self.charge(done.parts, error)
+
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        owed = self._in_flight.unfinished(parts)
+        if not owed:
+            return
+        what = f"{type(error).__name__}: {error}"[:500]
+        log.error(
+            "queries could not be handled: a defect of Carpool",
+            exc_info=error,
+            queries=len(owed),
+            **about(owed[0][0].source, owed[0][0].message.headers),
+        )
+        with self._lock:
+            is_on_trial = self._health.is_on_trial  # with one record: it is the cause
+            if self._health.failed(what) and not is_on_trial:
+                return
+        now_us = self._clock.now_us()
+        for unit, part in owed:
+            self._submit(failed_part(unit, part, error, stage=self._stage_name, now_us=now_us))
+
+    def _submit(self, done: Done) -> None:
         resolved = done if done.failure is None else self._resolved(done, done.failure)
         if self._stage_name != "generator":
             resolved = self._through_the_generator(resolved)
-        self._in_flight.finish(resolved)
-        self.delivery.submit(self._observer.finished(resolved))
+        observed = self._observer.finished(resolved)
+        if self._in_flight.finish(resolved):
+            self.delivery.submit(observed)
 
     def _is_for_another_member(self, done: Done) -> bool:
         """Counts failures; returns whether this member is too sick to end the query.

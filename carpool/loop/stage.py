@@ -119,6 +119,12 @@ class Sink(Protocol):
         Answers of grouper and searcher go through the generator (`schemas.codec.decode_retrieval`).
         """
 
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        """Ends a try of the queries of these parts, which the stage has forgotten.
+
+        Each is tried again, or ends as `failed`; parts that are finished stay as they are.
+        """
+
     def hint(self, output: Output) -> None:
         """Sends a best-effort record, outside every commit: it may be lost, late or repeated."""
 

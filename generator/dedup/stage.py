@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
+from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import (
@@ -28,6 +30,7 @@ from generator.answers import (
     replayed,
 )
 from generator.dedup.cancels_log import CancelsReader
+from generator.outcomes import STARTED
 from generator.plan.answer_dedup import (
     AnswerBeside,
     AnswerDedup,
@@ -230,10 +233,7 @@ class DedupStage:
             table.forget(gone)
         with self._lock:
             self._dedup.given_away(gone)
-            for unit_id in unit_ids:
-                self._release(unit_id)
-            self._decided.extend(self._dedup.revoked(unit_ids))
-            self._decided.extend(self._reuse.revoked(unit_ids))
+        self._forget(unit_ids)
         self._within.revoke(unit_ids, partitions)
 
     def drain(self, until_us: int) -> None:
@@ -277,7 +277,7 @@ class DedupStage:
             if isinstance(action, Hasten):  # its unit is in the stage within
                 self._within.hasten(action.unit_id, action.priority, action.deadline_us)
             elif unit is not None:  # else revoked since
-                self._do(action, unit, arrived_us, now_us)
+                self._try(unit, partial(self._do, action, unit, arrived_us, now_us))
 
     def _end_cancelled(self, now_us: int) -> None:
         """Ends withdrawn queries that wait for an equal prompt, and those in the stage within.
@@ -296,7 +296,7 @@ class DedupStage:
             if unit is None:
                 self._within.cancel(unit_id)
             elif waits:
-                self._answer_cancelled(unit, arrived_us, now_us)
+                self._try(unit, partial(self._answer_cancelled, unit, arrived_us, now_us))
 
     def _answer_cancelled(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         self._answer(unit, cancelled(unit.record, QueryProgress(arrived_us=arrived_us), now_us))
@@ -356,6 +356,23 @@ class DedupStage:
 
     # ---- any thread
 
+    def _try(self, unit: Unit[Retrieval], act: Callable[[], None]) -> None:
+        """Acts on a unit; an exception ends its try, here and within."""
+        one_by_one((unit,), lambda _: act(), self._charge)
+
+    def _charge(self, unit: Unit[Retrieval], error: Exception) -> None:
+        self._forget((unit.id,))
+        self._within.revoke(frozenset({unit.id}), frozenset())
+        assert self._sink is not None, STARTED
+        self._sink.charge(unit.owed, error)
+
+    def _forget(self, unit_ids: Collection[int]) -> None:
+        with self._lock:
+            for unit_id in unit_ids:
+                self._release(unit_id)
+            self._decided.extend(self._dedup.revoked(unit_ids))
+            self._decided.extend(self._reuse.revoked(unit_ids))
+
     def _release(self, unit_id: int) -> None:
         """Removes a unit that waits. The caller has the lock."""
         unit, _ = self._waiting.pop(unit_id, (None, 0))
@@ -388,7 +405,7 @@ class DedupStage:
         outputs: tuple[Output, ...],
         failure: QueryFailure | None = None,
     ) -> None:
-        assert self._sink is not None, "a stage is started before it is offered anything"
+        assert self._sink is not None, STARTED
         done = Done(parts=((unit.id, 0),), outputs=outputs, failure=failure)
         self.ended(done)
         self._sink.done(done)
@@ -463,6 +480,11 @@ class DedupStage:
                 self._decided.extend(machine.gone(request_id, offset))
                 return
             self._release(request_id)
+        self._try(unit, partial(self._give_stored, unit, stored, key, arrived_us, now_us))
+
+    def _give_stored(
+        self, unit: Unit[Retrieval], stored: Answer, key: str | None, arrived_us: int, now_us: int
+    ) -> None:
         progress = QueryProgress(arrived_us=arrived_us)
         if key is None:
             self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
@@ -504,6 +526,11 @@ class _NotingSink:
         """See `carpool.loop.stage.Sink`."""
         self._stage.ended(done)
         self._sink.done(done)
+
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        """See `carpool.loop.stage.Sink`."""
+        self._stage.ended(Done(parts=tuple(parts), outputs=()))
+        self._sink.charge(parts, error)
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         """See `carpool.loop.stage.Sink`."""

@@ -17,7 +17,6 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Message
 from carpool.kafka.topic_table import TableLog, TopicTable
 from schemas.codec import decode
-from schemas.errors import RecordError
 from schemas.scan import Scan
 from schemas.topics import SCANS
 from searcher.scatter.scan_records import QueryName, name_in_scan
@@ -96,15 +95,13 @@ class ScanInbox:
         """Delivers scans to queries that wait, and keeps the others; see `TableListener`."""
         for message in messages:
             try:
-                scan = decode(Scan, message.value, message.headers)
-            except RecordError as error:
+                self._take(decode(Scan, message.value, message.headers))
+            except Exception as error:  # a fault of ours, too, costs its query this scan only
                 _log.warning(
                     "a scan cannot be read; its query is scanned here after 30 s",
                     place=message.source.place,
-                    error=str(error),
+                    error=repr(error),
                 )
-                continue
-            self._take(scan)
 
     def _take(self, scan: Scan) -> None:
         query = name_in_scan(scan)

@@ -10,7 +10,6 @@ from schemas.group import Group, GroupedQuery
 from schemas.scan import Scan
 from schemas.topics import SCANS
 from searcher.executor import ScanResult
-from searcher.scatter.share import home_of
 
 SOURCE = "carpool/searcher"
 
@@ -54,7 +53,7 @@ def scan_output(
         source=SOURCE,
         time_us=now_us,
     )
-    home = home_of(group, grouped)
+    home = group.home_of(grouped)
     return Output(topic=SCANS.name, key=None, partition=home, value=value, headers=headers)
 
 

@@ -28,11 +28,6 @@ class Share:
     elsewhere: tuple[ClusterId, ...] = ()
 
 
-def home_of(group: Group, grouped: GroupedQuery) -> int:
-    """Returns the lane that answers a query; in a group that is not scattered, the group's."""
-    return lane_of(grouped.clusters[0], group.lane_count) if group.is_scattered else group.lane
-
-
 def clusters_of(group: Group, grouped: GroupedQuery, lane: int) -> tuple[ClusterId, ...]:
     """Returns the clusters of a query that belong to `lane`, nearest first."""
     clusters = dict.fromkeys(grouped.clusters)
@@ -59,7 +54,7 @@ def share_of(
     if not group.is_scattered:
         return Share("answer", every)
     mode = grouped.query.search_mode or default_mode
-    if home_of(group, grouped) == group.lane:
+    if group.home_of(grouped) == group.lane:
         if not (scans_codes and hears_others) or mode == "exact":
             return Share("answer", every)
         lanes = {group.lane, *own_lanes}

@@ -45,6 +45,9 @@ class WaitableSink:
     def done(self, done: Done) -> None:
         self.dones.append(done)
 
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        raise AssertionError("no query is to fail") from error
+
     def hint(self, output: Output) -> None:
         self.hints.append(output)
 

@@ -65,9 +65,13 @@ class ListSink:
         self.refusals: list[tuple[Unit[Query], RecordError]] = []
         self.failures: list[CarpoolError] = []
         self.reasons_to_leave: list[str] = []
+        self.charged: list[tuple[int, Exception]] = []
 
     def done(self, done: Done) -> None:
         self.dones.append(done)
+
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        self.charged += [(unit_id, error) for unit_id, _ in parts]
 
     def hint(self, output: Output) -> None:
         raise AssertionError("the grouper sends no hints")

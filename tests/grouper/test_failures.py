@@ -145,7 +145,7 @@ def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing
         assert rig.stage.not_ready() == (str(rig.sink.failures[0]),)
 
 
-def test_a_defect_while_planning_stops_the_service_and_says_so(tmp_path: Path) -> None:
+def test_queries_that_cannot_be_planned_together_are_planned_alone(tmp_path: Path) -> None:
     class Faulty:
         name: PolicyName = "per_query"
 
@@ -155,6 +155,5 @@ def test_a_defect_while_planning_stops_the_service_and_says_so(tmp_path: Path) -
     with running(tmp_path, policy=Faulty()) as rig:
         rig.offer("ada", "bell")
         rig.tick()
-        wait_until(lambda: bool(rig.sink.failures))
-        assert "ZeroDivisionError: a defect" in str(rig.sink.failures[0])
-        assert rig.sink.dones == []
+        wait_until(lambda: len(rig.sink.groups) == 2)
+        assert rig.sink.charged == []

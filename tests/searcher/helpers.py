@@ -305,12 +305,16 @@ class ListSink:
     hints: list[Output] = field(default_factory=list)
     failures: list[CarpoolError] = field(default_factory=list)
     reasons_to_leave: list[str] = field(default_factory=list)
+    charged: list[tuple[tuple[int, int], Exception]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def done(self, done: Done) -> None:
         with self.changed:
             self.dones.append(done)
             self.changed.notify_all()
+
+    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
+        self.charged += [(part, error) for part in parts]
 
     def hint(self, output: Output) -> None:
         self.hints.append(output)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.group import Group, GroupedQuery, lane_of
 from schemas.query import SearchMode
 from schemas.record import ClusterId
-from searcher.scatter.share import Share, home_of, share_of
+from searcher.scatter.share import Share, share_of
 from tests.records import a_group, a_grouped_query
 
 CLUSTERS = st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True)
@@ -44,7 +44,7 @@ def shares(
             scans_codes=scans_codes,
             hears_others=True,
         )
-    return home_of(scattered(grouped, 0, lanes), grouped), found
+    return scattered(grouped, 0, lanes).home_of(grouped), found
 
 
 @given(CLUSTERS, st.integers(2, 5))

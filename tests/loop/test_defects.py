@@ -1,0 +1,229 @@
+"""An exception at a step of a service costs the query that it meets a try; all others go on.
+
+Each step raises for one query: twice, and the query is answered; always, and it ends as `failed`
+with a dead letter. The search thread and the sink, where an exception has no query, end the
+process, which starts again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from carpool.testing.steps import Steps
+from generator.llm.memory import MemoryLlm
+from generator.llm.servers import LlmServers
+from generator.prompts import load_templates
+from generator.service import GeneratorStage
+from generator.settings import GeneratorSettings, LlmSettings
+from schemas.topics import ANSWERS, QUERIES_DEAD, SCANS
+from tests.clocks import NOW_US
+from tests.e2e.support import build_index
+from tests.loop.pipeline import SERVICES, Pipeline
+from tests.waiting import wait_until
+
+TRIES = 3
+ID = "q-guilty"
+OTHERS = [f"q-{number}" for number in range(7)]
+LLM = LlmSettings(model="memory", backoff_ms_min=1, backoff_ms_max=2)
+
+
+def mentioned(*arguments: Any) -> bool:
+    return ID in repr(arguments)
+
+
+def of_part(group: int, part: int) -> Callable[..., bool]:
+    """Whether the group or unit and the part among the arguments, at these places, are its own."""
+
+    def is_guilty(*arguments: Any) -> bool:
+        found = arguments[group]
+        return mentioned(getattr(found, "record", found).queries[arguments[part]])
+
+    return is_guilty
+
+
+STEPS: dict[str, Callable[..., bool]] = {
+    "carpool.loop.work_observer:WorkObserver.accepted": lambda _, unit: (
+        mentioned(unit) and unit.parts == 1
+    ),
+    "grouper.service:admit": mentioned,
+    "grouper.work:WindowWork._embed": mentioned,
+    "grouper.work:embed_texts": lambda _, texts: any("guilty" in text for text in texts),
+    "grouper.work:WindowWork._probe": mentioned,
+    "grouper.work:grouped_query": mentioned,
+    "grouper.work:plan_records": mentioned,
+    "grouper.work:group_done": lambda planned, *_: mentioned(planned),
+    "grouper.records:encode": mentioned,
+    "searcher.service:SearcherStage._take": of_part(1, 2),
+    "searcher.service:Lanes.expect": of_part(1, 2),
+    "searcher.service:finish": of_part(0, 1),
+    "searcher.results:encode": mentioned,
+    "generator.dedup.stage:query_digest": mentioned,
+    "generator.dedup.stage:DedupStage._generate": mentioned,
+    "generator.dedup.stage:DedupStage._pass_on": mentioned,
+    "generator.service:prepare_prompt": mentioned,
+    "generator.service:PromptForms.find": mentioned,
+    "generator.service:stream_answer": lambda _, request: "guilty" in request.user,
+    "generator.outcomes:Outcomes.written": mentioned,
+    "generator.outcomes:answered": mentioned,
+    "generator.outcomes:bounded_answer_output": mentioned,
+}
+"""Each step, and whether a call of it is about the query."""
+WITHOUT_QUERY: dict[str, Callable[..., bool]] = {
+    "carpool.loop.work_observer:WorkObserver.finished": mentioned,
+    "searcher.passages.passage_reader:PassageReader.read": lambda *_: True,
+    "searcher.cluster_major_executor:ClusterMajorExecutor._score": lambda *_: True,
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_index(tmp_path_factory.mktemp("defects"), documents=60, nlist=4)
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    """The log, which is not printed: tracebacks with all variables take seconds."""
+    with capture_logs() as logs:
+        yield logs
+
+
+@pytest.fixture(autouse=True)
+def with_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = GeneratorSettings()
+    built = replace(
+        SERVICES["generator"],
+        build=lambda pipeline, metrics: GeneratorStage(
+            settings,
+            LLM,
+            load_templates(settings),
+            LlmServers([MemoryLlm()]),
+            metrics,
+            pipeline.clock,
+        ),
+    )
+    monkeypatch.setitem(SERVICES, "generator", built)
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, step: str, times: int) -> list[str]:
+    """Makes a step raise for the query; returns what was raised so far."""
+    module, _, path = step.partition(":")
+    owner: Any = importlib.import_module(module)
+    *classes, name = path.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    call, is_guilty = getattr(owner, name), (STEPS | WITHOUT_QUERY).get(step, mentioned)
+    raised: list[str] = []
+
+    def faulty(*arguments: Any, **named: Any) -> Any:
+        if len(raised) < times and is_guilty(*arguments):
+            raised.append(step)
+            raise ZeroDivisionError(f"a defect of {step}")
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, faulty)
+    return raised
+
+
+def asked(pipeline: Pipeline, **more: int) -> int:
+    """Asks all, steps the services until all are answered, and returns the restarts."""
+    restarts = 0
+    others = [{"query_id": each, "text": f"what of the comet {each}?"} for each in OTHERS]
+    pipeline.publish(*others, {"query_id": ID, "text": "what of the guilty?", **more})
+
+    def stepped() -> bool:
+        nonlocal restarts
+        pipeline.clock.sleep(20_000)
+        for name, member in pipeline.members.items():
+            member.loop.step()
+            if member.loop.failure is not None:
+                member.loop.close()
+                pipeline.members[name] = pipeline._life(name, Steps())
+                restarts += 1
+        for other in pipeline.others:
+            other.loop.step()
+        return sum(pipeline.answered().values()) > len(OTHERS)
+
+    wait_until(stepped, pipeline.answered, every_s=0.0002)
+    return restarts
+
+
+def ends(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    """Stops the services and returns the one answer of each question."""
+    pipeline.stop()
+    answers = [json.loads(each.value or b"") for each in pipeline.broker.records(ANSWERS.name)]
+    assert Counter(each["query_id"] for each in answers) == Counter([*OTHERS, ID])
+    by_id = {each["query_id"]: each for each in answers}
+    assert {by_id[each]["status"] for each in OTHERS} == {"ok"}
+    return by_id
+
+
+@pytest.mark.parametrize("step", [*STEPS, *WITHOUT_QUERY])
+def test_a_query_that_meets_two_exceptions_is_answered_once(
+    index: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    pipeline = Pipeline(index, {})
+    raised = inject(monkeypatch, step, times=2)
+    restarts = asked(pipeline)
+    assert len(raised) == 2
+    assert ends(pipeline)[ID]["status"] == "ok"
+    assert restarts <= (TRIES if step in WITHOUT_QUERY else 0)
+    assert pipeline.broker.records(QUERIES_DEAD.name) == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_query_that_always_meets_an_exception_ends_after_its_tries(
+    index: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    pipeline = Pipeline(index, {})
+    inject(monkeypatch, step, times=10**6)
+    assert asked(pipeline) == 0, "a restart"
+    answer = ends(pipeline)[ID]
+    assert answer["status"] == "failed"
+    assert f"ZeroDivisionError: a defect of {step}" in answer["error"]["message"]
+    tries = {"processing_failed": TRIES, "llm_refused": LLM.tries_max}  # of a reply
+    assert answer["attempts"] == tries[answer["error"]["type"]]
+    (letter,) = pipeline.broker.records(QUERIES_DEAD.name)
+    assert mentioned(letter.value)
+
+
+def test_an_exception_of_the_search_thread_ends_all_that_it_searches_after_their_tries(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(index, {})
+    step = "searcher.cluster_major_executor:ClusterMajorExecutor._score"
+    inject(monkeypatch, step, times=10**6)
+    assert asked(pipeline) <= 2 * TRIES
+    pipeline.stop()
+    statuses = Counter((each, status) for each, status, _ in pipeline.answered().elements())
+    assert statuses == Counter((each, "failed") for each in [*OTHERS, ID])
+
+
+@pytest.mark.parametrize("step", [each for each in STEPS if each.startswith("searcher.service:")])
+def test_a_query_of_a_scattered_group_ends_once_though_every_lane_meets_an_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
+    pipeline = Pipeline(index, {}, scatter=True)
+    inject(monkeypatch, step, times=10**6)
+    assert asked(pipeline) == 0
+    assert ends(pipeline)[ID]["status"] == "failed"
+    assert pipeline.broker.records(SCANS.name) != []
+
+
+def test_a_late_query_that_meets_an_exception_ends_once(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(index, {})
+    raised = inject(monkeypatch, "grouper.service:expired", times=1)
+    assert asked(pipeline, deadline=NOW_US // 1_000 + 1) == 0
+    assert raised
+    assert ends(pipeline)[ID]["status"] == "failed"  # there is no time for a retry
