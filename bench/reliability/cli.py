@@ -29,7 +29,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--states",
             min=0,
             help="Changes of the deployment: a topic's limit lowered and raised, partitions added, "
-            "the generator's group deleted, an LLM server that answers in odd forms.",
+            "the generator's group deleted, records removed, an LLM server that answers oddly.",
         ),
     ] = 12
     llm_servers: Annotated[

@@ -7,7 +7,7 @@ names. Topics of the class `batch` count as those of the class `interactive`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import msgspec
 
@@ -81,12 +81,12 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `unpublished`: questions that the brokers acknowledged and that are not in their topic.
     `published_twice`: questions that the client wrote again, although it was acknowledged once;
-    `replayed_twice`: dead letters. `lost`: input records without a terminal answer. `duplicates`:
-    records beyond the first, or beyond the first of each try, by topic. `foreign`: records about an
-    input record that was not published. `scans_owed`: by lanes of scattered groups, to the homes of
-    their queries; `scans_missing`: of these. `retries`: records that a service wrote to try a query
-    again. `letters` and `replays`: dead letters, and records that replayed one. `violations`: up to
-    20 of each kind.
+    `replayed_twice`: dead letters. `lost`: input records without a terminal answer, but those that
+    the run `removed`. `duplicates`: records beyond the first, or beyond the first of each try, by
+    topic. `foreign`: records about an input record that was not published. `scans_owed`: by lanes
+    of scattered groups, to the homes of their queries; `scans_missing`: of these. `retries`: records
+    that a service wrote to try a query again. `letters` and `replays`: dead letters, and records
+    that replayed one. `violations`: up to 20 of each kind.
     """
 
     acknowledged: int
@@ -98,6 +98,7 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     letters: int
     replays: int
     lost: int
+    removed: int
     duplicates: dict[str, int]
     foreign: int
     scans_owed: int
@@ -202,16 +203,18 @@ class TopicAudit:
         }
         return {place: gap for place, gap in gaps.items() if gap > 0}
 
-    def result(self, acknowledged: Iterable[str]) -> AuditResult:
+    def result(self, acknowledged: Iterable[str], removed: Set[str] = frozenset()) -> AuditResult:
         """Returns the counts.
 
         `acknowledged`: the id of each question that the brokers acknowledged, with repetitions.
+        `removed`: input records that may be lost, because the run removed records of them.
         """
         wanted = Counter(acknowledged)
         replays = sum(self._replayed_from.values())
         tries = Counter(first for first, _ in self._retries)
         answered = self._seen[ANSWERS.name]
-        lost = [record for record in self._query_ids if record not in answered]
+        unanswered = [record for record in self._query_ids if record not in answered]
+        lost = [record for record in unanswered if record not in removed]
         twice = {
             topic: {
                 record: len(places) - 1 - (tries[record] if topic != ANSWERS.name else 0)
@@ -247,6 +250,7 @@ class TopicAudit:
             letters=self._letters,
             replays=replays,
             lost=len(lost),
+            removed=len(unanswered) - len(lost),
             duplicates=duplicates
             | {
                 RETRIES: sum(count - 1 for count in self._retries.values()),

@@ -268,7 +268,7 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
     rows: dict[str, Any] = {
         "questions published": f"{audit.published:,}; all answered after {run.took_s:.0f} s",
         "answers by status": _counts(answers.statuses),
-        "lost": audit.lost + audit.unpublished,
+        "lost; removed from a topic": f"{audit.lost + audit.unpublished}; {audit.removed}",
         "twice, by topic": _counts(audit.duplicates),
         "questions that the client wrote twice": audit.published_twice,
         "scans for other lanes": audit.scans_owed,

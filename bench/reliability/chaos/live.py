@@ -21,6 +21,8 @@ from carpool.kafka.fencing import transactional_id
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaCluster
 from carpool.testing.transactions import DescribedTransaction, describe_transaction
+from schemas.answer import Answer
+from schemas.codec import decode
 from schemas.topics import ANSWERS
 
 STEP_S = 0.05
@@ -107,10 +109,18 @@ class LiveRun:
         return all_up and self._cluster.missing_copies() == 0
 
     def is_done(self) -> bool:
-        """Whether all questions were sent and answered, and all dead letters replayed."""
+        """Whether all questions were sent and answered or removed, and all letters replayed."""
         is_sent = not any(load.is_alive() for load in self._loads)
         is_replayed = self._replays.replayed >= self._replays_expected
-        return is_sent and is_replayed and self.answered() >= self.published()
+        left, removed = self.published() - self.answered(), self.states.removed
+        if not (is_sent and is_replayed and left <= len(removed)):
+            return False
+        return left <= 0 or left <= len(removed - self._answered_places())
+
+    def _answered_places(self) -> set[str]:
+        records = self._recorder.records(ANSWERS.name)
+        answers = (decode(Answer, record.value, record.headers) for record in records)
+        return {answer.source.place for answer in answers if answer.source is not None}
 
     def step(self) -> None:
         """Steps the supervisor and the faults in progress, and waits for a moment."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 
 from bench.reliability.chaos.plan import PlannedFault
-from carpool.errors import RetryableError
+from carpool.errors import CarpoolError
 from carpool.kafka.embedded import free_port
 from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.testing.kafka import KafkaCluster
@@ -52,7 +52,7 @@ class PassingFaults:
             self._ends.remove(due)
             try:
                 due[1]()
-            except (KafkaException, RetryableError):
+            except (KafkaException, CarpoolError):
                 self._ends.append(due)
 
     def end_all(self) -> None:

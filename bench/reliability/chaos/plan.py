@@ -29,6 +29,7 @@ Kind = Literal[
     "lower a limit",
     "add partitions",
     "delete a group",
+    "remove records",
     "odd LLM server",
 ]
 
@@ -49,9 +50,10 @@ NETWORK_SHARES: Mapping[Kind, float] = {
 }
 LLM_SHARES: Mapping[Kind, float] = {"kill an LLM server": 1.0}
 STATE_SHARES: Mapping[Kind, float] = {
-    "lower a limit": 0.35,
-    "add partitions": 0.25,
-    "delete a group": 0.20,
+    "lower a limit": 0.30,
+    "add partitions": 0.20,
+    "delete a group": 0.15,
+    "remove records": 0.15,
     "odd LLM server": 0.20,
 }
 CHANGED: Mapping[Kind, tuple[str, ...]] = {
@@ -60,10 +62,11 @@ CHANGED: Mapping[Kind, tuple[str, ...]] = {
     "add partitions": QUERY_TOPICS,
     # Retrievals that are read again have their answers. Groups would be written again.
     "delete a group": ("generator",),
+    "remove records": ("generator",),
 }
 """What a fault changes, if not a process."""
-DELETE_AFTER = 0.7
-"""The part of the run after which a group is deleted: no question waits for a retry then."""
+NO_RETRIES_AFTER = 0.7
+"""The part of the run after which no question waits for a retry, and groups and records may go."""
 OF_LLM: frozenset[Kind] = frozenset(LLM_SHARES)
 OF_BROKERS: frozenset[Kind] = frozenset({"kill a broker", "pause a broker"})
 OF_NETWORK: frozenset[Kind] = frozenset(NETWORK_SHARES)
@@ -130,7 +133,8 @@ def plan_faults(
     faults = []
     for number, kind in enumerate(kinds):
         names = CHANGED.get(kind, brokers if kind in OF_BROKERS | OF_NETWORK else members)
-        least_s = duration_s * DELETE_AFTER if kind == "delete a group" else 0.0
+        is_late = kind in ("delete a group", "remove records")
+        least_s = duration_s * NO_RETRIES_AFTER if is_late else 0.0
         faults.append(
             PlannedFault(
                 at_s=max(least_s, begin_s + length_s * (number + rng.random()) / count),

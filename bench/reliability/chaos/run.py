@@ -186,7 +186,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             calls=calls,
             calls_allowed=math.ceil(plan.rate_per_s * broke) + cancelled,
             replay_failures=replays.failures,
-            audit=audit.result(sent),
+            audit=audit.result(sent, run.states.removed),
         )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -22,9 +25,13 @@ from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.network import PassingFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.supervisor import ProcessSupervisor
+from carpool.clock import SystemClock
 from carpool.errors import RetryableError
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
+from carpool.kafka.topic_reader import TopicReader
+from schemas.codec import decode_retrieval
+from schemas.topics import DEAD_LETTER_SUFFIX, RETRIEVALS, TOPICS
 
 TIMEOUT_S = 10.0
 SMALL_BYTES = 150
@@ -42,6 +49,8 @@ class StateFaults(PassingFaults):
     kafka: KafkaSettings
     supervisor: ProcessSupervisor
     stand_ins: Mapping[str, LlmStandIn]
+    removed: set[str] = field(default_factory=set)
+    """The input records whose retrievals were removed, perhaps before they were answered."""
 
     def inject(self, fault: PlannedFault, now_s: float) -> str | None:
         """Begins a change; returns what is changed. None: it cannot be changed now. Blocks."""
@@ -56,14 +65,15 @@ class StateFaults(PassingFaults):
                     # A letter needs its partition first.
                     for name in (victim + DEAD_LETTER_SUFFIX, victim):
                         self._add_partition(name)
-                case "delete a group":
+                case "delete a group" | "remove records":
                     members = member_names(victim, MEMBERS)
                     if not all(map(self.supervisor.is_up, members)):
                         return None
                     for member in members:
                         self.supervisor.processes[member].process.kill()
                         self.supervisor.note(member, "dead", now_s, math.inf)
-                    end_s, end = now_s + SESSION_S, partial(self._delete, victim, members)
+                    act = self._delete if fault.kind == "delete a group" else self._remove
+                    end_s, end = now_s + SESSION_S, partial(act, self.kafka.group_of(victim))
                 case "odd LLM server":
                     self.stand_ins[victim].answer_as("odd")
                     end = partial(self.stand_ins[victim].answer_as, "none")
@@ -86,8 +96,37 @@ class StateFaults(PassingFaults):
         wanted = NewPartitions(topic, len(found.partitions) + 1)
         self.admin.create_partitions([wanted])[topic].result(TIMEOUT_S)
 
-    def _delete(self, service: str, members: list[str]) -> None:
-        group = self.kafka.group_of(service)
+    def _delete(self, group: str) -> None:
         self.admin.delete_consumer_groups([group])[group].result(TIMEOUT_S)
-        for member in members:
-            self.supervisor.processes[member].until_s = 0.0
+        self._bring_back()
+
+    def _remove(self, group: str) -> None:
+        """Removes what waits in the partition with most of it, and accepts that it is lost."""
+        with TopicReader(self.kafka, SystemClock(), name="bench-removed") as reader:
+            places = reader.partitions(RETRIEVALS.name)
+            read = {
+                at: raw.offset for at, raw in committed_so_far(self.kafka, group, places).items()
+            }
+            waiting = {at: reader.bounds(at)[1] - read[at] for at in places if read[at] >= 0}
+            at = max(waiting, key=waiting.__getitem__)
+            for record in reader.read_to_end([at]):
+                if record.source.offset >= read[at]:
+                    found = decode_retrieval(record.value or b"", record.headers)
+                    self.removed |= {found.source.place} if found.source is not None else set()
+        gone = RawPartition(at.topic, at.partition, read[at] + waiting[at])
+        self.admin.delete_records([gone])[gone].result(TIMEOUT_S)
+        command = (sys.executable, "-m", "carpool", "groups", "accept-loss", "--yes")
+        given = ("--set", f"kafka.group_prefix={self.kafka.group_prefix}")
+        done = subprocess.run(
+            (*command, "--bootstrap", self.kafka.bootstrap, *given),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RetryableError(f"the loss is not accepted: {done.stderr}")
+        self._bring_back()
+
+    def _bring_back(self) -> None:
+        for each in self.supervisor.processes.values():
+            each.until_s = 0.0 if each.until_s == math.inf else each.until_s

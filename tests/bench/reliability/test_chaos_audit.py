@@ -94,6 +94,15 @@ def test_a_question_without_an_answer_is_lost_and_the_line_says_where_it_was_las
     )
 
 
+def test_a_question_that_the_run_removed_is_not_lost() -> None:
+    topics = Topics()
+    topics.ask("a", "b", "c")
+    topics.whole_way(0)
+    gone = {a_source(offset).place for offset in (0, 1)}
+    found = topics.audit.result(["a", "b", "c"], gone)
+    assert (found.lost, found.removed) == (1, 1)
+
+
 def test_what_comes_twice_is_found_in_each_topic() -> None:
     topics = Topics()
     topics.ask("a", "b")
