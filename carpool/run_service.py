@@ -86,7 +86,9 @@ def run_service(
     metrics = Metrics(tenants_max=http.tenants_max)
     group = kafka.group_of(name)
     tracer = make_tracer(service=name, group=group, metrics=metrics)
-    deployment = check_deployment(kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics)
+    deployment = check_deployment(
+        kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics, service=name
+    )
     for warning in deployment.warnings:
         log.warning(warning)
     require_fit(deployment)
@@ -114,8 +116,7 @@ def run_service(
     DeploymentWatch(kafka, TOPICS, group, deployment).start()
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
-    is_exact = deployment.delivery == "exactly_once"
-    instance_id = configured_instance_id(kafka) if is_exact else None
+    instance_id = configured_instance_id(kafka) if deployment.delivery == "exactly_once" else None
     log.info(
         "starting",
         bootstrap=kafka.bootstrap,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
@@ -20,7 +20,7 @@ from carpool.kafka.checks import TopicFacts, named_at_brokers
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import settings_of
-from carpool.kafka.librdkafka.hidden_topics import hidden_topics
+from carpool.kafka.librdkafka.topic_rights import topic_rights
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
 
@@ -102,7 +102,7 @@ def describe_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     metadata = cluster_metadata(admin, settings, timeout_s)
     present = topic_facts(admin, metadata, topics, timeout_s)
-    hidden = hidden_topics(admin, _missing(topics, metadata), timeout_s)
+    hidden = topic_rights(admin, _missing(topics, metadata), timeout_s)
     absent = TopicFacts(partitions=0, replicas=0, config=None)
     return [
         TopicState(
@@ -144,7 +144,7 @@ def _missing(topics: Sequence[Topic], metadata: ClusterMetadata) -> list[str]:
     return [topic.name for topic in topics if topic.name not in metadata.topics]
 
 
-def _absence(topic: Topic, hidden: frozenset[str]) -> str:
+def _absence(topic: Topic, hidden: Container[str]) -> str:
     return "cannot be seen: allow Describe on it" if topic.name in hidden else "does not exist"
 
 

@@ -79,7 +79,8 @@ class BrokerFacts:
     `config`: of one broker; empty: none; None: not permitted.
 
     `standings`: of the service's inputs and of `rag.answers.v1`. `hidden_topics`, `hidden_group`:
-    what these credentials may not describe.
+    what these credentials may not describe. `lacking`: topics, each with a right on its records
+    that they need and do not have.
     """
 
     brokers: int
@@ -88,6 +89,7 @@ class BrokerFacts:
     standings: Mapping[TopicPartition, Standing] = field(default_factory=dict)
     hidden_topics: frozenset[str] = frozenset()
     hidden_group: str | None = None
+    lacking: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,11 @@ def judge(
             f"Read on it {ACLS}"
         )
     problems += _internal_log_problems(facts, delivery)
+    may_lack = {topic.name for topic in named_at_brokers(settings, topics) if topic.best_effort}
+    for name, operation in facts.lacking:
+        (warnings if name in may_lack or operation == "DELETE" else problems).append(
+            f"topic {name}: these credentials lack the right {operation.title()} {ACLS}"
+        )
     for topic in named_at_brokers(settings, topics):
         found = facts.topics.get(topic.name)
         if found is None and topic.name in facts.hidden_topics:

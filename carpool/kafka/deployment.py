@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from carpool.errors import CarpoolError, ConfigError
+from carpool.kafka.acls import SERVICES, acls_of
 from carpool.kafka.admin import topic_facts
 from carpool.kafka.checks import (
     BrokerFacts,
@@ -19,8 +20,8 @@ from carpool.kafka.checks import (
 )
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.broker_config import broker_config
-from carpool.kafka.librdkafka.hidden_topics import hidden_topics
 from carpool.kafka.librdkafka.standings import standings
+from carpool.kafka.librdkafka.topic_rights import topic_rights
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, Topic
@@ -29,6 +30,8 @@ log = structlog.get_logger()
 
 WATCH_S = 60.0
 """How often a running service checks its topics."""
+TO_DATA = frozenset({"READ", "WRITE", "DELETE"})
+"""The operations on the records of a topic."""
 
 
 def check_deployment(
@@ -38,16 +41,22 @@ def check_deployment(
     *,
     group: str,
     inputs: Iterable[str],
+    service: str = "",
 ) -> Deployment:
     """Returns the judged deployment of a service of this `group` that reads `inputs`. Blocks.
 
-    Raises `RetryableError` when no broker answers.
+    `service`: whose rights the credentials need; empty: only those to look. Raises
+    `RetryableError` when no broker answers.
     """
-    return judge(settings, wish, topics, broker_facts(settings, topics, group, inputs))
+    return judge(settings, wish, topics, broker_facts(settings, topics, group, inputs, service))
 
 
 def broker_facts(
-    settings: KafkaSettings, topics: Sequence[Topic], group: str, inputs: Iterable[str]
+    settings: KafkaSettings,
+    topics: Sequence[Topic],
+    group: str,
+    inputs: Iterable[str],
+    service: str = "",
 ) -> BrokerFacts:
     """Returns what the brokers say of `topics`, and where `group` is in `inputs`. Blocks.
 
@@ -67,13 +76,21 @@ def broker_facts(
     found_standings = standings(admin, settings, group, partitions) if partitions else {}
     # Brokers without access control hide nothing, and some create a topic that a request names.
     may_hide = config is None or "authorizer.class.name" in config
-    missing = [topic.name for topic in wanted if may_hide and topic.name not in found]
+    allowed = topic_rights(admin, [topic.name for topic in wanted if may_hide], timeout_s)
     return BrokerFacts(
         brokers=len(metadata.brokers),
         config=config,
         topics=found,
         standings=found_standings or {},
-        hidden_topics=hidden_topics(admin, missing, timeout_s),
+        hidden_topics=frozenset(name for name, granted in allowed.items() if not granted),
+        lacking=tuple(
+            (acl.name, acl.operation)
+            for role in SERVICES
+            for acl in acls_of(role, settings)
+            if role == service
+            and acl.operation in TO_DATA
+            and acl.operation not in (allowed.get(acl.name) or TO_DATA)  # a hidden one is said
+        ),
         hidden_group=group if found_standings is None else None,
     )
 

@@ -185,8 +185,8 @@ def acls_page() -> str:
         "commands of `kafka-acls`. Read, Write and Delete imply Describe. With `kafka.prefix` = "
         "`wiki`, topics are named `wiki.rag.*`, and groups and transactional ids begin with "
         "`wiki-` instead of `carpool-`. Delete is for processed records, which their reader "
-        "removes. A service without a right of this list says so and stops; without "
-        "DescribeConfigs it starts with a warning.",
+        "removes. A service without a right of this list says so when it starts, and stops; "
+        "without DescribeConfigs or Delete, or a right on a topic that is best effort, it warns.",
         lines,
     )
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,15 +15,17 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from carpool.kafka.acls import ROLES, SERVICES, Acl, acls_of
+from carpool.kafka.acls import ROLES, SERVICES, Acl, Role, acls_of
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import client_config
+from carpool.kafka.deployment import check_deployment
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from carpool.testing.secure_kafka import SecureKafkaServer
-from schemas.topics import GROUPS, QUERIES
+from cli.services import INPUTS
+from schemas.topics import QUERIES, RETRIES, TOPICS, read_with
 from tests.e2e.secure import PASSWORDS, PREFIX, ask, environment, mtls, scram, services, tls
 from tests.e2e.support import MODEL
 from tests.waiting import WAIT_S, wait_until
@@ -160,13 +163,39 @@ def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
     assert "does not exist" not in said
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_right_to_look_and_on_records_that_is_taken_away_is_said_at_start(
+    server: SecureKafkaServer, service: Role
+) -> None:
+    kafka = scram(server, service)
+    rights = acls_of(service, kafka)
+    inputs = [topic.name for topic in read_with(INPUTS[service])]
+
+    def said() -> list[str]:
+        group = kafka.group_of(service)
+        found = check_deployment(kafka, "auto", TOPICS, group=group, inputs=inputs, service=service)
+        return [*found.problems, *found.warnings]
+
+    before = said()
+
+    def names(acl: Acl) -> bool:
+        name = "DescribeConfigs on the cluster" if acl.resource == "CLUSTER" else acl.name
+        return any(name in line for line in said() if line not in before)
+
+    for acl in rights:
+        if acl.resource in ("TOPIC", "CLUSTER"):
+            with server.without(service, [acl]):
+                wait_until(partial(names, acl), f"{service} says that it lacks {acl}")
+
+
 @pytest.mark.parametrize(
     ("service", "missing"),
     [
-        ("grouper", Acl("TOPIC", f"{PREFIX}.{QUERIES.name}", "LITERAL", "READ")),
         ("grouper", Acl("TRANSACTIONAL_ID", f"{PREFIX}-grouper-", "PREFIXED", "WRITE")),
         ("grouper", Acl("GROUP", f"{PREFIX}-grouper", "LITERAL", "READ")),
-        ("searcher", Acl("TOPIC", f"{PREFIX}.{GROUPS.name}", "LITERAL", "DESCRIBE")),
+        ("searcher", Acl("TOPIC", f"{PREFIX}.{RETRIES.name}", "LITERAL", "WRITE")),
+        ("generator", Acl("GROUP", f"{PREFIX}-generator", "LITERAL", "READ")),
+        ("searcher", Acl("TRANSACTIONAL_ID", f"{PREFIX}-searcher-", "PREFIXED", "WRITE")),
     ],
     ids=lambda it: it if isinstance(it, str) else f"{it.resource}-{it.operation}".lower(),
 )

@@ -84,9 +84,9 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     `replayed_twice`: dead letters. `lost`: input records without a terminal answer, but those that
     the run `removed`. `duplicates`: records beyond the first, or beyond the first of each try, by
     topic. `foreign`: records about an input record that was not published. `scans_owed`: by lanes
-    of scattered groups, to the homes of their queries; `scans_missing`: of these. `retries`: records
-    that a service wrote to try a query again. `letters` and `replays`: dead letters, and records
-    that replayed one. `violations`: up to 20 of each kind.
+    of scattered groups, to the homes of their queries; `scans_missing`: of these. `retries`:
+    records that a service wrote to try a query again. `letters` and `replays`: dead letters, and
+    records that replayed one. `violations`: up to 20 of each kind.
     """
 
     acknowledged: int

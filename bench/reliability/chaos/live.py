@@ -43,7 +43,7 @@ class LiveRun:
         loads: Sequence[SteadyLoad],
         withdrawals: Withdrawals,
         replays: LetterReplays,
-        replays_expected: int,
+        dead: frozenset[str],
         stand_ins: Mapping[str, LlmStandIn],
     ) -> None:
         supervised = (
@@ -64,7 +64,7 @@ class LiveRun:
         self._loads = loads
         self._withdrawals = withdrawals
         self._replays = replays
-        self._replays_expected = replays_expected
+        self._dead = dead
         self._clock = SystemClock()
 
     def begin(self) -> None:
@@ -110,12 +110,12 @@ class LiveRun:
 
     def is_done(self) -> bool:
         """Whether all questions were sent and answered or removed, and all letters replayed."""
-        is_sent = not any(load.is_alive() for load in self._loads)
-        is_replayed = self._replays.replayed >= self._replays_expected
         left, removed = self.published() - self.answered(), self.states.removed
-        if not (is_sent and is_replayed and left <= len(removed)):
+        if any(load.is_alive() for load in self._loads) or left > len(removed):
             return False
-        return left <= 0 or left <= len(removed - self._answered_places())
+        gone = removed.keys() - self._answered_places() if removed else set[str]()
+        dead = self._dead - {removed[place] for place in gone}
+        return left <= len(gone) and self._replays.replayed >= len(dead)
 
     def _answered_places(self) -> set[str]:
         records = self._recorder.records(ANSWERS.name)

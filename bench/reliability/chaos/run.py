@@ -152,7 +152,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             loads=_loads(kafka, index, plan, withdrawals.sent),
             withdrawals=withdrawals,
             replays=replays,
-            replays_expected=len(asked.dead),
+            dead=asked.dead,
             stand_ins=stand_ins,
         )
         faults = list(plan.faults)
@@ -186,7 +186,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             calls=calls,
             calls_allowed=math.ceil(plan.rate_per_s * broke) + cancelled,
             replay_failures=replays.failures,
-            audit=audit.result(sent, run.states.removed),
+            audit=audit.result(sent, run.states.removed.keys()),
         )
 
 

@@ -49,8 +49,9 @@ class StateFaults(PassingFaults):
     kafka: KafkaSettings
     supervisor: ProcessSupervisor
     stand_ins: Mapping[str, LlmStandIn]
-    removed: set[str] = field(default_factory=set)
-    """The input records whose retrievals were removed, perhaps before they were answered."""
+    removed: dict[str, str] = field(default_factory=dict)
+    """The input records whose retrievals were removed, perhaps after they were answered; each with
+    its query id."""
 
     def inject(self, fault: PlannedFault, now_s: float) -> str | None:
         """Begins a change; returns what is changed. None: it cannot be changed now. Blocks."""
@@ -112,7 +113,8 @@ class StateFaults(PassingFaults):
             for record in reader.read_to_end([at]):
                 if record.source.offset >= read[at]:
                     found = decode_retrieval(record.value or b"", record.headers)
-                    self.removed |= {found.source.place} if found.source is not None else set()
+                    if found.source is not None:
+                        self.removed[found.source.place] = (record.key or b"").decode()
         gone = RawPartition(at.topic, at.partition, read[at] + waiting[at])
         self.admin.delete_records([gone])[gone].result(TIMEOUT_S)
         command = (sys.executable, "-m", "carpool", "groups", "accept-loss", "--yes")

@@ -1,4 +1,4 @@
-"""Finds topics that the credentials may not describe, which metadata does not list."""
+"""Asks the brokers what these credentials may do with topics."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ from carpool.errors import RetryableError
 from carpool.kafka.librdkafka.admin_replies import reply
 
 
-def hidden_topics(admin: AdminClient, names: Iterable[str], timeout_s: float) -> frozenset[str]:
-    """Returns which of these topics the credentials may not describe. Blocks.
+def topic_rights(
+    admin: AdminClient, names: Iterable[str], timeout_s: float
+) -> dict[str, frozenset[str]]:
+    """Returns the operations on each of these topics that exists: names as in `kafka.acls`. Blocks.
 
+    None at all: the credentials may not describe the topic, which metadata does not list then.
     Raises `RetryableError` when no broker answers.
     """
     wanted = list(names)
     if not wanted:
-        return frozenset()
-    hidden = set()
-    futures = admin.describe_topics(TopicCollection(wanted), request_timeout=timeout_s)
+        return {}
+    found = {}
+    futures = admin.describe_topics(
+        TopicCollection(wanted), include_authorized_operations=True, request_timeout=timeout_s
+    )
     for name, future in futures.items():
         try:
-            reply(future)
+            allowed = reply(future).authorized_operations
+            found[name] = frozenset(each.name for each in allowed or ())
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                hidden.add(name)
+                found[name] = frozenset()
             elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise RetryableError(
                     f"no broker describes topic {name}: {error.args[0].str()}"
                 ) from error
-    return frozenset(hidden)
+    return found
