@@ -100,21 +100,20 @@ def accept_loss(
     Example:
       carpool groups accept-loss
     """
-    from carpool.kafka.checks import missing_records
+    from carpool.kafka.checks import Standing, missing_records
     from carpool.kafka.deployment import broker_facts
     from carpool.kafka.librdkafka.group_offsets import GroupOffsets
     from carpool.kafka.move_position import reset_to
     from carpool.kafka.records import TopicPartition
 
     kafka, show = client_side(bootstrap, config, assignments).kafka, output()
-    gaps = {
-        (kafka.group_of(service), at): standing
-        for service, topic in INPUTS.items()
-        for at, standing in broker_facts(
-            kafka, (), kafka.group_of(service), [each.name for each in read_with(topic)]
-        ).standings.items()
-        if standing.has_gap
-    }
+    gaps: dict[tuple[str, TopicPartition], Standing] = {}
+    for service, topic in INPUTS.items():
+        group = kafka.group_of(service)
+        facts = broker_facts(kafka, (), group, [each.name for each in read_with(topic)])
+        if facts.hidden_group is not None:
+            raise ConfigError(f"these credentials may not read the group {group}: allow Read on it")
+        gaps |= {(group, at): each for at, each in facts.standings.items() if each.has_gap}
     for (group, at), standing in gaps.items():
         show.print(f"group {group}, {''.join(missing_records(at, standing))}")
     if not gaps:
