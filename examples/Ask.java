@@ -83,7 +83,7 @@ public class Ask {
         Instant until = Instant.now().plus(atMost);
         while (Instant.now().isBefore(until)) {
             for (var record : answers.poll(Duration.ofMillis(500))) {
-                if (id.equals(record.key())) {
+                if (String.valueOf(record.key()).startsWith(id)) {  // or id@topic/partition/offset
                     JsonNode answer = JSON.readTree(record.value());
                     JsonNode source = answer.get("source");
                     if (source.get("partition").asInt() == place.partition()

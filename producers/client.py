@@ -39,7 +39,7 @@ from producers.settings import ClientSections, ClientSettings
 from schemas.answer import Answer, PartialAnswer
 from schemas.codec import decode
 from schemas.record import Headers
-from schemas.topics import ANSWERS
+from schemas.topics import ANSWERS, BESIDE
 
 T = TypeVar("T")
 Event = Answer | PartialAnswer | Exception
@@ -291,6 +291,8 @@ class Client:
         """Takes a record of an answers' topic, on the reader's thread. Most have other keys."""
         query_id = key.decode(errors="replace")
         with self._lock:
+            if not self._expected.expects(query_id):
+                query_id = query_id.rpartition(BESIDE)[0]
             if not self._expected.expects(query_id):
                 return
         record: Answer | PartialAnswer

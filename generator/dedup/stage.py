@@ -59,7 +59,7 @@ from schemas.cancel import Cancel
 from schemas.codec import decode, tenant_of
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, CANCELS, priority_in_class
+from schemas.topics import ANSWERS, BESIDE, CANCELS, priority_in_class
 
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
@@ -387,7 +387,7 @@ class DedupStage:
         *,
         is_beside: bool = False,
     ) -> None:
-        """`is_beside`: the record's name is the key, so the `ok` answer of the id stays newest."""
+        """`is_beside`: the key names the record too, so the `ok` answer of the id stays newest."""
         assert answer.source is not None, "every answer of a service names its input record"
         is_ours = answer is not unit.record
         if failure is None and is_ours:  # else the loop or the earlier service counts it
@@ -395,8 +395,8 @@ class DedupStage:
         headers = unit.record.headers if is_ours else unit.message.headers
         output = bounded_answer_output(answer, headers, self._clock.now_us())
         if is_beside:
-            key, partition = answer.source.place.encode(), unit.source.partition
-            output = replace(output, key=key, partition=partition)
+            key = f"{answer.query_id}{BESIDE}{answer.source.place}".encode()
+            output = replace(output, key=key, partition=unit.source.partition)
         self._hand_over(unit, (output,), failure)
 
     def _hand_over(

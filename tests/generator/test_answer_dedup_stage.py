@@ -220,7 +220,8 @@ def test_no_answer_supersedes_the_ok_answer_of_its_id() -> None:
         (output,) = done.outputs
         answer = decode(Answer, output.value, output.headers)
         assert answer.status != "ok" and answer.source is not None
-        assert (output.key, output.partition) == (answer.source.place.encode(), 0)
+        key = f"{answer.query_id}@{answer.source.place}".encode()
+        assert (output.key, output.partition) == (key, 0)
         assert done.failure is None or done.failure.error_type == "conflict"
 
 

@@ -121,6 +121,23 @@ def test_concurrent_asks_each_get_their_own_answer(bootstrap: str, responder: Re
     assert [answer.answer for answer in answers] == [f"question {number}" for number in range(50)]
 
 
+def test_an_answer_beside_the_ok_answer_of_its_id_is_found(
+    bootstrap: str, responder: Responder
+) -> None:
+    def refused(query: Query, source: Source) -> list[Record]:
+        answer = an_answer(query.query_id, "failed", source=source)
+        responder.write(answer, f"{query.query_id}@{source.place}")
+        return []
+
+    responder.reply = refused
+
+    async def ask() -> Answer:
+        async with Client(bootstrap) as client:
+            return await client.ask("why?", query_id="a@b", timeout_s=WAIT_S)
+
+    assert asyncio.run(ask()).status == "failed"
+
+
 def test_a_question_asked_twice_under_one_id_gets_an_answer_a_record(
     bootstrap: str, responder: Responder
 ) -> None:
