@@ -21,6 +21,7 @@ _BY_SUFFIX = {
 }
 _BY_START = (
     (rb"\xff\xfe|\xfe\xff|[ -~]\0[ -~]\0", "UTF-16", "iconv -f UTF-16 -t UTF-8 {0} > {0}.jsonl"),
+    (rb"\s*\[\s*(\{|\Z)", "one JSON array", "jq -c '.[]' {0} > {0}.jsonl"),
     (rb"\x1f\x8b", "compressed by gzip", "gzip -dc {0} > {0}.jsonl"),
     (rb"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc {0} > {0}.jsonl"),
     (rb"\xfd7zXZ", "compressed by xz", "xz -dc {0} > {0}.jsonl"),

@@ -176,7 +176,7 @@ def publish(
     settings = client_side(bootstrap, config, assignments)
     lines = [(1, question)]
     if question == "-":
-        read = list(sys.stdin.buffer)
+        read = list(sys.stdin.buffer) if sys.stdin else []  # None: it is closed
         refuse_foreign(Path("FILE"), b"".join(read[:1]))
         texts = (line.decode("utf-8-sig", "surrogateescape").strip() for line in read)
         lines = [(number, text) for number, text in enumerate(texts, 1) if text]

@@ -249,6 +249,8 @@ def test_text_that_is_not_well_formed_is_published_and_never_a_traceback() -> No
         utf16 = carpool(f"publish - {at}", stdin="who?\n".encode("utf-16"))
         assert (utf16.code, "iconv -f UTF-16" in utf16.stderr) == (2, True)
         assert carpool(f"publish - {at}", stdin=b"\n") == Ended(0, "", "")
+        closed = f"{sys.executable} -m carpool publish - {at} <&-"
+        assert subprocess.run(closed, shell=True, cwd=ROOT).returncode == 0
     assert carpool("config --json --set kafka.bootstrap=h\udce9:1").code == 0
     assert carpool(f"status {NOWHERE} --url grouper=h\udce9:1 --json").json["is_ready"] is False
 

@@ -191,6 +191,8 @@ def test_a_gzip_that_is_cut_short_is_an_error_and_not_a_short_corpus(
         ((GOOD.decode() + "\n").encode("utf-16"), "is UTF-16.*iconv -f UTF-16 -t UTF-8 "),
         ((GOOD.decode() + "\n").encode("utf-16-le"), "is UTF-16"),
         (gzip.compress((GOOD.decode() + "\n").encode("utf-16")), "is UTF-16"),
+        (b"[\n" + GOOD + b"\n]", "is one JSON array.*jq -c"),
+        (b" [" + GOOD + b"]", "is one JSON array"),
         (b"\x28\xb5\x2f\xfd\x04", "compressed by zstd.*zstd -dc "),
         (b"PAR1\x15\x04", r"is Parquet.*pandas.read_parquet"),
         (bz2.compress(GOOD), "compressed by bzip2"),
