@@ -207,7 +207,7 @@ def failed(
     retryable: bool = False,
 ) -> Answer:
     """Returns the `failed` answer of a query, or one of another `status`, with the reason."""
-    answer = unanswered(
+    return unanswered(
         query_id=retrieval.query.query_id,
         status=status,
         stage="generator",
@@ -216,8 +216,8 @@ def failed(
         retryable=retryable,
         source=retrieval.source,
         timings_ms=_timings_ms(retrieval, progress, now_us),
+        attempts=max(1, progress.attempts),
     )
-    return msgspec.structs.replace(answer, attempts=max(1, progress.attempts))
 
 
 def expired(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> Answer:

@@ -254,8 +254,8 @@ def _unanswered(
         retryable=retryable,
         source=grouped.source,
         timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
+        attempts=attempt_of(grouped.headers),
     )
-    answer = msgspec.structs.replace(answer, attempts=attempt_of(grouped.headers))
     output = answer_output(answer, stage="searcher", now_us=now_us, passed_on=grouped.headers)
     return Outcome(output=output, timings_us=timings_us, answered=status)
 

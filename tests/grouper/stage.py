@@ -134,7 +134,7 @@ def write_index(folder: Path, embedder: HashingEmbedder = EMBEDDER) -> Manifest:
     write_centroids(folder, centroids)
     content = (folder / CENTROIDS_NAME).read_bytes()
     manifest = Manifest(
-        format="v1",
+        format="v2",
         index_version="v-1",
         dimension=embedder.dimension,
         metric="inner_product",

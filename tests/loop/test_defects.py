@@ -159,6 +159,7 @@ def asked(pipeline: Pipeline, **more: int) -> int:
 def ends(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     """Stops the services and returns the one answer of each question."""
     pipeline.stop()
+    assert [each.loop.failure for each in pipeline.members.values()] == [None] * len(SERVICES)
     answers = [json.loads(each.value or b"") for each in pipeline.broker.records(ANSWERS.name)]
     assert Counter(each["query_id"] for each in answers) == Counter([*OTHERS, ID])
     by_id = {each["query_id"]: each for each in answers}
@@ -219,11 +220,19 @@ def test_a_query_of_a_scattered_group_ends_once_though_every_lane_meets_an_excep
     assert pipeline.broker.records(SCANS.name) != []
 
 
-def test_a_late_query_that_meets_an_exception_ends_once(
-    index: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "more", "status"),
+    [
+        ("grouper.service:expired", {"deadline": NOW_US // 1_000 + 1}, "failed"),  # no more time
+        ("generator.dedup.stage:decode", {}, "ok"),  # the row of the answer, in its log
+    ],
+)
+def test_an_exception_that_no_retry_follows_ends_its_query_once(
+    index: Path, monkeypatch: pytest.MonkeyPatch, step: str, more: dict[str, int], status: str
 ) -> None:
     pipeline = Pipeline(index, {})
-    raised = inject(monkeypatch, "grouper.service:expired", times=1)
-    assert asked(pipeline, deadline=NOW_US // 1_000 + 1) == 0
+    raised = inject(monkeypatch, step, times=1)
+    assert asked(pipeline, **more) == 0
+    by_id = ends(pipeline)
     assert raised
-    assert ends(pipeline)[ID]["status"] == "failed"  # there is no time for a retry
+    assert by_id[ID]["status"] == status
