@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -16,10 +18,10 @@ import structlog
 from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
-from carpool.kafka.deployment import DeploymentWatch, check_deployment, require_fit
+from carpool.kafka.deployment import WATCH_S, DeploymentWatch, check_deployment, require_fit
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.namesake import wait_until_name_is_free
-from carpool.kafka.librdkafka.purge import ProcessedRecordsPurge
+from carpool.kafka.librdkafka.purge import PURGE_S, ProcessedRecordsPurge
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
@@ -112,8 +114,8 @@ def run_service(
         limits=_failure_limits(kafka),
     )
     if deployment.abilities.transactions:  # the embedded broker cannot delete records
-        ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).start()
-    DeploymentWatch(kafka, TOPICS, group, deployment).start()
+        _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
+    _repeat(DeploymentWatch(kafka, TOPICS, group, deployment).step, WATCH_S)
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
     instance_id = configured_instance_id(kafka) if deployment.delivery == "exactly_once" else None
@@ -145,6 +147,17 @@ def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | Non
         wait_until_name_is_free(kafka, group, instance_id, loop.pause)
     loop.run(drain_us=DRAIN_US)
     log.info("stopped")
+
+
+def _repeat(step: Callable[[], None], pause_s: float) -> None:
+    """Calls `step` again and again on a thread of its own, which ends with the process."""
+
+    def run() -> None:
+        while True:
+            time.sleep(pause_s)
+            step()
+
+    threading.Thread(target=run, name=step.__qualname__, daemon=True).start()
 
 
 def _serve_pages(

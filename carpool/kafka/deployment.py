@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
@@ -96,7 +94,7 @@ def broker_facts(
 
 
 class DeploymentWatch:
-    """A thread that warns when topics change so that a service would not start or might lose work.
+    """Warns when topics change so that a service would not start or might lose work.
 
     Each warning is logged once, until what it says has ended.
     """
@@ -110,15 +108,6 @@ class DeploymentWatch:
         self._group = group
         self._delivery = start.delivery
         self._known = set(start.warnings)
-
-    def start(self) -> None:
-        """Starts the thread, which ends with the process."""
-        threading.Thread(target=self._run, name="deployment-watch", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(WATCH_S)
-            self.step()
 
     def step(self) -> None:
         """Checks once. Blocks. Brokers that do not answer are left to others to report."""

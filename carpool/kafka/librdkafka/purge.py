@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -24,7 +22,7 @@ PURGED = frozenset(topic.name for topic in TOPICS if topic.retention_ms == UNTIL
 
 
 class ProcessedRecordsPurge:
-    """A thread that deletes what a group has committed, except the last records of a partition.
+    """Deletes what a group has committed, except the last records of a partition.
 
     A failure is logged once; nothing else depends on it.
     """
@@ -37,16 +35,6 @@ class ProcessedRecordsPurge:
         self._committed = committed
         self._purged: dict[TopicPartition, int] = {}
         self._trouble: str | None = None
-        self._thread = threading.Thread(target=self._run, name="purge", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread, which ends with the process."""
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            time.sleep(PURGE_S)
-            self.step()
 
     def step(self) -> None:
         """Deletes what may be deleted now. Blocks for the time-out of a request."""
