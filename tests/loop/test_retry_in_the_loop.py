@@ -203,6 +203,32 @@ def test_a_sick_member_comes_back_after_a_pause_with_one_record_at_a_time() -> N
     assert loop.not_ready() == ()
 
 
+def test_an_exception_counts_once_and_costs_a_try_even_on_trial_but_no_finished_part() -> None:
+    texts = [f"q{number}" for number in range(30)]
+    bench, stage, loop = with_a_sick_member(*texts)
+    bench.wait(loop, AWAY_US_MIN)
+    turn(loop)
+    loop.sink.charge(stage.unit("q19").owed, ZeroDivisionError("on trial"))
+    stage.units.clear()
+    turn(loop)
+    assert len(bench.broker.records(RETRIES.name)) == 1
+    bench.wait(loop, 2 * AWAY_US_MIN)
+    turn(loop)
+    stage.finish("q20")
+    loop.sink.charge(stage.unit("q20").owed, ZeroDivisionError("after its result"))
+    stage.units.clear()
+    turn(loop)
+    assert len(bench.results()) == 1
+    bench.publish(*(f"more {number}" for number in range(30)))
+    turn(loop)
+    every = tuple(part for unit in stage.units for part in unit.owed)
+    loop.sink.charge(every, ZeroDivisionError("of a batch"))
+    turn(loop)
+    bench.wait(loop)
+    assert loop.not_ready() == ()
+    assert len(bench.broker.records(RETRIES.name)) == 1 + len(every)
+
+
 @pytest.mark.parametrize("topic", [ANSWERS.name, SCANS.name])
 def test_a_result_ends_a_row_of_failures_and_an_answer_or_a_scan_does_not(topic: str) -> None:
     texts = [f"q{number}" for number in range(40)]
