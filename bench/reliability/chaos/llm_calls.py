@@ -110,12 +110,13 @@ class LlmStandIn:
 
 
 def break_on(stand_ins: Sequence[LlmStandIn], words: Mapping[str, int]) -> None:
-    """Makes stand-ins fail on prompts with these words, in all so many times or a little more.
+    """Makes stand-ins fail on prompts with these words, in all so many times.
 
     Raises `RetryableError` when one does not answer.
     """
-    for each in stand_ins:
-        each.break_on({word: -(-times // len(stand_ins)) for word, times in words.items()})
+    count = len(stand_ins)
+    for number, each in enumerate(stand_ins):
+        each.break_on({word: (times + number) // count for word, times in words.items()})
 
 
 def calls_of(stand_ins: Sequence[LlmStandIn]) -> LlmCalls:

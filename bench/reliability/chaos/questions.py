@@ -17,7 +17,7 @@ from producers.read_questions import Question
 
 BATCH_SHARE = 0.25
 REPEATED_SHARE = 0.05
-FAILS_ONCE_SHARE = 0.02
+FAILS_AT_FIRST_SHARE = 0.02
 DEAD_SHARE = 0.005
 BROKEN_WITHIN = 0.6
 """Later questions do not fail: a question fails only while others are answered."""
@@ -26,9 +26,10 @@ REPEATED_WITHIN = 300
 REPEATED_TEXT_WITHIN = 20
 """A repeated text is so near that its first answer may still be in progress."""
 
-TRIES_MAX = 2
+TRIES_MAX = 4
 """`llm.tries_max` of the services."""
-FAILS_ONCE = TRIES_MAX - 1
+FAILS_AT_FIRST = TRIES_MAX - 2
+"""Of the other two tries, one may meet the kill of an LLM server."""
 ALWAYS = 1_000_000
 WORD = re.compile(r"unanswerable-[0-9]{6}")
 
@@ -92,10 +93,10 @@ def chaos_questions(
         rows[query_id] = row
         may_break = row < broken_within * len(given)
         is_dead = may_break and 0 <= drawn < DEAD_SHARE
-        if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_ONCE_SHARE):
+        if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_AT_FIRST_SHARE):
             word = f"unanswerable-{row:06}"
             text = f"{text} {word}"
-            broken[word] = ALWAYS if is_dead else FAILS_ONCE
+            broken[word] = ALWAYS if is_dead else FAILS_AT_FIRST
             dead |= {query_id} if is_dead else set()
         asked = Question(id=query_id, text=text, vector=question.vector)
         if text == question.text:
