@@ -154,7 +154,10 @@ class Stage(Protocol[R]):
         """Returns how much the stage can accept now."""
 
     def offer(self, unit: Unit[R], now_us: int) -> None:
-        """Accepts one unit, within the last credit."""
+        """Accepts one unit, within the last credit. An exception costs its queries a try.
+
+        One of another method ends the process: a stage charges the unit that it knows.
+        """
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Closes windows and expires work. Called after every batch of offers.
