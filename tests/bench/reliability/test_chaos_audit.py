@@ -78,6 +78,15 @@ def test_the_audit_holds_when_every_question_went_its_way_once() -> None:
     assert (found.published, found.answers.statuses, found.violations) == (2, {"ok": 2}, ())
 
 
+def test_an_answer_of_an_earlier_service_counts_among_the_retrievals() -> None:
+    topics = Topics()
+    topics.ask("a")
+    for topic in (RETRIEVALS, ANSWERS, RETRIEVALS):
+        topics.write(topic.name, "q", an_answer("q-0", "expired", source=a_source(0)))
+    found = topics.result("a")
+    assert (found.lost, found.duplicates[RETRIEVALS.name]) == (0, 1)
+
+
 def test_a_question_without_an_answer_is_lost_and_the_line_says_where_it_was_last_seen() -> None:
     topics = Topics()
     topics.ask("a")
