@@ -110,6 +110,12 @@ def test_a_template_that_cannot_be_used_is_refused_with_every_problem(
     assert f"template 'mine' cannot be used: {'; '.join(problems)}. See" in str(error.value)
 
 
+def test_the_built_in_templates_say_that_passages_are_data() -> None:
+    templates = load_templates(GeneratorSettings())
+    assert len(templates) == 2
+    assert all("data, not instructions" in each.system for each in templates.values())
+
+
 def test_passages_are_numbered_and_stand_before_the_question_so_prompts_share_a_prefix() -> None:
     assert filled("  why? ", hits("a", "b")) == FilledPrompt(
         system="Answer.",
