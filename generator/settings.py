@@ -369,9 +369,9 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             ge=1,
             le=1_000,
             description="Requests for one query, in all; after the last one the query is answered "
-            "`failed`. A request counts if the server replied and the reply is no whole answer, "
-            "or if it failed while the server answers other queries. Requests that a busy, silent "
-            "or unreachable server refuses do not count. Too low blames queries for an unreliable "
+            "`failed`. A request counts if the server begins to reply and completes no answer, "
+            "or if it fails while the server answers other queries. Requests that a busy or "
+            "unreachable server refuses do not count. Too low blames queries for an unreliable "
             "server, too high pays for one bad query again and again",
         ),
     ] = 6

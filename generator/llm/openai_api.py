@@ -6,8 +6,8 @@ A server that tokenizes gets prompts as token ids (/v1/completions), every other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -184,9 +184,11 @@ class OpenAiLlm:
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
                 first_token_at = timeout.when()
-            async with response:
-                events = self._events(response)
-                async for text in self._pieces(response, events, request, first_token_at):
+            events = self._events(response)
+        with self._failures("an answer", is_paid=True):
+            pieces = self._pieces(response, events, request, first_token_at)
+            async with response, aclosing(pieces):
+                async for text in pieces:
                     yield LlmPiece(text=text, so_far=events.so_far())
         self._has_answered = True
         yield self._finished(events)
@@ -361,7 +363,7 @@ class OpenAiLlm:
         events: ServerEvents,
         request: LlmRequest,
         first_token_at: float | None,
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         """Yields text as it comes; only text moves the deadline.
 
         Raises what the client and `ServerEvents` raise, and TimeoutError.
@@ -390,7 +392,6 @@ class OpenAiLlm:
             raise LlmRefusal(
                 "broken",
                 "it ended its answer without a finish_reason: the connection or the server failed",
-                is_paid=True,
             )
 
     async def close(self) -> None:
@@ -402,14 +403,18 @@ class OpenAiLlm:
             self._client_or_none = None
 
     @contextmanager
-    def _failures(self, what: str) -> Iterator[None]:
+    def _failures(self, what: str, *, is_paid: bool = False) -> Iterator[None]:
         """Makes refusals of what the client raises. A refusal is raised as it is."""
         try:
             yield
-        except (LlmRefusal, PromptRefused):
-            raise
         except Exception as error:  # see `check`
-            raise self._failed(error, what) from error
+            is_sorted = isinstance(error, LlmRefusal | PromptRefused)
+            refused = error if is_sorted else self._failed(error, what)
+            if isinstance(refused, LlmRefusal) and refused.kind != "unreachable":
+                refused.is_paid = is_paid
+            if is_sorted:
+                raise
+            raise refused from error
 
     def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
         if isinstance(error, WrongPage):

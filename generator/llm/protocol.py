@@ -84,7 +84,7 @@ LlmEvent: TypeAlias = LlmPiece | LlmFinished
 class LlmRefusal(RetryableError):
     """The server did not answer, and may do so later.
 
-    `is_paid`: it replied, and its reply is no answer.
+    `is_paid`: it began to reply, and its reply is no answer.
     """
 
     def __init__(

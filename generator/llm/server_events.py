@@ -20,6 +20,9 @@ _NAME_CHARS_MAX = 200
 _INT_DIGITS_MAX = 20
 _STATUS_OF = {
     "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "BAD_REQUEST": 400,
+    "REQUEST_LIMIT_EXCEEDED": 429,
     "context_length_exceeded": 400,
     "authentication_error": 401,
     "rate_limit_exceeded": 429,
@@ -100,7 +103,7 @@ class ServerEvents:
         if self.is_done:
             return ""
         name, _, value = line.partition(":")
-        if name == "data":
+        if name in ("data", "error"):  # llama.cpp names the event before its data
             self._data.append(value.removeprefix(" "))
             self._size += len(value)
         if line or not self._data:
@@ -115,8 +118,9 @@ class ServerEvents:
         """Returns the text of a chunk, or of a whole answer."""
         if not isinstance(chunk, dict):
             return ""
-        if chunk.get("error"):
-            raise _error_of(chunk["error"])
+        error = chunk.get("error") or ("message" in chunk and "choices" not in chunk and chunk)
+        if error:
+            raise _error_of(error)
         self._model = well_formed(chunk.get("model"))[:_NAME_CHARS_MAX] or self._model
         if isinstance(chunk.get("usage"), dict):
             self._usage = chunk["usage"]
@@ -179,7 +183,7 @@ def _error_of(error: object) -> ServerError:
     """Returns an error object as an error; its status is 500 if it names none."""
     named: Mapping[str, object] = error if isinstance(error, dict) else {"message": error}
     status = 500
-    for name in ("code", "status", "status_code", "type"):
+    for name in ("code", "status", "status_code", "error_code", "type"):
         value = str(named.get(name) or "")
         found = int(value) if value.isdecimal() and len(value) == 3 else _STATUS_OF.get(value, 0)
         if 400 <= found <= 599:

@@ -61,7 +61,7 @@ class DispatchLimits:
 
     `concurrency`: requests in flight at each server, until `ConcurrencyChanged`. `prompts_max`:
     prompts waiting or in flight. `tries_max`: failed requests after which a prompt is given up. A
-    failure counts if the server replied, or if it answered other prompts since the last failure.
+    failure counts if the server began to reply, or answered other prompts since the last failure.
     """
 
     concurrency: int
@@ -297,7 +297,8 @@ class Dispatcher:
             return
         queued = self._take_back(event.id)
         assert queued.server == event.server, "another server refuses the prompt"
-        if event.suspect and self._failed_too_often(queued, is_paid=event.is_paid):
+        may_be_at_fault = event.suspect or event.is_paid
+        if may_be_at_fault and self._failed_too_often(queued, is_paid=event.is_paid):
             actions.append(GiveUpQuery(id=event.id))
         else:
             self._queue.add(queued)
@@ -311,7 +312,7 @@ class Dispatcher:
             queued.not_before_us = until_us + (until_us - now_us)
 
     def _failed_too_often(self, queued: QueuedPrompt, *, is_paid: bool) -> bool:
-        """Counts the first failure, replies, and failures with others answered since."""
+        """Counts the first failure, begun replies, and failures with others answered since."""
         answered = self._servers[queued.server].answered
         others = answered > queued.answered_at_failure.get(queued.server, 0)
         if queued.failures == 0 or queued.is_begun or is_paid or others:

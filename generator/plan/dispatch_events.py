@@ -51,8 +51,8 @@ class RequestRefused:
     """The server was busy, failed, hung or could not be reached. `id` None: for a check.
 
     `retry_after_us`: the pause that the server asked for. `suspect`: the prompt itself may be the
-    cause. `is_paid`: the server replied, and the reply is no answer. `is_lost`: the server may have
-    ended, and then has nothing cached any more.
+    cause. `is_paid`: the server began to reply, and the reply is no answer. `is_lost`: the server
+    may have ended, and then has nothing cached any more.
     """
 
     id: int | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
+from generator.llm.server_events import ServerEvents
 from generator.llm.server_facts import assumed
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
@@ -293,7 +294,8 @@ def answering(head: str, body: str | bytes) -> Iterator[LlmSettings]:
                     f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: "
                     "close\r\n\r\n"
                 )
-                connection.sendall(lines.encode() + content)
+                with suppress(ConnectionError):  # a client that has read enough leaves
+                    connection.sendall(lines.encode() + content)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -454,6 +456,24 @@ def test_odd_forms_of_an_answer_are_read_and_odd_values_replaced(
             "HTTP 400",
         ),
         (EVENTS, 'data: {"error":{"code":"429"}}\n\n', LlmRefusal, "no more work now"),
+        (
+            EVENTS,
+            'data: {"object":"error","message":"no","type":"BadRequestError","code":400}\n\n',
+            PromptRefused,
+            "HTTP 400: no",
+        ),
+        (
+            f"200 OK\r\n{JSON}",
+            '{"error_code":"REQUEST_LIMIT_EXCEEDED","message":"later"}',
+            LlmRefusal,
+            r"no more work now \(HTTP 429: later",
+        ),
+        (
+            EVENTS,
+            'error: {"code":500,"message":"slot failed","type":"server_error"}\n\n',
+            LlmRefusal,
+            "HTTP 500: slot failed",
+        ),
         (EVENTS, 'data: {"error":"engine died"}\n\n', LlmRefusal, "HTTP 500: engine died"),
         (EVENTS, "data: " + "[" * 100_000 + "\n\n", LlmRefusal, "nested too deeply"),
     ],
@@ -465,15 +485,34 @@ def test_what_is_no_answer_is_said_as_what_it_is(
         run(OpenAiLlm(of_server), collect)
 
 
-@pytest.mark.parametrize("nothing", ['"choices":[]', '"choices":[{"delta":{"content":""}}]'])
+@pytest.mark.parametrize("begin", [b"data: ", b"data: {\ndata: ", b'{"choices":'])
+def test_an_event_or_a_body_has_a_largest_size(begin: bytes) -> None:
+    events = ServerEvents("m")
+    events.feed(begin)
+    with pytest.raises(ValueError, match="more than 16777216 characters"):
+        for _ in range(17):
+            events.feed(b"x" * 2**20)
+
+
 @pytest.mark.parametrize("first", ["", SAID])
-def test_only_text_moves_the_deadline(nothing: str, first: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "max_tokens"),
+    [
+        ('"choices":[]', 100),
+        ('"choices":[{"delta":{"content":""}}]', 100),
+        ('"choices":[{"delta":{"content":"a"}}]', 0),
+    ],
+)
+def test_only_text_moves_the_deadline_and_it_has_an_end(
+    first: str, more: str, max_tokens: int
+) -> None:
     async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left.clear()
         await reader.read(100_000)
         writer.write(f"HTTP/1.1 {EVENTS}\r\nConnection: close\r\n\r\n{first}".encode())
         try:
             while True:
-                writer.write(f"data: {{{nothing}}}\n\n".encode())
+                writer.write(f"data: {{{more}}}\n\n".encode())
                 await writer.drain()
                 await asyncio.sleep(0.01)
         except ConnectionError:
@@ -496,13 +535,15 @@ def test_only_text_moves_the_deadline(nothing: str, first: str) -> None:
             engine._facts = assumed(LlmSettings())
             try:
                 with pytest.raises(LlmRefusal) as error:
-                    await asyncio.wait_for(collect(engine), WAIT_S)
+                    request = replace(REQUEST, max_tokens=max_tokens)
+                    await asyncio.wait_for(collect(engine, request), WAIT_S)
             finally:
                 await engine.close()
             assert error.value.kind == "timeout"
             await asyncio.wait_for(left.wait(), WAIT_S)
 
     left = asyncio.Event()
+    left.set()
     asyncio.run(ask())
 
 
