@@ -13,7 +13,7 @@ from bench.generation.cli import (
     gpu_memory,
     speculation,
 )
-from bench.micro.cli import grouping, shard
+from bench.micro.cli import embedding, grouping, shard
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
@@ -33,8 +33,8 @@ claims, answers, traffic and priorities start the services as processes, on an e
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
 figure run contestants in processes, simulator runs parts of the searcher, grouping replays cluster
-ids, speculation simulates warm-ups, gpu-memory a GPU, shard times a device. The JSON
-of each run names its machine, versions, data and settings.
+ids, speculation simulates warm-ups, gpu-memory a GPU, shard times a device, embedding a model. The
+JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -52,6 +52,7 @@ What are warm-ups worth?       carpool bench speculation --data DATA
 What is grouping worth?        carpool bench grouping --data DATA
 A GPU for LLM and shard?       carpool bench gpu-memory --data DATA
 How fast is the hot shard?     carpool bench shard --device gpu
+What does a text cost?         carpool bench embedding --data DATA
 Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
@@ -63,7 +64,7 @@ How long is a rebalance?       carpool bench rebalance
 
 for command in (
     *(claims, answers, traffic, search, simulator, grouping, priorities, figure),
-    *(generation, concurrency, drafts, speculation, shard),
+    *(generation, concurrency, drafts, speculation, shard, embedding),
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""The options of `carpool bench grouping` and `carpool bench shard`."""
+"""The options of `carpool bench embedding`, `grouping` and `shard`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,32 @@ from bench.core.options import (
     WindowOption,
     counts_of,
 )
+from carpool.embedding.settings import DEFAULT_MODEL
+
+
+def embedding(
+    data: DataOption = None,
+    model: Annotated[str, typer.Option("--model", help="Its folder or name.")] = DEFAULT_MODEL,
+    questions: Annotated[int, typer.Option("--questions", min=1, help="Of NQ.")] = 100,
+    passages: Annotated[int, typer.Option("--passages", min=10, help="Of the corpus.")] = 384,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns of each runtime.")] = 4,
+    json_file: JsonOption = None,
+) -> None:
+    """What does a text cost in ONNX Runtime and in torch, and do they find the same?
+
+    The runtimes take turns, each in a process of its own: CPU time of a question asked alone, of
+    one of a window, and of a passage; memory. Ends with 1 when their vectors or the ten best
+    passages of a question differ.
+
+    Example:  carpool bench embedding --data DATA --json embedding.json
+    """
+    from bench.micro import embedding as bench
+
+    options = bench.EmbeddingOptions(
+        model=model, questions=questions, passages=passages, rounds=rounds
+    )
+    if not bench.run(data, options, json_file):
+        raise typer.Exit(1)
 
 
 def grouping(
