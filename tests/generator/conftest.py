@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from carpool.kafka.topic_table import TopicTable
-from carpool.testing.vllm_server import VllmServer
+from tests.generator.vllm_server import VllmServer
 
 
 @pytest.fixture(scope="session")

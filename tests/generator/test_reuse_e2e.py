@@ -18,11 +18,11 @@ import pytest
 
 from bench.core.stack import ServiceProcess, Stack
 from carpool.testing.llm_server import LlmServer
-from carpool.testing.vllm_server import VllmServer
 from schemas.answer import Answer
 from schemas.codec import decode, encode
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import LoggedRecord, Publisher, quick_settings, read_all, read_to_end
+from tests.generator.vllm_server import VllmServer
 from tests.records import a_query, a_retrieval, a_source, some_hits
 from tests.waiting import WAIT_S
 

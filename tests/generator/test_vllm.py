@@ -17,7 +17,6 @@ import pytest
 
 from bench.data.evaluation import find_data, read_passages, read_vectors
 from carpool.clock import SystemClock
-from carpool.testing.vllm_server import VllmServer
 from generator.llm.kv_events import KvEvents
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmFinished, LlmRequest
@@ -30,6 +29,7 @@ from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from tests.clocks import HandClock
 from tests.generator.stage import running, unit
+from tests.generator.vllm_server import VllmServer
 from tests.waiting import WAIT_S, wait_until_async
 
 pytestmark = pytest.mark.vllm
