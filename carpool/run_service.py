@@ -47,6 +47,11 @@ A query crosses many threads, and the polling thread releases the interpreter at
 Python's default of 5 ms, one busy thread delays all others.
 """
 
+BATCH_HELD_SHARE = 0.25
+"""Largest share of class batch in the queries that a service has in progress."""
+BATCH_CPU_WAIT_US_MAX = 120
+"""Mean wait for a CPU above which batch work is taken in more slowly beside interactive queries."""
+
 
 def of_all_topics(
     intake: Intake[R], topics: Sequence[Topic], kafka: KafkaSettings, queries_max: int
@@ -58,8 +63,8 @@ def of_all_topics(
     extra_classes = tuple(
         PriorityClass(
             topic=topic.name,
-            unfinished_max=max(1, int(kafka.batch_held_share * queries_max)),
-            cpu_wait_us_max=kafka.batch_cpu_wait_us_max,
+            unfinished_max=max(1, int(BATCH_HELD_SHARE * queries_max)),
+            cpu_wait_us_max=BATCH_CPU_WAIT_US_MAX,
         )
         if is_batch(topic.name)
         else PriorityClass(topic=topic.name, weight=kafka.interactive_weight)
@@ -107,10 +112,7 @@ def run_service(
         make_delivery=make_delivery(kafka, group, deployment.delivery),
         clock=clock,
         metrics=metrics,
-        finished_bytes_max=kafka.finished_bytes_max,
-        records_ahead_max=kafka.records_ahead_max,
         tracer=tracer,
-        stalled_after_us=http.stalled_after_ms * 1_000,
         limits=_failure_limits(kafka),
     )
     if deployment.abilities.transactions:  # the embedded broker cannot delete records
@@ -180,7 +182,6 @@ def _failure_limits(kafka: KafkaSettings) -> FailureLimits:
     return FailureLimits(
         attempts_max=kafka.attempts_max,
         retry_delay_us=kafka.retry_delay_ms * 1_000,
-        in_a_row_max=kafka.failures_in_a_row_max,
         connect_names=kafka.connect_error_headers,
     )
 

@@ -18,6 +18,8 @@ from producers.settings import ClientSettings
 LOGGER = logging.getLogger("carpool.client")
 LOGGER.addHandler(logging.NullHandler())  # the application decides about librdkafka's log lines
 
+QUEUE_KIB = 65_536
+"""Memory for questions that are not yet sent."""
 WARM_UP_REQUESTS = 3
 WARM_UP_PAUSE_S = 0.02
 WARM_UP_S = 0.5
@@ -34,7 +36,7 @@ class Publisher:
             producer_config(kafka)
             | {
                 "message.timeout.ms": client.publish_timeout_ms,
-                "queue.buffering.max.kbytes": client.queue_kib,
+                "queue.buffering.max.kbytes": QUEUE_KIB,
                 "client.id": "carpool-client",
             },
             logger=LOGGER,
@@ -75,7 +77,7 @@ class Publisher:
         except BufferError:
             raise PublishError(
                 "the queue of unsent questions is full: they are published faster than the brokers "
-                "take them. This one was not sent; send more slowly, or raise client.queue_kib"
+                "take them. This one was not sent; send more slowly"
             ) from None
         except confluent_kafka.KafkaException as error:
             raise _publish_error(error.args[0]) from error

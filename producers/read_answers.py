@@ -25,6 +25,7 @@ from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
 Arrived = Callable[[str, bytes, bytes, Headers], None]
 """Called with topic, key, value and headers of every record, on the reader's thread."""
 
+FETCH_WAIT_MS = 10
 POLL_S = 0.05
 
 
@@ -43,7 +44,7 @@ class AnswerReader:
             config={
                 "client.id": "carpool-client",
                 "enable.partition.eof": False,
-                "fetch.wait.max.ms": client.fetch_wait_ms,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
                 # If the offset is gone (a new broker), all answers are read: each is
                 # matched to its question.
                 "auto.offset.reset": "earliest",

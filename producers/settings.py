@@ -50,23 +50,6 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
             "takes memory",
         ),
     ] = 10_000
-    queue_kib: Annotated[
-        int,
-        Meta(
-            ge=1_024,
-            le=2_097_151,
-            description="Memory for questions not yet sent, KiB; too low refuses bursts",
-        ),
-    ] = 65_536
-    fetch_wait_ms: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=5_000,
-            description="How long a broker may delay an empty fetch, ms; too low sends more "
-            "requests, too high adds latency",
-        ),
-    ] = 10
 
 
 class ClientSections(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ from carpool.kafka.passed_through import flattened, refusals
 from carpool.kafka.settings import BrokerSettings, KafkaSettings
 from schemas.topics import MESSAGE_BYTES_MAX
 
+RETRY_BACKOFF_MS = 10
+"""Pause before a request is retried: a transaction waits so long for the markers of the last."""
 EMBEDDED_FETCH_WAIT_MS = 10
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
 FETCH_PARTITION_BYTES = 256 * 1024
@@ -98,7 +100,7 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "linger.ms": 1,
-        "retry.backoff.ms": settings.retry_backoff_ms,
+        "retry.backoff.ms": RETRY_BACKOFF_MS,
         "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
         "message.timeout.ms": 0,
         "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,

@@ -21,7 +21,7 @@ from kafka.errors import (
 )
 
 from carpool.errors import DeploymentError, RetryableError
-from carpool.kafka.client_config import security_config
+from carpool.kafka.client_config import RETRY_BACKOFF_MS, security_config
 from carpool.kafka.clients import Position
 from carpool.kafka.coordinator_config import coordinator_config
 from carpool.kafka.fencing import Transaction
@@ -58,7 +58,7 @@ class CoordinatorClient:
             "client_id": "carpool-coordinator",
             "request_timeout_ms": settings.request_timeout_ms,
             "bootstrap_timeout_ms": settings.request_timeout_ms,
-            "retry_backoff_ms": settings.retry_backoff_ms,
+            "retry_backoff_ms": RETRY_BACKOFF_MS,
         }
         if self._config.get("sasl_mechanism") == "OAUTHBEARER":
             timeout_s = settings.request_timeout_ms / 1_000

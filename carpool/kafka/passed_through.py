@@ -48,7 +48,7 @@ DENIED: Mapping[str, str] = {
     "message.max.bytes": "it follows from the largest record of the topics",
     "partition.assignment.strategy": "members of a group must assign in the same way",
     "partitioner": _ORDER,
-    "retry.backoff.ms": _TYPED + "retry_backoff_ms",
+    "retry.backoff.ms": "a transaction waits that long for the markers of the one before it",
     "sasl.mechanism": _TYPED + "sasl_mechanism",
     "sasl.mechanisms": _TYPED + "sasl_mechanism",
     "sasl.username": _TYPED + "sasl_username",

@@ -31,15 +31,6 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
             "rag.*, groups carpool-*.",
         ),
     ] = ""
-    retry_backoff_ms: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000,
-            description="Pause before a request to the brokers is retried. High: a transaction "
-            "waits that long for the markers of the previous one.",
-        ),
-    ] = 10
     request_timeout_ms: Annotated[
         int,
         Meta(
@@ -205,43 +196,6 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "Low: batch work delays others; high: batch work takes long under load.",
         ),
     ] = 16
-    batch_held_share: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description="Largest share of class batch in the queries that a service has in "
-            "progress. Low: batch work alone leaves a service partly idle; high: interactive "
-            "queries wait.",
-        ),
-    ] = 0.25
-    batch_cpu_wait_us_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="Mean wait for a CPU above which batch work is taken in more slowly while "
-            "interactive questions come, in microseconds; 0: never slowed. Low: batch work takes "
-            "longer; high: interactive questions wait for CPUs.",
-        ),
-    ] = 120
-    finished_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1_048_576,
-            description="Bytes of results that wait for their commit; beyond that no "
-            "records are taken in. Low: slow brokers idle the service; high: memory.",
-        ),
-    ] = 64 * 1024 * 1024
-    records_ahead_max: Annotated[
-        int,
-        Meta(
-            ge=1_000,
-            description="Records of one partition that may be read after its first unfinished one; "
-            "beyond that the partition is paused. Low: one slow query stops its partition early; "
-            "high: more records are read again after a restart.",
-        ),
-    ] = 1_000_000
     records_kept: Annotated[
         int,
         Meta(
@@ -289,16 +243,6 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "high: clients wait.",
         ),
     ] = 1_000
-    failures_in_a_row_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000_000,
-            description="Failed queries without a success between them, after which a member of "
-            "a service leaves its consumer group for a while and is not ready. Low: short outages "
-            "cost rebalances; high: a broken member sends that many queries to the dead letters.",
-        ),
-    ] = 20
     connect_error_headers: Annotated[
         bool,
         Meta(

@@ -47,16 +47,6 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
             "scrapes over a slow network; high: slow clients keep their connections.",
         ),
     ] = 10_000
-    stalled_after_ms: Annotated[
-        int,
-        Meta(
-            ge=1_000,
-            le=86_400_000,
-            description="How long records may wait while no record is taken in or finished, before "
-            "/readyz names the partition that waits. "
-            "Low: slow work looks stuck; high: a stuck service looks ready.",
-        ),
-    ] = 60_000
     tenants_max: Annotated[
         int,
         Meta(

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient
 from bench.core.kafka import kafka_settings
 from bench.services.overhead.contestants import Delivery
 from carpool.errors import CarpoolError, ConfigError
-from carpool.kafka.client_config import client_config, producer_config
+from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config, producer_config
 from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings
@@ -137,7 +137,7 @@ def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
     protocol = choose_protocol(settings, admin, brokers)
     consumer = Consumer(
         member_config(settings, hop.group, protocol)
-        | {"auto.offset.reset": "earliest", "retry.backoff.ms": settings.retry_backoff_ms}
+        | {"auto.offset.reset": "earliest", "retry.backoff.ms": RETRY_BACKOFF_MS}
     )
     consumer.subscribe([hop.source])
     return consumer

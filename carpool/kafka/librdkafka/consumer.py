@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from carpool.clock import Clock
 from carpool.errors import ConfigError, FencedError, RetryableError
 from carpool.kafka.checks import missing_records
-from carpool.kafka.client_config import client_config
+from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config
 from carpool.kafka.clients import (
     CommitResult,
     Membership,
@@ -134,7 +134,7 @@ class LibrdkafkaConsumer:
             "client.id": self._name,
             "on_commit": self._committed,
             # The pause between requests for offsets that a transaction blocks.
-            "retry.backoff.ms": self._settings.retry_backoff_ms,
+            "retry.backoff.ms": RETRY_BACKOFF_MS,
         }
         self._member = Consumer(config, logger=StructlogBridge())
         self._membership.joined(self._member)
