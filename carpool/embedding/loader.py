@@ -32,7 +32,7 @@ def load_embedder(settings: EmbeddingSettings) -> Embedder:
     except Exception as error:  # every reason has the same remedy
         model = load_model(folder, settings)
         log.warning(
-            f"{folder} is embedded by torch, in twice the time and memory: ONNX Runtime cannot "
+            f"{folder} is embedded by torch, which takes more time and memory: ONNX Runtime cannot "
             f"({error})"
         )
     return TorchEmbedder(model, fingerprint=fingerprint, batch_size=settings.batch_size)

@@ -1,4 +1,4 @@
-"""An exported model in ONNX Runtime: without torch, in less than half of its time and memory."""
+"""An exported model in ONNX Runtime: without torch, in less time and memory."""
 
 from __future__ import annotations
 
