@@ -98,12 +98,15 @@ class LlmRefusal(RetryableError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.kind: RefusalKind = kind
         self.is_paid = is_paid
+        self.is_unreadable = False
 
     @classmethod
     def unreadable(cls, error: Exception) -> LlmRefusal:
         """Returns the refusal of a reply that raised this error where it was read or used."""
         said = f"its reply cannot be read ({type(error).__name__}: {str(error)[:300]})"
-        return cls("broken", said, is_paid=True)
+        refusal = cls("broken", said, is_paid=True)
+        refusal.is_unreadable = True
+        return refusal
 
     @property
     def is_suspect(self) -> bool:

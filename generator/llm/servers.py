@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 import structlog
 
 from generator.llm.protocol import AnswerForm, LlmEngine, LlmRefusal, LlmRequest
-from generator.llm.server_events import ServerError
 
 log = structlog.get_logger()
 
@@ -75,8 +74,7 @@ class LlmServers:
             error = LlmRefusal.unreadable(error)
         if error.kind == "unreachable":
             self._unread.pop(server, None)  # another server may answer next
-        is_unread = error.is_paid and error.kind == "broken" and name != ServerError.__name__
-        if not is_unread or self._unread.get(server) == "":
+        if not error.is_unreadable or self._unread.get(server) == "":
             return error
         before, self._unread[server] = self._unread.get(server), name
         if before != name:

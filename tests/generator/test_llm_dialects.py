@@ -194,7 +194,7 @@ class ReplayServer:
         number = int(found[1])
         self.tries[number] += 1
         reply = self._reply_to(number, self.tries[number])
-        self.taken[number] += reply.head.startswith("200 OK") and not reply.stalls
+        self.taken[number] += reply.head.startswith("200 OK") and "html" not in reply.head
         return reply
 
     @contextmanager
