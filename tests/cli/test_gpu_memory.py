@@ -21,7 +21,7 @@ from tests.cli.support import carpool
 from tests.cli.test_model_memory import SMOLLM2_135M, model
 
 ROOT = Path(__file__).parents[2]
-INDEX = ROOT / "tests" / "compat" / "v1-float32"
+INDEX = ROOT / "tests" / "compat" / "v2-float32"
 GPU = Gpu(name="a GPU", total_bytes=24 << 30, bytes_per_s=4.8e11, flops_per_s=7.5e13)
 GIB = 1 << 30
 

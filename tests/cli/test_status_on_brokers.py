@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from bench.core.session import begin_at_end
 from bench.core.stack import ServiceProcess, Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import QUERIES
+from schemas.topics import QUERIES, read_with
 from tests.e2e.support import Publisher, build_index, quick_settings
 from tests.waiting import wait_until
 
@@ -34,7 +35,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def grouper(kafka_bootstrap: str, index: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
     """A grouper on a real broker whose members are missed only after half a minute."""
-    create_topics(KafkaSettings(bootstrap=kafka_bootstrap))
+    kafka = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=PREFIX)
+    create_topics(kafka)
+    for topic in read_with(QUERIES):  # other tests left questions and answers there
+        begin_at_end(kafka, kafka.group_of("grouper"), topic.name)
     settings = quick_settings(PREFIX) | {"CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "30000"}
     with Stack(
         bootstrap=kafka_bootstrap,
