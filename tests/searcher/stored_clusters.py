@@ -170,5 +170,6 @@ def check_rows(memory: ClusterMemory, stored: Stored, cluster: ClusterId) -> Non
     pages = memory.pages(cluster)
     rows = dense(pages)
     assert np.array_equal(rows.vectors, stored.vectors[cluster])
-    assert rows.rows.tolist() == [1000 * cluster + n for n in range(len(stored.vectors[cluster]))]
+    first = stored.extents[cluster].first_page * stored.layout.rows_per_page
+    assert rows.rows.tolist() == [first + n for n in range(len(stored.vectors[cluster]))]
     assert not any(piece.flags.writeable for piece in pages.pieces)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from carpool.disk.extents import ClusterExtent, segment_name
@@ -123,11 +121,14 @@ def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
         assert len(set(it.disk.seen)) == len(it.disk.seen)
 
 
-def test_a_cluster_of_another_place_never_passes_for_this_one(stored: Stored) -> None:
-    swapped = list(stored.extents)
-    one, two = stored.extents[C], stored.extents[C + 1]
-    swapped[C] = msgspec.structs.replace(one, segment=two.segment, offset_bytes=two.offset_bytes)
-    with running(replace(stored, extents=tuple(swapped))) as it:
+def test_a_page_of_another_place_never_passes_for_this_one(stored: Stored, tmp_path: Path) -> None:
+    extent, paths = stored.extents[C], stored.copied(tmp_path)
+    with paths[extent.segment].open("r+b") as file:
+        file.seek(extent.offset_bytes + stored.layout.page_bytes)
+        second = file.read(stored.layout.page_bytes)
+        file.seek(extent.offset_bytes)
+        file.write(second)
+    with running(stored, paths=paths) as it:
         error_of(it.read(C)[C], CorruptionError)
 
 

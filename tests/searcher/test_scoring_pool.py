@@ -115,7 +115,7 @@ def test_an_error_is_raised_after_all_threads_have_stopped_and_the_pool_goes_on(
     table = TopTable()
     slots = np.array([table.add(3) for _ in range(asked)])
     members = np.arange(asked)
-    good = cluster_of(0, np.ones((5000, 16), np.float32), np.arange(5000))
+    good = cluster_of(0, np.ones((5000, 16), np.float32), 0)
     queries = QueryBatch(slots, np.ones((asked, 16), np.float32))
     began: list[int] = []
 
@@ -146,7 +146,7 @@ def test_no_page_is_held_after_a_run(
     queries = QueryBatch(
         np.array([table.add(3) for _ in range(asked)]), np.ones((asked, 16), np.float32)
     )
-    cluster = cluster_of(0, np.ones((500, 16), np.float32), np.arange(500))
+    cluster = cluster_of(0, np.ones((500, 16), np.float32), 0)
     pages = weakref.ref(
         cluster.pieces[0].base if cluster.pieces[0].base is not None else cluster.pieces[0]
     )

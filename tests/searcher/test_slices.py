@@ -28,7 +28,7 @@ def test_the_slices_of_a_cluster_are_its_pages_and_rows_in_order_each_once(
         parts = [slices.extents[number] for number in slices.of(cluster)]
         assert {slices.cluster(number) for number in slices.of(cluster)} == {cluster}
         assert parts and sum(part.row_count for part in parts) == extent.row_count
-        page, offset_bytes = 0, extent.offset_bytes
+        page, offset_bytes = extent.first_page, extent.offset_bytes
         for part in parts:
             assert (part.cluster, part.segment) == (extent.cluster, extent.segment)
             assert (part.first_page, part.offset_bytes) == (page, offset_bytes)
@@ -38,7 +38,7 @@ def test_the_slices_of_a_cluster_are_its_pages_and_rows_in_order_each_once(
                 slice_bytes_max, LAYOUT.page_bytes
             )
             page, offset_bytes = page + part.page_count, offset_bytes + part.size_bytes
-        assert page == extent.page_count
+        assert page == extent.first_page + extent.page_count
 
 
 def test_without_a_limit_clusters_are_whole_and_an_unknown_cluster_has_no_slices() -> None:
