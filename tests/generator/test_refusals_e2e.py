@@ -30,7 +30,7 @@ IN_FLIGHT = 64
 QUERIES_COUNT = 200
 RATE_PER_S = 10
 DEADLINE_S = 4.0
-RECOVERY_S_MAX = 5.0
+RECOVERY_S_MAX = 8.0
 
 _offsets = itertools.count()
 
