@@ -368,26 +368,27 @@ class OpenAiLlm:
 
         Raises what the client and `ServerEvents` raise, and TimeoutError.
         """
-        received = response.response.aiter_bytes().__aiter__()
+        received = response.response.aiter_bytes()
         loop, settings = asyncio.get_running_loop(), self._settings
         ends_at = loop.time() + settings.first_token_timeout_s + settings.next_token_timeout_s
         ends_at += TOKEN_S_MAX * request.max_tokens
         deadline = ends_at if first_token_at is None else min(first_token_at, ends_at)
         is_last = False
-        while not (is_last or events.is_done):
-            try:
-                async with asyncio.timeout_at(deadline):
-                    piece = await anext(received, None)
-                if loop.time() > deadline:  # a flood of events never waits
-                    raise TimeoutError
-            except Exception:
-                if not events.has_ended:
-                    raise
-                break
-            is_last = piece is None
-            if text := _read(events, piece, is_last=is_last):
-                deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
-                yield text
+        async with aclosing(received):
+            while not (is_last or events.is_done):
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        piece = await anext(received, None)
+                    if loop.time() > deadline:  # a flood of events never waits
+                        raise TimeoutError
+                except Exception:
+                    if not events.has_ended:
+                        raise
+                    break
+                is_last = piece is None
+                if text := _read(events, piece, is_last=is_last):
+                    deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
+                    yield text
         if not events.has_ended:
             raise LlmRefusal(
                 "broken",
