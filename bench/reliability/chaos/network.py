@@ -52,7 +52,7 @@ class PassingFaults:
             self._ends.remove(due)
             try:
                 due[1]()
-            except (KafkaException, CarpoolError):
+            except (KafkaException, CarpoolError, TimeoutError):
                 self._ends.append(due)
 
     def end_all(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -78,7 +78,7 @@ class StateFaults(PassingFaults):
                 case "odd LLM server":
                     self.stand_ins[victim].answer_as("odd")
                     end = partial(self.stand_ins[victim].answer_as, "none")
-        except (KafkaException, RetryableError):
+        except (KafkaException, RetryableError, TimeoutError):
             return None
         if end is not None:
             self._ends.append((end_s, end))
@@ -98,7 +98,11 @@ class StateFaults(PassingFaults):
         self.admin.create_partitions([wanted])[topic].result(TIMEOUT_S)
 
     def _delete(self, group: str) -> None:
-        self.admin.delete_consumer_groups([group])[group].result(TIMEOUT_S)
+        try:
+            self.admin.delete_consumer_groups([group])[group].result(TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:  # an earlier try did it
+                raise
         self._bring_back()
 
     def _remove(self, group: str) -> None:
