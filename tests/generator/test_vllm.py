@@ -282,7 +282,7 @@ def test_the_stage_orders_by_what_the_server_has_cached_and_is_right_about_it(
     assert (counted("less"), counted("unreadable"), counted("emptied")) == (0, 0, 0)
     usages = [answer.usage for answer in answers]
     cached = [usage.cached_tokens for usage in usages if usage is not None]
-    assert sum(tokens > 2 * BLOCK_TOKENS for tokens in cached) == 3, cached
+    assert sum(tokens > min(cached) for tokens in cached) == 3, cached  # all share the template
 
 
 @pytest.mark.data
