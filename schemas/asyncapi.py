@@ -160,7 +160,10 @@ def _key(topic: Topic) -> dict[str, Any]:
     if topic.name in QUERY_TOPICS:
         meaning = "any; it chooses the partition, and is no id"
     elif topic == ANSWERS:
-        meaning = "the query_id; beside an `ok` answer to this id: query_id@topic/partition/offset"
+        meaning = (
+            "the query_id; of an answer that must not supersede an `ok` one of this id: "
+            "query_id@topic/partition/offset"
+        )
     elif topic.partition_by == "query_id":
         meaning = "the query_id"
     else:

@@ -6,11 +6,13 @@ Only the generator writes `rag.answers.v1`. An answer of an earlier service is a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from carpool.kafka.records import Output
 from schemas.answer import Answer, Stage
 from schemas.codec import encode
 from schemas.record import Headers
-from schemas.topics import ANSWERS
+from schemas.topics import ANSWERS, BESIDE
 
 
 def answer_output(answer: Answer, *, stage: Stage, now_us: int, passed_on: Headers) -> Output:
@@ -27,3 +29,13 @@ def answer_output(answer: Answer, *, stage: Stage, now_us: int, passed_on: Heade
         passed_on=passed_on,
     )
     return Output(topic=ANSWERS.name, key=answer.query_id.encode(), value=value, headers=headers)
+
+
+def beside(output: Output, answer: Answer, partition: int) -> Output:
+    """Returns `output` with a key that names the record, too, so it supersedes no `ok` answer.
+
+    `partition`: of the record, as where its id has its answers.
+    """
+    assert answer.source is not None, "every answer of a service names its input record"
+    key = f"{answer.query_id}{BESIDE}{answer.source.place}".encode()
+    return replace(output, key=key, partition=partition)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from carpool.errors import CarpoolError
-from carpool.loop.answers import answer_output
+from carpool.loop.answers import answer_output, beside
 from carpool.loop.retry import attempt_of, origin_of
 from carpool.loop.stage import Done, QueryFailure, Unit
 from schemas.answer import Answer, unanswered
@@ -87,4 +87,6 @@ def failed_part(
         )
     )
     output = answer_output(answer, stage=stage, now_us=now_us, passed_on=headers)
+    if stage == "generator":  # no dedup follows, which knows whether the id has an `ok` answer
+        output = beside(output, answer, unit.source.partition)
     return Done(parts=parts, outputs=(output,), failure=failure)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.topic_table import TableLog, TopicTable
+from carpool.loop.answers import beside
 from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
 from carpool.telemetry.metrics import Metrics
@@ -59,7 +59,7 @@ from schemas.cancel import Cancel
 from schemas.codec import decode, tenant_of
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, BESIDE, CANCELS, priority_in_class
+from schemas.topics import ANSWERS, CANCELS, priority_in_class
 
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
@@ -388,15 +388,13 @@ class DedupStage:
         is_beside: bool = False,
     ) -> None:
         """`is_beside`: the key names the record too, so the `ok` answer of the id stays newest."""
-        assert answer.source is not None, "every answer of a service names its input record"
         is_ours = answer is not unit.record
         if failure is None and is_ours:  # else the loop or the earlier service counts it
             self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         headers = unit.record.headers if is_ours else unit.message.headers
         output = bounded_answer_output(answer, headers, self._clock.now_us())
         if is_beside:
-            key = f"{answer.query_id}{BESIDE}{answer.source.place}".encode()
-            output = replace(output, key=key, partition=unit.source.partition)
+            output = beside(output, answer, unit.source.partition)
         self._hand_over(unit, (output,), failure)
 
     def _hand_over(

@@ -236,3 +236,28 @@ def test_an_exception_that_no_retry_follows_ends_its_query_once(
     by_id = ends(pipeline)
     assert raised
     assert by_id[ID]["status"] == status
+
+
+def test_a_defect_at_a_repeated_id_does_not_supersede_the_answer_that_the_id_has(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(index, {})
+    asked(pipeline)
+    inject(monkeypatch, "generator.dedup.stage:DedupStage._give_stored", times=10**6)
+    pipeline.publish({"query_id": ID, "text": "what of the guilty?"})
+
+    def stepped() -> bool:
+        pipeline.clock.sleep(20_000)
+        for member in pipeline.members.values():
+            member.loop.step()
+        return sum(pipeline.answered().values()) > len(OTHERS) + 1
+
+    wait_until(stepped, pipeline.answered, every_s=0.0002)
+    pipeline.stop()
+    answers = [
+        (each.key, json.loads(each.value or b"")["status"])
+        for each in pipeline.broker.records(ANSWERS.name)
+        if mentioned(each.value)
+    ]
+    assert [status for _, status in answers] == ["ok", "failed"]
+    assert dict(answers)[ID.encode()] == "ok"
