@@ -7,10 +7,12 @@ process, which starts again.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from structlog.testing import capture_logs
 
 from carpool.testing.steps import Steps
 from generator.llm.memory import MemoryLlm
+from generator.llm.protocol import LlmEvent, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
@@ -77,6 +80,7 @@ STEPS: dict[str, Callable[..., bool]] = {
     "generator.outcomes:bounded_answer_output": mentioned,
 }
 """Each step, and whether a call of it is about the query."""
+BESIDE_THE_REPLY = "generator.service:PromptForms.find"
 WITHOUT_QUERY: dict[str, Callable[..., bool]] = {
     "carpool.loop.work_observer:WorkObserver.finished": mentioned,
     "searcher.passages.passage_reader:PassageReader.read": lambda *_: True,
@@ -130,6 +134,17 @@ def inject(monkeypatch: pytest.MonkeyPatch, step: str, times: int) -> list[str]:
         return call(*arguments, **named)
 
     monkeypatch.setattr(owner, name, faulty)
+    if step == BESIDE_THE_REPLY:
+        stream = MemoryLlm.stream
+
+        async def held(llm: MemoryLlm, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
+            if "guilty" in request.user and len(raised) < times:
+                await asyncio.Event().wait()  # else the reply may end before the step begins
+            async with aclosing(stream(llm, request)) as events:
+                async for event in events:
+                    yield event
+
+        monkeypatch.setattr(MemoryLlm, "stream", held)
     return raised
 
 
