@@ -32,7 +32,7 @@ PRODUCT = (
 RECORD_BASES = frozenset({"Record", "Settings"})
 """A class of these has one field for each field on the wire, or for each setting."""
 FACADES = frozenset({"carpool/__init__.py", "carpool/__main__.py"})
-"""These import lazily what is above them: the one exception of the import contract (ADR 0011)."""
+"""These import lazily what is above them: the one exception of the import contract (ADR 0022)."""
 
 
 @dataclass(frozen=True)
