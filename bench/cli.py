@@ -13,13 +13,13 @@ from bench.generation.cli import (
     gpu_memory,
     speculation,
 )
-from bench.micro.cli import embedding, grouping, shard
+from bench.micro.cli import shard
 from bench.papers.cagr.cli import figure
 from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, throughput, traffic
 from bench.shard.cli import hot_set
-from bench.simulator.cli import hot_set_drift, paged_codes, simulator
+from bench.simulator.cli import hot_set_drift, simulator
 
 app = typer.Typer(
     name="bench",
@@ -32,9 +32,9 @@ app = typer.Typer(
 claims, answers, traffic and priorities start the services as processes, on an embedded broker or
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
-figure run contestants in processes, simulator runs parts of the searcher, grouping replays cluster
-ids, speculation simulates warm-ups, gpu-memory a GPU, shard times a device, embedding a model. The
-JSON of each run names its machine, versions, data and settings.
+figure run contestants in processes, simulator runs parts of the searcher, speculation simulates
+warm-ups, gpu-memory a GPU, shard times a device. The JSON of each run names its machine, versions,
+data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -44,15 +44,12 @@ Does speculation pay?          carpool bench drafts --data DATA
 How many requests at once?     carpool bench concurrency --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
-Codes that do not fit memory?  carpool bench paged-codes --index DIR --questions FILE
 Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
 Do hot clusters follow?        carpool bench hot-set-drift --index DIR --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench speculation --data DATA
-What is grouping worth?        carpool bench grouping --data DATA
 A GPU for LLM and shard?       carpool bench gpu-memory --data DATA
 How fast is the hot shard?     carpool bench shard --device gpu
-What does a text cost?         carpool bench embedding --data DATA
 Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
@@ -63,12 +60,11 @@ How long is a rebalance?       carpool bench rebalance
 )
 
 for command in (
-    *(claims, answers, traffic, search, simulator, grouping, priorities, figure),
-    *(generation, concurrency, drafts, speculation, shard, embedding),
+    *(claims, answers, traffic, search, simulator, priorities, figure),
+    *(generation, concurrency, drafts, speculation, shard),
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
-app.command(name="paged-codes")(paged_codes)
 app.command(name="gpu-memory")(gpu_memory)
 app.command(name="hot-set")(hot_set)
 app.command(name="hot-set-drift")(hot_set_drift)

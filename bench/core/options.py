@@ -57,7 +57,6 @@ ServiceSettingOption = Annotated[
 ]
 NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
 NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
-WindowOption = Annotated[int, typer.Option("--window", min=1, max=1000, help="Questions a window.")]
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of the clusters and of the order of questions.")
 ]

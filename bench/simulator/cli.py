@@ -1,9 +1,9 @@
-"""The options of `carpool bench simulator`, `paged-codes` and `hot-set-drift`. Light to import."""
+"""The options of `carpool bench simulator` and `hot-set-drift`. Light to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -73,59 +73,6 @@ def simulator(options: SimulatorOptions) -> bool:
     from bench.simulator.command import compare_with_simulator
 
     return compare_with_simulator(options)
-
-
-def paged_codes(
-    index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")],
-    questions: Annotated[
-        Path,
-        typer.Option(
-            "--questions",
-            metavar="FILE.npy",
-            help="Vectors of the questions, by the model of the index.",
-        ),
-    ],
-    nprobe: NprobeOption = 24,
-    codec: Annotated[
-        Literal["rabitq2", "rabitq4"],
-        typer.Option("--codec", help="Codes of 2 bits, which the searcher pages, or of 4."),
-    ] = "rabitq2",
-    windows: Annotated[
-        str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
-    ] = "20,100",
-    queries: Annotated[int, typer.Option("--queries", min=1, help="Questions.")] = 1000,
-    searchers: Annotated[
-        str,
-        typer.Option(
-            "--searchers",
-            metavar="N,N",
-            help="Searchers that share the clusters out, each with a share of the codes.",
-        ),
-    ] = "1",
-    json_file: JsonOption = None,
-) -> None:
-    """What do codes cost that do not fit memory?
-
-    Searches with a share of the codes in memory, window after window, and with all of them. Bytes
-    of codes are compared with those of the simulated planner, and of the static oracle: the best
-    fixed set of clusters, chosen with all questions known, others read once a window.
-
-    Ends with 1 when more is read than simulated, more than 1.15 times the oracle's, when other ids
-    are found than with all codes in memory, or more than twice their CPU time is used.
-
-    Example:  carpool bench paged-codes --index my-index --questions questions.npy --json paged.json
-    """
-    from bench.simulator import paged_codes as bench
-
-    options = bench.PagedCodesOptions(
-        nprobe=nprobe,
-        codec=codec,
-        windows=counts_of("--windows", windows),
-        queries=queries,
-        searchers=counts_of("--searchers", searchers),
-    )
-    if not bench.run(index, questions, options, json_file):
-        raise typer.Exit(1)
 
 
 def hot_set_drift(
