@@ -15,7 +15,17 @@ from cli.settings import load
 from schemas.answer import Stage as StageName
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
-from schemas.topics import GROUPS, QUERIES, RETRIEVALS, Topic, read_with
+from schemas.topics import (
+    ANSWERS,
+    CANCELS,
+    GROUPS,
+    QUERIES,
+    RETRIEVAL_DRAFTS,
+    RETRIEVALS,
+    SCANS,
+    Topic,
+    read_with,
+)
 
 # The services' packages are imported by the commands that need them.
 if TYPE_CHECKING:
@@ -93,7 +103,7 @@ def searcher(
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
-    from searcher.scatter.scans_log import scans_log
+    from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
     from searcher.service import build_stage
     from searcher.shard.recent_probes import probes_of_log
 
@@ -105,7 +115,9 @@ def searcher(
             settings.index,
             metrics,
             clock,
-            scans=scans_log(settings.kafka, clock) if settings.kafka.lanes > 1 else None,
+            scans=LibrdkafkaTableLog(settings.kafka, clock, SCANS, like=GROUPS)
+            if settings.kafka.lanes > 1
+            else None,
             recent=probes_of_log(settings.kafka, clock),
         ),
         settings.searcher.queries_in_hand_max,
@@ -140,23 +152,23 @@ def generator(
     """
     llm = {"base_url": llm_url, "model": model}
     settings = _settings(config, assignments, bootstrap, port, llm=llm)
-    from generator.dedup.answers_log import answers_log
-    from generator.dedup.cancels_log import cancels_log
+    from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
-    from generator.warming.drafts_log import drafts_log
 
     _run(
         "generator",
         settings,
         lambda metrics, clock: DedupStage(
             build_stage(settings.generator, settings.llm, metrics, clock),
-            answers_log(settings.kafka, clock),
+            LibrdkafkaTableLog(settings.kafka, clock, ANSWERS, like=RETRIEVALS, is_urgent=False),
             settings.generator,
             metrics,
             clock,
-            cancels_log(settings.kafka, clock),
-            drafts_log(settings.kafka, clock) if settings.generator.speculation != "none" else None,
+            LibrdkafkaTableLog(settings.kafka, clock, CANCELS, like=RETRIEVALS),
+            LibrdkafkaTableLog(settings.kafka, clock, RETRIEVAL_DRAFTS, like=RETRIEVALS)
+            if settings.generator.speculation != "none"
+            else None,
         ),
         settings.generator.intake_records_max,
         Intake(

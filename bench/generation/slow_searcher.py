@@ -13,6 +13,7 @@ import msgspec
 
 from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
+from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.priority.intake_queues import Intake
 from carpool.run_service import of_all_topics, run_service
@@ -20,9 +21,8 @@ from carpool.settings import load_settings
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from schemas.codec import decode
 from schemas.group import Group
-from schemas.topics import GROUPS, read_with
+from schemas.topics import GROUPS, SCANS, read_with
 from searcher.build import READ_THREADS
-from searcher.scatter.scans_log import scans_log
 from searcher.service import build_stage
 from searcher.settings import SearcherSettings
 from searcher.store.factory import open_page_reads
@@ -72,7 +72,9 @@ def main(bytes_per_s: float) -> None:
             settings.index,
             metrics,
             clock,
-            scans=scans_log(settings.kafka, clock) if settings.kafka.lanes > 1 else None,
+            scans=LibrdkafkaTableLog(settings.kafka, clock, SCANS, like=GROUPS)
+            if settings.kafka.lanes > 1
+            else None,
             engine=slow,
         ),
         kafka=settings.kafka,

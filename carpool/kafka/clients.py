@@ -1,6 +1,7 @@
 """The protocols of consumers and producers, as the loop and its delivery use them.
 
-Two implementations pass one conformance suite: `librdkafka` (real brokers) and `memory` (tests).
+Two implementations pass one conformance suite: `librdkafka` (real brokers) and
+`tests.memory_broker`.
 """
 
 from __future__ import annotations

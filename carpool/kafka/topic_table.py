@@ -27,7 +27,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class TableLog(Protocol):
-    """The partitions of one topic. Implementations: `librdkafka` (real brokers), `memory` (tests).
+    """The partitions of one topic. Implementations: `librdkafka` and, in tests, `memory_broker`.
 
     All calls come from one thread, may block for a request's time-out, and may raise
     `RetryableError`, after which the same call may be made again.

@@ -1,4 +1,4 @@
-"""Test tools, also for users: a real Kafka, LLM stand-ins, poison records, kills.
+"""Test tools, also for applications: a real Kafka, a stand-in for an LLM server, faults between.
 
 *Invariant:* no service uses this in production; a stand-in's name appears in its output.
 """

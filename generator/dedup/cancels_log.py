@@ -6,38 +6,13 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
-from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.table_log import MemoryTableLog
 from carpool.kafka.records import Message
-from carpool.kafka.settings import KafkaSettings
 from schemas.cancel import Cancel
 from schemas.codec import decode
 from schemas.errors import RecordError
-from schemas.topics import CANCELS, RETRIEVALS
 
 log = structlog.get_logger()
-
-
-def cancels_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
-    """Returns the log of cancels of a real broker."""
-    return LibrdkafkaTableLog(
-        settings,
-        clock,
-        topic=CANCELS.name,
-        same_partitions_as=RETRIEVALS.name,
-        name="cancels",
-        is_urgent=True,
-    )
-
-
-class MemoryCancelsLog(MemoryTableLog):
-    """The log of cancels of a broker in memory, for tests."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker, topic=CANCELS.name, same_partitions_as=RETRIEVALS.name)
 
 
 class CancelsReader:

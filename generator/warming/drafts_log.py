@@ -6,33 +6,17 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
 from carpool.kafka.records import Message
-from carpool.kafka.settings import KafkaSettings
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
-from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS
 
 log = structlog.get_logger()
 
 HORIZON_MS = 2_000
 """Age of the oldest drafts that are read at a start: older ones are of searches that have ended."""
 READ_MAX = 1_000
-
-
-def drafts_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
-    """Returns the log of drafts of a real broker."""
-    return LibrdkafkaTableLog(
-        settings,
-        clock,
-        topic=RETRIEVAL_DRAFTS.name,
-        same_partitions_as=RETRIEVALS.name,
-        name="drafts",
-        is_urgent=True,
-    )
 
 
 class DraftsReader:

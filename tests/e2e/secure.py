@@ -17,8 +17,8 @@ from carpool.kafka.acls import ROLES, SERVICES
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from carpool.testing.llm_server import LlmServer
-from carpool.testing.secure_kafka import SecureKafkaServer
 from tests.e2e.support import MODEL
+from tests.rig.secure_kafka import SecureKafkaServer
 from tests.waiting import WAIT_S
 
 PREFIX = "secure"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bench.core.stack import Stack
 from carpool.disk.manifest import read_manifest
-from carpool.testing.poison import Poison, poison_for, poison_records
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
 from tests.e2e.support import Publisher, quick_settings, read_all
+from tests.rig.poison import Poison, poison_for, poison_records
 
 
 def largest_accepted(publisher: Publisher) -> int:

@@ -23,11 +23,11 @@ from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
-from carpool.testing.secure_kafka import SecureKafkaServer
 from cli.services import INPUTS
 from schemas.topics import QUERIES, RETRIES, TOPICS, read_with
 from tests.e2e.secure import PASSWORDS, PREFIX, ask, environment, mtls, scram, services, tls
 from tests.e2e.support import MODEL
+from tests.rig.secure_kafka import SecureKafkaServer
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -8,16 +8,17 @@ from typing import Any
 
 import msgspec
 
-from carpool.clock import SystemClock
+from carpool.clock import Clock, SystemClock
 from carpool.kafka.admin import create_topics
+from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from generator.answers import bounded_answer_output
-from generator.dedup.answers_log import answers_log
 from generator.plan.query_digest import query_digest
 from schemas.answer import Status
 from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, RETRIEVALS
 from tests.clocks import NOW_US
 from tests.generator.stage import unit
 from tests.kafka.conformance.harness import insist
@@ -99,6 +100,10 @@ def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:
     headers = (("correlation_id", str(another.id).encode()), ("traceparent", b"00-2"))
     record = msgspec.structs.replace(another.record, headers=headers)
     return Unit(id=another.id, record=record, message=another.message)
+
+
+def answers_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
+    return LibrdkafkaTableLog(settings, clock, ANSWERS, like=RETRIEVALS, is_urgent=False)
 
 
 def make_topics(settings: KafkaSettings) -> None:

@@ -11,11 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
-from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer, Status
@@ -26,6 +24,8 @@ from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
 from tests.clocks import HandClock
 from tests.generator.dedup_support import Within, made
 from tests.generator.stage import WaitableSink, unit
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.table_log import MemoryAnswersLog
 
 PARTITIONS = 2
 Outcome = Literal["ok", "partial", "failed", "retried"]

@@ -12,13 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka import topic_table
-from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.loop.answers import answer_output
 from carpool.loop.stage import Credit, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup import stage
-from generator.dedup.answers_log import MemoryAnswersLog
 from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer, unanswered
@@ -29,6 +27,8 @@ from schemas.topics import ANSWERS, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.clocks import NOW_US, HandClock
 from tests.generator.dedup_support import Within, again, made
 from tests.generator.stage import WaitableSink, unit
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.table_log import MemoryAnswersLog
 
 NOW_MS = NOW_US // 1_000
 

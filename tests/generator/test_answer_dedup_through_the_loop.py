@@ -14,9 +14,6 @@ from carpool.clock import Clock, SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.clients import ConsumerClient
 from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.consumer import MemoryConsumer
-from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_table import TableLog
@@ -28,7 +25,6 @@ from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
-from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from generator.dedup.stage import DedupStage
 from generator.llm.memory import MemoryLlm
 from generator.llm.servers import LlmServers
@@ -39,8 +35,12 @@ from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
-from tests.generator.dedup_support import make_topics
+from tests.generator.dedup_support import answers_log, make_topics
 from tests.generator.stage import LLM, unit
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.consumer import MemoryConsumer
+from tests.memory_broker.producers import MemoryProducer, MemoryTransactionalProducer
+from tests.memory_broker.table_log import MemoryAnswersLog
 from tests.waiting import wait_until
 
 GROUP = "carpool-generator"

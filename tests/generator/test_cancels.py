@@ -7,9 +7,7 @@ from collections import Counter
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.kafka.memory.broker import MemoryBroker
 from carpool.loop.stage import Unit
-from generator.dedup.cancels_log import MemoryCancelsLog
 from generator.llm.memory import MemoryLlm, Reply
 from generator.plan.cancels import Cancels
 from generator.settings import GeneratorSettings
@@ -27,6 +25,8 @@ from tests.generator.test_answer_dedup_through_the_loop import (
     delivery,
     publish,
 )
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.table_log import MemoryCancelsLog
 from tests.records import a_source
 
 __all__ = ["delivery"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
-from carpool.kafka.memory import MemoryBroker, MemoryConsumer, MemoryProducer
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.loop import Loop
@@ -24,6 +23,7 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD
 from tests.grouper.stage import DIMENSION, WORDS, write_index
+from tests.memory_broker import MemoryBroker, MemoryConsumer, MemoryProducer
 from tests.waiting import wait_until
 
 PARTITIONS = 4

@@ -25,9 +25,9 @@ from carpool.kafka.oauth_tokens import token_provider, unsecured_token
 from carpool.kafka.passed_through import DENIED, SECRETS
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
-from carpool.testing.secure_kafka import SecureKafkaServer
 from schemas.topics import RETRY_TOPICS, TOPICS
 from tests.kafka.conformance.harness import insist
+from tests.rig.secure_kafka import SecureKafkaServer
 
 
 def test_a_setting_passes_through_to_every_client_and_wins_over_a_default() -> None:

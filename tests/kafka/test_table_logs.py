@@ -18,16 +18,16 @@ from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.clients import ProducerClient, TransactionalProducerClient
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
-from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.producers import MemoryProducer, MemoryTransactionalProducer
 from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_table import TableLog
 from carpool.testing.kafka import KafkaServer
-from generator.dedup.answers_log import MemoryAnswersLog, answers_log
 from schemas.topics import ANSWERS, RETRIEVALS
-from tests.generator.dedup_support import make_topics
+from tests.generator.dedup_support import answers_log, make_topics
 from tests.kafka.conformance.harness import insist
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.producers import MemoryProducer, MemoryTransactionalProducer
+from tests.memory_broker.table_log import MemoryAnswersLog
 from tests.waiting import WAIT_S, wait_until
 
 PARTITIONS = 4

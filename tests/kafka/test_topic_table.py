@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carpool.errors import CarpoolError, RetryableError
-from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message
 from carpool.kafka.topic_table import BACKOFF_US_MAX, BACKOFF_US_MIN, TopicTable
-from generator.dedup.answers_log import MemoryAnswersLog
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.clocks import HandClock
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.table_log import MemoryAnswersLog
 
 
 class Rows:

@@ -16,12 +16,6 @@ from typing import Any
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import AbortedError
-from carpool.kafka.memory import (
-    MemoryBroker,
-    MemoryConsumer,
-    MemoryProducer,
-    MemoryTransactionalProducer,
-)
 from carpool.loop.delivery.delivery import DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 from carpool.loop.loop import Loop
@@ -29,7 +23,26 @@ from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.retry import read_query
 from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.steps import (
+from generator.dedup.stage import DedupStage
+from generator.service import build_stage as build_generator
+from generator.settings import GeneratorSettings, LlmSettings
+from grouper.service import build_stage as build_grouper
+from grouper.settings import GrouperSettings
+from schemas.codec import decode, decode_retrieval
+from schemas.group import Group
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
+from searcher.service import build_stage as build_searcher
+from searcher.settings import SearcherSettings
+from tests.clocks import HandClock
+from tests.e2e.support import MODEL
+from tests.memory_broker import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
+from tests.memory_broker.table_log import MemoryAnswersLog, MemoryScansLog
+from tests.rig.steps import (
     CONSUMER,
     IN_FLIGHT,
     LISTENER,
@@ -40,20 +53,6 @@ from carpool.testing.steps import (
     Steps,
     watched,
 )
-from generator.dedup.answers_log import MemoryAnswersLog
-from generator.dedup.stage import DedupStage
-from generator.service import build_stage as build_generator
-from generator.settings import GeneratorSettings, LlmSettings
-from grouper.service import build_stage as build_grouper
-from grouper.settings import GrouperSettings
-from schemas.codec import decode, decode_retrieval
-from schemas.group import Group
-from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
-from searcher.scatter.scans_log import MemoryScansLog
-from searcher.service import build_stage as build_searcher
-from searcher.settings import SearcherSettings
-from tests.clocks import HandClock
-from tests.e2e.support import MODEL
 from tests.waiting import wait_until
 
 PARTITIONS = 2

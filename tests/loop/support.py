@@ -8,12 +8,6 @@ from typing import Literal
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.commit_metadata import METADATA_VERSION, WITH_INSTANCE_ID, instance_id_of
 from carpool.kafka.fencing import transactional_id
-from carpool.kafka.memory import (
-    MemoryBroker,
-    MemoryConsumer,
-    MemoryProducer,
-    MemoryTransactionalProducer,
-)
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext
@@ -34,6 +28,12 @@ from schemas.topics import (
     SCANS,
 )
 from tests.clocks import HandClock
+from tests.memory_broker import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
 
 GROUP = "carpool-test"
 

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from carpool.testing.steps import Steps
 from generator.llm.memory import MemoryLlm
 from generator.llm.protocol import LlmEvent, LlmRequest
 from generator.llm.servers import LlmServers
@@ -31,6 +30,7 @@ from schemas.topics import ANSWERS, QUERIES_DEAD, SCANS
 from tests.clocks import NOW_US
 from tests.e2e.support import build_index
 from tests.loop.pipeline import SERVICES, Pipeline
+from tests.rig.steps import Steps
 from tests.waiting import wait_until
 
 TRIES = 3

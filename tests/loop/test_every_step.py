@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.testing.steps import Steps, silent_deaths
 from schemas.codec import decode
 from schemas.scan import Scan
 from schemas.topics import SCANS
 from tests.e2e.support import build_index, question
 from tests.loop.pipeline import Answered, Pipeline
+from tests.rig.steps import Steps, silent_deaths
 
 STEPS = (
     "consumer.subscribe",
@@ -43,7 +43,7 @@ STEPS = (
     "producer.commit",
     "producer.close",
 )
-"""As in `carpool.testing.steps`, less what only at-least-once does, and `refuse` and `hint`, which
+"""As in `tests.rig.steps`, less what only at-least-once does, and `refuse` and `hint`, which
 end in `done` or nowhere.
 """
 AGAIN = (

@@ -15,7 +15,6 @@ from carpool.errors import AbortedError, FencedError, RetryableError
 from carpool.kafka.clients import Membership, Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
 from carpool.kafka.fencing import claims
-from carpool.kafka.memory import MemoryConsumer, MemoryTransactionalProducer
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.exactly_once import ABORTING_US_MAX, ABORTS_MIN, CALL_US_MAX
 from carpool.loop.in_flight import METADATA_STOP_BYTES
@@ -24,6 +23,7 @@ from carpool.loop.stage import Done
 from schemas.query import Query
 from schemas.topics import QUERIES, QUERIES_BATCH
 from tests.loop.support import GROUP, Bench, Exact, HandStage, TwoClasses, result, turn, with_taken
+from tests.memory_broker import MemoryConsumer, MemoryTransactionalProducer
 from tests.waiting import WAIT_S
 
 TEXTS = [f"q{number}" for number in range(3_000)]

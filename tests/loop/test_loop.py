@@ -17,8 +17,6 @@ from carpool.errors import (
 )
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.clients import Position
-from carpool.kafka.memory import MemoryConsumer
-from carpool.kafka.memory.broker import Call
 from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.retry import read_query
@@ -27,6 +25,8 @@ from carpool.loop.throttle import PAUSE_AFTER_US
 from schemas.errors import RecordError
 from schemas.query import Query
 from tests.loop.support import GROUP, Bench, HandStage, result, turn, with_taken
+from tests.memory_broker import MemoryConsumer
+from tests.memory_broker.broker import Call
 
 
 @pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])

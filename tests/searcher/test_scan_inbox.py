@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.kafka.memory.broker import MemoryBroker
 from schemas.codec import encode
 from schemas.scan import Scan
 from schemas.topics import GROUPS, SCANS
 from searcher.scatter import scan_inbox
 from searcher.scatter.scan_inbox import ScanInbox
 from searcher.scatter.scan_records import name_in_scan
-from searcher.scatter.scans_log import MemoryScansLog
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.table_log import MemoryScansLog
 from tests.records import a_scan
 from tests.waiting import wait_until
 

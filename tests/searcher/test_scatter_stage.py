@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Output, TopicPartition
 from schemas.codec import decode
 from schemas.group import Group
 from schemas.query import SearchMode
 from schemas.scan import Scan
 from schemas.topics import GROUPS, RETRIEVALS, SCANS
-from searcher.scatter.scans_log import MemoryScansLog
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.table_log import MemoryScansLog
 from tests.searcher.codes_rig import TOP_K, make_index, questions
 from tests.searcher.helpers import (
     Running,

@@ -25,14 +25,6 @@ def run(about: str, **names: Any) -> dict[str, Any]:
     return namespace
 
 
-def test_the_examples_are_those_that_are_run_here() -> None:
-    assert len(EXAMPLES) == 4
-
-
-def test_a_kill_before_a_commit() -> None:
-    assert run("Steps(")["steps"].taken == {"producer.start": 1, "producer.begin": 1}
-
-
 def test_a_slow_disk_under_a_searcher(tmp_path: Path) -> None:
     index = random_index(tmp_path / "index")
     example = run("FaultyDisk(", index=index.settings)
@@ -47,7 +39,3 @@ def test_a_slow_disk_under_a_searcher(tmp_path: Path) -> None:
 
 def test_a_refused_generation() -> None:
     run("llm.refusing(")
-
-
-def test_poison_records() -> None:
-    assert run("poison_records()")["refused"].value.reason == "too_large"

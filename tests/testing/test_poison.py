@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.testing.poison import Poison, poison_for, poison_records
 from schemas.codec import decode_query
 from schemas.errors import RecordError
 from schemas.record import Source
 from schemas.topics import QUERIES
+from tests.rig.poison import Poison, poison_for, poison_records
 
 PLACE = Source(topic=QUERIES.name, partition=0, offset=7, timestamp_ms=0)
 

@@ -10,6 +10,7 @@ from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import ReadBatch, TopicReader
 from carpool.kafka.topic_table import require_same_partitions
+from schemas.topics import Topic
 
 FOLLOWER = {
     # After truncation or deletion everything that is left must be read.
@@ -34,22 +35,20 @@ class LibrdkafkaTableLog:
         self,
         settings: KafkaSettings,
         clock: Clock,
+        topic: Topic,
         *,
-        topic: str,
-        same_partitions_as: str,
-        name: str,
-        is_urgent: bool = False,
+        like: Topic,
+        is_urgent: bool = True,
     ) -> None:
-        """Connects in `open`. `same_partitions_as`: a topic with as many partitions as `topic`.
+        """Connects in `open`. `like`: a topic with as many partitions as `topic` has.
 
         `is_urgent`: brokers send a record at once, in more and smaller responses.
         """
         self._follower_config = FOLLOWER | ({"fetch.min.bytes": 1} if is_urgent else {})
-        self.topic = topic
+        self.topic = topic.name
         self._settings = settings
         self._clock = clock
-        self._same_partitions_as = same_partitions_as
-        self._name = name
+        self._like = like.name
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._next: dict[int, int] = {}
         self._trouble: str | None = None
@@ -69,7 +68,7 @@ class LibrdkafkaTableLog:
         """Connects, and compares the partition counts of the two topics."""
         if self._readers is None:
             follower, look_up = (
-                TopicReader(self._settings, self._clock, name=self._name, config=config)
+                TopicReader(self._settings, self._clock, name=self.topic, config=config)
                 for config in (self._follower_config, LOOK_UP)
             )
             self._readers = (follower, look_up)
@@ -77,7 +76,7 @@ class LibrdkafkaTableLog:
         require_same_partitions(
             {
                 self._settings.broker_topic(name): len(topics.get(name, ()))
-                for name in (self.topic, self._same_partitions_as)
+                for name in (self.topic, self._like)
             }
         )
 

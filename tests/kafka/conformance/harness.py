@@ -28,17 +28,17 @@ from carpool.kafka.librdkafka import (
     LibrdkafkaProducer,
     LibrdkafkaTransactionalProducer,
 )
-from carpool.kafka.memory import (
-    MemoryBroker,
-    MemoryConsumer,
-    MemoryProducer,
-    MemoryTransactionalProducer,
-)
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
 from schemas.topics import QUERIES
+from tests.memory_broker import (
+    MemoryBroker,
+    MemoryConsumer,
+    MemoryProducer,
+    MemoryTransactionalProducer,
+)
 from tests.waiting import WAIT_S, wait_until
 
 Returned = TypeVar("Returned")

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from carpool.errors import AbortedError, CarpoolError, ConfigError, DeploymentError
 from carpool.kafka.clients import Membership, Position
-from carpool.kafka.memory.broker import Call, MemoryBroker
-from carpool.kafka.memory.groups import MemoryMembership
 from carpool.kafka.records import Output, TopicPartition
+from tests.memory_broker.broker import Call, MemoryBroker
+from tests.memory_broker.groups import MemoryMembership
 
 QUEUE_MAX = 100_000
 

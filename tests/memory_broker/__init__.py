@@ -6,9 +6,9 @@ transactions are invisible, and open transactions block offsets. Absent: retenti
 time-outs (`expel` replaces them), the Java partitioner.
 """
 
-from carpool.kafka.memory.broker import MemoryBroker as MemoryBroker
-from carpool.kafka.memory.consumer import MemoryConsumer as MemoryConsumer
-from carpool.kafka.memory.producers import MemoryProducer as MemoryProducer
-from carpool.kafka.memory.producers import (
+from tests.memory_broker.broker import MemoryBroker as MemoryBroker
+from tests.memory_broker.consumer import MemoryConsumer as MemoryConsumer
+from tests.memory_broker.producers import MemoryProducer as MemoryProducer
+from tests.memory_broker.producers import (
     MemoryTransactionalProducer as MemoryTransactionalProducer,
 )

@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.clients import Position
-from carpool.kafka.memory.groups import ConsumerGroup, GroupMember
-from carpool.kafka.memory.log import PartitionLog, StoredRecord
-from carpool.kafka.memory.transactions import TransactionCoordinator
 from carpool.kafka.records import Message, TopicPartition
 from schemas.record import Headers, Source
+from tests.memory_broker.groups import ConsumerGroup, GroupMember
+from tests.memory_broker.log import PartitionLog, StoredRecord
+from tests.memory_broker.transactions import TransactionCoordinator
 
 Call = Literal[
     "produce",

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.kafka.memory.broker import MemoryBroker
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.topic_table import require_same_partitions
+from schemas.topics import ANSWERS, CANCELS, GROUPS, RETRIEVALS, SCANS, Topic
+from tests.memory_broker.broker import MemoryBroker
 
 
 class MemoryTableLog:
     """A `TableLog` of a `MemoryBroker`. No call blocks."""
 
-    def __init__(self, broker: MemoryBroker, *, topic: str, same_partitions_as: str) -> None:
-        self.topic = topic
+    def __init__(self, broker: MemoryBroker, topic: Topic, *, like: Topic) -> None:
+        self.topic = topic.name
         self._broker = broker
-        self._same_partitions_as = same_partitions_as
+        self._like = like.name
         self._next: dict[int, int] = {}
 
     def open(self) -> None:
         """Compares the partition counts of the two topics."""
-        names = (self.topic, self._same_partitions_as)
+        names = (self.topic, self._like)
         require_same_partitions({name: self._broker.partitions.get(name, 0) for name in names})
 
     def first_since(self, partition: int, since_ms: int) -> int:
@@ -76,3 +77,18 @@ class MemoryTableLog:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+class MemoryAnswersLog(MemoryTableLog):
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, ANSWERS, like=RETRIEVALS)
+
+
+class MemoryCancelsLog(MemoryTableLog):
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, CANCELS, like=RETRIEVALS)
+
+
+class MemoryScansLog(MemoryTableLog):
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, SCANS, like=GROUPS)

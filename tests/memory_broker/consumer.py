@@ -20,9 +20,9 @@ from carpool.kafka.fencing import (
     previous_owners,
     transactional_id,
 )
-from carpool.kafka.memory.broker import MemoryBroker
-from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
 from carpool.kafka.records import Message, TopicPartition
+from tests.memory_broker.broker import MemoryBroker
+from tests.memory_broker.groups import ConsumerGroup, MemoryMembership
 
 REQUEST_TIMEOUT_US = 10_000_000
 

@@ -26,8 +26,8 @@ from confluent_kafka.admin import (
 
 from carpool.kafka.acls import Acl
 from carpool.kafka.embedded import free_port
-from carpool.testing.certificates import CertificateAuthority
 from carpool.testing.kafka import HOST, KafkaServer, free_ports
+from tests.rig.certificates import CertificateAuthority
 
 SCRAM_ITERATIONS = 4_096
 REQUEST_TIMEOUT_S = 180.0

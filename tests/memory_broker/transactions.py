@@ -10,9 +10,9 @@ from carpool.clock import Clock
 from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX
-from carpool.kafka.memory.groups import ConsumerGroup, MemoryMembership
-from carpool.kafka.memory.log import MemoryTransaction, PartitionLog, StoredRecord
 from carpool.kafka.records import Output, TopicPartition
+from tests.memory_broker.groups import ConsumerGroup, MemoryMembership
+from tests.memory_broker.log import MemoryTransaction, PartitionLog, StoredRecord
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""What the tests of several rooms use: kills between steps, bad records, secure brokers."""
