@@ -7,8 +7,6 @@ import typer
 from bench.data.grown.cli import data as grow_data
 from bench.generation.cli import (
     answers,
-    concurrency,
-    drafts,
     generation,
     gpu_memory,
     speculation,
@@ -40,8 +38,6 @@ data and settings.
 Is the right thing found?      carpool bench claims --data DATA
 Is the answer right?           carpool bench answers --data DATA
 Which order saves tokens?      carpool bench generation --data DATA
-Does speculation pay?          carpool bench drafts --data DATA
-How many requests at once?     carpool bench concurrency --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
@@ -61,7 +57,7 @@ How long is a rebalance?       carpool bench rebalance
 
 for command in (
     *(claims, answers, traffic, search, simulator, priorities, figure),
-    *(generation, concurrency, drafts, speculation, shard),
+    *(generation, speculation, shard),
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)

@@ -60,10 +60,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="Which waiting prompt is sent next, among those of the best priority that "
             "have no deadline and of the tenant whose turn it is: `arrival`, the oldest; "
-            "`cache_aware`, the prompt with most cached tokens for each token to compute; "
-            "`cached_prefix`, the same, and where nothing is cached, the prompt whose beginning "
-            "most others share. All but `arrival` need llm.kv_events; without them prompts go in "
-            "the order of arrival"
+            "`cached_prefix`, the prompt with most cached tokens for each token to compute, and "
+            "where nothing is cached, the prompt whose beginning most others share. It needs "
+            "llm.kv_events; without them prompts go in the order of arrival"
         ),
     ] = "cached_prefix"
     overtaken_max: Annotated[
@@ -198,12 +197,10 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         SpeculationName,
         Meta(
             description="Which warm-ups are sent while a search runs, from the drafts of searchers "
-            "with `searcher.drafts_after_ms`: `likely`, the passages that were final in most "
-            "earlier searches, at first as `stable`; `auto`, as `likely`, but only on an idle "
-            "server, and few while they make no answer begin sooner; `stable`, the passages that "
-            "kept their ranks while an eighth of the clusters was searched; `none`, no warm-ups; "
-            "`ragcache`, `aquapipe`, `hedrarag` as in these papers, to compare. Needs a server "
-            "with a prefix cache that accepts token ids; several servers need llm.kv_events"
+            "with `searcher.drafts_after_ms`: `auto`, the passages that were final in most earlier "
+            "searches, but only on an idle server, and few while they make no answer begin "
+            "sooner; `none`, no warm-ups. Needs a server with a prefix cache that accepts token "
+            "ids; several servers need llm.kv_events"
         ),
     ] = "auto"
     partials: Annotated[

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from bench.generation.block_simulator import BlockSimulator, CacheSize
 from bench.generation.streams import Ask, PromptIds
+from bench.papers.ragcache.cache_aware import CacheAware
 from generator.plan.kv_tree import KvTree
 from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm, form_of
 from generator.plan.order.factory import OrderName, make_order
@@ -24,7 +26,7 @@ class OrderCase(msgspec.Struct, frozen=True, kw_only=True):
     keeps passages in the order of their scores.
     """
 
-    order: OrderName
+    order: OrderName | Literal["cache_aware"]
     backlog: int
     overtaken_max: int | None = None
     score_loss_max: float | None = None
@@ -94,9 +96,11 @@ def send_in_order(
     """
     tree = KvTree(block_tokens=size.block_tokens)
     prefixes = CachedPrefixes(tree)
+    order = (
+        CacheAware(prefixes) if case.order == "cache_aware" else make_order(case.order, prefixes)
+    )
     queue = PromptQueue(
-        ServerCache(prefixes=prefixes, order=make_order(case.order, prefixes)),
-        overtaken_max=case.overtaken_max,
+        ServerCache(prefixes=prefixes, order=order), overtaken_max=case.overtaken_max
     )
     server = BlockSimulator(size)
     waiting: dict[int, Ask] = {}

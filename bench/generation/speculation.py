@@ -12,6 +12,7 @@ import msgspec
 
 from bench.generation.progressive import Found, ProgressiveSearch, passages_of
 from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine
+from generator.plan.speculation.likely import common
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
     DraftFound,
@@ -24,7 +25,6 @@ from generator.plan.speculation.protocol import (
     StartWarmUp,
     WarmUpEnded,
 )
-from generator.plan.speculation.stable import common
 from generator.plan.speculation.warm_ups import WarmUps
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -38,30 +38,31 @@ from bench.generation.speculation import (
     SpeculationSimulation,
 )
 from bench.generation.step_engine import EngineCosts
-from generator.plan.speculation.factory import SpeculationName, make_policy
+from bench.papers.aquapipe.prefetching import AquaPipe
+from bench.papers.hedrarag.speculative_generation import HedraRag
+from bench.papers.ragcache.speculative_pipelining import RagCache
+from generator.plan.speculation.auto import Auto
+from generator.plan.speculation.likely import Likely
+from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import SpeculationPolicy
 from generator.settings import GeneratorSettings
 from indexer.plan.defaults import default_nprobe
 
-PolicyRow = SpeculationName | Literal["aquapipe_removing", "oracle"]
+PolicyRow = Literal["none", "ragcache", "aquapipe", "hedrarag", "likely", "auto", "oracle"]
 OURS: PolicyRow = "likely"
-POLICIES: dict[PolicyRow, SpeculationName] = {
-    "none": "none",
-    "ragcache": "ragcache",
-    "aquapipe": "aquapipe",
-    "aquapipe_removing": "aquapipe",
-    "hedrarag": "hedrarag",
-    "stable": "stable",
-    "likely": "likely",
-    "auto": "auto",
+POLICIES: dict[PolicyRow, Callable[[], SpeculationPolicy]] = {
+    "none": NoSpeculation,
+    "ragcache": RagCache,
+    "aquapipe": AquaPipe,
+    "hedrarag": HedraRag,
+    "likely": Likely,
+    "auto": lambda: Auto(Likely()),
 }
 """The rows beside the oracle's, and the policies that they show."""
 ANSWER_TOKENS = 16
 """Tokens of an answer, on average."""
 COSTS = EngineCosts(step_us=64_000, prefill_us=1_350, decode_us=7_000)
 """Of SmolLM2 135M in vLLM on two cores."""
-REMOVAL_US = 10_000
-"""Assumed time to remove a passage from a prefix cache; vLLM cannot do it."""
 AT_ONCE = 8
 SHORT_S = 0.006
 CASES: tuple[tuple[ScanOrder, int, tuple[float, ...]], ...] = (
@@ -215,14 +216,13 @@ def _every_policy(
     tokens: Sequence[int],
     shape: PipelineShape,
 ) -> list[tuple[PolicyRow, SpeculationFigures, float]]:
-    def figures(policy: SpeculationPolicy, removal_us: int | None = None) -> SpeculationFigures:
-        server = msgspec.structs.replace(COSTS, removal_us=removal_us)
-        return SpeculationSimulation(searches, tokens, policy, shape, server).run()
+    def figures(policy: SpeculationPolicy) -> SpeculationFigures:
+        return SpeculationSimulation(searches, tokens, policy, shape, COSTS).run()
 
     best = figures(Oracle(final_passages(searches)))
     rows: list[tuple[PolicyRow, SpeculationFigures, float]] = []
     for name, policy in POLICIES.items():
-        found = figures(make_policy(policy), REMOVAL_US if name == "aquapipe_removing" else None)
+        found = figures(policy())
         rows.append((name, found, found.hidden_share / max(best.hidden_share, 1e-9)))
     return [*rows, ("oracle", best, 1.0)]
 

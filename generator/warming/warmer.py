@@ -18,6 +18,7 @@ from carpool.telemetry.metrics import Metrics
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest, PromptRefused
 from generator.llm.servers import LlmServers
 from generator.plan.recent import Recent
+from generator.plan.speculation.likely import common
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
     DraftFound,
@@ -29,7 +30,6 @@ from generator.plan.speculation.protocol import (
     StartWarmUp,
     WarmUpEnded,
 )
-from generator.plan.speculation.stable import common
 from generator.prompts import PreparedPrompt
 from schemas.codec import tenant_of
 from schemas.retrieval import Retrieval

@@ -18,7 +18,6 @@ from carpool.loop.delivery.commit_planner import HELD_US, CommitPlanner
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Done
 from generator.plan.kv_tree import KvTree
-from generator.plan.order.cache_aware import CacheAware
 from generator.plan.order.cached_prefix import CachedPrefix
 from generator.plan.order.cached_prefixes import CachedPrefixes, form_of
 from schemas.topics import RETRIEVALS
@@ -114,10 +113,7 @@ def drain(intake: Intake) -> None:
     assert intake.bytes_max <= METADATA_BYTES_MAX
 
 
-@pytest.mark.parametrize("kind", [CacheAware, CachedPrefix])
-def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata(
-    kind: type[CacheAware] | type[CachedPrefix],
-) -> None:
+def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata() -> None:
     """One partition, overtaking without a bound: the worst that a member can have."""
     tokens = prompts(seed=1)
     tree = KvTree(block_tokens=BLOCK)
@@ -125,7 +121,7 @@ def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata(
         CachedPrefixes(tree),
         BlockSimulator(CacheSize(blocks=600, block_tokens=BLOCK)),
     )
-    order, intake = kind(prefixes), Intake()
+    order, intake = CachedPrefix(prefixes), Intake()
     running: list[int] = []
     overtaken = 0
     for seq in range(RECORDS):

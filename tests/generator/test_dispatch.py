@@ -465,7 +465,7 @@ def test_a_server_with_more_than_its_share_of_the_work_gives_prompts_to_others()
 
 
 def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
-    dispatcher = caching_dispatcher("cache_aware", concurrency=1)
+    dispatcher = caching_dispatcher("cached_prefix", concurrency=1)
     for id in (1, 2):
         arrive(dispatcher, id, form=0)
     for id in (3, 4, 5):

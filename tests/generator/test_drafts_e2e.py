@@ -57,7 +57,7 @@ def ask_one_after_another(broker: str) -> list[Answer]:
 def test_a_prompt_finds_the_passages_warm_that_its_search_found_early(
     fresh_broker: str, tmp_path: Path
 ) -> None:
-    on = {"CARPOOL_SEARCHER_DRAFTS_AFTER_MS": "100", "CARPOOL_GENERATOR_SPECULATION": "stable"}
+    on = {"CARPOOL_SEARCHER_DRAFTS_AFTER_MS": "100"}
     with (
         LlmServer(caches_prefixes=True) as llm,
         services(fresh_broker, tmp_path, llm, **on) as stack,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from generator.plan.kv_tree import BlocksRemoved, BlocksStored, KvBatch, KvTree, digests_of
 from generator.plan.order.arrival import Arrival
-from generator.plan.order.cache_aware import CacheAware
 from generator.plan.order.cached_prefix import CachedPrefix
 from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm, form_of
 from generator.plan.order.passage_orders import passage_orders
@@ -41,7 +39,7 @@ def store(tree: KvTree, prefixes: CachedPrefixes, seq: int, token_ids: Sequence[
 A, B, C = (1,) * 8, (2,) * 8, (3,) * 8
 
 
-def test_cache_aware_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
+def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
     """RAGCache, section 5.2, its two scenarios: more cached first, then less to compute first."""
     tree = seeing_tree()
     prefixes = CachedPrefixes(tree)
@@ -49,10 +47,10 @@ def test_cache_aware_takes_the_largest_ratio_of_cached_to_computed_tokens() -> N
     prefixes.add(2, [form(*B, *B, *C)])
     prefixes.add(3, [form(*B, *B, 5)])
     store(tree, prefixes, 1, A)
-    assert CacheAware(prefixes).choose([1, 2, 3]).id == 1
+    assert CachedPrefix(prefixes).choose([1, 2, 3]).id == 1
     store(tree, prefixes, 2, B + B)
-    assert CacheAware(prefixes).choose([1, 2]).id == 2, "more is cached"
-    assert CacheAware(prefixes).choose([1, 2, 3]).id == 3, "as much is cached, less to compute"
+    assert CachedPrefix(prefixes).choose([1, 2]).id == 2, "more is cached"
+    assert CachedPrefix(prefixes).choose([1, 2, 3]).id == 3, "as much is cached, less to compute"
 
 
 def test_the_form_is_sent_of_which_most_is_cached() -> None:
@@ -60,26 +58,20 @@ def test_the_form_is_sent_of_which_most_is_cached() -> None:
     prefixes = CachedPrefixes(tree)
     forms = [form(*A, *B, 9, passages=(0, 1)), form(*B, *A, 9, passages=(1, 0))]
     prefixes.add(1, forms)
-    assert CacheAware(prefixes).choose([1]).form == forms[0], "nothing is cached: the preferred"
+    assert CachedPrefix(prefixes).choose([1]).form == forms[0], "nothing is cached: the preferred"
     store(tree, prefixes, 1, B)
-    assert CacheAware(prefixes).choose([1]).form == forms[1]
+    assert CachedPrefix(prefixes).choose([1]).form == forms[1]
 
 
-@pytest.mark.parametrize("policy", [CacheAware, CachedPrefix])
-def test_a_blind_tree_gives_the_order_of_arrival(
-    policy: type[CacheAware] | type[CachedPrefix],
-) -> None:
+def test_a_blind_tree_gives_the_order_of_arrival() -> None:
     prefixes = CachedPrefixes(KvTree(block_tokens=BLOCK))
     for id in (1, 2):
         prefixes.add(id, [form(*A[: 9 - id])])
-    assert policy(prefixes).choose([1, 2]).id == 1
+    assert CachedPrefix(prefixes).choose([1, 2]).id == 1
 
 
-@pytest.mark.parametrize("policy", [CacheAware, CachedPrefix])
-def test_prompts_whose_tokens_are_not_known_go_in_the_order_of_arrival(
-    policy: type[CacheAware] | type[CachedPrefix],
-) -> None:
-    assert policy(CachedPrefixes(seeing_tree())).choose([4, 5]).id == 4
+def test_prompts_whose_tokens_are_not_known_go_in_the_order_of_arrival() -> None:
+    assert CachedPrefix(CachedPrefixes(seeing_tree())).choose([4, 5]).id == 4
 
 
 def test_cached_prefix_begins_what_costs_least_for_each_prompt_that_uses_it() -> None:
@@ -137,8 +129,7 @@ def test_the_books_agree_with_a_count_from_nothing(
         elif what == "store":
             store(tree, prefixes, tree._next_seq, tokens)
         elif ids:
-            for order in (CacheAware(prefixes), CachedPrefix(prefixes)):
-                assert order.choose(ids).id in ids
+            assert CachedPrefix(prefixes).choose(ids).id in ids
         prefixes.check_integrity()
 
 
@@ -259,7 +250,7 @@ def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
 def test_forms_that_become_known_while_a_prompt_waits_count() -> None:
     tree = seeing_tree()
     prefixes = CachedPrefixes(tree)
-    queue = PromptQueue(ServerCache(prefixes=prefixes, order=CacheAware(prefixes)))
+    queue = PromptQueue(ServerCache(prefixes=prefixes, order=CachedPrefix(prefixes)))
     for id in (1, 2):
         queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id)))
     queue.set_forms(2, [form(*A, 5)])

@@ -95,7 +95,7 @@ def publisher() -> Iterator[KvPublisher]:
         yield publisher
 
 
-@pytest.mark.parametrize("order", ["cached_prefix", "cache_aware", "arrival"])
+@pytest.mark.parametrize("order", ["cached_prefix", "arrival"])
 def test_of_waiting_prompts_that_is_next_of_which_most_is_cached(
     publisher: KvPublisher, order: str
 ) -> None:
@@ -193,7 +193,7 @@ def test_passages_of_nearly_equal_scores_stand_as_they_are_cached_and_citations_
 def test_a_prompt_that_comes_back_may_be_sent_in_another_form(publisher: KvPublisher) -> None:
     found = (passage("best", 0.9), passage("second", 0.9))
     engine = WaitingLlm(script=[Reply(text="", error=LlmRefusal("busy", "later"))])
-    with following(engine, publisher, order="cache_aware", score_loss_max=0.03) as run:
+    with following(engine, publisher, score_loss_max=0.03) as run:
         run.offer(unit("q", found=found))
         tell(run, publisher, ids_of("q", *reversed(found)))
         engine.go.set()

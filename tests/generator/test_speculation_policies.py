@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.speculation.aquapipe import AquaPipe
 from generator.plan.speculation.auto import SEARCH_MIN_US, Auto
-from generator.plan.speculation.hedrarag import HedraRag
 from generator.plan.speculation.likely import PRIOR_SEARCHES, SHARE_MIN, Likely
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import (
@@ -25,23 +23,14 @@ from generator.plan.speculation.protocol import (
     StartWarmUp,
     WarmUpEnded,
 )
-from generator.plan.speculation.ragcache import RagCache
-from generator.plan.speculation.stable import Stable
 
 IDLE = EngineLoad(in_flight=0, waiting=0, limit=8)
 FULL = EngineLoad(in_flight=8, waiting=0, limit=8)
 
 POLICIES: dict[str, Callable[[], SpeculationPolicy]] = {
     "none": NoSpeculation,
-    "stable": lambda: Stable(clusters=2),
-    "stable by share": Stable,
-    "stable at once": lambda: Stable(clusters=0),
-    "ragcache": RagCache,
-    "aquapipe": AquaPipe,
-    "aquapipe, fine": lambda: AquaPipe(chunk_us=0),
-    "hedrarag": HedraRag,
     "likely": Likely,
-    "auto": lambda: Auto(Stable()),
+    "auto": lambda: Auto(Likely()),
 }
 
 
@@ -83,14 +72,14 @@ def told(
         (["a", "ab", "abc"], [start("a")]),
     ],
 )
-def test_stable_warms_what_two_clusters_left_in_its_place(
+def test_while_nothing_is_counted_likely_warms_what_two_clusters_left_in_its_place(
     founds: list[str], expected: list[SpeculationAction]
 ) -> None:
-    assert told(Stable(clusters=2), founds) == expected
+    assert told(Likely(), founds) == expected
 
 
-def test_stable_goes_on_when_a_warm_up_has_ended() -> None:
-    policy = Stable(clusters=2)
+def test_likely_goes_on_when_a_warm_up_has_ended() -> None:
+    policy = Likely()
     assert told(policy, ["a", "ab", "abc", "abc"]) == [start("a")]
     ended = WarmUpEnded(query="q", is_done=True, at_us=0)
     assert policy.step(ended, IDLE) == (start("ab"),)
@@ -100,7 +89,7 @@ def test_stable_goes_on_when_a_warm_up_has_ended() -> None:
 
 
 def test_a_warm_up_that_failed_is_begun_again_with_the_next_draft() -> None:
-    policy = Stable(clusters=2)
+    policy = Likely()
     assert told(policy, ["abc", "abc", "abc"]) == [start("abc")]
     assert policy.step(WarmUpEnded(query="q", is_done=False, at_us=0), IDLE) == ()
     assert policy.step(draft("abc", 4), IDLE) == (start("abc"),)
@@ -169,85 +158,6 @@ def test_what_no_policy_may_do(name: str, events: list[Told]) -> None:
                 running[action.query] = action.passages
 
 
-def test_ragcache_begins_again_when_the_draft_changes() -> None:
-    """RAGCache, figure 11: the passages of four stages."""
-    assert told(RagCache(), ["ac", "ab", "ab", "ab"]) == [
-        start("ac"),
-        CancelWarmUp(query="q"),
-        start("ab"),
-    ]
-
-
-def test_ragcache_begins_nothing_with_a_full_batch() -> None:
-    policy = RagCache(max_prefill_bs=2)
-    busy = EngineLoad(in_flight=2, waiting=0, limit=8)
-    assert policy.step(draft("ab", 1), busy) == ()
-    assert policy.step(draft("ab", 2), IDLE) == (), "only a change begins one (Algorithm 2)"
-    assert policy.step(draft("ac", 3), IDLE) == (start("ac"),)
-
-
-def test_aquapipe_prefetches_as_results_become_stable() -> None:
-    """Equations 1 to 3 by hand, top-k 4, and element 5 comes before element 4 (figure 11).
-
-    Cluster 1: all is new, Stability 0, Balancer 0, MaxNum 0. Cluster 2: Stability 4, Balancer 2,
-    MaxNum 3. The next prefetching is floor(3/4 * 3 + 1 - 2) = 1 cluster later. Cluster 3: the last
-    element moved, Stability 3, none of the pool moved, Balancer 2.5, MaxNum floor(2.5/2) = 1, but
-    the element is not where it was. Cluster 4: Stability 4, Balancer 3.25, MaxNum 2.
-    """
-    policy = AquaPipe(chunk_us=0)
-    actions = told(policy, ["abcd", "abcd", "abce"])
-    assert actions == [start("abc")]
-    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
-    assert policy.step(draft("abce", 4), IDLE) == (start("abce"),)
-
-
-def test_aquapipe_removes_what_moved() -> None:
-    assert told(AquaPipe(chunk_us=0), ["abcd", "abcd", "abxc"]) == [
-        start("abc"),
-        CancelWarmUp(query="q"),
-        start("ab"),
-    ]
-
-
-def test_aquapipe_is_careful_after_the_pool_was_wrong() -> None:
-    """Equation 3: of the pool of three one element moved, so Balancer is (3 - 4 + 2) / 2 = 0.5.
-
-    The pool is then one element, and MaxNum of the next cluster floor((4 - 1 + 2.25) / 2) = 2.
-    """
-    policy = AquaPipe(chunk_us=0)
-    told(policy, ["abcd", "abcd", "axcd"])
-    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
-    assert policy.step(draft("axcd", 4), IDLE) == (start("axc"),)
-
-
-def test_aquapipe_prefetches_no_sooner_than_equation_1_says() -> None:
-    """After cluster 3 the pool is full: the next prefetching is floor(4 + 1 - 3) = 2 later."""
-    policy = AquaPipe(chunk_us=0)
-    told(policy, ["abcd", "abcd", "abcd", "abxd"])
-    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
-    assert policy.step(draft("abxd", 5), IDLE) == (), "the pool was compared with cluster 3"
-    assert policy.step(draft("abxd", 6), IDLE) == (start("abxd"),)
-
-
-def test_aquapipe_waits_for_more_where_passages_come_fast() -> None:
-    """Section 4.4. A cluster takes 100 ms here."""
-    founds = ["abcd", "abcd"]
-    assert told(AquaPipe(chunk_us=100_000), founds) == [start("abc")]
-    assert told(AquaPipe(chunk_us=100_001), founds) == []
-    assert told(AquaPipe(chunk_us=100_001), ["abcd", "abcd", "abcd"]) == [start("abcd")]
-
-
-def test_hedrarag_fills_the_server_with_the_closest_first() -> None:
-    policy = HedraRag(threshold=0.5)
-    full = EngineLoad(in_flight=4, waiting=0, limit=8)
-    for name, score in (("far", 0.3), ("near", 0.9), ("middle", 0.5)):
-        one = replace(draft("ab", 1, query=name), scores=(score, score))
-        assert policy.step(one, full) == (), "the threshold is reached"
-    two = EngineLoad(in_flight=2, waiting=0, limit=8)
-    answered = QueryAnswered(query="another")
-    assert policy.step(answered, two) == (start("ab", "near"), start("ab", "middle"))
-
-
 def searched(auto: Auto, name: str, *, took_us: int, waits_us: tuple[int, int]) -> bool:
     """One search with three equal drafts; returns whether it was warmed. `waits_us`: warm, cold."""
     actions: list[SpeculationAction] = []
@@ -261,14 +171,14 @@ def searched(auto: Auto, name: str, *, took_us: int, waits_us: tuple[int, int]) 
 
 
 def test_auto_warms_nothing_for_searches_of_six_milliseconds() -> None:
-    auto = Auto(Stable())
+    auto = Auto(Likely())
     assert not any(
         searched(auto, str(number), took_us=6_000, waits_us=(1, 900)) for number in range(300)
     )
 
 
 def test_auto_warms_while_that_pays() -> None:
-    auto = Auto(Stable())
+    auto = Auto(Likely())
     long_us = 2 * SEARCH_MIN_US
     warmed = [
         searched(auto, str(number), took_us=long_us, waits_us=(100, 900)) for number in range(400)
@@ -289,7 +199,7 @@ def test_auto_warms_while_that_pays() -> None:
 def test_auto_warms_on_an_idle_server_only(
     in_flight: int, waiting: int, limit: int, is_warmed: bool
 ) -> None:
-    auto = Auto(Stable())
+    auto = Auto(Likely())
     searched(auto, "first", took_us=2 * SEARCH_MIN_US, waits_us=(100, 900))
     load = EngineLoad(in_flight=in_flight, waiting=waiting, limit=limit)
     assert told(auto, ["abc", "abc", "abc"], load) == ([start("abc")] if is_warmed else [])
@@ -305,11 +215,6 @@ def test_likely_warms_what_was_final_in_earlier_searches() -> None:
         policy.step(SearchEnded(query=name, passages=tuple("ac"), at_us=9), IDLE)
         policy.step(QueryAnswered(query=name), IDLE)
     assert expected, "so many searches are enough"
-
-
-@pytest.mark.parametrize("founds", [["abc"] * 3, ["abc", "abd", "abd", "abd"], ["a", "ab", "abc"]])
-def test_likely_decides_as_stable_does_while_nothing_is_counted(founds: list[str]) -> None:
-    assert told(Likely(), founds) == told(Stable(), founds) != []
 
 
 def test_likely_no_longer_warms_what_stayed_but_was_not_final() -> None:

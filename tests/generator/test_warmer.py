@@ -9,16 +9,19 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.kv_events import KvPublisher
+from generator import service
 from generator.llm.memory import MemoryLlm
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
+from generator.plan.speculation.likely import Likely
+from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import EngineLoad
-from generator.plan.speculation.stable import Stable
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings
 from generator.warming.warmer import SEARCHES_MAX, WARM_UP_PRIORITY, Warmer
@@ -28,8 +31,15 @@ from tests.clocks import HandClock
 from tests.generator.stage import LLM, running, unit
 from tests.records import a_query, a_retrieval, a_source, a_unit
 
-SETTINGS = GeneratorSettings(passages_max=3, speculation="stable")
+SETTINGS = GeneratorSettings(passages_max=3)
 TEMPLATES = load_templates(SETTINGS)
+
+
+@pytest.fixture(autouse=True)
+def warmed_from_the_first_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` waits until it knows that searches take long."""
+    policies = {"auto": Likely, "none": NoSpeculation}
+    monkeypatch.setattr(service, "make_policy", lambda name: policies[name]())
 
 
 def draft(n: int, passages: str, revision: int, **more: Any) -> Retrieval:
@@ -68,7 +78,7 @@ class Rig:
         self.tasks: list[asyncio.Task[None]] = []
         self.warmer = Warmer(
             LlmServers(self.engines),
-            Stable(clusters=2),
+            Likely(),
             prepare=lambda each: prepare_prompt(each, SETTINGS, TEMPLATES),
             run=self._run,
             choose=self._choose,
@@ -289,7 +299,7 @@ async def test_queries_that_are_never_answered_are_forgotten_and_counted(rig: Ri
 
 def test_a_prompt_ends_a_warm_up_that_has_its_place() -> None:
     engine = MemoryLlm(warm_ups_hang=True)
-    settings = GeneratorSettings(passages_max=3, speculation="stable", concurrency=1)
+    settings = GeneratorSettings(passages_max=3, concurrency=1)
     with running(engine, settings) as run:
         for revision in (1, 2, 3):
             run.stage.draft(draft(7, "abc", revision))

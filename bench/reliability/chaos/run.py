@@ -71,7 +71,6 @@ DRAFTS = {
     "CARPOOL_SEARCHER_BUDGET_BYTES": str(PASSAGE_BUFFERS_BYTES + 256 * 1024),
     # A searcher that is stopped for longer than a read may take would give up that read.
     "CARPOOL_SEARCHER_READ_TIMEOUT_MS": "60000",
-    "CARPOOL_GENERATOR_SPECULATION": "stable",
 }
 """Settings with which searches from a slow disk send drafts, and LLM servers are warmed."""
 

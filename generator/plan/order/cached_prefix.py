@@ -19,9 +19,8 @@ class CachedPrefix:
 
     where another waiting prompt counts by the share of these tokens that it has too. So a prefix of
     many prompts is computed once for all of them. A prompt that shares no prefix goes early if it
-    is short: a long one may save more if a prompt with the same prefix arrives. With a backlog of a
-    few prompts this order is not better than `CacheAware`. Cost: O(prompts), and
-    O(blocks) for each prompt that shares an uncached block with one that came or left.
+    is short: a long one may save more if a prompt with the same prefix arrives. Cost: O(prompts),
+    and O(blocks) for each prompt that shares an uncached block with one that came or left.
     """
 
     def __init__(self, prefixes: CachedPrefixes) -> None:

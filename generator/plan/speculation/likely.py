@@ -2,13 +2,14 @@
 
 How often passages stay depends on the index, the order of its clusters, and how much of a search is
 done. So the policy counts how many earlier drafts in the same state began with as many final
-passages. Another index or order needs no other setting. While little is counted, it decides as
-`stable` does.
+passages. Another index or order needs no other setting. While little is counted, it warms the
+passages that stayed the first ones for an eighth of the clusters.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from generator.plan.speculation.protocol import (
@@ -20,15 +21,16 @@ from generator.plan.speculation.protocol import (
     SpeculationEvent,
     WarmUpEnded,
 )
-from generator.plan.speculation.stable import clusters_to_stay, common
 from generator.plan.speculation.warm_ups import Passages, WarmUps
 
 SHARE_MIN = 0.75
 """The least share of earlier drafts in the same state whose passages were final. Higher ones waste
 less and hide less."""
 PRIOR_SEARCHES = 2
-"""The rule of `stable` counts as so many earlier searches in the same state. With more of
-them the first searches waste more."""
+"""Passages that stayed for `clusters_to_stay` count as so many earlier searches in the same state
+whose passages were final. With more of them the first searches waste more."""
+STAY_SHARE = 8
+STAY_CLUSTERS_MIN = 2
 COUNTED_MAX = 4_000
 """After so many searches in a state its counts are halved, so that new searches weigh more."""
 DONE_CLASSES = 16
@@ -105,3 +107,16 @@ class Likely:
 def _age_class(clusters: int) -> int:
     """Returns 0, 1, 2, 3 for 0, 1, 2 to 3, 4 to 7 clusters, and so on, at most `AGES`."""
     return min(AGES, clusters.bit_length())
+
+
+def clusters_to_stay(clusters_total: int) -> int:
+    """Returns for how many clusters of a query a passage must keep its rank."""
+    return max(STAY_CLUSTERS_MIN, -(-clusters_total // STAY_SHARE))
+
+
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Returns how many items both begin with."""
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))

@@ -35,11 +35,6 @@ class WarmUps:
     def __init__(self) -> None:
         self._queries: dict[str, _QueryWarmUps] = {}
 
-    def running(self, query: str) -> Passages | None:
-        """Returns the passages of the warm-up that runs for a query; None where none runs."""
-        one = self._queries.get(query)
-        return None if one is None else one.running
-
     def follow(
         self, event: DraftFound, passages: int, load: EngineLoad
     ) -> tuple[SpeculationAction, ...]:

@@ -23,9 +23,9 @@ from bench.generation.speculation import (
 )
 from bench.generation.speculation_command import PolicyFigures, SpeculationResult, promises_of
 from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine, correction
+from bench.papers.ragcache.speculative_pipelining import RagCache
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import SpeculationPolicy
-from generator.plan.speculation.ragcache import RagCache
 
 COSTS = EngineCosts(step_us=10, prefill_us=1, decode_us=0, step_tokens=1_000, block_tokens=10)
 SHAPE = PipelineShape(search_us=1_000, clients=1, answer_tokens=2, tail_tokens=5)

@@ -1,4 +1,4 @@
-"""`hedrarag`: fills an underused server with the likeliest drafts (HedraRAG, section 4.3). Pure.
+"""Fills an underused server with the likeliest drafts (HedraRAG, section 4.3). Pure.
 
 A server is underused while the share of its throughput that is in use is below a threshold. The
 search in progress whose best passages are closest to its question is served first, because its
@@ -8,17 +8,9 @@ draft is most likely to be final. Use it where many searches are in progress at 
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
-from generator.plan.speculation.protocol import (
-    DraftFound,
-    EngineLoad,
-    QueryAnswered,
-    SearchEnded,
-    SpeculationAction,
-    SpeculationEvent,
-    StartWarmUp,
-    WarmUpEnded,
-)
+from generator.plan.speculation import protocol
 from generator.plan.speculation.warm_ups import WarmUps
 
 THRESHOLD = 0.5
@@ -26,45 +18,41 @@ THRESHOLD = 0.5
 
 
 class HedraRag:
-    """Implements `SpeculationPolicy`. A draft costs O(searches in progress)."""
+    """A `SpeculationPolicy`. A draft costs O(searches in progress)."""
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
         self._threshold = threshold
-        self._drafts: dict[str, DraftFound] = {}
+        self._drafts: dict[str, protocol.DraftFound] = {}
         self._warm_ups = WarmUps()
 
-    def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
+    def step(
+        self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
+    ) -> tuple[protocol.SpeculationAction, ...]:
         """Selects drafts, the closest first, until the threshold is reached."""
-        actions: tuple[SpeculationAction, ...] = ()
+        actions: list[protocol.SpeculationAction] = []
         match event:
-            case DraftFound():
+            case protocol.DraftFound():
                 self._drafts[event.query] = event
                 # The warm-up of a contradicted draft is useless: its slot is free.
-                actions = self._warm_ups.follow(event, 0, load)
+                actions += self._warm_ups.follow(event, 0, load)
                 load = replace(load, in_flight=load.in_flight - len(actions))
-            case WarmUpEnded():
+            case protocol.WarmUpEnded():
                 self._warm_ups.ended(event, load)
                 if not event.is_done:
                     return ()
-            case SearchEnded() | QueryAnswered():
+            case protocol.SearchEnded() | protocol.QueryAnswered():
                 self._drafts.pop(event.query, None)
                 self._warm_ups.forget(event.query)
-        return (*actions, *self._fill(load))
-
-    def _fill(self, load: EngineLoad) -> list[SpeculationAction]:
-        actions: list[SpeculationAction] = []
-        closest = sorted(self._drafts.values(), key=_distance)
-        for draft in closest:
+        for draft in sorted(self._drafts.values(), key=_distance):
             # T_curr / T_max < tau
             if load.in_flight / load.limit >= self._threshold:
                 break
             for action in self._warm_ups.follow(draft, len(draft.passages), load):
                 actions.append(action)
-                begun = 1 if isinstance(action, StartWarmUp) else -1
+                begun = 1 if isinstance(action, protocol.StartWarmUp) else -1
                 load = replace(load, in_flight=load.in_flight + begun)
-        return actions
+        return tuple(actions)
 
 
-def _distance(draft: DraftFound) -> tuple[float, str]:
-    mean = sum(draft.scores) / len(draft.scores) if draft.scores else 0.0
-    return -mean, draft.query
+def _distance(draft: protocol.DraftFound) -> tuple[float, str]:
+    return -fmean(draft.scores or [0.0]), draft.query

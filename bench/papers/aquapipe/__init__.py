@@ -1,0 +1,1 @@
+"""AquaPipe (SIGMOD 2025): prompts are computed while the search still runs."""

@@ -1,0 +1,1 @@
+"""HedraRAG (SOSP 2025): warm-ups that fill an underused server."""
