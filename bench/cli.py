@@ -8,7 +8,6 @@ from bench.data.grown.cli import data as grow_data
 from bench.generation.cli import (
     answers,
     generation,
-    gpu_memory,
     speculation,
 )
 from bench.micro.cli import shard
@@ -31,8 +30,7 @@ claims, answers, traffic and priorities start the services as processes, on an e
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
 figure run contestants in processes, simulator runs parts of the searcher, speculation simulates
-warm-ups, gpu-memory a GPU, shard times a device. The JSON of each run names its machine, versions,
-data and settings.
+warm-ups, shard times a device. The JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -44,7 +42,6 @@ Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FIL
 Do hot clusters follow?        carpool bench hot-set-drift --index DIR --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench speculation --data DATA
-A GPU for LLM and shard?       carpool bench gpu-memory --data DATA
 How fast is the hot shard?     carpool bench shard --device gpu
 Does batch work delay others?  carpool bench priorities
 CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
@@ -61,7 +58,6 @@ for command in (
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
-app.command(name="gpu-memory")(gpu_memory)
 app.command(name="hot-set")(hot_set)
 app.command(name="hot-set-drift")(hot_set_drift)
 app.command(name="data")(grow_data)

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -132,12 +132,10 @@ def vllm_command(
     port: int,
     *,
     kv_events: str | None = None,
-    gpu_memory_utilization: float | None = None,
 ) -> list[str]:
     """Returns the command of the server on loopback; CPU options only for the CPU build.
 
     `kv_events`: where it publishes its KV events, an `ipc` endpoint; None: nowhere.
-    `gpu_memory_utilization`: its share of the GPU's memory; None: vLLM's default.
     """
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
@@ -159,22 +157,7 @@ def vllm_command(
         command += ["--enforce-eager", "--block-size", "32"]
     if kv_events is not None:
         command += ["--kv-events-config", _kv_events_config(kv_events)]
-    if gpu_memory_utilization is not None:
-        command += [GPU_MEMORY_OPTION, f"{gpu_memory_utilization:g}"]
     return [*command, *settings.extra_args]
-
-
-def last_argument(command: Sequence[str], option: str) -> str | None:
-    """Returns the value of an option; None: it is not given. If it is given twice, the last counts.
-
-    As vLLM reads it: `--name value` or `--name=value`, and `_` in the name as `-`.
-    """
-    found = None
-    for part, after in zip(command, [*command[1:], ""], strict=True):
-        name, equals, value = part.partition("=")
-        if name.startswith("--") and name.replace("_", "-") == option:
-            found = value if equals else after
-    return found
 
 
 def _kv_events_config(endpoint: str) -> str:

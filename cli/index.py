@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from carpool.clock import SystemClock
 from cli.console import facts, output, people, print_json
 from cli.exit_codes import FAILED
+from cli.gpu_split import gpu_split
 from cli.hot_set import hot_set
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, load_client_side
@@ -131,20 +131,6 @@ _Seed = Annotated[
     typer.Option(
         min=0, help="Seed of the sample and of k-means: the same seed gives the same bytes."
     ),
-]
-_GpuBytes = Annotated[
-    int,
-    typer.Option(
-        min=0, metavar="BYTES", help="Memory of the GPU; 0: of the first GPU of this machine."
-    ),
-]
-_Llm = Annotated[
-    Path | None,
-    typer.Option("--llm", metavar="DIR", help="Folder of the model. Default: vllm.model_dir."),
-]
-_Rates = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Rates of LLM and searcher. Default: up.gpu_rates."),
 ]
 _Force = Annotated[
     bool, typer.Option("--force", help="Replace an index at DIR, once the new one is complete.")
@@ -308,6 +294,7 @@ def tune(
 
 
 app.command("hot-set")(hot_set)
+app.command("gpu-split")(gpu_split)
 
 
 @app.command()
@@ -341,51 +328,6 @@ def promote(index_dir: IndexDir) -> None:
     from indexer.promote import promote
 
     output().print(f"{index_dir} is now index {promote(index_dir, SystemClock())}", markup=False)
-
-
-@app.command(name="gpu-memory")
-def gpu_memory(
-    index_dir: IndexDir,
-    gpu_bytes: _GpuBytes = 0,
-    llm: _Llm = None,
-    rates: _Rates = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Choose how vLLM and a hot shard share one GPU, as `carpool up` does, and print it.
-
-    vLLM needs memory for weights, activations and its KV cache; the shard has the rest. With
-    searcher.shard_bytes_max the shard has these bytes. Without it, --rates says how many questions
-    a second the LLM answers and the searcher searches, and the split with the most questions a
-    second is chosen. Set vllm.dtype and vllm.model_tokens_max as vLLM is started.
-
-    The last lines are variables for docker-compose.gpu-shard.yml; there are none without a shard.
-
-    Example: carpool index gpu-memory my-index --llm models/llama --gpu-bytes 85899345920 --rates
-    rates.json --set vllm.dtype=auto
-    """
-    from carpool.gpu import visible_gpu
-    from cli.all_settings import CarpoolSettings
-    from cli.gpu_memory import compose_lines, split_gpu, split_text, stated_gpu
-
-    settings = load(
-        CarpoolSettings,
-        given(
-            config,
-            assignments,
-            index={"dir": str(index_dir)},
-            vllm={"model_dir": None if llm is None else str(llm)},
-            up={"gpu_rates": None if rates is None else str(rates)},
-        ),
-    )
-    split = split_gpu(settings, stated_gpu(gpu_bytes) if gpu_bytes else visible_gpu())
-    if as_json:
-        print_json(asdict(split))
-        return
-    output().print(split_text(split), markup=False)
-    for line in compose_lines(split):
-        output().print(line, markup=False)
 
 
 def _with_codes(codes: str | None) -> dict[str, str | int | None]:

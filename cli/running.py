@@ -21,7 +21,6 @@ from carpool.terminal import without_password
 from cli.all_settings import CarpoolSettings
 from cli.console import output, people, table
 from cli.demo import DemoRun, conclude
-from cli.gpu_memory import split_text
 from cli.runfile import Run, RunFile
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
@@ -50,8 +49,6 @@ def run_everything(
     Raises `Interrupted` after an orderly end by signal, `CarpoolError` when a part failed.
     """
     console = people()
-    if plan.gpu_split is not None:
-        console.print(split_text(plan.gpu_split))
     run_file = RunFile(Path(settings.up.state_dir))
     other = run_file.read()
     if other is not None and other.pid != os.getpid():
@@ -114,7 +111,7 @@ def _start(
         create_topics(msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap))
         if plan.vllm_port is not None:
             supervisor.start(vllm_spec(plan, settings))
-        if plan.gpu_split is not None:
+        if plan.shares_gpu:
             # vLLM takes for its own what others allocate on the GPU while it starts.
             supervisor.wait_ready(show)
         for spec in service_specs(plan, settings, passed):

@@ -7,18 +7,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from carpool.errors import ConfigError
-from carpool.gpu import Gpu, visible_gpu
 from carpool.kafka.embedded import broker_command, broker_environment, free_port
 from carpool.settings.sections import environment_name
 from carpool.terminal import without_password
 from carpool.vllm import (
+    GPU_MEMORY_OPTION,
     VllmSettings,
     check_vllm,
     is_cpu_build,
@@ -30,11 +30,9 @@ from carpool.vllm import (
 )
 from cli.all_settings import CarpoolSettings
 from cli.child import ChildSpec
-from cli.gpu_memory import split_gpu
 from cli.http import get, probe_port, probe_service, probe_vllm
 from cli.services import INPUTS
 from cli.up_settings import UpSettings
-from searcher.plan.gpu_memory import GpuSplit
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
@@ -51,7 +49,7 @@ class StackPlan:
     """The addresses of everything. `broker_port`, `vllm_port`: None where the server runs already.
     `passages_max`: passages of a prompt, for the model of the vLLM that is started; None: as the
     settings say. `kv_events`: where this vLLM publishes its KV events; None: nowhere.
-    `gpu_split`: how vLLM and the shard share a GPU; None: they do not.
+    `shares_gpu`: this vLLM and the hot shard are on the same GPU.
     """
 
     bootstrap: str
@@ -62,7 +60,7 @@ class StackPlan:
     llm_model: str
     passages_max: int | None = None
     kv_events: str | None = None
-    gpu_split: GpuSplit | None = None
+    shares_gpu: bool = False
 
     @property
     def http(self) -> dict[str, str]:
@@ -99,12 +97,10 @@ def make_plan(
     is_embedded: bool,
     llm_url: str | None,
     chooses_passages: bool = False,
-    find_gpu: Callable[[], Gpu] = visible_gpu,
 ) -> StackPlan:
     """Returns the checked addresses of everything. Raises `ConfigError` that says what to do.
 
     `chooses_passages`: no setting says how many passages a prompt has, so the model does.
-    `find_gpu`: returns the GPU of this machine, or raises `ConfigError` that there is none.
     """
     _check_index(settings)
     up, defaults = settings.up, UpSettings()
@@ -126,8 +122,9 @@ def make_plan(
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
-    gpu = find_gpu() if settings.searcher.shard == "gpu" else None
-    shares_gpu = vllm_port is not None and not is_cpu_build()
+    shares_gpu = settings.searcher.shard == "gpu" and vllm_port is not None and not is_cpu_build()
+    if shares_gpu:
+        _check_gpu_split(settings)
     return StackPlan(
         bootstrap=f"{LOOPBACK}:{broker_port}" if is_embedded else settings.kafka.bootstrap,
         broker_port=broker_port,
@@ -138,7 +135,7 @@ def make_plan(
         llm_model=model_name(settings.vllm) if vllm_port else settings.llm.model,
         passages_max=passages_for(settings.vllm) if vllm_port and chooses_passages else None,
         kv_events=kv_events_in(Path(up.state_dir)) if vllm_port else None,
-        gpu_split=split_gpu(settings, gpu) if gpu is not None and shares_gpu else None,
+        shares_gpu=shares_gpu,
     )
 
 
@@ -160,15 +157,9 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
     """Returns the vLLM server."""
     assert plan.vllm_port is not None, "only a local vLLM is started here"
     address = f"{LOOPBACK}:{plan.vllm_port}"
-    split = plan.gpu_split
     return ChildSpec(
         name=VLLM,
-        command=vllm_command(
-            settings.vllm,
-            plan.vllm_port,
-            kv_events=plan.kv_events,
-            gpu_memory_utilization=split.utilization if split and split.shard_bytes else None,
-        ),
+        command=vllm_command(settings.vllm, plan.vllm_port, kv_events=plan.kv_events),
         environ=vllm_environment(settings.vllm, os.environ),
         log_file=Path(settings.up.state_dir) / "vllm.log",
         probe=partial(probe_vllm, address),
@@ -194,9 +185,6 @@ def service_specs(
         own.append(f"llm.kv_events={plan.kv_events or ''}")
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")
-    if (split := plan.gpu_split) is not None:
-        own.append(f"searcher.shard={'gpu' if split.shard_bytes else 'none'}")
-        own.append(f"searcher.shard_bytes_max={split.shard_bytes}")
     specs = []
     for name in SERVICES:
         address = f"{LOOPBACK}:{plan.ports[name]}"
@@ -253,6 +241,17 @@ def _check_index(settings: CarpoolSettings) -> None:
         raise ConfigError(
             f"there is no index at {settings.index.dir}: make one with `carpool index build "
             f"CORPUS.jsonl --out {settings.index.dir}`, or name another with --index"
+        )
+
+
+def _check_gpu_split(settings: CarpoolSettings) -> None:
+    """vLLM takes nearly the whole GPU by default, and a shard without a limit half of the rest."""
+    names = [part.partition("=")[0].replace("_", "-") for part in settings.vllm.extra_args]
+    if GPU_MEMORY_OPTION not in names or not settings.searcher.shard_bytes_max:
+        raise ConfigError(
+            "searcher.shard=gpu beside vLLM on one GPU: nothing says what each may take. Set "
+            f"searcher.shard_bytes_max, and {GPU_MEMORY_OPTION} in vllm.extra_args; `carpool index "
+            "gpu-split` chooses both from measured rates"
         )
 
 

@@ -76,11 +76,3 @@ class UpSettings(Settings, frozen=True, kw_only=True):
             description="Pause before the first restart, s; doubled for each more, to 30 s.",
         ),
     ] = 0.5
-    gpu_rates: Annotated[
-        str,
-        Meta(
-            description="With searcher.shard=gpu: a JSON file that says how many questions a "
-            "second the LLM answers and the searcher searches, by bytes of the GPU. It decides how "
-            "vLLM and the shard share the GPU. Empty: searcher.shard_bytes_max decides."
-        ),
-    ] = ""

@@ -226,34 +226,3 @@ def speculation(options: SpeculationOptions) -> bool:
     from bench.generation.speculation_command import run
 
     return run(options)
-
-
-class GpuMemoryOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of gpu-memory."""
-
-    data: DataOption = None
-    questions: Annotated[
-        int, typer.Option("--questions", min=500, help="Questions of each simulated run.")
-    ] = 1500
-    seed: SeedOption = 0
-    json_file: JsonOption = None
-
-
-@command
-def gpu_memory(options: GpuMemoryOptions) -> bool:
-    """Is a GPU well shared between the LLM's KV cache and the hot shard?
-
-    Chooses the bytes of both as `carpool up` does (HedraRAG, Eq. 2), for several GPUs, models,
-    requests and searchers, and simulates search and LLM together: with the chosen bytes, and with a
-    sweep from the least KV cache to all of the memory. The simulation is finer than the curves of
-    the choice: real probes of questions that did not choose the hot clusters, prompts and answers
-    of their own lengths, a KV cache of blocks with preemption. No GPU is needed: times of the GPU
-    are stated, none is measured.
-
-    Ends with 1 when a promise is broken: a chosen split answers less than 0.95 of the best split.
-
-    Example:  carpool bench gpu-memory --data DATA --json gpu-memory.json
-    """
-    from bench.generation.gpu_memory import run
-
-    return run(options)
