@@ -53,7 +53,7 @@ def config(
     Examples:
       carpool config searcher
       carpool config --format toml > carpool.toml
-      CARPOOL_GROUPER_POLICY=agglomerative carpool config grouper --json
+      CARPOOL_GROUPER_POLICY=greedy carpool config grouper --json
     """
     from cli.all_settings import CarpoolSettings
 

@@ -59,7 +59,7 @@ def grouper(
 
     \b
     Example:
-      carpool grouper --index .carpool/index --set grouper.policy=agglomerative
+      carpool grouper --index .carpool/index --set grouper.policy=greedy
     """
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
     from grouper.service import build_stage

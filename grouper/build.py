@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from carpool.clock import Clock
@@ -15,8 +16,7 @@ from carpool.embedding import EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError, CorruptionError
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import IndexFacts
-from grouper.plan.grouping import grouping_policy
-from grouper.plan.order import group_order
+from grouper.plan.plan_groups import plan_groups
 from grouper.settings import GrouperSettings
 from grouper.work import WindowWork
 
@@ -60,14 +60,12 @@ def load_work(
         facts=facts,
         centroids=centroids,
         embedder=embedder,
-        policy=grouping_policy(
-            settings.policy,
+        group=partial(
+            plan_groups,
+            policy=settings.policy,
             jaccard_similarity_min=settings.jaccard_similarity_min,
-            linkage=settings.linkage,
         ),
-        order=group_order(settings.order),
         grouper=f"{socket.gethostname()[:64]}-{os.getpid()}-{clock.now_us()}",
-        group_bytes_max=settings.group_bytes_max,
         clock=clock,
         metrics=metrics,
         lanes=lanes,

@@ -41,6 +41,9 @@ log = structlog.get_logger()
 
 CLOSE_S = 1.0
 
+INTAKE_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes of the queries in the grouper at once."""
+
 
 class GrouperStage:
     """Implements `carpool.loop.stage.Stage[Query]`. Credit bounds the queries in it.
@@ -218,7 +221,7 @@ class GrouperStage:
             return Credit(records=0, size_bytes=0)
         return Credit(
             records=max(0, self._settings.intake_queries_max - len(self._queries)),
-            size_bytes=max(0, self._settings.intake_bytes_max - self._scheduler.size_bytes),
+            size_bytes=max(0, INTAKE_BYTES_MAX - self._scheduler.size_bytes),
         )
 
     def _forget(self, unit_ids: frozenset[int]) -> None:

@@ -7,15 +7,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from carpool.settings import Settings
-from grouper.plan.grouping import LinkageName, PolicyName
-from grouper.plan.order import OrderName
+from grouper.plan.plan_groups import PolicyName
 from grouper.plan.tenants import parse_weights
-from schemas.query import NPROBE_MAX, QUERY_BYTES_MAX
-from schemas.topics import GROUPS
-
-MIB = 1024 * 1024
-GROUP_HEADERS_BYTES = 64 * 1024
-"""Left free in the topic's limit for key, headers and framing of a group."""
+from schemas.query import NPROBE_MAX
 
 
 class GrouperSettings(Settings, frozen=True, kw_only=True):
@@ -30,24 +24,14 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "reads. Too high: long batches.",
         ),
     ] = 100
-    window_queries_min: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000,
-            description="Queries that a window waits for while records are pending (CaGR-RAG: "
-            "20). Too low: small windows. Too high: slow brokers delay the first query. Without "
-            "pending records a window never waits.",
-        ),
-    ] = 20
     window_ms_max: Annotated[
         int,
         Meta(
             ge=0,
             le=10_000,
-            description="Milliseconds that a window waits for pending records; below "
-            "window_queries_min, four times as long. Too low: smaller windows under a backlog. "
-            "Too high: latency. An idle system never waits.",
+            description="Milliseconds that a window waits for pending records; with less than a "
+            "fifth of window_queries_max, four times as long. Too low: smaller windows under a "
+            "backlog. Too high: latency. An idle system never waits.",
         ),
     ] = 50
     horizon_windows: Annotated[
@@ -58,9 +42,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             description="Full windows that are read, embedded and probed before the current one "
             "leaves, to fill its horizon; 0: none. No window waits for them. Nothing is read ahead "
             "where [searcher] shard is none and, by budget_bytes, the codes of the index fit in "
-            "memory. Too low: the searcher knows less of the next windows. Too high: memory, and "
-            "larger records. Needs horizon_windows + 3 windows in intake_queries_max, else the "
-            "horizon is shorter.",
+            "memory. Too low: the searcher knows less of the next windows. Too high: memory, "
+            "larger records, and more work to repeat after a crash.",
         ),
     ] = 4
     interactive_weight: Annotated[
@@ -84,29 +67,12 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
     policy: Annotated[
         PolicyName,
         Meta(
-            description="Which queries share a group: per_window (all of a window); greedy (those "
-            "similar to one member, CaGR-RAG's Algorithm 1); agglomerative (those similar to all "
-            "members, its Eq. 3; loads scikit-learn); per_query (each query alone). The searcher "
-            "shares reads between groups too, so smaller groups cost records and save no reads."
+            description="Which queries share a group: per_window (all of a window), or greedy "
+            "(those that probe the same clusters as one member, CaGR-RAG's Algorithm 1). The "
+            "searcher shares reads between groups too, so smaller groups cost records and save no "
+            "reads."
         ),
     ] = "per_window"
-    linkage: Annotated[
-        LinkageName,
-        Meta(
-            description="Which pairs must be similar for agglomerative: complete (every pair, Eq. "
-            "3), average (the mean of all pairs), single (one pair). In this order, groups become "
-            "larger and share less."
-        ),
-    ] = "complete"
-    order: Annotated[
-        OrderName,
-        Meta(
-            description="The order of groups, and of queries in a group: arrival, or "
-            "nearest_chain (next is the query most similar to those just before). The searcher "
-            "goes by cluster in an order of its own, so nearest_chain costs time and saves no "
-            "reads there. No query overtakes one that has a deadline."
-        ),
-    ] = "arrival"
     jaccard_similarity_min: Annotated[
         float,
         Meta(
@@ -136,56 +102,21 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "are missed. Too high: more bytes are read for each query.",
         ),
     ] = 0
-    group_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=64 * 1024,
-            description="Encoded size in bytes at which a group is cut into several records; a "
-            "larger query gets a record of its own. Too low: groups are cut often. Too high: "
-            "large records. Must be below the record limit of the topic of groups.",
-        ),
-    ] = 4 * MIB
-    intake_queries_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="Queries in the grouper at once: gathered, read ahead, and being planned. "
-            "Too low: a short horizon and small windows. Too high: memory, and more work to "
-            "repeat after a crash.",
-        ),
-    ] = 800
-    intake_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=QUERY_BYTES_MAX,
-            description="Bytes of these queries. Too low: large queries make small windows. Too "
-            "high: memory.",
-        ),
-    ] = 32 * MIB
+
+    @property
+    def window_queries_min(self) -> int:
+        """Queries that a window waits for while records are pending (CaGR-RAG: 20 of 100)."""
+        return -(-self.window_queries_max // 5)
+
+    @property
+    def intake_queries_max(self) -> int:
+        """Queries in the grouper at once: gathered, read ahead, and being planned."""
+        return (self.horizon_windows + 4) * self.window_queries_max
 
     def check(self) -> list[str]:
         """Returns what is wrong between these values."""
-        problems = []
-        if self.window_queries_min > self.window_queries_max:
-            problems.append(
-                f"window_queries_min {self.window_queries_min} is more than window_queries_max "
-                f"{self.window_queries_max}: lower the first"
-            )
-        if self.intake_queries_max < 2 * self.window_queries_max:
-            problems.append(
-                f"intake_queries_max {self.intake_queries_max} holds less than two windows of "
-                f"{self.window_queries_max}: one is "
-                f"gathered while the other is planned; set at least {2 * self.window_queries_max}"
-            )
-        if self.group_bytes_max > GROUPS.max_message_bytes - GROUP_HEADERS_BYTES:
-            problems.append(
-                f"group_bytes_max {self.group_bytes_max} leaves no room for headers below the "
-                f"{GROUPS.max_message_bytes} bytes that {GROUPS.name} takes; set at most "
-                f"{GROUPS.max_message_bytes - GROUP_HEADERS_BYTES}"
-            )
         try:
             parse_weights(self.tenant_weights)
         except ValueError as error:
-            problems.append(f"tenant_weights: {error}")
-        return problems
+            return [f"tenant_weights: {error}"]
+        return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,10 +20,8 @@ from carpool.telemetry.metrics import Metrics
 from grouper.admission import Admitted, IndexFacts
 from grouper.embed import embed_texts
 from grouper.plan.emit import Header, PlannedGroup, plan_records
-from grouper.plan.grouping import GroupingPolicy, Groups
 from grouper.plan.horizon import Wants, plan_horizon, wants_of
-from grouper.plan.order import GroupOrder
-from grouper.plan.plan_groups import BEFORE_QUERIES, plan_groups
+from grouper.plan.plan_groups import Groups
 from grouper.plan.window import Window
 from grouper.records import expired, group_done, grouped_query, groups_topic
 from grouper.tracing import plan_window
@@ -31,8 +29,18 @@ from schemas.errors import RecordError
 from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
-HORIZON_SHARE = 4
-"""A horizon has at most `group_bytes_max` divided by this."""
+GROUP_BYTES_MAX = 4 * 1024 * 1024
+"""Encoded bytes at which a group is cut into several records, below what the topic takes. A larger
+query gets a record of its own.
+"""
+
+HORIZON_BYTES_MAX = GROUP_BYTES_MAX // 4
+"""The most bytes of a horizon in a record."""
+
+GroupPlanner = Callable[[Sequence[Sequence[ClusterId]], Sequence[int]], Groups]
+"""`plan_groups` with its settings: the clusters of the queries of a window, and the positions of
+those with a deadline.
+"""
 
 Ahead = Callable[[], Sequence["PreparedWindow"]]
 """Returns the prepared windows that leave next, in order."""
@@ -89,10 +97,8 @@ class WindowWork:
         facts: IndexFacts,
         centroids: NDArray[np.float32],
         embedder: Embedder,
-        policy: GroupingPolicy,
-        order: GroupOrder,
+        group: GroupPlanner,
         grouper: str,
-        group_bytes_max: int,
         clock: Clock,
         metrics: Metrics,
         lanes: int = 1,
@@ -107,16 +113,13 @@ class WindowWork:
         self.needs_horizon = needs_horizon
         self._centroids = centroids
         self._embedder = embedder
-        self._policy = policy
-        self._order = order
+        self._group = group
         self._grouper = grouper
-        self._group_bytes_max = group_bytes_max
         self._clock = clock
         self._metrics = metrics
         self._lanes = lanes
         self._scatter = scatter
         self._sequences: Counter[tuple[str, int]] = Counter()  # by topic and lane
-        self._before: deque[tuple[ClusterId, ...]] = deque(maxlen=BEFORE_QUERIES)
 
     def prepare(
         self, window: Window, queries: Sequence[Admitted], sink: Sink, live: LiveQueries
@@ -162,7 +165,10 @@ class WindowWork:
         queries = [each for each in prepared.queries if each.query.unit.id in in_time]
         if not queries:
             return
-        groups = self._group(queries)
+        groups = self._group(
+            [each.clusters for each in queries],
+            [at for at, each in enumerate(queries) if each.query.deadline_us is not None],
+        )
         horizon = self._horizon(ahead())
         grouped_us = self._clock.now_us()
         topic = groups_topic(queries[0].query.unit.source).name
@@ -175,14 +181,11 @@ class WindowWork:
             ],
             self._header(prepared.window),
             first_sequences=[self._sequences[topic, lane] for lane in range(self._lanes)],
-            group_bytes_max=self._group_bytes_max,
+            group_bytes_max=GROUP_BYTES_MAX,
             horizon=horizon,
             scatter=self._scatter,
         )
         self._sequences.update((topic, copy.lane) for record in planned for copy in record.copies)
-        self._before.extend(
-            queries[member].clusters for members in groups for member in members[-BEFORE_QUERIES:]
-        )
         members = [each.query for each in queries]
         operations: tuple[Operation, ...] = (
             plan_window(prepared.window, members, len(planned), self._clock.now_us()),
@@ -251,25 +254,9 @@ class WindowWork:
             for (query, row), probed in zip(queries, probes, strict=True)
         ]
 
-    def _group(self, queries: Sequence[Prepared]) -> Groups:
-        """The groups of a window, as positions in `queries`, in the order in which they leave."""
-        return plan_groups(
-            [each.clusters for each in queries],
-            before=tuple(self._before),
-            deadlines=[
-                position
-                for position, each in enumerate(queries)
-                if each.query.deadline_us is not None
-            ],
-            policy=self._policy,
-            order=self._order,
-        )
-
     def _horizon(self, ahead: Sequence[PreparedWindow]) -> tuple[HorizonEntry, ...]:
         self._metrics.grouper.horizon_windows.observe(len(ahead))
-        return plan_horizon(
-            [window.wants for window in ahead], bytes_max=self._group_bytes_max // HORIZON_SHARE
-        )
+        return plan_horizon([window.wants for window in ahead], bytes_max=HORIZON_BYTES_MAX)
 
     def _header(self, window: Window) -> Header:
         return Header(

@@ -11,12 +11,11 @@ used, and shares reads in flight.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from bench.baselines.carpool import CarpoolExact
 from bench.baselines.contestant import AskedWindow, ContestantEntry, Limits, SearchData
+from bench.baselines.groups import Grouping, groups_of
 from bench.baselines.read_latencies import PREPARATION, load_read_latencies
 from bench.baselines.read_planner import PrefetchMode
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 SIMILARITY_MIN = 0.5
 """The paper's theta, section 5.1."""
-
-Grouping = Literal["greedy", "agglomerative", "per_query"]
 
 
 class PublishedSearch(CarpoolExact):
@@ -40,14 +37,7 @@ class PublishedSearch(CarpoolExact):
 
     def open(self, data: SearchData, limits: Limits) -> None:
         """Opens the plane and the grouping policy."""
-        from grouper.plan.grouping import grouping_policy
-        from grouper.plan.order import group_order
-
-        self._policy = grouping_policy(
-            self._grouping, jaccard_similarity_min=SIMILARITY_MIN, linkage="complete"
-        )
-        self._policy.group(np.eye(2))  # imports its libraries before the budget is computed
-        self._order = group_order("arrival")
+        groups_of(self._grouping, [(1,), (1,)], SIMILARITY_MIN)  # loads its libraries first
         self._read_latencies_us = load_read_latencies(data)
         super().open(data, limits)
 
@@ -57,12 +47,8 @@ class PublishedSearch(CarpoolExact):
         return query_by_query(self._prefetch, self._read_latencies_us)
 
     def _groups(self, window: AskedWindow) -> list[SearchGroup]:
-        from grouper.plan.plan_groups import plan_groups
-
         clusters = [tuple(query.clusters.tolist()) for query in window.queries]
-        groups = plan_groups(
-            clusters, before=(), deadlines=(), policy=self._policy, order=self._order
-        )
+        groups = groups_of(self._grouping, clusters, SIMILARITY_MIN)
         return [
             self._group(window, members, following)
             for members, following in zip(groups, [*groups[1:], ()], strict=True)

@@ -51,7 +51,7 @@ ServiceSettingOption = Annotated[
     typer.Option(
         "--set",
         metavar="SECTION.NAME=VALUE",
-        help="A setting of the services, such as grouper.policy=per_query; may be repeated.",
+        help="A setting of the services, such as grouper.policy=greedy; may be repeated.",
         show_default=False,
     ),
 ]

@@ -168,7 +168,7 @@ def parse_settings(given: Sequence[str]) -> dict[str, str]:
         section, dot, setting = name.partition(".")
         if not (equals and dot and section and setting):
             raise ConfigError(
-                f"--set {text}: write SECTION.NAME=VALUE, for example grouper.policy=per_query"
+                f"--set {text}: write SECTION.NAME=VALUE, for example grouper.policy=greedy"
             )
         variables[environment_name(section, setting)] = value
     return variables

@@ -1,4 +1,4 @@
-"""Jaccard similarity of the cluster sets of a window, as one matrix product (CaGR-RAG, Eq. 2)."""
+"""Groups of queries that probe the same clusters (CaGR-RAG, Eq. 2 and Algorithm 1, step 1)."""
 
 from __future__ import annotations
 
@@ -32,3 +32,31 @@ def jaccard_matrix(clusters: Sequence[Sequence[int]]) -> NDArray[np.float64]:
     # J(A, B) = |A ∩ B| / |A ∪ B|, with |A ∪ B| = |A| + |B| - |A ∩ B|
     similarity: NDArray[np.float64] = shared / (sizes[:, None] + sizes[None, :] - shared)
     return similarity
+
+
+def similar_groups(
+    clusters: Sequence[Sequence[int]], *, jaccard_similarity_min: float
+) -> tuple[tuple[int, ...], ...]:
+    """Returns a partition of the positions of `clusters`: groups by first member.
+
+    Each query joins the first group with a member that is similar enough, or starts a group:
+    Algorithm 1, lines 6-19, as printed. Eq. 3 of the same paper asks that *all* members are
+    similar; here a chain of similar neighbours is enough. Not for windows where such a chain joins
+    all queries: the window becomes one group. O(n²) for n queries.
+    """
+    joins = jaccard_matrix(clusters) >= jaccard_similarity_min
+    group_of = np.empty(len(clusters), dtype=np.intp)
+    groups: list[list[int]] = []
+    for position in range(len(clusters)):
+        # max over q in G of J(position, q) >= theta holds for the groups of these earlier
+        # queries, and for no other; groups are numbered as they are opened, so the least number
+        # is the first fit.
+        candidates = group_of[:position][joins[position, :position]]
+        if candidates.size:
+            number = int(candidates.min())
+            groups[number].append(position)
+        else:
+            number = len(groups)
+            groups.append([position])
+        group_of[position] = number
+    return tuple(tuple(members) for members in groups)

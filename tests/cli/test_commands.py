@@ -29,7 +29,7 @@ from schemas.topics import QUERY_TOPICS, TOPICS
 from tests.cli.support import Ended, carpool
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = "[grouper]\npolicy = 'per_query'\nnprobe = 3\n[kafka]\nbootstrap = 'k:1'\n"
+SETTINGS = "[grouper]\npolicy = 'greedy'\nnprobe = 3\n[kafka]\nbootstrap = 'k:1'\n"
 NOWHERE = "--bootstrap 127.0.0.1:1"
 COMMANDS = (
     *("up", "ask", "publish", "cancel", "load", "status", "config"),
@@ -115,7 +115,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path: Path
     ("line", "words"),
     [
         ("grouper --set grouper.policy", "section.name=value"),
-        ("grouper --set nothing.policy=per_query", "there is no section 'nothing'"),
+        ("grouper --set nothing.policy=greedy", "there is no section 'nothing'"),
         ("grouper --set grouper.polici=none", "has no 'polici'"),
         ("grouper --set grouper.window_queries_max=0", "window_queries_max"),
         ("generator --set llm.api_key=abc", "CARPOOL_LLM_API_KEY only"),
@@ -260,10 +260,10 @@ def test_config_shows_each_value_with_where_it_came_from(monkeypatch: pytest.Mon
     monkeypatch.setenv("CARPOOL_GROUPER_NPROBE", "9")
     shown = carpool("config grouper --json --config carpool.toml --set grouper.window_ms_max=7")
     found = {each["name"]: (each["value"], each["origin"]) for each in shown.json}
-    assert found["policy"] == ("per_query", "file (carpool.toml)")
+    assert found["policy"] == ("greedy", "file (carpool.toml)")
     assert found["nprobe"] == (9, "environment (CARPOOL_GROUPER_NPROBE)")
     assert found["window_ms_max"] == (7, "flag")
-    assert found["order"] == ("arrival", "default")
+    assert found["horizon_windows"] == (4, "default")
 
 
 def test_settings_may_come_through_a_pipe_as_a_shell_substitutes_it() -> None:
@@ -283,9 +283,9 @@ def test_secrets_are_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -> None:
-    chosen = ["grouper.policy=per_query", 'index.dir=a "b"']
+    chosen = ["grouper.policy=greedy", 'index.dir=a "b"']
     printed = carpool(f"config --format toml --set {chosen[0]} --set 'index.dir=a \"b\"'").stdout
-    assert tomllib.loads(printed)["grouper"] == {"policy": "per_query"}
+    assert tomllib.loads(printed)["grouper"] == {"policy": "greedy"}
     everything = "\n".join(
         line.removeprefix("# ")
         if " = " in line and line.startswith("# ") and line.split()[1].isidentifier()
@@ -301,7 +301,7 @@ def test_client_commands_ignore_the_sections_of_services_and_refuse_unknown_ones
     Path("carpool.toml").write_text(SETTINGS)
     settings = load(ClientSide, given(Path("carpool.toml"), ["searcher.scoring_threads=2"]))
     assert settings.kafka.bootstrap == "k:1"
-    Path("carpool.toml").write_text("[gruoper]\npolicy = 'per_query'\n")
+    Path("carpool.toml").write_text("[gruoper]\npolicy = 'greedy'\n")
     with pytest.raises(ConfigError, match="gruoper"):
         load(ClientSide, given(Path("carpool.toml"), []))
 

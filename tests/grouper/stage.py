@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,10 @@ from carpool.kafka.records import Message, Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.build import index_facts
-from grouper.plan.grouping import GroupingPolicy, PolicyName, grouping_policy
-from grouper.plan.order import group_order
+from grouper.plan.plan_groups import Groups, plan_groups
 from grouper.service import GrouperStage
 from grouper.settings import GrouperSettings
-from grouper.work import WindowWork
+from grouper.work import GroupPlanner, WindowWork
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.group import Group
@@ -44,17 +44,8 @@ DIMENSION = 64
 NLIST = 8
 EMBEDDER = HashingEmbedder(DIMENSION)
 WORDS = ("ada", "bell", "curie", "darwin", "euler", "faraday", "gauss", "hopper")
-SETTINGS = GrouperSettings(
-    window_queries_min=2, window_queries_max=4, intake_queries_max=10, window_ms_max=100
-)
-AHEAD = GrouperSettings(
-    window_queries_min=2,
-    window_queries_max=4,
-    intake_queries_max=40,
-    window_ms_max=100,
-    horizon_windows=2,
-    nprobe=1,
-)
+SETTINGS = GrouperSettings(window_queries_max=6, window_ms_max=100)
+AHEAD = GrouperSettings(window_queries_max=4, window_ms_max=100, horizon_windows=2, nprobe=1)
 
 
 class ListSink:
@@ -114,16 +105,14 @@ class Gate(HashingEmbedder):
 class GatePolicy:
     """Everybody together, when the gate is open: a test holds a window while it leaves."""
 
-    name: PolicyName = "per_window"
-
     def __init__(self) -> None:
         self.windows = 0
         self.opened = threading.Semaphore(0)
 
-    def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
+    def __call__(self, clusters: Sequence[Sequence[int]], deadlines: Sequence[int]) -> Groups:
         self.windows += 1
         assert self.opened.acquire(timeout=WAIT_S)
-        return (tuple(range(len(similarity))),)
+        return (tuple(range(len(clusters))),)
 
 
 def write_index(folder: Path, embedder: HashingEmbedder = EMBEDDER) -> Manifest:
@@ -164,7 +153,7 @@ class Rig:
         *,
         settings: GrouperSettings = SETTINGS,
         embedder: HashingEmbedder | None = None,
-        policy: GroupingPolicy | None = None,
+        policy: GroupPlanner | None = None,
         clock: HandClock | None = None,
         needs_horizon: bool = True,
     ) -> None:
@@ -179,13 +168,13 @@ class Rig:
                 facts=index_facts(manifest, settings.nprobe),
                 centroids=read_centroids(folder, manifest),
                 embedder=embedder or EMBEDDER,
-                policy=policy
-                or grouping_policy(
-                    settings.policy, jaccard_similarity_min=settings.jaccard_similarity_min
+                group=policy
+                or partial(
+                    plan_groups,
+                    policy=settings.policy,
+                    jaccard_similarity_min=settings.jaccard_similarity_min,
                 ),
-                order=group_order(settings.order),
                 grouper="test",
-                group_bytes_max=settings.group_bytes_max,
                 clock=self.clock,
                 metrics=self.metrics,
                 needs_horizon=needs_horizon,

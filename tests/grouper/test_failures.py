@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.loop.stage import Credit
-from grouper.plan.grouping import PolicyName
+from grouper.plan.plan_groups import Groups
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.query import Query
@@ -146,13 +146,12 @@ def test_a_model_that_is_broken_altogether_stops_the_service_and_refuses_nothing
 
 
 def test_queries_that_cannot_be_planned_together_are_planned_alone(tmp_path: Path) -> None:
-    class Faulty:
-        name: PolicyName = "per_query"
-
-        def group(self, similarity: NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
+    def faulty(clusters: Sequence[Sequence[int]], deadlines: Sequence[int]) -> Groups:
+        if len(clusters) > 1:
             raise ZeroDivisionError("a defect")
+        return ((0,),)
 
-    with running(tmp_path, policy=Faulty()) as rig:
+    with running(tmp_path, policy=faulty) as rig:
         rig.offer("ada", "bell")
         rig.tick()
         wait_until(lambda: len(rig.sink.groups) == 2)

@@ -96,9 +96,7 @@ def test_an_urgent_query_waits_for_no_records_that_may_be_batch_while_those_came
 
 
 def test_under_a_lasting_load_of_urgent_ones_the_others_get_their_turn(tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(
-        AHEAD, interactive_weight=2, horizon_windows=0, intake_queries_max=100
-    )
+    settings = msgspec.structs.replace(AHEAD, interactive_weight=2, horizon_windows=0)
     gate = Gate()
     with running(tmp_path, settings=settings, embedder=gate) as rig:
         offer(rig, QUERIES.name, *["ada"] * 40)

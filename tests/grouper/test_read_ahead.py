@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from carpool.loop.stage import Credit
 from grouper.settings import GrouperSettings
@@ -33,7 +33,7 @@ def test_full_windows_are_read_ahead_while_one_leaves_and_its_record_says_what_t
         )
         rig.tick(waiting=50)
         wait_until(lambda: policy.windows == 1 and prepared(rig) == 3)
-        assert rig.stage.credit().records == 40 - 17, "what is read ahead is counted"
+        assert rig.stage.credit().records == 24 - 17, "what is read ahead is counted"
         policy.opened.release()
         wait_until(lambda: policy.windows == 2 and prepared(rig) == 3)
         policy.opened.release(9)
@@ -49,20 +49,6 @@ def test_full_windows_are_read_ahead_while_one_leaves_and_its_record_says_what_t
         ]
         assert rig.metrics.registry.get_sample_value("carpool_horizon_windows_sum") == 2 + 2 + 1
         assert [len(group.queries) for group in rig.sink.groups] == [4, 4, 4, 4, 1]
-
-
-def test_every_text_is_embedded_once_whether_or_not_it_was_read_ahead(tmp_path: Path) -> None:
-    gate, policy = Gate(), GatePolicy()
-    with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
-        gate.opened.release(99)
-        texts = [f"word{number}" for number in range(22)]
-        rig.offer(*texts)
-        rig.tick()
-        wait_until(lambda: prepared(rig) == 3)
-        policy.opened.release(99)
-        rig.settled(22)
-        assert list(itertools.chain(*gate.batches)) == texts
-        assert [len(batch) for batch in gate.batches] == [4, 4, 4, 4, 4, 2]
 
 
 def test_a_window_leaves_although_the_next_one_is_still_being_embedded(tmp_path: Path) -> None:
@@ -97,10 +83,15 @@ def test_a_window_that_may_still_grow_is_not_closed_ahead(tmp_path: Path) -> Non
         assert [len(group.queries) for group in rig.sink.groups] == [4, 4]
 
 
-def test_with_the_horizon_off_one_window_is_in_hand_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("horizon_windows", "needs_horizon"), [(0, True), (2, False)])
+def test_without_a_horizon_one_window_is_in_hand_at_a_time(
+    tmp_path: Path, horizon_windows: int, needs_horizon: bool
+) -> None:
     gate, policy = Gate(), GatePolicy()
-    settings = msgspec.structs.replace(AHEAD, horizon_windows=0)
-    with running(tmp_path, settings=settings, policy=policy, embedder=gate) as rig:
+    settings = msgspec.structs.replace(AHEAD, horizon_windows=horizon_windows)
+    with running(
+        tmp_path, settings=settings, policy=policy, embedder=gate, needs_horizon=needs_horizon
+    ) as rig:
         gate.opened.release(99)
         rig.offer(*["ada"] * 12)
         rig.tick()
@@ -121,14 +112,14 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
         gone = {unit.id for unit in [*units[4:8:2], *units[8:]]}
         rig.stage.revoke(frozenset(gone), frozenset())
         rig.stage.check_integrity()
-        assert rig.stage.credit().records == 40 - 6
+        assert rig.stage.credit().records == 24 - 6
         policy.opened.release(9)
         wait_until(lambda: not rig.stage.pending_windows())
         assert sorted(rig.sink.acknowledged) == sorted(
             unit.id for unit in units if unit.id not in gone
         )
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
-        assert rig.stage.credit() == Credit(records=40, size_bytes=32 * 1024 * 1024)
+        assert rig.stage.credit() == Credit(records=24, size_bytes=32 * 1024 * 1024)
 
 
 def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: Path) -> None:
@@ -147,32 +138,6 @@ def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: P
         assert len(rig.sink.acknowledged) == 6
 
 
-def test_draining_lets_all_that_was_read_ahead_leave(tmp_path: Path) -> None:
-    policy = GatePolicy()
-    with running(tmp_path, settings=AHEAD, policy=policy) as rig:
-        units = rig.offer(*["ada"] * 15)
-        rig.tick(waiting=7)
-        wait_until(lambda: prepared(rig) == 3)
-        rig.stage.drain(NOW_US + 10_000_000)
-        assert rig.tick(waiting=7) is None
-        policy.opened.release(9)
-        rig.settled(15)
-        assert rig.sink.acknowledged == [unit.id for unit in units]
-
-
-def test_the_most_that_is_held_is_what_the_intake_allows(tmp_path: Path) -> None:
-    policy = GatePolicy()
-    settings = msgspec.structs.replace(AHEAD, intake_queries_max=10, horizon_windows=100)
-    with running(tmp_path, settings=settings, policy=policy) as rig:
-        rig.offer(*["ada"] * 10)
-        rig.tick(waiting=1_000)
-        wait_until(lambda: prepared(rig) == 2)
-        assert rig.stage.credit().records == 0
-        policy.opened.release(9)
-        rig.settled(10)
-        assert rig.stage.credit().records == 10
-
-
 def test_no_query_with_a_deadline_is_overtaken_in_its_window(tmp_path: Path) -> None:
     settings = GrouperSettings(policy="greedy", nprobe=1)
     with running(tmp_path, settings=settings) as rig:
@@ -184,26 +149,3 @@ def test_no_query_with_a_deadline_is_overtaken_in_its_window(tmp_path: Path) -> 
         left = [query.source.offset for group in rig.sink.groups for query in group.queries]
         assert set(left[: left.index(urgent.source.offset)]) <= {1, 2}
         assert [len(group.queries) for group in rig.sink.groups] == [1, 1, 1, 1, 1]
-
-
-def test_the_first_query_of_a_window_is_like_the_end_of_the_one_before(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(order="nearest_chain", nprobe=1)) as rig:
-        rig.offer("ada", "bell")
-        rig.tick()
-        rig.settled(2)
-        rig.offer("curie", "bell")
-        rig.tick()
-        rig.settled(4)
-        assert [query.query.text for query in rig.sink.groups[1].queries] == ["bell", "curie"]
-
-
-def test_where_no_searcher_needs_a_horizon_nothing_is_read_ahead(tmp_path: Path) -> None:
-    policy = GatePolicy()
-    with running(tmp_path, settings=AHEAD, policy=policy, needs_horizon=False) as rig:
-        rig.offer(*["ada"] * 4, *["bell"] * 4, *["curie"] * 4)
-        rig.tick(waiting=50)
-        wait_until(lambda: policy.windows == 1)
-        assert len(rig.stage.pending_windows()) == 1
-        policy.opened.release(9)
-        rig.settled(12)
-        assert [group.horizon for group in rig.sink.groups] == [(), (), ()]

@@ -10,7 +10,6 @@ import pytest
 
 from carpool.disk.centroids import probe
 from carpool.loop.stage import Credit
-from grouper.plan.grouping import PolicyName
 from grouper.plan.scheduler import LEAD_US
 from grouper.records import group_event_id
 from grouper.settings import GrouperSettings
@@ -73,43 +72,32 @@ def test_a_vector_travels_normalised_and_no_longer_in_the_query(tmp_path: Path) 
 
 
 def test_each_query_probes_as_many_clusters_as_it_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(policy="per_query")) as rig:
+    with running(tmp_path, settings=GrouperSettings()) as rig:
         rig.offer("ada")
         rig.offer("ada", nprobe=5)
         rig.offer("ada", nprobe=1)
         rig.tick()
         rig.settled(3)
-        clusters = [group.queries[0].clusters for group in rig.sink.groups]
+        clusters = [query.clusters for query in rig.sink.groups[0].queries]
         assert [len(found) for found in clusters] == [3, 5, 1]
         assert clusters[1][:3] == clusters[0]
         assert clusters[1][:1] == clusters[2] == (0,)
 
 
-@pytest.mark.parametrize("policy", ["per_window", "per_query", "greedy", "agglomerative"])
-def test_queries_of_a_window_are_grouped_by_what_they_probe(
-    tmp_path: Path, policy: PolicyName
-) -> None:
-    settings = GrouperSettings(policy=policy, order="arrival", nprobe=1)
-    with running(tmp_path, settings=settings) as rig:
-        texts = ["ada", "bell", "ada ada", "curie", "bell bell"]
-        units = rig.offer(*texts)
+def test_queries_of_a_window_are_grouped_by_what_they_probe(tmp_path: Path) -> None:
+    with running(tmp_path, settings=GrouperSettings(policy="greedy", nprobe=1)) as rig:
+        units = rig.offer("ada", "bell", "ada ada", "curie", "bell bell")
         rig.tick()
         rig.settled(5)
         groups = rig.sink.groups
-        expected = {"per_window": [[0, 1, 2, 3, 4]], "per_query": [[0], [1], [2], [3], [4]]}.get(
-            policy, [[0, 2], [1, 4], [3]]
-        )
-        assert [
-            [units.index(next(u for u in units if u.source == q.source)) for q in g.queries]
-            for g in groups
-        ] == expected
+        sources = [unit.source for unit in units]
+        expected = [[0, 2], [1, 4], [3]]
+        assert [[sources.index(q.source) for q in group.queries] for group in groups] == expected
         assert [[unit_id - 1 for unit_id, _ in done.parts] for done in rig.sink.dones] == expected
-        assert [group.sequence for group in groups] == list(range(len(expected)))
-        assert {group.groups_in_window_for_lane for group in groups} == {len(expected)}
+        assert [group.sequence for group in groups] == [0, 1, 2]
         for group, following in itertools.pairwise(groups):
             assert group.next is not None
             assert group.next.query_id == following.queries[0].query.query_id
-            assert group.next.clusters == following.queries[0].clusters
         assert groups[-1].next is None
 
 
@@ -201,29 +189,21 @@ def test_a_window_closes_sooner_before_a_commit_the_longer_the_last_one_took(
         )
 
 
-def test_no_window_waits_for_records_without_credit(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(intake_bytes_max=256 * 1024)) as rig:
-        unit = rig.unit(Query(query_id="q-1", text="ada"), value=b"x" * 256 * 1024)
-        rig.stage.offer(unit, NOW_US)
-        assert rig.stage.credit() == Credit(records=799, size_bytes=0)
-        assert rig.tick(waiting=1_000) is None
-        rig.settled(1)
-        assert rig.stage.credit() == Credit(records=800, size_bytes=256 * 1024)
-
-
 def test_credit_counts_what_gathers_and_what_is_in_hand(tmp_path: Path) -> None:
     gate = Gate()
     with running(tmp_path, embedder=gate) as rig:
         total = rig.stage.credit()
-        assert total == Credit(records=10, size_bytes=32 * 1024 * 1024)
+        assert total == Credit(records=48, size_bytes=32 * 1024 * 1024)
         (unit,) = rig.offer("ada")
         size_bytes = unit.message.size_bytes
         assert size_bytes == 90 + len("traceparent") + 4
-        assert rig.stage.credit() == Credit(records=9, size_bytes=total.size_bytes - size_bytes)
+        assert rig.stage.credit() == Credit(records=47, size_bytes=total.size_bytes - size_bytes)
         rig.tick()
         wait_until(lambda: len(gate.batches) == 1)
         rig.offer("bell")
-        assert rig.stage.credit() == Credit(records=8, size_bytes=total.size_bytes - 2 * size_bytes)
+        assert rig.stage.credit() == Credit(
+            records=46, size_bytes=total.size_bytes - 2 * size_bytes
+        )
         rig.tick()
         gate.opened.release(2)
         rig.settled(2)
@@ -239,7 +219,7 @@ def test_revoked_queries_are_forgotten_in_the_window_and_in_hand(tmp_path: Path)
         third, fourth = rig.offer("curie", "darwin")
         rig.stage.revoke(frozenset({first.id, fourth.id, 999}), frozenset())
         rig.stage.check_integrity()
-        assert rig.stage.credit().records == 8
+        assert rig.stage.credit().records == 46
         rig.tick()
         gate.opened.release(2)
         rig.settled(2)
@@ -305,7 +285,7 @@ def test_timings_say_where_a_query_waited(tmp_path: Path) -> None:
 
 
 def test_a_window_is_measured(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(nprobe=2, jaccard_similarity_min=0)) as rig:
+    with running(tmp_path, settings=GrouperSettings(nprobe=2, window_queries_max=100)) as rig:
         rig.offer("ada", "ada ada", "ada ada ada")
         rig.tick()
         rig.settled(3)
@@ -316,18 +296,6 @@ def test_a_window_is_measured(tmp_path: Path) -> None:
         assert sample("carpool_window_wait_seconds_count") == 3
         for stage in ("kafka_wait", "window_wait", "encode", "group"):
             assert sample("carpool_stage_seconds_count", {"stage": stage}) == 3
-
-
-def test_a_large_group_is_cut_into_records_the_topic_takes(tmp_path: Path) -> None:
-    settings = GrouperSettings(jaccard_similarity_min=0, group_bytes_max=64 * 1024)
-    with running(tmp_path, settings=settings) as rig:
-        rig.offer(*["ada " * 8_000] * 4)
-        rig.tick()
-        rig.settled(4)
-        assert [len(done.parts) for done in rig.sink.dones] == [1, 1, 1, 1]
-        assert all(len(done.outputs[0].value) <= 64 * 1024 for done in rig.sink.dones)
-        assert [group.sequence for group in rig.sink.groups] == [0, 1, 2, 3]
-        assert {group.groups_in_window_for_lane for group in rig.sink.groups} == {4}
 
 
 def test_the_id_of_a_group_is_that_of_its_set_of_records() -> None:

@@ -11,29 +11,21 @@ from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from grouper.service import build_stage
 from grouper.settings import GrouperSettings
-from schemas.topics import GROUPS
-
-LARGEST = GROUPS.max_message_bytes - 64 * 1024
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (
-            GrouperSettings(window_queries_min=101),
-            "window_queries_min 101 is more than window_queries_max 100",
-        ),
-        (GrouperSettings(intake_queries_max=199), "set at least 200"),
-        (GrouperSettings(group_bytes_max=LARGEST + 1), "leaves no room for headers"),
+        (GrouperSettings(tenant_weights="acme"), "is no TENANT=WEIGHT"),
+        (GrouperSettings(scatter=True), r"set \[kafka\] lanes to at least 2"),
     ],
 )
 def test_relations_that_do_not_hold_are_named(settings: GrouperSettings, says: str) -> None:
-    (problem,) = settings.check()
-    assert says in problem
     with pytest.raises(ConfigError, match=says):
         build_stage(settings, IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock())
 
 
-def test_the_defaults_and_the_largest_group_are_accepted() -> None:
-    assert GrouperSettings().check() == []
-    assert GrouperSettings(group_bytes_max=LARGEST).check() == []
+def test_bounds_follow_from_the_window_and_the_horizon() -> None:
+    settings = GrouperSettings()
+    assert (settings.window_queries_min, settings.intake_queries_max) == (20, 800)
+    assert GrouperSettings(window_queries_max=1).window_queries_min == 1

@@ -61,7 +61,7 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
         assert "being loaded" in reason
         gate.set()
         wait_until(lambda: not stage.not_ready())
-        assert stage.credit().records == 10
+        assert stage.credit().records == 48
     finally:
         stage.close()
     assert sink.failures == []

@@ -266,7 +266,7 @@ def group_of(
         "index_version": manifest.index_version,
         "centroids_fingerprint": manifest.centroids_fingerprint,
         "embedding_model": manifest.embedding_model,
-        "grouper": "greedy",
+        "grouper": "g",
         "window_id": 1,
         "lane": 0,
         "lane_count": 1,

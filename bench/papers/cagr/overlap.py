@@ -7,10 +7,7 @@ import numpy as np
 
 from bench.data.oracles import Int32
 from bench.papers.cagr.plan import FigureDataset, PaperSettings
-from grouper.plan.grouping import grouping_policy
-from grouper.plan.jaccard import jaccard_matrix
-from grouper.plan.order import group_order
-from grouper.plan.plan_groups import plan_groups
+from grouper.plan.jaccard import jaccard_matrix, similar_groups
 
 SHOWN = 20
 BATCHES = (20, 40, 60, 80, 100)
@@ -71,13 +68,9 @@ def _cut(probes: Int32, batch: int) -> list[Int32]:
 
 
 def _shared(probes: Int32, batch: int, settings: PaperSettings) -> BatchSharing:
-    policy = grouping_policy(
-        "greedy", jaccard_similarity_min=settings.similarity_min, linkage="single"
-    )
-    order = group_order("arrival")
     parts = _cut(probes, batch)
     groups = [
-        plan_groups(part.tolist(), before=(), deadlines=(), policy=policy, order=order)
+        similar_groups(part.tolist(), jaccard_similarity_min=settings.similarity_min)
         for part in parts
     ]
     return BatchSharing(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench.baselines.groups import groups_of
 from bench.core.machine import this_machine, this_revision
 from bench.core.plane_counts import bytes_read
 from bench.core.progress import Tell
@@ -23,9 +24,6 @@ from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.embedding import Embedder
 from carpool.errors import ConfigError
-from grouper.plan.grouping import grouping_policy
-from grouper.plan.order import group_order
-from grouper.plan.plan_groups import plan_groups
 from schemas.record import ClusterId
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.local import SearchThread
@@ -60,11 +58,6 @@ class FigureRunner:
         self._batch = 0
         self.groups = 0
         self.grouping_us = 0
-        self._policy = grouping_policy(
-            "per_query" if spec.similarity_min is None else "greedy",
-            jaccard_similarity_min=spec.similarity_min or 0.0,
-            linkage="single",
-        )
 
     def ask(self, texts: Iterable[str]) -> list[dict[str, int]]:
         """Searches a batch and returns a row for each query: see `Series`. Blocks."""
@@ -121,9 +114,10 @@ class FigureRunner:
         """Positions in search order. `carpool` takes a whole batch as one group."""
         if self._spec.method == "carpool":
             return (tuple(range(len(encoded))),)
-        clusters = [query.clusters for query in encoded]
-        return plan_groups(
-            clusters, before=(), deadlines=(), policy=self._policy, order=group_order("arrival")
+        return groups_of(
+            "per_query" if self._spec.similarity_min is None else "greedy",
+            [query.clusters for query in encoded],
+            self._spec.similarity_min or 0.0,
         )
 
     def _search_group(

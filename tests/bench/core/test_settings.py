@@ -10,11 +10,11 @@ from carpool.errors import ConfigError
 
 
 def test_settings_of_services_become_their_environment() -> None:
-    assert parse_settings(["grouper.policy=per_query", "kafka.group_prefix=a=b"]) == {
-        "CARPOOL_GROUPER_POLICY": "per_query",
+    assert parse_settings(["grouper.policy=greedy", "kafka.group_prefix=a=b"]) == {
+        "CARPOOL_GROUPER_POLICY": "greedy",
         "CARPOOL_KAFKA_GROUP_PREFIX": "a=b",
     }
-    for wrong in ("grouper.policy", "policy=per_query", ".x=1", "grouper.=1"):
+    for wrong in ("grouper.policy", "policy=greedy", ".x=1", "grouper.=1"):
         with pytest.raises(ConfigError, match=r"SECTION\.NAME=VALUE"):
             parse_settings([wrong])
 

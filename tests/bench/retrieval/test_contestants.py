@@ -20,7 +20,8 @@ from bench.baselines.carpool import (
     gpu_bytes_for,
 )
 from bench.baselines.contestant import Contestant, FoundRows, Limits, SearchData
-from bench.baselines.published import Grouping, PublishedSearch
+from bench.baselines.groups import Grouping
+from bench.baselines.published import PublishedSearch
 from bench.baselines.registry import ENTRIES, chosen_names
 from bench.core.memory import memory_of
 from bench.data.clusters import clusters_bytes, open_clusters, read_clusters
