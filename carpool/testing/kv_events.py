@@ -1,7 +1,4 @@
-"""A stand-in for vLLM's publisher of KV events: batches over ZeroMQ, replays, and their faults.
-
-It has no cache: a test says what is stored and removed.
-"""
+"""A stand-in for vLLM's publisher of KV events: batches over ZeroMQ, and their replays."""
 
 from __future__ import annotations
 
@@ -30,13 +27,8 @@ class KvPublisher:
         self._folder = tempfile.TemporaryDirectory(prefix="carpool-")
         self.endpoint = endpoint or f"ipc://{self._folder.name}/kv"
         self.block_tokens = block_tokens
-        self.replays = 0
-        """Replays that were asked for."""
-        self.is_mute = False
-        """Requests for a replay get no answer."""
         self._seq = 0
         self._kept: list[tuple[int, bytes]] = []
-        self._subscribers = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._pub: zmq.Socket[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -68,19 +60,6 @@ class KvPublisher:
             self._context.destroy(linger=0)
             self._context = None
 
-    def restart(self) -> None:
-        """Ends the server, and starts it with an empty cache: its numbers begin at 0 again."""
-        self.stop()
-        self._seq, self._kept, self._subscribers = 0, [], 0
-        self._start()
-
-    def has_subscriber(self) -> bool:
-        """Returns whether a subscriber gets what is published after this call."""
-        assert self._pub is not None
-        while self._pub.poll(0):
-            self._subscribers += 1 if self._pub.recv()[:1] == b"\x01" else -1
-        return self._subscribers > 0
-
     def store(self, token_ids: Sequence[int], *, first: int = 0, **fields: Any) -> KvEventMap:
         """Returns the event that the full blocks of a prompt were stored, from block `first` on."""
         size = self.block_tokens
@@ -97,11 +76,6 @@ class KvPublisher:
             **fields,
         }
 
-    def remove(self, token_ids: Sequence[int], *, first: int = 0) -> KvEventMap:
-        """Returns the event that the blocks of a prompt were removed, from block `first` on."""
-        names = self.names(token_ids)[first:]
-        return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"}
-
     def names(self, token_ids: Sequence[int]) -> list[bytes]:
         """Returns the names of the full blocks of a prompt."""
         size, name, names = self.block_tokens, b"", []
@@ -111,28 +85,19 @@ class KvPublisher:
             names.append(name)
         return names
 
-    def publish(self, *events: KvEventMap, is_sent: bool = True, is_kept: bool = True) -> int:
-        """Publishes a batch, and returns its number. Not sent: it is lost on the way."""
-        seq, self._seq = self._seq, self._seq + 1
+    def publish(self, *events: KvEventMap) -> None:
+        """Publishes a batch."""
         payload = msgspec.msgpack.encode([0.0, events, 0])
-        if is_sent:
-            self.send(seq, payload)
-        if is_kept:
-            self._kept.append((seq, payload))
-        return seq
+        self._send(self._seq, payload)
+        self._kept.append((self._seq, payload))
+        self._seq += 1
 
-    def send(self, seq: int, payload: bytes) -> None:
-        """Sends any bytes as a batch."""
-        self.send_frames(b"", seq.to_bytes(8, "big"), payload)
-
-    def send_frames(self, *frames: bytes) -> None:
-        """Sends any message."""
+    def _send(self, seq: int, payload: bytes) -> None:
         assert self._pub is not None
-        self._pub.send_multipart(frames)
+        self._pub.send_multipart((b"", seq.to_bytes(8, "big"), payload))
 
-    def forget(self) -> None:
-        """Forgets all batches: a replay is empty."""
-        self._kept = []
+    def _answers_replay(self) -> bool:
+        return True
 
     def _serve_replays(self, bound: threading.Event) -> None:
         assert self._context is not None
@@ -144,8 +109,7 @@ class KvPublisher:
                 if not router.poll(POLL_MS):
                     continue
                 client, _, first = router.recv_multipart()
-                self.replays += 1
-                if self.is_mute:
+                if not self._answers_replay():
                     continue
                 for seq, payload in self._kept:
                     if seq >= int.from_bytes(first, "big"):

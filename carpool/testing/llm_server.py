@@ -6,10 +6,9 @@ cites a passage that the prompt numbers.
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
 It answers GET /health, GET /v1/models, POST /v1/chat/completions and POST /v1/completions, streamed
-or whole; as `vllm` also GET /version, GET /metrics, POST /tokenize, and prompts of token ids. The
-other dialects refuse what their servers refuse (`llm_dialects`). With a `knee` it has the curve of
-a large GPU. POST /_faults sets a `LlmFault`, as `refusing` does in Python. POST /_broken changes
-`LlmServer.broken`. GET /_requests returns `LlmRequests`.
+or whole; as vLLM also GET /version, GET /metrics, POST /tokenize, and prompts of token ids. With a
+`knee` it has the curve of a large GPU. POST /_faults sets a `LlmFault`, as `refusing` does in
+Python. POST /_broken changes `LlmServer.broken`. GET /_requests returns `LlmRequests`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from carpool.testing.http import HttpRequest, RefusedRequest, Responder, serve_connection
-from carpool.testing.llm_dialects import ChatRequest, Dialect, refusal, tokens_max
 from carpool.testing.llm_text import NAME, prompt_hash, prompt_text, words, write
 from carpool.testing.llm_tokens import decode, encode, messages_of, render
 from carpool.testing.prefix_cache import PrefixCache
@@ -88,6 +86,23 @@ class LlmRequests(msgspec.Struct, kw_only=True):
     completed_by_prompt: Counter[str] = msgspec.field(default_factory=Counter)
 
 
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The used fields of a request for a completion. `prompt`: of /v1/completions, in `messages`'
+    place.
+    """
+
+    model: str
+    messages: list[dict[str, Any]] = []
+    prompt: list[int] | str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    priority: int | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for token ids: of a text, or of a chat."""
 
@@ -99,7 +114,7 @@ class LlmServer:
     """The stand-in on its own thread; a context manager.
 
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
-    `dialect`: the server that it behaves like. Without `takes_chats` it has no chat template. With
+    Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
     `knee`: up to so many requests at once, each is as fast as a single request; more requests share
     the speed at the knee. `more_words`: words by which each answer is longer. `kv_events`: where
@@ -113,7 +128,6 @@ class LlmServer:
         model: str = NAME,
         latency_ms: float = 0.0,
         tokens_per_second: float | None = None,
-        dialect: Dialect = "vllm",
         takes_chats: bool = True,
         caches_prefixes: bool = False,
         knee: int | None = None,
@@ -121,7 +135,6 @@ class LlmServer:
         kv_events: str | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
-        self.dialect = dialect
         self._takes_chats = takes_chats
         caches = caches_prefixes or kv_events is not None
         self._cache = PrefixCache(kv_events) if caches else None
@@ -241,22 +254,24 @@ class LlmServer:
             case ("GET", "/_requests"):
                 await responder.json(self.requests)
             case _:
-                await self._answer_as_dialect(request, responder)
+                await self.answer_more(request, responder)
 
-    async def _answer_as_dialect(self, request: HttpRequest, responder: Responder) -> None:
+    async def answer_more(self, request: HttpRequest, responder: Responder) -> None:
         """Answers what is not in OpenAI's API."""
-        match (self.dialect, request.method, request.path):
-            case ("vllm", "GET", "/version"):
+        match (request.method, request.path):
+            case ("GET", "/version"):
                 await responder.json({"version": NAME})
-            case ("vllm", "GET", "/metrics"):
+            case ("GET", "/metrics"):
                 await responder.text(self._metrics())
-            case ("vllm", "POST", "/tokenize"):
+            case ("POST", "/tokenize"):
                 await responder.json(self._tokenized(_decode(request.body, TokenizeRequest)))
-            case ("llama.cpp", "POST", "/tokenize"):
-                content = _decode(request.body, dict[str, Any]).get("content", "")
-                await responder.json({"tokens": encode(str(content))})
             case _:
                 raise RefusedRequest(404, f"{NAME} has no {request.method} {request.path}")
+
+    def check(self, chat: ChatRequest) -> None:
+        """Raises `RefusedRequest` for what the server does not take."""
+        if chat.prompt is None and not self._takes_chats:
+            raise RefusedRequest(400, NO_TEMPLATE)
 
     def _metrics(self) -> str:
         """Returns what vLLM says of its load; no request waits here, and none is taken back."""
@@ -283,11 +298,7 @@ class LlmServer:
     async def _complete(self, request: HttpRequest, responder: Responder) -> None:
         self.last = request
         chat = _decode(request.body, ChatRequest)
-        refused = refusal(self.dialect, chat)
-        if refused is not None:
-            raise RefusedRequest(refused.status, refused.message)
-        if chat.prompt is None and not self._takes_chats:
-            raise RefusedRequest(400, NO_TEMPLATE)
+        self.check(chat)
         if chat.prompt is not None:
             chat = msgspec.structs.replace(chat, messages=_messages_of(chat.prompt))
         if chat.model != self.model:
@@ -337,8 +348,8 @@ class LlmServer:
         """Writes the answer as tokens, as a whole, or up to the fault."""
         text = write(prompt_text(chat.messages), chat.response_format, more_words=self._more_words)
         tokens = words(text)
-        limit = tokens_max(self.dialect, chat)
-        limit = len(tokens) if limit is None else limit
+        limits = (chat.max_tokens, chat.max_completion_tokens, len(tokens))
+        limit = next(each for each in limits if each is not None)
         cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
         ids = chat.prompt if isinstance(chat.prompt, list) else encode(render(chat.messages))
         read = len(ids)
@@ -347,9 +358,8 @@ class LlmServer:
             "completion_tokens": len(cut),
             "total_tokens": read + len(cut),
         }
-        if self.dialect != "ollama":
-            cached_tokens = 0 if self._cache is None else self._cache.take(ids)
-            usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+        cached_tokens = 0 if self._cache is None else self._cache.take(ids)
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
         is_chat = chat.prompt is None
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
@@ -435,7 +445,6 @@ def main() -> int:
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
     add("--kv-events", help="where to say what it caches, for llm.kv_events")
     add("--broken", type=msgspec.json.decode, default={}, help="`LlmServer.broken`, in JSON")
-    add("--dialect", choices=get_args(Dialect), default="vllm", help="the server to behave like")
     options = parser.parse_args()
     given = vars(options)
     broken = given.pop("broken")

@@ -32,6 +32,7 @@ from generator.llm.server_events import ServerEvents
 from generator.llm.server_facts import assumed
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
+from tests.rig.llm_dialects import DialectServer
 from tests.waiting import WAIT_S, wait_until
 
 REQUEST = LlmRequest(
@@ -560,7 +561,7 @@ def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() 
     request = LlmRequest(id="x", system="s", user="u", max_tokens=5, regex="a+")
     forms = {}
     for dialect, form in (("vllm", "auto"), ("openai", "auto"), ("openai", "text")):
-        with LlmServer(dialect=dialect) as server:
+        with DialectServer(dialect) as server:
             engine = OpenAiLlm(settings(server, answer_form=form))
             run(engine, lambda engine: engine.check())
             body = engine._body(request, assumed(LlmSettings()), ())

@@ -18,6 +18,7 @@ from generator.plan.concurrency import (
 )
 from generator.settings import GeneratorSettings, LlmSettings
 from tests.generator.stage import running, unit
+from tests.rig.llm_dialects import DialectServer
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -74,7 +75,7 @@ def test_a_vllm_is_asked_for_its_load_and_another_server_is_not() -> None:
     with LlmServer() as server:
         settings = LlmSettings(base_url=server.url, model=server.model)
         assert _load_of(settings) == ServerLoad(running=0, waiting=0, kv_used=0.0, preemptions=0)
-    with LlmServer(dialect="openai") as server:
+    with DialectServer("openai") as server:
         assert _load_of(LlmSettings(base_url=server.url, model=server.model)) is None
 
 
@@ -86,7 +87,7 @@ def test_a_server_that_does_not_say_its_load_is_no_failure() -> None:
         finally:
             await reader.close()
 
-    with LlmServer(dialect="openai") as server:
+    with DialectServer("openai") as server:
         assert asyncio.run(read(f"http://127.0.0.1:{server.port}/metrics")) is None
     assert asyncio.run(read("http://127.0.0.1:9/metrics")) is None
     assert asyncio.run(read("no url")) is None

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from carpool.testing.kv_events import KvPublisher
 from carpool.vllm import kv_replay_endpoint
 from generator.llm import kv_events
 from generator.llm.kv_events import KvEvents, events_of
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost, digests_of
+from tests.rig.kv_events import KvPublisher
 from tests.waiting import WAIT_S, wait_until_async
 
 BLOCK = 16

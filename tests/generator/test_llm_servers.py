@@ -14,7 +14,6 @@ import pytest
 import structlog
 
 from carpool.settings import Secret
-from carpool.testing.llm_dialects import Dialect
 from carpool.testing.llm_server import LlmServer
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmPiece, LlmRefusal, LlmRequest
@@ -22,6 +21,7 @@ from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
 from tests.generator.stage import running
 from tests.generator.test_engines import answering
+from tests.rig.llm_dialects import Dialect, DialectServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "llm-servers.md"
 HEADINGS: dict[str, Dialect] = {
@@ -73,7 +73,7 @@ def asked(engine: OpenAiLlm, *requests: LlmRequest) -> list[str]:
 
 @pytest.mark.parametrize("heading", HEADINGS)
 def test_a_recipe_gets_answers_from_its_server(heading: str) -> None:
-    with LlmServer(dialect=HEADINGS[heading]) as server:
+    with DialectServer(HEADINGS[heading]) as server:
         (text,) = asked(at(server, **recipe(heading)), REQUEST)
         answer = written(text)
         assert answer.is_complete and answer.numbers, text
@@ -84,7 +84,7 @@ def test_a_recipe_gets_answers_from_its_server(heading: str) -> None:
 def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
     dialect: Dialect,
 ) -> None:
-    with LlmServer(dialect=dialect) as server, structlog.testing.capture_logs() as logs:
+    with DialectServer(dialect) as server, structlog.testing.capture_logs() as logs:
         texts = asked(at(server), REQUEST, REQUEST)
         assert all(written(text).is_complete for text in texts)
         assert server.requests.completed == 2
@@ -110,7 +110,7 @@ def test_ids_and_text_of_one_prompt_are_the_same_prompt_to_the_server() -> None:
 
 
 def test_llama_cpp_gets_a_schema_without_lengths_where_they_are_too_long_for_its_grammar() -> None:
-    with LlmServer(dialect="llama.cpp") as server:
+    with DialectServer("llama.cpp") as server:
         long = replace(REQUEST, schema=answer_schema(2, answer_chars_max=2_000))
         texts = asked(at(server), REQUEST, long, REQUEST)
         assert all(written(text).is_complete for text in texts)
@@ -119,7 +119,7 @@ def test_llama_cpp_gets_a_schema_without_lengths_where_they_are_too_long_for_its
 
 def test_a_form_that_was_set_is_not_changed_and_the_refusal_says_what_to_set() -> None:
     fixed = {"answer_form": "json_schema", "max_tokens_field": "max_completion_tokens"}
-    with LlmServer(dialect="openai") as server, pytest.raises(LlmRefusal) as error:
+    with DialectServer("openai") as server, pytest.raises(LlmRefusal) as error:
         asked(at(server, **fixed), REQUEST)
     assert error.value.kind == "misfit"
     assert "'maxLength' is not permitted" in str(error.value)

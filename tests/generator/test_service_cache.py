@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from carpool.testing.kv_events import KvPublisher
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
 from generator.prompts import load_templates, prepare_prompt
@@ -22,6 +21,7 @@ from generator.settings import GeneratorSettings
 from schemas.retrieval import Hit
 from tests.generator.stage import LLM, Running, running, unit
 from tests.records import a_query, a_retrieval
+from tests.rig.kv_events import KvPublisher
 
 BLOCK = 8
 

@@ -23,6 +23,7 @@ from generator.service import build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from tests.clocks import NOW_US, HandClock
 from tests.generator.stage import Running, running, unit
+from tests.rig.llm_dialects import DialectServer
 from tests.waiting import WAIT_S
 
 LLM = LlmSettings(backoff_ms_min=20, backoff_ms_max=50)
@@ -183,7 +184,7 @@ def test_servers_with_one_tokenizer_make_the_same_sample() -> None:
         assert engines[2].sample_ids == (), "the server does not tokenize as vLLM does"
         assert servers.form == "json", "one of them does not keep the form of text"
 
-    with LlmServer() as one, LlmServer() as other, LlmServer(dialect="ollama") as text:
+    with LlmServer() as one, LlmServer() as other, DialectServer("ollama") as text:
         asyncio.run(check(engines_of([one, other, text])))
 
 

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.kv_events import KvPublisher
 from generator import service
 from generator.llm.memory import MemoryLlm
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest
@@ -30,6 +29,7 @@ from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock
 from tests.generator.stage import LLM, running, unit
 from tests.records import a_query, a_retrieval, a_source, a_unit
+from tests.rig.kv_events import KvPublisher
 
 SETTINGS = GeneratorSettings(passages_max=3)
 TEMPLATES = load_templates(SETTINGS)

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,12 +99,6 @@ def test_an_object_is_valid_under_its_schema_and_cites_a_passage_of_the_prompt()
         assert value["citations"] == [cited_number(prompt)]
 
 
-def test_over_many_prompts_every_passage_is_cited() -> None:
-    prompts = [f"[1] A\n[2] B\n[3] C\n{index}" for index in range(50)]
-    assert {cited_number(prompt) for prompt in prompts} == {1, 2, 3}
-    assert cited_number("nothing [1] at the beginning of a line") is None
-
-
 def test_a_stream_is_the_same_text_in_tokens_then_a_reason_then_usage(server: LlmServer) -> None:
     whole = complete(server)[1]
     streamed = complete(server, stream=True, stream_options={"include_usage": True})[1]
@@ -118,21 +111,6 @@ def test_a_stream_is_the_same_text_in_tokens_then_a_reason_then_usage(server: Ll
     assert usage["usage"] == whole["usage"]
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert usage["usage"]["completion_tokens"] == len(pieces)
-
-
-def test_max_tokens_cuts_the_text_and_says_so(server: LlmServer) -> None:
-    answer = complete(server, max_tokens=2)[1]
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert len(words(text_of(answer))) == 2
-    assert answer["usage"]["completion_tokens"] == 2
-
-
-def test_health_is_ok_and_another_model_or_path_is_not_found(server: LlmServer) -> None:
-    assert ask(server, "GET", "/health")[:2] == (200, {"status": "ok", "server": NAME})
-    status, body, _ = complete(server, model="other")
-    assert (status, body["error"]["message"]) == (404, "The model `other` does not exist.")
-    assert ask(server, "GET", "/v1/other")[0] == 404
-    assert ask(server, "POST", "/v1/chat/completions", {"model": 3})[0] == 400
 
 
 @pytest.mark.parametrize("mode", ["400", "429", "500", "503"])
@@ -155,14 +133,6 @@ def test_prompts_with_a_text_fail_as_often_as_it_was_set_to(server: LlmServer) -
     assert (server.requests.started, server.requests.faulted) == (2, 1)
 
 
-def test_a_fault_without_count_lasts_until_it_is_switched_off(server: LlmServer) -> None:
-    ask(server, "POST", "/_faults", {"mode": "503"})
-    assert [complete(server)[0] for _ in range(3)] == [503, 503, 503]
-    ask(server, "POST", "/_faults", {"mode": "none"})
-    assert complete(server)[0] == 200
-    assert ask(server, "POST", "/_faults", {"mode": "nonsense"})[0] == 400
-
-
 def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(
     server: LlmServer,
 ) -> None:
@@ -178,13 +148,6 @@ def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(
     assert server.fault == NO_FAULT
 
 
-def test_a_reset_closes_the_connection_within_a_stream(server: LlmServer) -> None:
-    server.fault = LlmFault(mode="reset", after_tokens=2)
-    with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-        complete(server, stream=True)
-    assert ask(server, "GET", "/_requests")[1]["faulted"] == 1
-
-
 @contextmanager
 def streaming(server: LlmServer, mode: Any) -> Iterator[http.client.HTTPConnection]:
     """A connection with a streamed request that meets this fault."""
@@ -193,11 +156,6 @@ def streaming(server: LlmServer, mode: Any) -> Iterator[http.client.HTTPConnecti
     connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
     yield connection
     connection.close()
-
-
-def test_garbage_is_not_json(server: LlmServer) -> None:
-    with streaming(server, "garbage") as connection:
-        assert connection.getresponse().readline().startswith(b"data: <html>")
 
 
 def test_a_hanging_request_ends_when_its_client_leaves(server: LlmServer) -> None:
@@ -220,34 +178,6 @@ def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
     assert counts["completed_by_id"] == {"q-1": 2, prompt_hash(other): 1}
     assert counts["started_by_prompt"] == {prompt_hash(MESSAGES): 3, prompt_hash(other): 1}
     assert counts["completed_by_prompt"] == {prompt_hash(MESSAGES): 2, prompt_hash(other): 1}
-
-
-def test_requests_run_side_by_side() -> None:
-    with LlmServer(latency_ms=300) as server:
-        threads = [threading.Thread(target=complete, args=(server,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert server.requests.in_flight_max > 1
-
-
-def test_what_is_no_http_ends_the_connection_and_nothing_else(server: LlmServer) -> None:
-    import socket
-
-    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as rude:
-        rude.sendall(b"\x00\xff nonsense\r\n\r\n")
-        assert rude.recv(100) == b""
-    assert ask(server, "GET", "/health")[0] == 200
-
-
-def test_a_taken_port_is_an_error_that_says_so(server: LlmServer) -> None:
-    with pytest.raises(OSError, match="in use"), LlmServer(port=server.port):
-        pass
-    command = [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(server.port)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
-    assert ended.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{server.port}" in ended.stderr
 
 
 INTERRUPTIBLE = """

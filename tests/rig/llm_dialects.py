@@ -1,48 +1,43 @@
-"""The dialects of OpenAI's API that the LLM stand-in speaks: what each server refuses or ignores.
-
-`vllm`: as vLLM 0.32. `openai`: as OpenAI's reasoning models. `llama.cpp`, `ollama`: as their
-servers.
-"""
+"""The LLM stand-in as other servers than vLLM: what each refuses of OpenAI's API."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+from carpool.testing.http import HttpRequest, RefusedRequest, Responder
+from carpool.testing.llm_server import ChatRequest, LlmServer
+from carpool.testing.llm_tokens import encode
 
 Dialect: TypeAlias = Literal["vllm", "openai", "llama.cpp", "ollama"]
 GRAMMAR_LENGTH_MAX = 2_000
 """llama.cpp makes a grammar of a schema, and refuses repetitions from this number on."""
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The used fields of a request for a completion. `prompt`: of /v1/completions, in `messages`'
-    place.
-    """
+class DialectServer(LlmServer):
+    """`openai`: as OpenAI's reasoning models. `llama.cpp`, `ollama`: as their servers."""
 
-    model: str
-    messages: list[dict[str, Any]] = []
-    prompt: list[int] | str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    priority: int | None = None
-    stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__()
+        self._dialect = dialect
 
+    async def answer_more(self, request: HttpRequest, responder: Responder) -> None:
+        if self._dialect == "vllm":
+            await super().answer_more(request, responder)
+        elif self._dialect == "llama.cpp" and request.path == "/tokenize":
+            content = msgspec.json.decode(request.body).get("content", "")
+            await responder.json({"tokens": encode(content)})
+        else:
+            raise RefusedRequest(404, f"no {request.path}")
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DialectRefusal:
-    """A refusal in the server's words."""
-
-    status: int
-    message: str
+    def check(self, chat: ChatRequest) -> None:
+        if message := refusal(self._dialect, chat):
+            raise RefusedRequest(400, message)
 
 
-def refusal(dialect: Dialect, request: ChatRequest) -> DialectRefusal | None:
+def refusal(dialect: Dialect, request: ChatRequest) -> str | None:
     """Returns why a server of this dialect refuses the request; None: it takes it."""
     form = request.response_format or {}
     schema = form.get("json_schema", {}).get("schema", {})
@@ -58,7 +53,7 @@ def refusal(dialect: Dialect, request: ChatRequest) -> DialectRefusal | None:
             )
         case _:
             message = None
-    return None if message is None else DialectRefusal(status=400, message=message)
+    return message
 
 
 def _openai_refusal(
@@ -88,13 +83,6 @@ def _openai_refusal(
             "type 'json_object'."
         )
     return None
-
-
-def tokens_max(dialect: Dialect, request: ChatRequest) -> int | None:
-    """Returns the bound of the answer in tokens; None: there is none."""
-    if dialect == "ollama":  # knows no other name
-        return request.max_tokens
-    return request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
 
 
 def _longest(schema: Any) -> int:
