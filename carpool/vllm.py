@@ -33,21 +33,6 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = (
         8000
     )
-    kvcache_gib: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=4_096,
-            description="Memory for the KV cache on a CPU, GiB. Low: fewer prompts stay cached.",
-        ),
-    ] = 1
-    cpu_cores: Annotated[
-        str,
-        Meta(
-            description='Cores to compute on, such as "0-3"; empty: all. vLLM by itself takes one '
-            "core only."
-        ),
-    ] = ""
     dtype: Annotated[
         str,
         Meta(
@@ -170,15 +155,17 @@ def _kv_events_config(endpoint: str) -> str:
     return json.dumps(config)
 
 
-def vllm_environment(settings: VllmSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment: no downloads, no usage reports, threads bound to cores on a CPU."""
+def vllm_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment: no downloads, no usage reports; on a CPU, all of its cores.
+
+    What vLLM's own variables of `environ` say of cores and of the KV cache on a CPU stays.
+    """
     added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if is_cpu_build():
-        cores = settings.cpu_cores or f"0-{(os.cpu_count() or 1) - 1}"
-        added |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(settings.kvcache_gib),
-            "VLLM_CPU_OMP_THREADS_BIND": cores,
-        }
+        # vLLM by itself takes one core only.
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        added["VLLM_CPU_KVCACHE_SPACE"] = environ.get("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        added["VLLM_CPU_OMP_THREADS_BIND"] = environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.exists():  # without Intel's OpenMP the threads are not bound
             added["LD_PRELOAD"] = str(openmp)

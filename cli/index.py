@@ -172,8 +172,7 @@ def build(
     is complete.
 
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
-    the same (indexer.cluster_rows_max_factor, indexer.cluster_rows_min_factor). Clusters without
-    rows are left out.
+    the same. Clusters without rows are left out.
 
     Example: carpool index build corpus.jsonl.gz --out my-index
 

@@ -57,7 +57,9 @@ def run_everything(
             f"{settings.up.state_dir}): end it first, or give this"
             " one a folder of its own with --state-dir"
         )
-    supervisor = Supervisor(settings.up, note=lambda line: console.print(line, style="yellow"))
+    supervisor = Supervisor(
+        settings.up.ready_timeout_s, note=lambda line: console.print(line, style="yellow")
+    )
     run = Run(
         pid=os.getpid(),
         bootstrap=plan.bootstrap,

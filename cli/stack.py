@@ -36,6 +36,7 @@ from cli.up_settings import UpSettings
 
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
+HTTP_PORT = "the pages of the services (up.http_port)"
 LOCAL_BACKOFF_MS_MAX = 2_000
 _LLM = environment_name("llm", "")
 BROKER, VLLM = "broker", "vLLM"
@@ -109,11 +110,9 @@ def make_plan(
         if is_embedded
         else None
     )
-    wanted = {
-        name: (getattr(up, f"{name}_port"), getattr(defaults, f"{name}_port")) for name in SERVICES
-    }
     ports = {
-        name: choose_port(*pair, f"the {name} (up.{name}_port)") for name, pair in wanted.items()
+        name: choose_port(up.http_port and up.http_port + nth, defaults.http_port + nth, HTTP_PORT)
+        for nth, name in enumerate(SERVICES)
     }
     vllm_port = None
     if llm_url is not None:
@@ -160,7 +159,7 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
     return ChildSpec(
         name=VLLM,
         command=vllm_command(settings.vllm, plan.vllm_port, kv_events=plan.kv_events),
-        environ=vllm_environment(settings.vllm, os.environ),
+        environ=vllm_environment(os.environ),
         log_file=Path(settings.up.state_dir) / "vllm.log",
         probe=partial(probe_vllm, address),
         address=address,

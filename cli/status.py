@@ -128,8 +128,7 @@ def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
     run = RunFile(Path(settings.up.state_dir)).read()
     if run is not None:
         return [(name, address) for name, address in run.http.items() if name in INPUTS]
-    ports = (settings.up.grouper_port, settings.up.searcher_port, settings.up.generator_port)
-    return [(name, f"127.0.0.1:{port}") for name, port in zip(INPUTS, ports, strict=True)]
+    return [(name, f"127.0.0.1:{port}") for port, name in enumerate(INPUTS, settings.up.http_port)]
 
 
 def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:

@@ -16,9 +16,16 @@ from carpool.errors import CarpoolError, ConfigError
 from cli.child import Child, ChildSpec, older_log
 from cli.exit_codes import CHANGE_NEEDED
 from cli.guard import Guard
-from cli.up_settings import UpSettings
 
+STOP_TIMEOUT_S = 35.0
+"""How long a part may take to end before it is killed; unfinished work is done again."""
+RESTARTS_MAX = 5
+"""How often a part that ends by itself is restarted before everything is ended."""
+RESTART_DELAY_S = 0.5
+"""Before the first restart; doubled for each more."""
 RESTART_DELAY_S_MAX = 30.0
+LOG_BYTES_MAX = 64 << 20
+"""A larger log of a part replaces that of NAME.log.1."""
 QUIET_S = 60.0
 """Time ready after which earlier restarts are forgotten."""
 TURN_S = 0.05
@@ -53,11 +60,11 @@ class Part:
         return (time.monotonic() if self.ready_s is None else self.ready_s) - self.started_s
 
 
-def restart_delay_s(restarts: int, settings: UpSettings) -> float | None:
+def restart_delay_s(restarts: int) -> float | None:
     """Returns the pause before the next restart, doubled each time; None: no more restarts."""
-    if restarts >= settings.restarts_max:
+    if restarts >= RESTARTS_MAX:
         return None
-    return min(settings.restart_delay_s * 2.0**restarts, RESTART_DELAY_S_MAX)
+    return min(RESTART_DELAY_S * 2.0**restarts, RESTART_DELAY_S_MAX)
 
 
 class Supervisor:
@@ -67,9 +74,9 @@ class Supervisor:
     raises `Interrupted` from the waiting methods, the second kills everything.
     """
 
-    def __init__(self, settings: UpSettings, *, note: Callable[[str], None]) -> None:
+    def __init__(self, ready_timeout_s: float, *, note: Callable[[str], None]) -> None:
         """`note` gets a line for people for each restart."""
-        self._settings = settings
+        self._ready_timeout_s = ready_timeout_s
         self._note = note
         self._guard = Guard()
         self._parts: dict[str, Part] = {}
@@ -115,7 +122,7 @@ class Supervisor:
         Raises `Interrupted`; `CarpoolError` with the end of its log when a child ends before it was
         ready once, or takes longer than `up.ready_timeout_s`.
         """
-        deadline_s = time.monotonic() + self._settings.ready_timeout_s
+        deadline_s = time.monotonic() + self._ready_timeout_s
         while True:
             self.step()
             waiting = [part for part in self._parts.values() if part.state != "ready"]
@@ -127,7 +134,7 @@ class Supervisor:
             if time.monotonic() > deadline_s:
                 part = waiting[0]
                 raise CarpoolError(
-                    f"{part.spec.name} is not ready after {self._settings.ready_timeout_s:g} s: "
+                    f"{part.spec.name} is not ready after {self._ready_timeout_s:g} s: "
                     f"{part.missing}. See"
                     f" {part.spec.log_file}; on a slow machine raise up.ready_timeout_s."
                 )
@@ -154,7 +161,7 @@ class Supervisor:
                 if now_s >= part.restart_at_s:
                     part.child, part.state = self._spawn(part.spec), "starting"
                 continue
-            part.child.rotate_log(self._settings.log_bytes_max)
+            part.child.rotate_log(LOG_BYTES_MAX)
             if part.child.has_ended():
                 self._ended(part, part.child, now_s)
             elif part.ready_s is not None and now_s - part.ready_s > QUIET_S:
@@ -181,14 +188,13 @@ class Supervisor:
 
     def _end(self, child: Child, patience: int) -> None:
         child.ask_to_end()
-        deadline_s = time.monotonic() + self._settings.stop_timeout_s
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while not child.has_ended():
             if self._signals > max(patience, 1):
                 child.kill()
             elif time.monotonic() > deadline_s:
                 self._note(
-                    f"{child.spec.name} did not end within {self._settings.stop_timeout_s:g} s and "
-                    "is killed"
+                    f"{child.spec.name} did not end within {STOP_TIMEOUT_S:g} s and is killed"
                 )
                 child.kill()
             time.sleep(TURN_S / 2)
@@ -227,7 +233,7 @@ class Supervisor:
                 f"{spec.name} {how}, and its records are lost: everything is stopped. See "
                 f"{spec.log_file}.{tail}"
             )
-        delay_s = restart_delay_s(part.restarts, self._settings)
+        delay_s = restart_delay_s(part.restarts)
         if delay_s is None:
             raise CarpoolError(
                 f"{spec.name} {how} once more, after {part.restarts} restarts: it is not restarted "

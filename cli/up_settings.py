@@ -8,8 +8,6 @@ from msgspec import Meta
 
 from carpool.settings import Settings
 
-Port = Annotated[int, Meta(ge=0, le=65_535)]
-
 
 class UpSettings(Settings, frozen=True, kw_only=True):
     """Ports and time limits of `carpool up`. A default port in use is replaced by a free one."""
@@ -24,15 +22,15 @@ class UpSettings(Settings, frozen=True, kw_only=True):
     broker_port: Annotated[
         int, Meta(ge=0, le=65_535, description="Port of the embedded broker; 0: a free one.")
     ] = 9092
-    grouper_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="Port of the grouper's HTTP pages; 0: a free one.")
+    http_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65_533,
+            description="Port of the HTTP pages of the grouper; the searcher has the next one, the "
+            "generator the one after. 0: free ones.",
+        ),
     ] = 9101
-    searcher_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="Port of the searcher's HTTP pages; 0: a free one.")
-    ] = 9102
-    generator_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="Port of the generator's HTTP pages; 0: a free one.")
-    ] = 9103
     ready_timeout_s: Annotated[
         float,
         Meta(
@@ -42,37 +40,3 @@ class UpSettings(Settings, frozen=True, kw_only=True):
             "high: hangs last.",
         ),
     ] = 300.0
-    stop_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=600,
-            description="How long each part may take to end, s, before it is killed. Low: work is "
-            "done again.",
-        ),
-    ] = 35.0
-    restarts_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000,
-            description="How often a part that ends by itself is restarted before `carpool up` "
-            "ends; after quiet_s the count starts again.",
-        ),
-    ] = 5
-    log_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=65_536,
-            description="Size of the log of a part, bytes, above which its content replaces that "
-            "of NAME.log.1. Low: less to read after an error.",
-        ),
-    ] = 67_108_864
-    restart_delay_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=60,
-            description="Pause before the first restart, s; doubled for each more, to 30 s.",
-        ),
-    ] = 0.5

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from indexer.plan.balance import Balance, plan_balance, unevenness
-from indexer.plan.state import ClusteringIdentity
 
 ROUNDS_MAX = 8
 SETTLE_ITERATIONS = 2
@@ -48,26 +47,22 @@ def nearest(rows: Float32, centroids: Float32) -> npt.NDArray[np.int32]:
 
 
 def balance_centroids(
-    sample: Float32, centroids: Float32, settings: ClusteringIdentity, note: Callable[[str], None]
+    sample: Float32, centroids: Float32, seed: int, note: Callable[[str], None]
 ) -> Float32:
-    """Returns as many centroids, whose clusters are within the factors of `settings` if possible.
+    """Returns as many centroids, whose clusters are within the factors of the plan if possible.
 
     `sample`: (n, dim) float32, random rows, 256 a cluster give sizes to 6 %. Each round splits by
     seeded k-means, then trains all centroids a little, and is kept only if clusters became more
     even: equal rows cannot be split. Deterministic. Memory: a second set of centroids and the
     largest cluster of the sample. Blocks.
     """
-    factors = {
-        "max_factor": settings.cluster_rows_max_factor,
-        "min_factor": settings.cluster_rows_min_factor,
-    }
-    clusters, counts, left = _judge(sample, centroids, factors)
+    clusters, counts, left = _judge(sample, centroids)
     for _ in range(ROUNDS_MAX):
-        balance = plan_balance(counts, **factors)
+        balance = plan_balance(counts)
         if not balance.splits:
             break
-        candidate = _apply(sample, clusters, centroids, balance, settings.seed)
-        clusters, counts, left_then = _judge(sample, candidate, factors)
+        candidate = _apply(sample, clusters, centroids, balance, seed)
+        clusters, counts, left_then = _judge(sample, candidate)
         if left_then >= left:
             break
         note(
@@ -78,12 +73,10 @@ def balance_centroids(
     return centroids
 
 
-def _judge(
-    sample: Float32, centroids: Float32, factors: dict[str, float]
-) -> tuple[npt.NDArray[np.int32], list[int], float]:
+def _judge(sample: Float32, centroids: Float32) -> tuple[npt.NDArray[np.int32], list[int], float]:
     clusters = nearest(sample, centroids)
     counts = np.bincount(clusters, minlength=len(centroids)).tolist()
-    return clusters, counts, unevenness(counts, **factors)
+    return clusters, counts, unevenness(counts)
 
 
 def _apply(

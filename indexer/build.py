@@ -18,17 +18,18 @@ from carpool.disk.documents import (
     DocumentStore,
     DocumentWriter,
 )
+from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
-from indexer.clustering import clustering_identity
 from indexer.corpus import CorpusReader, file_sha256
 from indexer.duplicates import IdLog, find_duplicates
 from indexer.plan.resume import Resume, plan_resume
-from indexer.plan.shards import plan_shards
+from indexer.plan.shards import SHARD_ROWS, plan_shards
 from indexer.plan.state import (
     BuildIdentity,
     BuildState,
+    ClusteringIdentity,
     CorpusIdentity,
     DocumentsDone,
     LayoutIdentity,
@@ -149,21 +150,20 @@ def identify(
             size_bytes=request.corpus.stat().st_size,
             sha256=sha256[request.corpus],
             passage_bytes_max=indexer.passage_bytes_max,
-            line_bytes_max=indexer.line_bytes_max,
             fields=dict(request.fields),
         ),
         vectors=VectorsIdentity(
             embedding_model=request.fingerprint or fingerprint_of(embedding),
             embedding_model_name=embedding.model,
             vectors_sha256=sha256[request.vectors] if request.vectors else "",
-            shard_rows=indexer.shard_rows,
-            batch_size=embedding.batch_size,
-            max_tokens=embedding.max_tokens,
+            shard_rows=SHARD_ROWS,
         ),
-        clustering=clustering_identity(indexer, nlist=request.nlist, seed=request.seed),
+        clustering=ClusteringIdentity(
+            nlist=request.nlist, seed=request.seed, train_bytes_max=indexer.memory_bytes
+        ),
         layout=LayoutIdentity(
             vector_dtype=indexer.vector_dtype,
-            segment_bytes_max=indexer.segment_bytes_max,
+            segment_bytes_max=SEGMENT_BYTES_MAX,
             code_rows_min=indexer.code_rows_min,
             codecs=indexer.codecs,
         ),
@@ -275,7 +275,6 @@ class _Build:
         reader = CorpusReader(
             self.request.corpus,
             passage_bytes_max=limits.passage_bytes_max,
-            line_bytes_max=limits.line_bytes_max,
             fields=corpus.fields,
             duplicates=duplicates,
         )

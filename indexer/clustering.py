@@ -16,8 +16,12 @@ from indexer.plan.passes import sample_rows_max
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import ProgressReport
 from indexer.sequential import bytes_of
-from indexer.settings import IndexerSettings
 from indexer.vectors import Vectors
+
+ITERATIONS = 20
+"""Rounds of k-means: fewer give uneven clusters."""
+ROWS_PER_CLUSTER = 256
+"""Rows that train a centroid: fewer give poor clusters, more take time and memory."""
 
 Float32 = npt.NDArray[np.float32]
 
@@ -29,21 +33,13 @@ class Assignment(NamedTuple):
     vectors_digest: str
 
 
-def clustering_identity(settings: IndexerSettings, *, nlist: int, seed: int) -> ClusteringIdentity:
-    """Returns the inputs that decide the cluster of a row, for a build with these settings."""
-    return ClusteringIdentity(
-        nlist=nlist,
-        seed=seed,
-        train_rows_per_cluster=settings.train_rows_per_cluster,
-        train_bytes_max=settings.memory_bytes,
-        train_iterations=settings.train_iterations,
-        cluster_rows_max_factor=settings.cluster_rows_max_factor,
-        cluster_rows_min_factor=settings.cluster_rows_min_factor,
-    )
-
-
 def train_centroids(
-    vectors: Vectors, nlist: int, settings: ClusteringIdentity, progress: ProgressReport
+    vectors: Vectors,
+    nlist: int,
+    settings: ClusteringIdentity,
+    progress: ProgressReport,
+    *,
+    iterations: int = ITERATIONS,
 ) -> Float32:
     """Returns centroids: (nlist, dim) float32, row-normalised, trained on a seeded sample. Blocks.
 
@@ -56,14 +52,14 @@ def train_centroids(
             "or less"
         )
     sample = _sample(vectors, nlist, settings, progress)
-    progress.start(f"training {nlist:,} clusters", settings.train_iterations)
+    progress.start(f"training {nlist:,} clusters", iterations)
     centroids = None
-    for _ in range(settings.train_iterations):
+    for _ in range(iterations):
         # One iteration a call, from the centroids of the call before, to report progress.
         centroids = kmeans(sample, nlist, iterations=1, seed=settings.seed, start=centroids)
         progress.advance(1)
     assert centroids is not None
-    return balance_centroids(sample, centroids, settings, progress.note)
+    return balance_centroids(sample, centroids, settings.seed, progress.note)
 
 
 def _sample(
@@ -77,7 +73,7 @@ def _sample(
             vectors.row_count,
             nlist,
             dimension=vectors.dimension,
-            rows_per_cluster=settings.train_rows_per_cluster,
+            rows_per_cluster=ROWS_PER_CLUSTER,
             bytes_max=settings.train_bytes_max,
         )
     except ValueError as error:

@@ -28,6 +28,8 @@ ID_BYTES_MAX = 512
 METADATA_BYTES_MAX = 2_048
 """Metadata of a passage in the index, as JSON. It is in every hit and citation of the passage."""
 CHUNK_BYTES = 1 << 20
+LINE_BYTES_MAX = 4 << 20
+"""Of one line, metadata included: it is in memory whole."""
 _BOM = b"\xef\xbb\xbf"
 _NAMES = {"id": ("id", "_id"), "text": ("text", "contents"), "title": ("title",)}
 """The names of a field, the first that a line has; `_id` is BEIR's, `contents` Anserini's."""
@@ -56,7 +58,7 @@ class CorpusReader:
         path: Path,
         *,
         passage_bytes_max: int,
-        line_bytes_max: int,
+        line_bytes_max: int = LINE_BYTES_MAX,
         fields: Mapping[str, str] | None = None,
         duplicates: bytes = b"",
     ) -> None:
@@ -118,7 +120,7 @@ class CorpusReader:
     def _read(self, line: bytes | None) -> Document | str:
         """The document of a line, or what is wrong with it."""
         if line is None:
-            return f"the line is longer than {self._line_bytes_max} bytes (indexer.line_bytes_max)"
+            return f"the line is longer than {self._line_bytes_max} bytes"
         try:
             fields, notes = _decoded(line)
             found = self._named(fields, notes)

@@ -13,7 +13,7 @@ from carpool.settings import Settings
 
 
 class IndexerSettings(Settings, frozen=True, kw_only=True):
-    """Limits of `carpool index build`; those that change the bytes are saved with the build."""
+    """What `carpool index build` accepts and takes; what changes the bytes is saved with it."""
 
     passage_bytes_max: Annotated[
         int,
@@ -24,63 +24,6 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "high lets a retrieval with many long passages exceed the largest record (4 MiB).",
         ),
     ] = 32 << 10
-    line_bytes_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=64,
-            le=256 << 20,
-            description="Bytes of one line of the corpus, metadata included. Too low refuses "
-            "lines; too high lets one line take that much memory.",
-        ),
-    ] = 4 << 20
-    shard_rows: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=1 << 20,
-            description="Passages embedded between two saves. Too low makes many small files, too "
-            "high loses more work when the build is killed.",
-        ),
-    ] = 256
-    train_rows_per_cluster: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=100_000,
-            description="Rows sampled to train each centroid. Too low gives poor clusters; too "
-            "high takes time and memory: nlist * this * dimension * 4 bytes, at most memory_bytes.",
-        ),
-    ] = 256
-    train_iterations: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=1000,
-            description="Rounds of k-means. Too low gives uneven clusters, too high only takes "
-            "time.",
-        ),
-    ] = 20
-    cluster_rows_max_factor: Annotated[
-        float,
-        msgspec.Meta(
-            ge=1.2,
-            le=1e9,
-            description="A cluster with more rows than this times the mean is split, and the "
-            "smallest cluster is dissolved; 1e9: none is split. Too low separates similar "
-            "passages, which costs recall at low nprobe; too high keeps large clusters, which "
-            "take memory of the searcher and make its slowest queries.",
-        ),
-    ] = 2.5
-    cluster_rows_min_factor: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0,
-            le=0.8,
-            description="A cluster with fewer rows than this times the mean is dissolved, and its "
-            "rows go to the nearest other clusters; 0: none is dissolved. Too low spends probes "
-            "on a few rows, too high splits larger clusters instead.",
-        ),
-    ] = 0.25
     vector_dtype: Annotated[
         VectorDtype,
         msgspec.Meta(
@@ -100,15 +43,6 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "says so); too high exceeds the memory of the machine.",
         ),
     ] = 1 << 30
-    segment_bytes_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=4096,
-            le=1 << 50,
-            description="Bytes of a segment, a file of whole clusters that is saved when it is "
-            "complete. Too low makes many files, too high repeats more work after a kill.",
-        ),
-    ] = 256 << 20
     code_rows_min: Annotated[
         int,
         msgspec.Meta(

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from bench.data.evaluation import EvaluationData, Float32, read_vectors
 from carpool.disk.centroids import probe
-from indexer.clustering import assign_rows, clustering_identity, train_centroids
+from indexer.clustering import ITERATIONS, assign_rows, train_centroids
+from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
-from indexer.settings import IndexerSettings
 from indexer.vectors import MemoryVectors, Vectors
 from searcher.plan.slices import SliceId
 
@@ -66,20 +66,19 @@ def cluster(
     *,
     nlist: int,
     seed: int,
-    settings: IndexerSettings,
+    iterations: int = ITERATIONS,
     on_rows: Callable[[int], None] = lambda _: None,
 ) -> Clustered:
     """Returns clusters of row-normalised vectors, made as `carpool index build` does. Blocks."""
-    identity = clustering_identity(settings, nlist=nlist, seed=seed)
-    centroids = train_centroids(vectors, nlist, identity, SilentProgress())
+    identity = ClusteringIdentity(nlist=nlist, seed=seed, train_bytes_max=1 << 30)
+    centroids = train_centroids(vectors, nlist, identity, SilentProgress(), iterations=iterations)
     clusters = assign_rows(vectors, centroids, on_rows).clusters
     return Clustered(centroids, clusters.astype(np.int64))
 
 
 def cluster_quickly(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
     """Returns clusters of (rows, dim) float32, row-normalised, trained in 10 rounds. Blocks."""
-    settings = IndexerSettings(train_iterations=10)
-    return cluster(MemoryVectors(vectors), nlist=nlist, seed=seed, settings=settings)
+    return cluster(MemoryVectors(vectors), nlist=nlist, seed=seed, iterations=10)
 
 
 def trace_over(

@@ -106,7 +106,7 @@ def own_vllm(
     kv_events = kv_events_in(folder)
     process = ServiceProcess(
         vllm_command(settings, port, kv_events=kv_events),
-        environ=vllm_environment(settings, os.environ),
+        environ=vllm_environment(os.environ),
         port=port,
         log_file=folder / "vllm.log",
         ready_page="/health",

@@ -10,8 +10,8 @@ from carpool.disk.pages import PageLayout
 
 HEADER_BYTES = 4096
 """The header of a segment."""
-SEGMENT_BYTES_MAX = 1 << 30
-"""Default limit of a segment; only a segment of one cluster may be larger."""
+SEGMENT_BYTES_MAX = 256 << 20
+"""Limit of a segment, which is saved when it is complete; one of one cluster may be larger."""
 
 
 class ClusterExtent(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,9 +63,8 @@ def export(folder: Path, out: Path) -> None:
     fingerprint = model_fingerprint(folder)
     content = _exported(model)
     for batch_size in (1, len(TEXTS)):
-        settings = EmbeddingSettings(batch_size=batch_size)
         exact = TorchEmbedder(model, fingerprint=fingerprint, batch_size=batch_size).encode(TEXTS)
-        found = OnnxEmbedder(content, settings, fingerprint=fingerprint).encode(TEXTS)
+        found = OnnxEmbedder(content, fingerprint=fingerprint, batch_size=batch_size).encode(TEXTS)
         cosine = float(np.sum(exact * found, axis=1).min())
         if not cosine >= COSINE_MIN:
             raise ConfigError(f"its export gives other vectors than torch (cosine {cosine:.4f})")

@@ -35,7 +35,7 @@ def load_embedder(settings: EmbeddingSettings) -> Embedder:
             f"{folder} is embedded by torch, which takes more time and memory: ONNX Runtime cannot "
             f"({error})"
         )
-    return TorchEmbedder(model, fingerprint=fingerprint, batch_size=settings.batch_size)
+    return TorchEmbedder(model, fingerprint=fingerprint)
 
 
 def fingerprint_of(settings: EmbeddingSettings) -> str:
@@ -54,8 +54,8 @@ def _open_export(folder: Path, settings: EmbeddingSettings, fingerprint: str) ->
     for place in (folder / "onnx", cache):
         if (place / name).is_file():
             try:
-                return OnnxEmbedder(place / name, settings, fingerprint=fingerprint)
+                return OnnxEmbedder(place / name, fingerprint=fingerprint, threads=settings.threads)
             except Exception as error:
                 log.warning(f"{place / name} is damaged ({error}): the model is exported again")
     export_in_child(folder, cache)
-    return OnnxEmbedder(cache / name, settings, fingerprint=fingerprint)
+    return OnnxEmbedder(cache / name, fingerprint=fingerprint, threads=settings.threads)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnxruntime
 from tokenizers import Tokenizer
 
-from carpool.embedding.settings import EmbeddingSettings
+from carpool.embedding.embedder import BATCH_TEXTS
 
 FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 """The inputs that a model may have, and what the tokenizer calls them."""
@@ -21,11 +21,16 @@ class OnnxEmbedder:
     """A model as [export.py](export.py) writes it: graph, tokenizer and prompt in one file."""
 
     def __init__(
-        self, model: Path | bytes, settings: EmbeddingSettings, *, fingerprint: str
+        self,
+        model: Path | bytes,
+        *,
+        fingerprint: str,
+        threads: int = 0,
+        batch_size: int = BATCH_TEXTS,
     ) -> None:
         """`model`: the file or its content. Blocks. Raises what ONNX Runtime raises."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = settings.threads or len(os.sched_getaffinity(0))
+        options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
         # Threads that spin between two questions take the cores of other services.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
@@ -35,11 +40,7 @@ class OnnxEmbedder:
         about = self._session.get_modelmeta().custom_metadata_map
         self._prompt = about["prompt"]
         self._tokenizer = Tokenizer.from_str(about["tokenizer"])
-        self._batch_size = settings.batch_size
-        if settings.max_tokens:
-            cut = self._tokenizer.truncation or {"max_length": settings.max_tokens}
-            limit = min(settings.max_tokens, cut["max_length"])
-            self._tokenizer.enable_truncation(**(cut | {"max_length": limit}))
+        self._batch_size = batch_size
         self.fingerprint = fingerprint
         self.dimension = int(about["dimension"])
 

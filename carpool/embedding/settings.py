@@ -24,16 +24,6 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
             "Another model than the index's is refused at start."
         ),
     ] = DEFAULT_MODEL
-    batch_size: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=4096,
-            description="Texts in one pass through the model. Too low wastes time on overhead, too "
-            "high takes memory and, on a CPU, time: 16 texts of 256 tokens need 110 MB more than 8 "
-            "with the default model, and a fifth more time.",
-        ),
-    ] = 8
     threads: Annotated[
         int,
         msgspec.Meta(
@@ -41,16 +31,6 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
             le=1024,
             description="Threads the model computes with; 0: one for each core. Too "
             "low is slow, too high takes cores from other processes.",
-        ),
-    ] = 0
-    max_tokens: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=65536,
-            description="Tokens of a text that the model reads, the rest is cut; 0 takes the "
-            "model's own limit, and more than that is never read. Too low loses the ends of "
-            "passages, too high makes long texts slow.",
         ),
     ] = 0
     download: Annotated[

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from carpool.embedding.embedder import BATCH_TEXTS
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.errors import ConfigError
 
@@ -17,7 +18,7 @@ from carpool.errors import ConfigError
 class TorchEmbedder:
     """A sentence-transformers model on the CPU. For models that cannot be exported."""
 
-    def __init__(self, model: Any, *, fingerprint: str, batch_size: int) -> None:
+    def __init__(self, model: Any, *, fingerprint: str, batch_size: int = BATCH_TEXTS) -> None:
         self._model = model
         self._batch_size = batch_size
         self.fingerprint = fingerprint
@@ -76,6 +77,4 @@ def load_model(folder: Path, settings: EmbeddingSettings) -> Any:
             f"the model in {folder} cannot be loaded ({error}); check embedding.model"
         ) from error
     model.eval()
-    if settings.max_tokens:
-        model.max_seq_length = min(settings.max_tokens, model.max_seq_length or settings.max_tokens)
     return model

@@ -9,6 +9,7 @@ import msgspec
 from indexer.plan.state import BuildIdentity, BuildState
 
 STATE_FORMAT = "v1"
+"""Another one where a constant of a build has changed: what was saved is then made again."""
 
 
 class Resume(NamedTuple):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SHARD_ROWS = 256
+"""Rows between two saves: fewer make many files, more repeat more work after a kill."""
+
 
 class Shard(NamedTuple):
     """Rows that are embedded and saved together: [start, stop)."""

@@ -16,7 +16,6 @@ class CorpusIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     size_bytes: int
     sha256: str
     passage_bytes_max: int
-    line_bytes_max: int
     fields: dict[str, str] = {}
 
 
@@ -27,8 +26,6 @@ class VectorsIdentity(msgspec.Struct, frozen=True, kw_only=True):
     embedding_model_name: str
     vectors_sha256: str
     shard_rows: int
-    batch_size: int
-    max_tokens: int
 
 
 class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +33,7 @@ class ClusteringIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     nlist: int
     seed: int
-    train_rows_per_cluster: int
     train_bytes_max: int
-    train_iterations: int
-    cluster_rows_max_factor: float
-    cluster_rows_min_factor: float
 
 
 class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,19 +160,19 @@ def test_a_default_port_that_is_taken_gives_way_and_a_chosen_one_is_an_error() -
 
 
 def test_vllm_is_started_on_loopback_with_what_the_settings_say() -> None:
-    settings = VllmSettings(
-        model_dir="models/tiny", sequences_max=7, cpu_cores="2-3", extra_args=("--seed", "1")
-    )
+    settings = VllmSettings(model_dir="models/tiny", sequences_max=7, extra_args=("--seed", "1"))
     command = " ".join(vllm_command(settings, 8123))
     assert "--host 127.0.0.1 --port 8123" in command
     assert "--model models/tiny --served-model-name tiny" in command
     assert "--max-num-seqs 7" in command
     assert command.endswith("--seed 1")
     assert "--kv-events-config" not in command
-    environ = vllm_environment(settings, {"PATH": "/bin", "CARPOOL_LLM_API_KEY": "secret"})
+    told = {"VLLM_CPU_OMP_THREADS_BIND": "2-3", "CARPOOL_LLM_API_KEY": "secret"}
+    environ = vllm_environment(told)
     assert environ["HF_HUB_OFFLINE"] == "1"
     assert "CARPOOL_LLM_API_KEY" not in environ
-    assert (environ.get("VLLM_CPU_OMP_THREADS_BIND") == "2-3") == is_cpu_build()
+    assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "2-3"
+    assert (vllm_environment({}).get("VLLM_CPU_KVCACHE_SPACE") == "1") == is_cpu_build()
 
 
 def test_vllm_publishes_its_kv_events_where_only_this_user_reads_them(tmp_path: Path) -> None:

@@ -15,12 +15,16 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError
+from cli import supervise
 from cli.child import ChildSpec
 from cli.supervise import Interrupted, Supervisor, restart_delay_s
-from cli.up_settings import UpSettings
 from tests.waiting import WAIT_S, wait_until
 
-SETTINGS = UpSettings(restart_delay_s=0.01, ready_timeout_s=WAIT_S, stop_timeout_s=WAIT_S)
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "RESTART_DELAY_S", 0.01)
+
 
 RUNS_UNTIL_TOLD = """
 import signal, sys, time, pathlib
@@ -70,7 +74,7 @@ def pid_of(supervisor: Supervisor, name: str) -> int:
 
 
 def test_children_become_ready_and_end_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
-    with Supervisor(SETTINGS, note=lambda line: None) as supervisor:
+    with Supervisor(WAIT_S, note=lambda line: None) as supervisor:
         for name in ("broker", "model", "grouper"):
             supervisor.start(spec(tmp_path, name, RUNS_UNTIL_TOLD))
         supervisor.wait_ready()
@@ -92,7 +96,7 @@ def test_children_become_ready_and_end_in_the_order_that_is_asked_for(tmp_path: 
 
 def test_a_child_that_crashes_is_started_again_and_that_is_said(tmp_path: Path) -> None:
     notes: list[str] = []
-    with Supervisor(SETTINGS, note=notes.append) as supervisor:
+    with Supervisor(WAIT_S, note=notes.append) as supervisor:
         supervisor.start(spec(tmp_path, "searcher", RUNS_UNTIL_TOLD))
         supervisor.wait_ready()
         first = pid_of(supervisor, "searcher")
@@ -105,14 +109,16 @@ def test_a_child_that_crashes_is_started_again_and_that_is_said(tmp_path: Path) 
     assert notes[1] == "searcher is ready again"
 
 
-def test_a_child_that_crashes_again_and_again_is_given_up(tmp_path: Path) -> None:
+def test_a_child_that_crashes_again_and_again_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crashes = (
         "import pathlib, time; pathlib.Path({ready!r}).touch(); time.sleep(0.3); "
         "print('out of luck'); raise SystemExit(3)"
     )
-    settings = UpSettings(restart_delay_s=0.01, restarts_max=2, stop_timeout_s=WAIT_S)
+    monkeypatch.setattr(supervise, "RESTARTS_MAX", 2)
     with (
-        Supervisor(settings, note=lambda line: None) as supervisor,
+        Supervisor(WAIT_S, note=lambda line: None) as supervisor,
         pytest.raises(
             CarpoolError, match=r"status 3 once more, after 2 restarts(?s:.*)out of luck"
         ),
@@ -126,7 +132,7 @@ def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_l
     tmp_path: Path,
 ) -> None:
     with (
-        Supervisor(SETTINGS, note=lambda line: None) as supervisor,
+        Supervisor(WAIT_S, note=lambda line: None) as supervisor,
         pytest.raises(CarpoolError, match=r"before it was ready(?s:.*)no such luck"),
     ):
         supervisor.start(spec(tmp_path, "searcher", "print('no such luck'); raise SystemExit(1)"))
@@ -136,7 +142,7 @@ def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_l
 def test_the_tail_is_of_this_run_and_the_log_of_the_run_before_is_kept(tmp_path: Path) -> None:
     (tmp_path / "searcher.log").write_text("the run before\n")
     with (
-        Supervisor(SETTINGS, note=lambda line: None) as supervisor,
+        Supervisor(WAIT_S, note=lambda line: None) as supervisor,
         pytest.raises(CarpoolError) as ended,
     ):
         supervisor.start(spec(tmp_path, "searcher", "print('this run'); raise SystemExit(1)"))
@@ -145,15 +151,17 @@ def test_the_tail_is_of_this_run_and_the_log_of_the_run_before_is_kept(tmp_path:
     assert (tmp_path / "searcher.log.1").read_text() == "the run before\n"
 
 
-def test_a_log_that_grows_is_rotated_while_its_process_writes_on(tmp_path: Path) -> None:
+def test_a_log_that_grows_is_rotated_while_its_process_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talks = """
 import pathlib, time
 pathlib.Path({ready!r}).touch()
 while True: print("word " * 1_000, flush=True); time.sleep(0.005)
 """
-    settings = UpSettings(log_bytes_max=65_536, ready_timeout_s=WAIT_S, stop_timeout_s=WAIT_S)
+    monkeypatch.setattr(supervise, "LOG_BYTES_MAX", 65_536)
     older = tmp_path / "searcher.log.1"
-    with Supervisor(settings, note=lambda line: None) as supervisor:
+    with Supervisor(WAIT_S, note=lambda line: None) as supervisor:
         supervisor.start(spec(tmp_path, "searcher", talks))
         supervisor.wait_ready()
         supervisor.watch(older.exists)
@@ -164,13 +172,13 @@ while True: print("word " * 1_000, flush=True); time.sleep(0.005)
 
 
 def test_a_child_that_says_its_settings_are_wrong_makes_them_wrong_here_too(tmp_path: Path) -> None:
-    with Supervisor(SETTINGS, note=lambda line: None) as supervisor, pytest.raises(ConfigError):
+    with Supervisor(WAIT_S, note=lambda line: None) as supervisor, pytest.raises(ConfigError):
         supervisor.start(spec(tmp_path, "searcher", "raise SystemExit(2)"))
         supervisor.wait_ready()
 
 
 def test_what_cannot_be_restarted_ends_everything(tmp_path: Path) -> None:
-    with Supervisor(SETTINGS, note=lambda line: None) as supervisor:
+    with Supervisor(WAIT_S, note=lambda line: None) as supervisor:
         supervisor.start(spec(tmp_path, "broker", RUNS_UNTIL_TOLD, is_restarted=False))
         supervisor.start(spec(tmp_path, "grouper", RUNS_UNTIL_TOLD))
         supervisor.wait_ready()
@@ -181,9 +189,8 @@ def test_what_cannot_be_restarted_ends_everything(tmp_path: Path) -> None:
 
 
 def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_path: Path) -> None:
-    settings = UpSettings(ready_timeout_s=0.3, stop_timeout_s=WAIT_S)
     with (
-        Supervisor(settings, note=lambda line: None) as supervisor,
+        Supervisor(0.3, note=lambda line: None) as supervisor,
         pytest.raises(
             CarpoolError, match=r"not ready after 0.3 s: no model yet.*up.ready_timeout_s"
         ),
@@ -201,13 +208,15 @@ def test_a_command_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -
         probe=lambda: "",
     )
     with (
-        Supervisor(SETTINGS, note=lambda line: None) as supervisor,
+        Supervisor(WAIT_S, note=lambda line: None) as supervisor,
         pytest.raises(ConfigError, match="/no/such/broker"),
     ):
         supervisor.start(missing)
 
 
-def test_a_child_that_will_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_child_that_will_not_end_is_killed_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stubborn = """
 import pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -217,7 +226,8 @@ pathlib.Path({ready!r}).touch()
 time.sleep(600)
 """
     notes: list[str] = []
-    with Supervisor(UpSettings(stop_timeout_s=0.3), note=notes.append) as supervisor:
+    monkeypatch.setattr(supervise, "STOP_TIMEOUT_S", 0.3)
+    with Supervisor(WAIT_S, note=notes.append) as supervisor:
         supervisor.start(spec(tmp_path, "model", stubborn))
         supervisor.wait_ready()
         pids = [pid_of(supervisor, "model"), int((tmp_path / "grandchild").read_text())]
@@ -236,7 +246,7 @@ if not path.exists(): path.write_text(str(child.pid))
 pathlib.Path({ready!r}).touch()
 time.sleep(600)
 """
-    with Supervisor(SETTINGS, note=lambda line: None) as supervisor:
+    with Supervisor(WAIT_S, note=lambda line: None) as supervisor:
         supervisor.start(spec(tmp_path, "model", leaves))
         supervisor.wait_ready()
         grandchild = int((tmp_path / "grandchild").read_text())
@@ -254,7 +264,7 @@ time.sleep(600)
 """
     notes: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Interrupted), Supervisor(SETTINGS, note=notes.append) as supervisor:
+    with pytest.raises(Interrupted), Supervisor(WAIT_S, note=notes.append) as supervisor:
         supervisor.start(spec(tmp_path, "grouper", stubborn))
         supervisor.start(spec(tmp_path, "broker", stubborn))
         supervisor.wait_ready()
@@ -275,9 +285,9 @@ def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> 
 import sys, pathlib, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from cli.supervise import Supervisor
-from tests.cli.test_supervise import RUNS_UNTIL_TOLD, SETTINGS, pid_of, spec
+from tests.cli.test_supervise import RUNS_UNTIL_TOLD, pid_of, spec
 folder = pathlib.Path({str(tmp_path)!r})
-with Supervisor(SETTINGS, note=print) as supervisor:
+with Supervisor(60, note=print) as supervisor:
     supervisor.start(spec(folder, "grouper", RUNS_UNTIL_TOLD))
     supervisor.wait_ready()
     (folder / "pid.part").write_text(str(pid_of(supervisor, "grouper")))
@@ -298,18 +308,8 @@ with Supervisor(SETTINGS, note=print) as supervisor:
     ).read_text() == "grouper ended\n"  # by SIGTERM: it could finish what it had
 
 
-def test_pauses_between_restarts_double_to_a_bound_and_end() -> None:
-    settings = UpSettings(restart_delay_s=0.5, restarts_max=10)
-    assert [restart_delay_s(count, settings) for count in range(11)] == [
-        0.5,
-        1,
-        2,
-        4,
-        8,
-        16,
-        30,
-        30,
-        30,
-        30,
-        None,
-    ]
+def test_pauses_between_restarts_double_to_a_bound_and_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervise, "RESTART_DELAY_S", 4)
+    assert [restart_delay_s(count) for count in range(6)] == [4, 8, 16, 30, 30, None]

@@ -43,13 +43,12 @@ def blocks_of(page: Path) -> list[Block]:
 def environ() -> dict[str, str]:
     """Returns the environment of a reader: a small embedding model, no LLM, free ports."""
     base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
-    ports = {f"CARPOOL_UP_{name}_PORT": "0" for name in ("GROUPER", "SEARCHER", "GENERATOR")}
     return {
         **base,
-        **ports,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "CARPOOL_UP_BROKER_PORT": "0",
+        "CARPOOL_UP_HTTP_PORT": "0",
         "CARPOOL_EMBEDDING_MODEL": "hashing:64",
         "CARPOOL_LLM_ENGINE": "none",
         "CARPOOL_SEARCHER_DIRECT_IO": "auto",

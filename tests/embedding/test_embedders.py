@@ -40,9 +40,7 @@ needs_minilm = pytest.mark.skipif(
     scope="module", params=["hashing:64", pytest.param("all-MiniLM-L6-v2", marks=needs_minilm)]
 )
 def embedder(request: pytest.FixtureRequest) -> Embedder:
-    return load_embedder(
-        EmbeddingSettings(model=request.param, batch_size=4, threads=1, max_tokens=32)
-    )
+    return load_embedder(EmbeddingSettings(model=request.param, threads=1))
 
 
 def test_rows_are_normalised_float32_in_the_order_of_the_texts(embedder: Embedder) -> None:

@@ -53,15 +53,11 @@ def a_model(folder: Path, pooling: str, with_head: bool = False, **transformer: 
     return folder / "model"
 
 
-def embedders(folder: Path, cache: Path, **options: Any) -> tuple[Any, TorchEmbedder]:
+def embedders(folder: Path) -> tuple[Any, TorchEmbedder]:
     """The exported model, as the loader opens it, and the model in torch."""
-    settings = EmbeddingSettings(model=str(folder), threads=1, **options)
+    settings = EmbeddingSettings(model=str(folder), threads=1)
     export(folder, folder / "onnx")
-    torch_one = TorchEmbedder(
-        load_model(folder, settings),
-        fingerprint=model_fingerprint(folder),
-        batch_size=settings.batch_size,
-    )
+    torch_one = TorchEmbedder(load_model(folder, settings), fingerprint=model_fingerprint(folder))
     return load_embedder(settings), torch_one
 
 
@@ -76,11 +72,10 @@ def embedders(folder: Path, cache: Path, **options: Any) -> tuple[Any, TorchEmbe
     ],
     ids=lambda form: "-".join(form),
 )
-@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 1, "max_tokens": 8}])
 def test_an_export_follows_the_configuration_of_the_model(
-    form: dict[str, Any], options: dict[str, int], tmp_path: Path
+    form: dict[str, Any], tmp_path: Path
 ) -> None:
-    exported, exact = embedders(a_model(tmp_path, **form), tmp_path, **options)
+    exported, exact = embedders(a_model(tmp_path, **form))
     assert type(exported).__name__ == "OnnxEmbedder"
     assert exported.fingerprint == exact.fingerprint
     assert exported.dimension == exact.dimension
@@ -94,10 +89,8 @@ def test_minilm_finds_the_same_ten_passages_in_both_runtimes() -> None:
         passages = [json.loads(next(file))["text"] for _ in range(128)]
     with gzip.open(data / "queries-nq.jsonl.gz") as file:
         questions = [json.loads(next(file))["text"] for _ in range(40)]
-    settings = EmbeddingSettings(max_tokens=64)
-    exact = TorchEmbedder(
-        load_model(find_model(settings), settings), fingerprint="", batch_size=settings.batch_size
-    )
+    settings = EmbeddingSettings()
+    exact = TorchEmbedder(load_model(find_model(settings), settings), fingerprint="")
     best, vectors = [], []
     for embedder in (load_embedder(settings), exact):
         rows = embedder.encode([*passages, *questions])

@@ -64,7 +64,7 @@ class VllmServer:
                 vllm_command(self._settings, self.port, kv_events=self.kv_events or None),
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=vllm_environment(self._settings, os.environ),
+                env=vllm_environment(os.environ),
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_TIMEOUT_S

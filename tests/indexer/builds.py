@@ -60,16 +60,14 @@ def interrupted(tmp_path: Path) -> tuple[Path, Path]:
     return corpus, index_dir
 
 
-SEGMENTS = IndexerConfig(
-    embedding=CONFIG.embedding,
-    # Clusters of a page each: three to a segment, and about four to a pass.
-    indexer=IndexerSettings(
-        shard_rows=16,
-        threads=1,
-        segment_bytes_max=4096 * 4,
-        memory_bytes=8192 + 4096,
+SEGMENTS: dict[str, Any] = {
+    "config": IndexerConfig(
+        embedding=CONFIG.embedding,
+        indexer=IndexerSettings(threads=1, memory_bytes=8192 + 4096),
     ),
-)
+    "segment_bytes_max": 4096 * 4,
+}
+"""Clusters of a page each: three to a segment, and about four to a pass."""
 
 
 class Stop(Exception):

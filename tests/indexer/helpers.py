@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import indexer.build
+from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.embedding import EmbeddingSettings
 from indexer.build import BuildReport, BuildRequest, build_index
 from indexer.progress import SilentProgress
@@ -12,7 +15,7 @@ from tests.clocks import HandClock
 
 CONFIG = IndexerConfig(
     embedding=EmbeddingSettings(model="hashing:16"),
-    indexer=IndexerSettings(shard_rows=16, threads=1),
+    indexer=IndexerSettings(threads=1),
 )
 WORDS = ("apple", "river", "stone", "cloud", "train", "music", "paper", "glass", "horse", "bread")
 
@@ -35,15 +38,25 @@ def write_corpus(path: Path, row_count: int) -> Path:
 
 
 def build(
-    corpus: Path, index_dir: Path, config: IndexerConfig = CONFIG, **wishes: Any
+    corpus: Path,
+    index_dir: Path,
+    config: IndexerConfig = CONFIG,
+    *,
+    segment_bytes_max: int = SEGMENT_BYTES_MAX,
+    **wishes: Any,
 ) -> BuildReport:
-    """Builds an index without saying anything; without `nlist` it has about 10 rows a cluster."""
+    """Builds an index without saying anything; without `nlist` it has about 10 rows a cluster.
+
+    16 rows are embedded between two saves.
+    """
     if "nlist" not in wishes and corpus.suffix == ".jsonl" and corpus.is_file():
         lines = corpus.read_bytes().count(b"\n")
         wishes["nlist"] = max(1, lines // 12)
-    return build_index(
-        BuildRequest(corpus=corpus, index_dir=index_dir, **wishes),
-        config,
-        HandClock(step_us=1_000),
-        SilentProgress(),
-    )
+    small = {"SHARD_ROWS": 16, "SEGMENT_BYTES_MAX": segment_bytes_max}
+    with mock.patch.multiple(indexer.build, **small):
+        return build_index(
+            BuildRequest(corpus=corpus, index_dir=index_dir, **wishes),
+            config,
+            HandClock(step_us=1_000),
+            SilentProgress(),
+        )

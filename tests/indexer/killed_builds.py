@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+import indexer.build
 from carpool.disk.index import files_of
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.embedding import EmbeddingSettings
@@ -29,14 +30,11 @@ from indexer.verify import verify_index
 
 CONFIG = IndexerConfig(
     embedding=EmbeddingSettings(model="hashing:16"),
-    # Small enough for several segments, written in several passes.
-    indexer=IndexerSettings(
-        shard_rows=32,
-        threads=1,
-        segment_bytes_max=4096 * 4,
-        memory_bytes=8192 + 4096,
-    ),
+    indexer=IndexerSettings(threads=1, memory_bytes=8192 + 4096),
 )
+# Small enough for several segments, written in several passes.
+indexer.build.SHARD_ROWS = 32
+indexer.build.SEGMENT_BYTES_MAX = 4096 * 4
 STEPS = ("fsync", "replace", "unlink", "rmdir")
 
 

@@ -170,7 +170,7 @@ def test_a_complete_index_stays_unless_force_replaces_it(
 
 def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> None:
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
-    assert build(corpus, index_dir, SEGMENTS).manifest.segment_count == 4
+    assert build(corpus, index_dir, **SEGMENTS).manifest.segment_count == 4
     (index_dir / "clusters.seg").write_bytes(b"of format v0")
     assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
     assert sorted(path.name for path in index_dir.iterdir()) == sorted(
@@ -207,7 +207,7 @@ def test_memory_that_holds_no_cluster_or_no_sample_is_said_and_more_goes_on(tmp_
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
 
     def config(memory_bytes: int) -> IndexerConfig:
-        indexer = IndexerSettings(shard_rows=16, threads=1, memory_bytes=memory_bytes)
+        indexer = IndexerSettings(threads=1, memory_bytes=memory_bytes)
         return IndexerConfig(embedding=CONFIG.embedding, indexer=indexer)
 
     with pytest.raises(

@@ -13,15 +13,7 @@ from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed
 
-SETTINGS = ClusteringIdentity(
-    nlist=20,
-    seed=3,
-    train_rows_per_cluster=256,
-    train_bytes_max=1 << 30,
-    train_iterations=10,
-    cluster_rows_max_factor=2.5,
-    cluster_rows_min_factor=0.25,
-)
+SETTINGS = ClusteringIdentity(nlist=20, seed=3, train_bytes_max=1 << 30)
 
 
 def crowded(row_count: int = 4000, dimension: int = 12) -> np.ndarray:
@@ -57,29 +49,20 @@ def test_clusters_come_within_the_factors_and_are_as_many_as_asked_for() -> None
     before = counts_of(rows, plain)
     assert before.max() > 2.5 * 200
     notes: list[str] = []
-    even = balance_centroids(rows, plain, SETTINGS, notes.append)
+    even = balance_centroids(rows, plain, 3, notes.append)
     after = counts_of(rows, even)
     assert even.shape == plain.shape
     assert after.max() <= 2.5 * 200 < before.max()
     assert after.min() >= 0.25 * 200
     assert np.allclose(np.linalg.norm(even, axis=1), 1, atol=1e-5)
     assert notes
-    assert np.array_equal(even, balance_centroids(rows, plain, SETTINGS, notes.append))
-
-
-def test_factors_that_allow_all_change_nothing() -> None:
-    rows = crowded()
-    plain = kmeans(rows, 20, iterations=1, seed=1)
-    settings = msgspec.structs.replace(
-        SETTINGS, cluster_rows_max_factor=1e9, cluster_rows_min_factor=0
-    )
-    assert balance_centroids(rows, plain, settings, lambda _: None) is plain
+    assert np.array_equal(even, balance_centroids(rows, plain, 3, notes.append))
 
 
 def test_rows_that_are_all_alike_cannot_be_split_and_are_left() -> None:
     rows = np.tile(crowded(1), (500, 1))
     plain = np.concatenate([rows[:1], crowded(4)[1:]])
-    assert balance_centroids(rows, plain, SETTINGS, lambda _: None) is plain
+    assert balance_centroids(rows, plain, 3, lambda _: None) is plain
 
 
 def test_the_same_vectors_and_seed_give_the_same_centroids_and_another_seed_others(

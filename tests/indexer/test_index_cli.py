@@ -88,7 +88,7 @@ def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError)
     assert runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--force"]).exit_code == 0
     result = runner.invoke(
-        app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.shard_rows=0"]
+        app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.memory_bytes=0"]
     )
     assert isinstance(result.exception, ConfigError)
     result = runner.invoke(

@@ -19,7 +19,10 @@ from carpool.disk.manifest import read_manifest
 from tests.indexer.helpers import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = "from cli.index import app; app()"
+BUILD = (
+    "import indexer.build as b; b.SHARD_ROWS, b.SEGMENT_BYTES_MAX = {}, 2 << 20\n"
+    "from cli.index import app; app()"
+)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 MANY_ROWS = 200_000
 LATER = (
@@ -83,13 +86,11 @@ def test_the_command_itself_killed_from_outside_while_it_embeds_is_resumed(
         str(corpus),
         "--model",
         "hashing:16",
-        "--set",
-        "indexer.shard_rows=10",
         "--json",
     ]
 
     def command(out: Path) -> list[str]:
-        return [sys.executable, "-c", BUILD, *common, "--out", str(out)]
+        return [sys.executable, "-c", BUILD.format(10), *common, "--out", str(out)]
 
     shards = folder / "killed" / ".build" / "shards"
     embedded = 0
@@ -142,27 +143,18 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, floa
 
 def large_build(folder: Path, out: str) -> list[str]:
     """The command: a hundred clusters in many segments, written in several passes."""
-    settings = {
-        "shard_rows": 8192,
-        "segment_bytes_max": 2 << 20,
-        "memory_bytes": 8 << 20,
-    }
     return [
         *(
             sys.executable,
             "-c",
-            BUILD,
+            BUILD.format(8192),
             "build",
             str(folder / "c.jsonl"),
             "--out",
             str(folder / out),
         ),
         *("--model", "hashing:32", "--nlist", "100"),
-        *(
-            part
-            for name, value in settings.items()
-            for part in ("--set", f"indexer.{name}={value}")
-        ),
+        *("--set", f"indexer.memory_bytes={8 << 20}"),
     ]
 
 

@@ -19,24 +19,14 @@ from indexer.plan.state import (
     VectorsIdentity,
 )
 
-CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100, line_bytes_max=1000)
+CORPUS = CorpusIdentity(size_bytes=10, sha256="c", passage_bytes_max=100)
 VECTORS = VectorsIdentity(
     embedding_model="m",
     embedding_model_name="name",
     vectors_sha256="",
     shard_rows=16,
-    batch_size=32,
-    max_tokens=0,
 )
-CLUSTERING = ClusteringIdentity(
-    nlist=0,
-    seed=0,
-    train_rows_per_cluster=256,
-    train_bytes_max=1 << 30,
-    train_iterations=20,
-    cluster_rows_max_factor=2.5,
-    cluster_rows_min_factor=0.25,
-)
+CLUSTERING = ClusteringIdentity(nlist=0, seed=0, train_bytes_max=1 << 30)
 LAYOUT = LayoutIdentity(
     vector_dtype="float32", segment_bytes_max=1 << 28, code_rows_min=50_000, codecs=("rabitq4",)
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ from carpool.disk.segments import SegmentWriter
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from indexer import stages
-from indexer.settings import IndexerConfig
+from indexer.settings import IndexerConfig, IndexerSettings
 from tests.indexer.builds import SEGMENTS, Stop, interrupted, rows_of, same_but_time, stop_at
 from tests.indexer.helpers import CONFIG, build, write_corpus
 
@@ -66,7 +65,7 @@ def test_damage_in_the_workspace_is_done_again_and_not_built_upon(
 
 def test_several_segments_and_passes_hold_what_one_of_each_does(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c.jsonl", 120)
-    many = build(corpus, tmp_path / "many", SEGMENTS, nlist=10).manifest
+    many = build(corpus, tmp_path / "many", **SEGMENTS, nlist=10).manifest
     one = build(corpus, tmp_path / "one", nlist=10).manifest
     assert (many.segment_count, one.segment_count) == (4, 1)
     for found, expected in zip(rows_of(tmp_path / "many"), rows_of(tmp_path / "one"), strict=True):
@@ -78,10 +77,10 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
-    whole = build(corpus, tmp_path / "whole", SEGMENTS, nlist=10).manifest
+    whole = build(corpus, tmp_path / "whole", **SEGMENTS, nlist=10).manifest
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_at(patch, SegmentWriter, "append", 8)  # the second cluster of the third segment
-        build(corpus, index_dir, SEGMENTS, nlist=10)
+        build(corpus, index_dir, **SEGMENTS, nlist=10)
     finished = index_dir / ".build" / "finished"
     names = sorted(path.name for path in finished.glob("*.seg"))
     assert names == [segment_name(0), segment_name(1)]
@@ -95,7 +94,7 @@ def test_centroids_assignment_and_finished_segments_are_never_made_again(
         return real(self, cluster, *rest)
 
     monkeypatch.setattr(SegmentWriter, "append", append)
-    assert same_but_time(build(corpus, index_dir, SEGMENTS, nlist=10).manifest) == same_but_time(
+    assert same_but_time(build(corpus, index_dir, **SEGMENTS, nlist=10).manifest) == same_but_time(
         whole
     )
     assert appended == [6, 7, 8, 9]
@@ -108,13 +107,13 @@ def test_saved_work_that_was_damaged_is_done_again(
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_at(patch, SegmentWriter, "append", 1)
-        build(corpus, index_dir, SEGMENTS)
+        build(corpus, index_dir, **SEGMENTS)
     content = bytearray((index_dir / ".build" / name).read_bytes())
     content[7] ^= 1
     (index_dir / ".build" / name).write_bytes(content)
-    resumed = build(corpus, index_dir, SEGMENTS).manifest
+    resumed = build(corpus, index_dir, **SEGMENTS).manifest
     assert same_but_time(resumed) == same_but_time(
-        build(corpus, tmp_path / "whole", SEGMENTS).manifest
+        build(corpus, tmp_path / "whole", **SEGMENTS).manifest
     )
 
 
@@ -124,14 +123,12 @@ def test_another_layout_goes_on_from_the_assignment_and_leaves_nothing_of_the_ol
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_at(patch, SegmentWriter, "append", 10)
-        build(corpus, index_dir, SEGMENTS, nlist=10)
+        build(corpus, index_dir, **SEGMENTS, nlist=10)
     for name in ("train_centroids", "assign_rows"):
         stop_at(monkeypatch, stages, name, 1)
     larger = IndexerConfig(
         embedding=CONFIG.embedding,
-        indexer=msgspec.structs.replace(
-            SEGMENTS.indexer, segment_bytes_max=1 << 20, vector_dtype="float16"
-        ),
+        indexer=IndexerSettings(threads=1, memory_bytes=12288, vector_dtype="float16"),
     )
     manifest = build(corpus, index_dir, larger, nlist=10).manifest
     assert (manifest.segment_count, manifest.vector_dtype) == (1, "float16")

@@ -12,24 +12,20 @@ from carpool.disk.extents import segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import files_of, index_files, open_index
 from carpool.disk.manifest import MANIFEST_NAME, FileEntry, read_manifest, write_manifest
-from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
 from indexer.progress import SilentProgress
-from indexer.settings import IndexerConfig, IndexerSettings
 from indexer.stats import index_stats
 from indexer.verify import verify_index
 from tests.indexer.helpers import build, write_corpus
 
-CONFIG = IndexerConfig(
-    embedding=EmbeddingSettings(model="hashing:16"),
-    indexer=IndexerSettings(shard_rows=16, threads=1, segment_bytes_max=4096 * 6),
-)
 NAMES = index_files(2)
 
 
 @pytest.fixture
 def index_dir(tmp_path: Path) -> Path:
-    manifest = build(write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index", CONFIG).manifest
+    manifest = build(
+        write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index", segment_bytes_max=4096 * 6
+    ).manifest
     assert files_of(manifest) == NAMES
     return tmp_path / "index"
 
@@ -104,7 +100,7 @@ def test_segments_swapped_with_each_other_or_with_those_of_another_build_are_fou
     problems = "\n".join(verify_index(index_dir, SilentProgress()).problems)
     assert "another build or another segment" in problems
     second.write_bytes(contents[1])
-    build(tmp_path / "c.jsonl", tmp_path / "older", CONFIG, seed=1)
+    build(tmp_path / "c.jsonl", tmp_path / "older", segment_bytes_max=4096 * 6, seed=1)
     older = (tmp_path / "older" / first.name).read_bytes()
     first.write_bytes(older[: len(contents[0])].ljust(len(contents[0]), b"\0"))
     assert "files of two indexes were mixed" in "\n".join(

@@ -32,7 +32,6 @@ from bench.data.trace import Clustered, cluster
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from indexer.corpus import file_sha256
-from indexer.settings import IndexerSettings
 from indexer.vectors import open_precomputed
 
 ROWS_MIN = 10 * NLIST
@@ -98,7 +97,6 @@ class _Growth(msgspec.Struct, frozen=True, kw_only=True):
             open_precomputed(path),
             nlist=NLIST,
             seed=self.request.seed,
-            settings=IndexerSettings(),
             on_rows=self._counted("rows assigned"),
         )
 

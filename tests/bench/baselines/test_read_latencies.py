@@ -13,19 +13,13 @@ from bench.baselines.read_latencies import read_latencies_us
 from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import ConfigError, CorruptionError
-from indexer.settings import IndexerConfig, IndexerSettings
 from tests.clocks import HandClock
-from tests.indexer.helpers import CONFIG, build, write_corpus
-
-SMALL_SEGMENTS = IndexerConfig(
-    embedding=CONFIG.embedding,
-    indexer=IndexerSettings(shard_rows=64, segment_bytes_max=4096 * 4),
-)
+from tests.indexer.helpers import build, write_corpus
 
 
 @pytest.fixture
 def index_dir(tmp_path: Path) -> Path:
-    build(write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index", SMALL_SEGMENTS)
+    build(write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index", segment_bytes_max=4096 * 4)
     return tmp_path / "index"
 
 
