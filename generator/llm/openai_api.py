@@ -130,7 +130,7 @@ class OpenAiLlm:
             ) from error
         except Exception as error:  # errors of its HTTP library, which depends on its version
             failed = self._failed(error, "the list of its models")
-            if isinstance(failed, LlmRefusal) and failed.kind == "broken":
+            if isinstance(failed, PromptRefused) or failed.kind == "broken":
                 failed = LlmRefusal("broken", f"{failed}; is it an API? base_url ends in /v1")
             raise failed from error
         if self._settings.model not in names:
@@ -184,12 +184,13 @@ class OpenAiLlm:
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
                 first_token_at = timeout.when()
-            events = self._events(response)
-        with self._failures("an answer", is_paid=True):
-            pieces = self._pieces(response, events, request, first_token_at)
-            async with response, aclosing(pieces):
-                async for text in pieces:
-                    yield LlmPiece(text=text, so_far=events.so_far())
+            async with response:
+                events = self._events(response)
+                with self._failures("an answer", events):
+                    pieces = self._pieces(response, events, request, first_token_at)
+                    async with aclosing(pieces):
+                        async for text in pieces:
+                            yield LlmPiece(text=text, so_far=events.so_far())
         self._has_answered = True
         yield self._finished(events)
 
@@ -381,12 +382,13 @@ class OpenAiLlm:
                         piece = await anext(received, None)
                     if loop.time() > deadline:  # a flood of events never waits
                         raise TimeoutError
+                    is_last = piece is None
+                    text = _read(events, piece, is_last=is_last)
                 except Exception:
                     if not events.has_ended:
                         raise
                     break
-                is_last = piece is None
-                if text := _read(events, piece, is_last=is_last):
+                if text:
                     deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
                     yield text
         if not events.has_ended:
@@ -404,15 +406,20 @@ class OpenAiLlm:
             self._client_or_none = None
 
     @contextmanager
-    def _failures(self, what: str, *, is_paid: bool = False) -> Iterator[None]:
-        """Makes refusals of what the client raises. A refusal is raised as it is."""
+    def _failures(self, what: str, begun: ServerEvents | None = None) -> Iterator[None]:
+        """Makes refusals of what the client raises. A refusal is raised as it is.
+
+        `begun`: the reply that the server has begun, which it is paid for. A server that is busy
+        is paid if it wrote some text before.
+        """
         try:
             yield
         except Exception as error:  # see `check`
             is_sorted = isinstance(error, LlmRefusal | PromptRefused)
             refused = error if is_sorted else self._failed(error, what)
-            if isinstance(refused, LlmRefusal) and refused.kind != "unreachable":
-                refused.is_paid = is_paid
+            if begun is not None and isinstance(refused, LlmRefusal):
+                may_be_free = {"unreachable": True, "busy": not begun.has_text}
+                refused.is_paid = not may_be_free.get(refused.kind, False)
             if is_sorted:
                 raise
             raise refused from error

@@ -44,10 +44,11 @@ class WrongPage(Exception):
 
 
 class ServerEvents:
-    """Reads the bytes of one reply. `has_odd_counts`: a count was no whole number.
+    """Reads the bytes of one reply.
 
-    `is_done`: nothing more is read. `feed` raises `ServerError`, `WrongPage`, and `ValueError` for
-    what is no JSON or has more than `EVENT_CHARS_MAX` characters in one event.
+    `has_text`: some text of an answer has come. `is_done`: nothing more is read. `has_odd_counts`:
+    a count was no whole number. `feed` raises `ServerError`, `WrongPage`, and `ValueError` for what
+    is no JSON or has more than `EVENT_CHARS_MAX` characters in one event.
     """
 
     def __init__(self, model: str, content_type: str = "") -> None:
@@ -57,18 +58,19 @@ class ServerEvents:
         self.is_done = False
         self.has_odd_counts = False
         self._model = model
-        self._has_text = False
+        self.has_text = False
         self._usage: Mapping[str, Any] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._parts: list[str] = []
         self._size = 0
         self._data: list[str] = []
+        self._data_size = 0
         self._is_body: bool | None = None
 
     @property
     def has_ended(self) -> bool:
         """Whether the answer is whole: the server named a reason, or said that it is done."""
-        return self.finish_reason is not None or (self.is_done and self._has_text)
+        return self.finish_reason is not None or (self.is_done and self.has_text)
 
     def feed(self, received: bytes, *, is_last: bool = False) -> str:
         """Returns the text that these bytes add to the answer, perhaps none."""
@@ -88,8 +90,16 @@ class ServerEvents:
         half = "\r" if whole.endswith("\r") and not is_last else ""  # of a line's end, perhaps
         lines = whole.removesuffix(half).replace("\r\n", "\n").replace("\r", "\n").split("\n")
         self._parts = [] if is_last else [lines.pop() + half]
-        self._size = sum(map(len, self._parts)) + sum(map(len, self._data))
-        return "".join(map(self._line, [*lines, ""] if is_last else lines))
+        added = ""
+        for line in [*lines, ""] if is_last else lines:
+            try:
+                added += self._line(line)
+            except (ServerError, ValueError):
+                if not self.has_ended:
+                    raise
+                self.is_done = True  # the answer is whole, whatever follows it
+        self._size = sum(map(len, self._parts)) + self._data_size
+        return added
 
     def _body(self) -> str:
         body = "".join(self._parts)
@@ -105,10 +115,12 @@ class ServerEvents:
         name, _, value = line.partition(":")
         if name in ("data", "error"):  # llama.cpp names the event before its data
             self._data.append(value.removeprefix(" "))
-            self._size += len(value)
+            self._data_size += len(line) + 1  # and the end of the line
+            if self._data_size > EVENT_CHARS_MAX:
+                raise ValueError(f"one event has more than {EVENT_CHARS_MAX} characters")
         if line or not self._data:
             return ""
-        data, self._data = "\n".join(self._data), []
+        data, self._data, self._data_size = "\n".join(self._data), [], 0
         if data.strip() == "[DONE]":
             self.is_done = True
             return ""
@@ -132,7 +144,7 @@ class ServerEvents:
         self.finish_reason = reason or self.finish_reason
         said = choice.get("delta") or choice.get("message")
         text = _text(said.get("content") if isinstance(said, dict) else choice.get("text"))
-        self._has_text = self._has_text or bool(text)
+        self.has_text = self.has_text or bool(text)
         return text
 
     def so_far(self) -> LlmFinished | None:

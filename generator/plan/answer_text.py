@@ -25,8 +25,8 @@ CITATIONS = "citations"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
 _THINK = "<think>"
-_WRAPPING = re.compile(rf"\s*(?:{_THINK}.*?(?:</think>|\Z)\s*)?(?:```\w*\s*(?=\{{))?", re.DOTALL)
-"""What a model writes before an object: its thoughts, and the fence of a Markdown block."""
+_THOUGHTS = re.compile(rf"\s*(?:{_THINK}.*?(?:</think>|\Z)\s*)?", re.DOTALL)
+_FENCE = re.compile(r"```\w*\s*(?=\{)")
 _FENCE_END = re.compile(r"\}\s*```\s*\Z")
 _KEY_CHARS_MAX = 64
 _DIGITS_MAX = 9
@@ -61,15 +61,22 @@ class Reader(Protocol):
 
 
 class TextReader:
-    """Reads the form `text`: the answer is what is written."""
+    """Reads the form `text`: the answer is what is written after the model's thoughts, if any."""
 
     def __init__(self) -> None:
+        self._head = ""
         self._is_begun = False
 
     def feed(self, piece: str) -> str:
         """See `Reader`. Space before the text is left out."""
-        text = piece if self._is_begun else piece.lstrip()
-        self._is_begun = self._is_begun or bool(text)
+        if self._is_begun:
+            return piece
+        self._head += piece
+        begin = self._head.lstrip()
+        if _THINK.startswith(begin[: len(_THINK)]) and "</think>" not in begin:
+            return ""  # thoughts, perhaps
+        text = _without_thoughts(begin)
+        self._is_begun = bool(text)
         return text
 
 
@@ -79,8 +86,7 @@ class AnswerParser:
     def __init__(self) -> None:
         self.answer = ""
         self.numbers: list[int] = []
-        self._head = ""
-        self._is_begun = False
+        self._text = TextReader()
         self._depth = 0
         self._key = ""
         self._is_value = False
@@ -91,14 +97,8 @@ class AnswerParser:
 
     def feed(self, piece: str) -> str:
         """Takes the next characters of the object; returns what they add to the answer's text."""
-        if not self._is_begun:
-            self._head += piece
-            begin = self._head.lstrip()
-            if _THINK.startswith(begin[: len(_THINK)]) and "</think>" not in begin:
-                return ""  # thoughts, perhaps
-            self._is_begun, piece = True, _bare(begin)
         added = []
-        for char in piece:
+        for char in self._text.feed(piece):
             if self._in_string:
                 added.append(self._in_text(char))
             else:
@@ -201,18 +201,24 @@ def written(text: str) -> Written:
 
 
 def _bare(text: str) -> str:
-    """Returns what a model wrote without a leading block of thoughts, and without a fence."""
-    begin = _WRAPPING.match(text)
-    bare = text[begin.end() :] if begin else text
+    """Returns what a model wrote without its thoughts, and without a Markdown fence."""
+    text = _without_thoughts(text)
+    fence = _FENCE.match(text)
+    bare = text[fence.end() :] if fence else text
     return _FENCE_END.sub("}", bare) if bare.startswith("{") else bare
 
 
+def _without_thoughts(text: str) -> str:
+    thoughts = _THOUGHTS.match(text)
+    return text[thoughts.end() :] if thoughts else text
+
+
 def written_text(text: str, *, is_cut: bool) -> Written:
-    """Returns a text as it was written. Its markers are its citations; it may have none.
+    """Returns a text as it was written, without thoughts. Its markers are its citations, if any.
 
     `is_cut`: it did not end by itself.
     """
-    text = text.strip()
+    text = _without_thoughts(text).strip()
     return Written(answer=text, numbers=(), is_complete=bool(text) and not is_cut)
 
 

@@ -214,6 +214,17 @@ def test_a_text_is_sent_as_it_is_written() -> None:
     assert pieces == ["", "It", " is", " [1]"]
 
 
+def test_thoughts_before_a_text_are_taken_off() -> None:
+    text = "<think>Is it?</think>\n\nIt is <b> [1]."
+    assert written_text(text, is_cut=False) == Written(
+        answer="It is <b> [1].", numbers=(), is_complete=True
+    )
+    assert not written_text("<think>Is it", is_cut=True).answer
+    for cut in range(len(text)):
+        reader = TextReader()
+        assert reader.feed(text[:cut]) + reader.feed(text[cut:]) == "It is <b> [1]."
+
+
 @pytest.mark.parametrize("before", ["", '<think>is {it} "so"?\n</think>\n\n', " <think></think>"])
 @pytest.mark.parametrize(("fence", "end"), [("", ""), ("```json\n", "\n```\n"), ("```\n", "```")])
 def test_thoughts_and_a_fence_around_an_object_are_taken_off(

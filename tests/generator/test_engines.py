@@ -17,6 +17,7 @@ from carpool.settings import Secret
 from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
 from carpool.testing.llm_tokens import encode, render
+from generator.llm import server_events
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.openai_errors import retry_after
@@ -403,6 +404,8 @@ def used(usage: str) -> str:
         (EVENTS, (SAID + END).replace("\n", "\r\n"), "ab", (0, 0, 0, False)),
         (EVENTS, SAID.replace(',"cho', ',\ndata: "cho') + END, "ab", (0, 0, 0, False)),
         (EVENTS, SAID + "data: [DONE]\n\n", "ab", (0, 0, 0, False)),
+        (EVENTS, SAID + END + "data: {oops\n\n", "ab", (0, 0, 0, False)),
+        (EVENTS, SAID + END + 'data: {"error":"no usage"}\n\n', "ab", (0, 0, 0, False)),
         (EVENTS, (SAID + END).encode().replace(b"ab", b"a\xff"), "a\ufffd", (0, 0, 0, False)),
         (
             f"200 OK\r\n{JSON}",
@@ -493,6 +496,64 @@ def test_an_event_or_a_body_has_a_largest_size(begin: bytes) -> None:
     with pytest.raises(ValueError, match="more than 16777216 characters"):
         for _ in range(17):
             events.feed(b"x" * 2**20)
+
+
+def test_an_event_of_empty_lines_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_events, "EVENT_CHARS_MAX", 6_000)
+    events = ServerEvents("m")
+    with pytest.raises(ValueError, match="more than 6000 characters"):
+        for _ in range(11):
+            events.feed(b"data:\n" * 100)
+
+
+@pytest.mark.parametrize(
+    ("before", "is_paid"), [("", False), (SAID, True)], ids=["at once", "after some text"]
+)
+def test_a_server_that_is_busy_is_paid_for_the_text_that_it_wrote(
+    before: str, is_paid: bool
+) -> None:
+    body = before + 'data: {"error":{"code":429}}\n\n'
+    with answering(EVENTS, body) as of_server, pytest.raises(LlmRefusal) as error:
+        run(OpenAiLlm(of_server), collect)
+    assert (error.value.kind, error.value.is_paid) == ("busy", is_paid)
+
+
+def test_the_connection_of_a_web_page_is_closed() -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        is_page = b"/chat/completions" in request
+        head = "200 OK\r\nContent-Type: text/html" if is_page else "404 No"
+        writer.write(f"HTTP/1.1 {head}\r\nContent-Length: 1000000\r\n\r\n<html>".encode())
+        with suppress(ConnectionError):
+            while await reader.read(1_000):
+                pass  # until the client leaves
+        writer.close()
+        if is_page:
+            left.set()
+
+    async def ask() -> None:
+        async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            engine = OpenAiLlm(LlmSettings(base_url=url, prompts="text"))
+            engine._facts = assumed(LlmSettings())
+            with pytest.raises(LlmRefusal, match="is base_url right"):
+                await collect(engine)
+            await asyncio.wait_for(left.wait(), WAIT_S)
+            await engine.close()
+
+    left = asyncio.Event()
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("status", ["400 No", "413 Too Large", "422 No"])
+def test_a_list_of_models_that_is_refused_is_no_prompt_that_is_refused(status: str) -> None:
+    async def use(engine: LlmEngine) -> None:
+        engine._has_answered = True  # type: ignore[attr-defined]
+        with pytest.raises(LlmRefusal, match=status.partition(" ")[0]):
+            await engine.check()
+
+    with answering(f"{status}\r\n{JSON}", "{}") as of_server:
+        run(OpenAiLlm(of_server), use)
 
 
 @pytest.mark.parametrize("first", ["", SAID])
