@@ -11,7 +11,7 @@ from bench.generation.cli import (
     speculation,
 )
 from bench.micro.cli import shard
-from bench.papers.cagr.cli import figure
+from bench.papers.cli import paper
 from bench.reliability.cli import chaos, priorities, rebalance, torn
 from bench.retrieval.cli import search
 from bench.services.cli import claims, overhead, throughput, traffic
@@ -29,7 +29,7 @@ app = typer.Typer(
 claims, answers, traffic and priorities start the services as processes, on an embedded broker or
 on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
-figure run contestants in processes, simulator runs parts of the searcher, speculation simulates
+paper run contestants in processes, simulator runs parts of the searcher, speculation simulates
 warm-ups, shard times a device. The JSON of each run names its machine, versions, data and settings.
 
 \b
@@ -44,7 +44,7 @@ Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench speculation --data DATA
 How fast is the hot shard?     carpool bench shard --device gpu
 Does batch work delay others?  carpool bench priorities
-CaGR-RAG's figures, here?      carpool bench figure 6 --index DIR
+A figure of a paper, here?     carpool bench paper cagr 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
 What does exactly-once cost?   carpool bench overhead, throughput
 Is anything lost or repeated?  carpool bench chaos, torn
@@ -53,11 +53,12 @@ How long is a rebalance?       carpool bench rebalance
 )
 
 for command in (
-    *(claims, answers, traffic, search, simulator, priorities, figure),
+    *(claims, answers, traffic, search, simulator, priorities),
     *(generation, speculation, shard),
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)
+app.add_typer(paper, name="paper")
 app.command(name="hot-set")(hot_set)
 app.command(name="hot-set-drift")(hot_set_drift)
 app.command(name="data")(grow_data)

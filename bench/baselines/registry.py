@@ -8,14 +8,13 @@ from bench.baselines import (
     faiss_hnsw,
     faiss_ivf,
     lancedb,
-    published,
 )
 from bench.baselines.contestant import ContestantEntry
 from carpool.errors import ConfigError
 
 ENTRIES: dict[str, ContestantEntry] = {
     found.name: found
-    for module in (faiss_ivf, faiss_hnsw, faiss_codes, published, carpool, lancedb)
+    for module in (faiss_ivf, faiss_hnsw, faiss_codes, carpool, lancedb)
     for found in module.ENTRIES
 }
 REFERENCE = "faiss-memory"
@@ -23,7 +22,7 @@ REFERENCE = "faiss-memory"
 
 
 def chosen_names(text: str | None, *, with_cache_budget: bool = False) -> tuple[str, ...]:
-    """Returns the names of `a,b`; `cagr-*` means every name that begins with `cagr-`.
+    """Returns the names of `a,b`; `gpu-*` means every name that begins with `gpu-`.
 
     None: every contestant that needs no GPU, or every one with a cache budget. Raises
     `ConfigError` for an unknown name.

@@ -1,1 +1,5 @@
-"""Figures of published papers, measured with our code."""
+"""Papers, each with the figures that its text has numbers of: `carpool bench paper NAME FIGURE`.
+
+A folder a paper. It prints what the paper states, the paper's algorithm run again, what Carpool
+does, and an oracle. *Invariant:* algorithms that exist only to be compared live here.
+"""

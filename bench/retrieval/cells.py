@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from bench.core.agreement import Agreement
-from bench.data.oracles import OracleBytes
 from bench.micro.disk import DiskRate
 from bench.retrieval.cgroup import GroupCounters
 from bench.retrieval.measure import ContestantFigures
+from bench.retrieval.oracles import OracleBytes
 from bench.retrieval.processes import Status
 
 SHARE_MAX = 0.02

@@ -15,7 +15,7 @@ from bench.retrieval.cgroup import LimitedBy
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 
-BASELINES = ("carpool-exact", "cagr-best-greedy", "faiss-ondisk")
+BASELINES = ("carpool-exact", "faiss-ondisk")
 """Ratios are to the first of these that takes part."""
 HOUR_PRICE = 0.1
 """Dollars an hour for the machine: about what 2 cores and 8 GB cost in a cloud."""

@@ -17,9 +17,9 @@ import numpy as np
 from bench.baselines.contestant import ContestantEntry, Int32, Limits
 from bench.baselines.registry import ENTRIES, REFERENCE
 from bench.core.progress import Tell, silent
-from bench.data import oracles
 from bench.data.clusters import open_clusters
 from bench.micro.disk import DiskRead, measure_disk
+from bench.retrieval import oracles
 from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
 from bench.retrieval.child import (
     EARLIER_NAME,

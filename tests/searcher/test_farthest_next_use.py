@@ -1,6 +1,4 @@
-"""The searcher's eviction policy against its dumb version, and what it ranks by. Its contract is
-tested with that of the other policies, in tests/bench/baselines/test_eviction.py.
-"""
+"""The searcher's eviction policy: its contract, its dumb version, and what it ranks by."""
 
 from __future__ import annotations
 
@@ -23,6 +21,56 @@ from tests.searcher.dumb_policies import (
     dumb_farthest_next_use,
     fill,
 )
+
+
+@pytest.fixture
+def policy() -> CachePolicy:
+    return FarthestNextUse(1)
+
+
+def test_an_empty_cache_has_no_victim(policy: CachePolicy) -> None:
+    policy.touch(A)
+    assert policy.victim(NOBODY) is None
+    assert policy.residents() == frozenset()
+
+
+def test_a_protected_cluster_is_never_the_victim_and_asking_changes_nothing(
+    policy: CachePolicy,
+) -> None:
+    fill(policy, A, B, C)
+    assert policy.victim(frozenset({A, B})) == C
+    assert policy.victim(frozenset({A, C})) == B
+    assert policy.victim(frozenset({A, B, C})) is None
+    assert policy.victim(NOBODY) == policy.victim(NOBODY)
+    assert policy.residents() == {A, B, C}
+
+
+def test_a_removed_cluster_may_be_inserted_again(policy: CachePolicy) -> None:
+    fill(policy, A, B)
+    policy.remove(A)
+    assert policy.victim(NOBODY) == B
+    policy.insert(A)
+    assert policy.residents() == {A, B}
+
+
+def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: CachePolicy) -> None:
+    fill(policy, A)
+    with pytest.raises(AssertionError):
+        policy.insert(A)
+    with pytest.raises(KeyError):
+        policy.remove(B)
+
+
+def test_the_horizon_is_not_kept_and_may_name_clusters_that_do_not_exist(
+    policy: CachePolicy,
+) -> None:
+    fill(policy, A, B)
+    horizon = {SliceId(999): 1, A: 1, B: 2}
+    policy.set_horizon(horizon)
+    before = policy.victim(NOBODY)
+    horizon.update({A: 9, B: 1})
+    assert policy.victim(NOBODY) == before == B
+    policy.check_integrity()
 
 
 @pytest.mark.parametrize("half_life_windows", [0, 1])

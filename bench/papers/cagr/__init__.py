@@ -1,6 +1,5 @@
-"""The figures of CaGR-RAG, measured here: first with the paper's settings and clock, then what
-Carpool does instead.
+"""CaGR-RAG's figures (2025): its algorithms with its settings and clock, and what Carpool does.
 
-*Invariant:* the published algorithms get our reader and scorer, so that only the algorithm differs.
-Absent on purpose: limits on the whole process and open loops (`bench.retrieval`).
+*Invariant:* all methods find the same rows, with one reader of the disk and one scorer, so that
+only the algorithm differs. Absent on purpose: pictures, limits on the whole process, open loops.
 """

@@ -1,86 +1,71 @@
-"""The options of `carpool bench figure`."""
+"""The options of `carpool bench paper cagr`. Light to import."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from bench.core.options import DataOption, SeedOption
-
-QUERIES = {2: 250}
-QUERIES_ELSE = 400
-
-QueriesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--queries",
-        min=3,
-        help="Questions measured in each run, at most. Default: 400, Figure 2: 250.",
-        show_default=False,
-    ),
-]
+from bench.core.command import command
+from bench.core.options import DataOption, JsonOption, SeedOption
 
 
-def figure(
-    number: Annotated[int | None, typer.Argument(metavar="1|2|4|5|6|7", show_default=False)] = None,
+class CagrOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of cagr."""
+
+    figure: Annotated[int, typer.Argument(metavar="1|2|4|5|6|7", show_default=False)]
     index: Annotated[
-        Path | None,
-        typer.Option(
-            "--index",
-            metavar="DIR",
-            help="The index: nlist 100, larger than memory.",
-            show_default=False,
-        ),
-    ] = None,
-    data: DataOption = None,
+        Path, typer.Option("--index", metavar="DIR", help="The index: nlist 100, above memory.")
+    ]
+    data: DataOption = None
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            help="Embedding model of the index. Default: the services'.",
-            show_default=False,
-        ),
-    ] = None,
-    queries: QueriesOption = None,
-    seed: SeedOption = 0,
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="DIR", help="Folder for figures and runs: JSON and PNG."),
-    ] = Path("bench-results/figures"),
-) -> None:
-    """A figure of CaGR-RAG, measured here: the paper's algorithms by its settings and clock.
+        typer.Option("--model", help="Embedding model. Default: the index's.", show_default=False),
+    ] = None
+    queries: Annotated[
+        int, typer.Option("--queries", min=3, help="Questions of each run, at most.")
+    ] = 400
+    warm_up_s: Annotated[
+        float, typer.Option("--warm-up", min=0, metavar="S", help="Other questions, before.")
+    ] = 60.0
+    seed: SeedOption = 0
+    json_file: JsonOption = None
+
+
+@command
+def cagr(options: CagrOptions) -> bool:
+    """CaGR-RAG: query grouping. Its figures, with its settings, beside Carpool.
 
     Real questions as text, embedded one by one, in batches of a random size from 20 to 100, nlist
     100, nprobe 10, a cache of 40 clusters (Figure 2: 50, nprobe 10 to 40), theta 0.5, after a
-    minute of warm-up. Carpool is measured beside them.
+    minute of warm-up. A run of one method takes about two minutes. docs/figures/ says what was
+    found, and what differs from the paper.
 
     \b
-    1  overlap of the clusters of questions      5  bytes, hits and latency of queries 250 to 300
-    2  latency by nprobe; hits and latency       6  latency of three datasets
-    4  hits of queries 100 to 200                7  grouping and prefetching by theta
+    1  overlap of the clusters of questions      5  bytes, hits and latency
+    2  latency by nprobe                         6  latency of three datasets
+    4  hits in the cache                         7  grouping and prefetching by theta
 
     \b
     query   the paper's clock: from encoding a query to its top-k, without waiting for others
     batch   the asker's clock: from the arrival of the batch to the top-k
+    oracle  the best fixed set of clusters in the same memory; others are read once a batch
 
-    Each run takes about two minutes, and figures share runs (4, 5 and 6 all, 7 some): a run that is
-    in --out is not made again. Ends with 1 when the kernel's count of bytes differs from ours.
-    docs/figures/ says what differs from the paper.
+    Ends with 1 when the kernel's count of bytes differs from ours.
 
-    Example:  carpool bench figure 6 --index my-index --data DATA
+    Example:  carpool bench paper cagr 6 --index my-index --data DATA
     """
-    from bench.papers.cagr import command
-    from bench.papers.cagr.plan import NUMBERS, FigureLoad
+    from bench.papers.cagr.figures import RUNS, Load, show_figure
 
-    if number not in NUMBERS:
+    if options.figure not in (1, *RUNS):
         raise typer.BadParameter("which figure? Name 1, 2, 4, 5, 6 or 7")
-    if index is None:
-        raise typer.BadParameter(
-            "name the index to search with --index DIR; carpool index build makes one"
-        )
-    load = FigureLoad(queries=queries or QUERIES.get(number, QUERIES_ELSE), seed=seed)
-    options = command.FigureOptions(figure=number, index=index, model=model, out=out, load=load)
-    if not command.figure(data, options):
-        raise typer.Exit(1)
+    return show_figure(
+        options.figure,
+        options.index,
+        data_dir=options.data,
+        model=options.model,
+        load=Load(queries=options.queries, warm_up_s=options.warm_up_s, seed=options.seed),
+        json_file=options.json_file,
+    )

@@ -1,81 +1,76 @@
-"""Figure 1: which clusters two questions share, and what a batch shares in total. Pure."""
+"""Jaccard indexes and groups of queries, as in CaGR-RAG, and Figure 1. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from bench.data.oracles import Int32
-from bench.papers.cagr.plan import FigureDataset, PaperSettings
-from grouper.plan.jaccard import jaccard_matrix, similar_groups
+Int32 = npt.NDArray[np.int32]
+Float64 = npt.NDArray[np.float64]
 
-SHOWN = 20
-BATCHES = (20, 40, 60, 80, 100)
-
-
-class BatchSharing(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over batches of `batch` questions. `reads_alone`: probes of all questions; `distinct`:
-    different clusters among them; `groups`: of Algorithm 1.
-    """
-
-    batch: int
-    reads_alone: float
-    distinct: float
-    groups: float
+BATCH = 100
+"""Questions that are compared with each other in Figure 1."""
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """Jaccard indexes (Eq. 2) of the questions of a dataset. `shown`: of the first questions.
+    """Jaccard indexes of the questions of a dataset, in batches of 100.
 
-    `adjacent`, `any_pair`: means over consecutive questions, and over all pairs of a batch of 100.
+    `adjacent`, `any_pair`: means over consecutive questions, and over all pairs of a batch.
     `best`: the mean of each question with the most similar one of its batch; `over_60`: the share
-    whose best is over 0.6.
+    whose best is over 0.6. `groups`, `distinct`: of a batch, means.
     """
 
-    dataset: FigureDataset
+    dataset: str
     questions: int
-    shown: tuple[tuple[float, ...], ...]
     adjacent: float
     any_pair: float
     best: float
     over_60: float
-    shared: tuple[BatchSharing, ...]
+    groups: float
+    distinct: float
 
 
-def overlap_of(dataset: FigureDataset, probes: Int32, settings: PaperSettings) -> Overlap:
-    """Returns the overlaps. `probes`: (questions, nprobe) int32, one largest batch at least."""
-    largest = max(BATCHES)
-    if len(probes) < largest:
-        raise ValueError(f"{len(probes)} questions do not make a batch of {largest}")
-    windows = [jaccard_matrix(part.tolist()) for part in _cut(probes, largest)]
-    off = ~np.eye(largest, dtype=bool)
-    best = np.concatenate([np.where(off, window, 0).max(axis=1) for window in windows])
-    shown = windows[0][:SHOWN, :SHOWN]
+def jaccard(probes: Int32) -> Float64:
+    """Returns the Jaccard index (Eq. 2) of each pair of queries: (n, nprobe) int32 -> (n, n)."""
+    has = np.zeros((len(probes), int(probes.max()) + 1), np.float32)
+    np.put_along_axis(has, probes, 1, axis=1)
+    shared = has @ has.T
+    return np.asarray(shared / (2 * probes.shape[1] - shared), np.float64)
+
+
+def greedy_groups(probes: Int32, similarity_min: float | None) -> list[list[int]]:
+    """Returns groups in the order of arrival (Algorithm 1, step 1); None: each query alone.
+
+    A query joins the first group with a member that is similar enough.
+    """
+    if similarity_min is None:
+        return [[query] for query in range(len(probes))]
+    similar = jaccard(probes) >= similarity_min
+    groups: list[list[int]] = []
+    for query in range(len(probes)):
+        for group in groups:
+            if similar[query, group].any():
+                group.append(query)
+                break
+        else:
+            groups.append([query])
+    return groups
+
+
+def overlap_of(dataset: str, probes: Int32, similarity_min: float) -> Overlap:
+    """Returns the overlaps. `probes`: (questions, nprobe) int32, at least 100 questions."""
+    batches = [probes[at : at + BATCH] for at in range(0, len(probes) - BATCH + 1, BATCH)]
+    matrices = [jaccard(batch) for batch in batches]
+    off = ~np.eye(BATCH, dtype=bool)
+    best = np.concatenate([np.where(off, matrix, 0).max(axis=1) for matrix in matrices])
     return Overlap(
         dataset=dataset,
-        questions=len(windows) * largest,
-        shown=tuple(tuple(row) for row in shown.round(4).tolist()),
-        adjacent=float(np.mean([np.diagonal(window, 1).mean() for window in windows])),
-        any_pair=float(np.mean([window[off].mean() for window in windows])),
+        questions=len(batches) * BATCH,
+        adjacent=float(np.mean([np.diagonal(matrix, 1).mean() for matrix in matrices])),
+        any_pair=float(np.mean([matrix[off].mean() for matrix in matrices])),
         best=float(best.mean()),
         over_60=float((best > 0.6).mean()),
-        shared=tuple(_shared(probes, batch, settings) for batch in BATCHES),
-    )
-
-
-def _cut(probes: Int32, batch: int) -> list[Int32]:
-    return [probes[at : at + batch] for at in range(0, len(probes) - batch + 1, batch)]
-
-
-def _shared(probes: Int32, batch: int, settings: PaperSettings) -> BatchSharing:
-    parts = _cut(probes, batch)
-    groups = [
-        similar_groups(part.tolist(), jaccard_similarity_min=settings.similarity_min)
-        for part in parts
-    ]
-    return BatchSharing(
-        batch=batch,
-        reads_alone=float(batch * probes.shape[1]),
-        distinct=float(np.mean([len(np.unique(part)) for part in parts])),
-        groups=float(np.mean([len(group) for group in groups])),
+        groups=float(np.mean([len(greedy_groups(batch, similarity_min)) for batch in batches])),
+        distinct=float(np.mean([len(np.unique(batch)) for batch in batches])),
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.baselines import published
 from bench.baselines.carpool import (
     GROWTH_BYTES,
     CarpoolCodes,
@@ -20,8 +19,6 @@ from bench.baselines.carpool import (
     gpu_bytes_for,
 )
 from bench.baselines.contestant import Contestant, FoundRows, Limits, SearchData
-from bench.baselines.groups import Grouping
-from bench.baselines.published import PublishedSearch
 from bench.baselines.registry import ENTRIES, chosen_names
 from bench.core.memory import memory_of
 from bench.data.clusters import clusters_bytes, open_clusters, read_clusters
@@ -166,33 +163,6 @@ def test_a_cache_keeps_its_budget(name: str, data: SearchData) -> None:
     assert counters.bytes_read > clusters_bytes(open_clusters(data.index_dir))
 
 
-@pytest.mark.parametrize(
-    ("grouping", "sizes"),
-    [("greedy", [3, 1]), ("agglomerative", [2, 1, 1]), ("per_query", [1, 1, 1, 1])],
-)
-def test_a_window_is_cut_into_groups_that_know_the_next_query(
-    data: SearchData, grouping: Grouping, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # 0 and 1 share half, 1 and 2 share half, 0 and 2 a fifth: a chain for Algorithm 1 only.
-    probes = np.array([[0, 1, 2], [1, 2, 3], [2, 3, 4], [5, 6, 7]], dtype=np.int32)
-    asked = SearchData(**{**vars(data), "queries": data.queries[:4].copy(), "probes": probes})
-    joined = []
-    contestant = PublishedSearch(grouping=grouping, prefetch="none")
-    monkeypatch.setattr(published, "load_read_latencies", lambda data: {})
-    contestant.open(asked, UNLIMITED)
-    try:
-        thread = contestant._thread
-        assert thread is not None
-        join = thread.join
-        monkeypatch.setattr(thread, "join", lambda group: (joined.append(group), join(group)))
-        search_all(contestant, asked, 4)
-    finally:
-        contestant.close()
-    assert [len(group.searches) for group in joined] == sizes
-    following = [group.searches[0].clusters for group in joined[1:]]
-    assert [group.next_query for group in joined] == [*following, ()]
-
-
 def test_the_budget_is_the_caches_own_or_what_the_process_leaves() -> None:
     limits = Limits(memory_bytes=1 << 40, threads=1, window=1, cache_bytes=5)
     assert cache_budget(limits, 1000) == 5
@@ -215,10 +185,10 @@ def test_contestants_are_chosen_by_name() -> None:
     everybody = tuple(name for name, entry in ENTRIES.items() if not entry.needs_gpu)
     assert chosen_names(None) == everybody
     assert set(chosen_names(None, with_cache_budget=True)) == set(OURS)
-    assert chosen_names("faiss-ondisk, cagr-literal-*") == (
+    assert chosen_names("faiss-ondisk, lancedb-*") == (
         "faiss-ondisk",
-        "cagr-literal-greedy",
-        "cagr-literal-agglomerative",
+        "lancedb-rq-batched",
+        "lancedb-best",
     )
     with pytest.raises(ConfigError, match="no contestant 'carpol'"):
         chosen_names("carpol")

@@ -30,7 +30,7 @@ from carpool.errors import ConfigError
 from tests.bench.retrieval.conftest import make_plan, unit_rows
 from tests.waiting import WAIT_S, wait_until
 
-FAISS = ("faiss-memory", "faiss-ondisk", "carpool-exact", "cagr-best-greedy")
+FAISS = ("faiss-memory", "faiss-ondisk", "carpool-exact")
 
 
 def test_contestants_agree_with_faiss_and_with_the_kernel_and_the_report_says_so(

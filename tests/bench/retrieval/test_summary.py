@@ -8,10 +8,10 @@ from rich.console import Console
 from bench.baselines.contestant import ContestantCounters
 from bench.core.agreement import Agreement
 from bench.core.spread import Spread
-from bench.data.oracles import OracleBytes
 from bench.micro.disk import DiskRate
 from bench.retrieval.cells import Cell, DiskBlock, OracleCell, SearchCells
 from bench.retrieval.measure import ContestantFigures, Usage
+from bench.retrieval.oracles import OracleBytes
 from bench.retrieval.processes import Status
 from bench.retrieval.report import print_summary, promises_of
 from bench.retrieval.summary import SearchSummary, disk_rate, summarise

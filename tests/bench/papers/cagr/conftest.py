@@ -1,19 +1,18 @@
-"""A tiny index, questions of three kinds for it, and the settings of the paper scaled down to its
-eight clusters.
-"""
+"""A tiny index of eight clusters, and questions of three kinds for it."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.papers.cagr.plan import PaperSettings
-from bench.papers.cagr.questions import FILES
+from bench.papers.cagr.run import FILES
 from carpool.clock import SystemClock
+from carpool.disk.index import OpenIndex, open_index
 from carpool.embedding import EmbeddingSettings
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
@@ -22,17 +21,6 @@ from indexer.settings import IndexerConfig, IndexerSettings
 MODEL = "hashing:16"
 ROWS, NLIST = 400, 8
 WORDS = [f"word{number}" for number in range(60)]
-
-SMALL = PaperSettings(
-    nprobe=3,
-    entries=4,
-    nprobes_fig2=(2, 4),
-    entries_fig2=5,
-    thetas_fig7=(0.2, 0.9),
-    batch_min=4,
-    batch_max=9,
-    top_k=5,
-)
 
 
 def sentences(seed: int, count: int) -> list[str]:
@@ -43,7 +31,7 @@ def sentences(seed: int, count: int) -> list[str]:
 
 @pytest.fixture(scope="session")
 def index_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of 400 sentences, profiled as every new one is."""
+    """An index of 400 sentences."""
     folder = tmp_path_factory.mktemp("figures")
     corpus = folder / "corpus.jsonl"
     lines = (
@@ -56,6 +44,14 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     request = BuildRequest(corpus=corpus, index_dir=folder / "index", nlist=NLIST)
     build_index(request, config, SystemClock(), SilentProgress())
     return folder / "index"
+
+
+@pytest.fixture
+def index(index_dir: Path) -> Iterator[OpenIndex]:
+    """The index, open."""
+    opened = open_index(index_dir)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,235 @@
+"""Which runs a figure shows, and the report: what the paper states, the runs, and an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from bench.core.machine import data_file
+from bench.core.progress import Tell, progress_bars
+from bench.core.report import RunStart, finish
+from bench.core.spread import Spread
+from bench.data.evaluation import EvaluationData, find_data
+from bench.data.index import BenchIndex
+from bench.papers.cagr.method import ClusterByCluster, Method
+from bench.papers.cagr.overlap import BATCH, Overlap, overlap_of
+from bench.papers.cagr.published import PublishedSearch
+from bench.papers.cagr.run import FILES, RunFigures, load_questions, measure
+from bench.papers.cagr.stated import STATED
+from carpool.disk.centroids import probe
+from carpool.disk.index import OpenIndex, open_index
+from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
+from carpool.errors import ConfigError
+
+MethodName = Literal["EdgeRAG", "CaGR groups", "CaGR", "CaGR best", "Carpool"]
+NPROBE, ENTRIES, THETA = 10, 40, 0.5
+"""Section 4.1."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One method over the questions of one dataset. `theta`: of the methods with groups."""
+
+    dataset: str
+    method: MethodName
+    nprobe: int = NPROBE
+    entries: int = ENTRIES
+    theta: float = THETA
+
+    def open(self, index: OpenIndex) -> Method:
+        """Returns the method, with no cluster in memory. Raises `ConfigError`."""
+        if max(self.nprobe, self.entries) > len(index.extents):
+            raise ConfigError(
+                f"the figure needs nprobe {self.nprobe} and a cache of {self.entries} clusters, "
+                f"and the index has {len(index.extents)}: name one of nlist 100, as in the paper"
+            )
+        match self.method:
+            case "Carpool":
+                return ClusterByCluster(index, entries=self.entries)
+            case "EdgeRAG":
+                return PublishedSearch(index, entries=self.entries)
+            case "CaGR groups":
+                prefetch: Literal["none", "after", "beside"] = "none"
+            case "CaGR":
+                prefetch = "after"
+            case "CaGR best":
+                prefetch = "beside"
+        return PublishedSearch(
+            index, entries=self.entries, similarity_min=self.theta, prefetch=prefetch
+        )
+
+
+METHODS: tuple[MethodName, ...] = ("EdgeRAG", "CaGR", "CaGR best", "Carpool")
+THREE_SETS = tuple(Run(dataset, method) for dataset in FILES for method in METHODS)
+RUNS: dict[int, tuple[Run, ...]] = {
+    2: (
+        *(Run("hotpotqa", "EdgeRAG", nprobe, 50) for nprobe in (10, 20, 40)),
+        *(Run("hotpotqa", "Carpool", nprobe, 50) for nprobe in (10, 40)),
+    ),
+    4: THREE_SETS,
+    5: tuple(Run("hotpotqa", method) for method in METHODS),
+    6: THREE_SETS,
+    7: (
+        *(Run("hotpotqa", "CaGR groups", theta=theta) for theta in (0.1, 0.5, 0.9)),
+        *(Run("hotpotqa", "CaGR", theta=theta) for theta in (0.1, 0.5, 0.9)),
+        Run("hotpotqa", "Carpool"),
+    ),
+}
+"""The figures that show measurements of a search; Fig. 1 searches nothing, Fig. 3 is a drawing."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of each run. `queries`: measured, at most."""
+
+    queries: int
+    warm_up_s: float
+    seed: int
+
+
+class MeasuredRun(msgspec.Struct, frozen=True):
+    """A run and what it measured."""
+
+    run: Run
+    figures: RunFigures
+
+
+def show_figure(
+    figure: int,
+    index_dir: Path,
+    *,
+    data_dir: Path | None,
+    model: str | None,
+    load: Load,
+    json_file: Path | None,
+) -> bool:
+    """Measures and prints a figure; returns whether every promise was kept. Blocks for minutes.
+
+    `model`: None for the index's own.
+    """
+    start = RunStart.now()
+    data, index = find_data(data_dir), open_index(index_dir)
+    try:
+        with threadpool_limits(limits=1, user_api="blas"), progress_bars() as tell:
+            embedder = _embedder(index, model)
+            overlaps = _overlaps(index, embedder, data) if figure == 1 else []
+            runs = [
+                MeasuredRun(run, _measured(run, index, embedder, data, load, tell))
+                for run in RUNS.get(figure, ())
+            ]
+    finally:
+        index.close()
+    used = FILES if overlaps else dict.fromkeys(one.run.dataset for one in runs)
+    report = start.report(
+        "paper cagr",
+        settings={"figure": figure, "load": load},
+        promises={
+            "bytes by the kernel agree with our own count within 2 % or 16 MiB": all(
+                one.figures.bytes_agree for one in runs
+            )
+        },
+        results={"stated": STATED[figure], "runs": runs, "overlaps": overlaps},
+        data=tuple(data_file(data.questions_path(FILES[dataset])) for dataset in used),
+        index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
+    )
+
+    def show(console: Console) -> None:
+        console.print(_overlap_table(overlaps) if overlaps else _run_table(figure, runs))
+        for line in STATED[figure]:
+            console.print(f"the paper: {line}", soft_wrap=True)
+
+    return finish(report, json_file, show)
+
+
+def _measured(
+    run: Run, index: OpenIndex, embedder: Embedder, data: EvaluationData, load: Load, tell: Tell
+) -> RunFigures:
+    method = run.open(index)
+    try:
+        return measure(
+            method,
+            index,
+            embedder,
+            load_questions(data, run.dataset, load.queries),
+            nprobe=run.nprobe,
+            entries=run.entries,
+            warm_up_s=load.warm_up_s,
+            seed=load.seed,
+            tell=lambda step, done, total: tell(
+                f"{run.dataset}, {run.method}, nprobe {run.nprobe}: {step}", done, total
+            ),
+        )
+    finally:
+        method.close()
+
+
+def _overlaps(index: OpenIndex, embedder: Embedder, data: EvaluationData) -> list[Overlap]:
+    found = []
+    for dataset in FILES:
+        texts = load_questions(data, dataset, 5 * BATCH).measured
+        if len(texts) < BATCH:
+            raise ConfigError(f"{dataset}: {len(texts)} questions do not make a batch of {BATCH}")
+        probes = probe(index.centroids, embedder.encode(texts), NPROBE)
+        found.append(overlap_of(dataset, probes, THETA))
+    return found
+
+
+def _embedder(index: OpenIndex, model: str | None) -> Embedder:
+    settings = EmbeddingSettings(model=model or index.manifest.embedding_model_name)
+    embedder = load_embedder(settings)
+    if embedder.fingerprint != index.manifest.embedding_model:
+        raise ConfigError(
+            f"{index.dir} was built with another embedding model than {settings.model!r} "
+            f"({index.manifest.embedding_model_name}): name that with --model"
+        )
+    embedder.encode(["A first call is slow."])
+    return embedder
+
+
+def _run_table(figure: int, runs: list[MeasuredRun]) -> Table:
+    table = Table(title=f"Figure {figure}: ms by query (the paper's clock) and by batch")
+    columns: dict[str, Callable[[MeasuredRun], str]] = {
+        "dataset": lambda one: one.run.dataset,
+        "method": lambda one: one.run.method,
+        "nprobe": lambda one: str(one.run.nprobe),
+        "theta": lambda one: f"{one.run.theta:.0%}" if "CaGR" in one.run.method else "-",
+        "groups": lambda one: f"{one.figures.groups:.1f}",
+        "hits (least)": lambda one: f"{one.figures.hits:.0%} ({one.figures.hits_least:.0%})",
+        "query mean, p50, p99": lambda one: _spread(one.figures.query_ms),
+        "batch mean, p50, p99": lambda one: _spread(one.figures.batch_ms),
+        "queries/s": lambda one: f"{one.figures.queries_per_s:,.1f}",
+        "MB a query": lambda one: f"{one.figures.bytes_a_query / 1e6:,.1f}",
+        "prefetched": lambda one: f"{one.figures.prefetched:.0%}",
+        "oracle MB": lambda one: f"{one.figures.oracle_bytes_a_query / 1e6:,.1f}",
+    }
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("dataset", "method") else "right")
+    for one in runs:
+        table.add_row(*(cell(one) for cell in columns.values()))
+    return table
+
+
+def _spread(found: Spread | None) -> str:
+    return "-" if found is None else f"{found.mean:,.1f}, {found.p50:,.1f}, {found.p99:,.1f}"
+
+
+def _overlap_table(overlaps: list[Overlap]) -> Table:
+    headings = (
+        "questions,adjacent,any two,best of 99 others,best over 60 %,groups,distinct clusters"
+    )
+    table = Table(
+        *headings.split(","), title="Figure 1: overlap of the clusters of two questions, Jaccard"
+    )
+    for found in overlaps:
+        shares = (found.adjacent, found.any_pair, found.best, found.over_60)
+        table.add_row(
+            found.dataset,
+            *(f"{share:.1%}" for share in shares),
+            f"{found.groups:.1f}",
+            f"{found.distinct:.1f}",
+        )
+    return table

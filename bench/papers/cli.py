@@ -1,0 +1,18 @@
+"""The commands of `carpool bench paper`: one for each paper. Light to import."""
+
+from __future__ import annotations
+
+import typer
+
+from bench.papers.cagr.cli import cagr
+
+paper = typer.Typer(
+    name="paper",
+    no_args_is_help=True,
+    help="""A figure of a paper: what it states, its algorithm run again, ours, and an oracle.
+
+Example:  carpool bench paper cagr 6 --index my-index --data DATA
+""",
+)
+for command in (cagr,):
+    paper.command()(command)
