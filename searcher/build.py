@@ -33,8 +33,8 @@ from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.shard.recent_probes import RecentProbes, no_recent_probes
-from searcher.store.factory import OpenReads, open_page_reads
 from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
@@ -51,7 +51,7 @@ reads begin after it. More: urgent reads wait.
 AHEAD_MAX = 2
 """Slices with the kernel for later queries; more would delay the reads of a new query."""
 READ_THREADS = 32
-"""Where there is no io_uring: so many reads of up to 1 MiB at a time."""
+"""Reads of up to 1 MiB of clusters at a time."""
 CLOSE_TIMEOUT_S = 0.5
 
 
@@ -95,6 +95,8 @@ class PlaneParts:
         numbers = map(SliceId, range(len(self.slices.extents)))
         return {number: self.memory.arena_bytes(number) for number in numbers}
 
+
+OpenReads = Callable[[SegmentFiles, Waker], PageReads]
 
 OpenExecutor = Callable[[PlaneParts], Executor]
 
@@ -175,7 +177,7 @@ def open_searcher(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenReads | None = None,
+    open_reads: OpenReads | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
     """Opens the index, its search plane and passages; does not keep the centroids. Blocks.
@@ -187,7 +189,7 @@ def open_searcher(
     opened = open_index(Path(index.dir))
     try:
         return search_and_passages(
-            opened, settings, metrics, clock, events=events, engine=engine, recent=recent
+            opened, settings, metrics, clock, events=events, open_reads=open_reads, recent=recent
         )
     finally:
         opened.close()
@@ -200,7 +202,7 @@ def search_and_passages(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenReads | None = None,
+    open_reads: OpenReads | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
     """Returns the search plane of an open index, and its passages. Blocks.
@@ -213,7 +215,7 @@ def search_and_passages(
         left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES
         settings = msgspec.structs.replace(settings, budget_bytes=left_bytes)
         plane = open_search_plane(
-            index, settings, metrics, clock, events=events, engine=engine, recent=recent
+            index, settings, metrics, clock, events=events, open_reads=open_reads, recent=recent
         )
     except BaseException:
         passages.close()
@@ -283,14 +285,14 @@ def open_search_plane(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenReads | None = None,
+    open_reads: OpenReads | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> SearchPlane:
     """Returns the executor that the index and the settings allow, and its parts. Blocks.
 
     With codes, where the index has them and `budget_bytes` holds enough of them; what they leave is
     for exact searches. Without, the whole budget is for clusters, and every search is exact.
-    `engine` is for tests and benchmarks of exact searches. Raises `ConfigError`, and
+    `open_reads` is for tests and benchmarks of exact searches. Raises `ConfigError`, and
     `CorruptionError` where checksums of codes are damaged.
     """
     chosen = None
@@ -306,7 +308,9 @@ def open_search_plane(
         log_choice(index, chosen, codes_bytes)
     if chosen is None:
         _check_no_shard(settings)
-        return open_exact_plane(index, settings, metrics, clock, events=events, engine=engine)
+        return open_exact_plane(
+            index, settings, metrics, clock, events=events, open_reads=open_reads
+        )
     exact_bytes = settings.budget_bytes - chosen.memory_bytes - shard_bytes
     exact = open_exact_plane(
         index,
@@ -314,7 +318,7 @@ def open_search_plane(
         metrics,
         clock,
         events=events,
-        engine=engine,
+        open_reads=open_reads,
         options=BESIDE_CODES,
     )
     try:
@@ -373,7 +377,7 @@ def open_exact_plane(
     clock: Clock,
     *,
     events: EventLog,
-    engine: OpenReads | None = None,
+    open_reads: OpenReads | None = None,
     executor: OpenExecutor = cluster_major,
     options: ExactOptions = ExactOptions(),
 ) -> ExactPlane:
@@ -388,10 +392,11 @@ def open_exact_plane(
         waker = Waker()
         opened.callback(waker.close)
         arena = _open_arena(index, slices, settings.budget_bytes, options)
-        if engine is not None:
-            reads = engine(files, waker)
-        else:
-            reads = open_page_reads(settings.engine, files, waker, clock, READ_THREADS)
+        reads = (
+            open_reads(files, waker)
+            if open_reads is not None
+            else ThreadPageReads(files, waker, clock, READ_THREADS)
+        )
         opened.pop_all()
     memory = ClusterMemory(
         layout=index.layout,

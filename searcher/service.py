@@ -34,7 +34,7 @@ from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.scan import Scan
 from schemas.topics import GROUPS
-from searcher.build import OpenSearcher, open_searcher
+from searcher.build import OpenReads, OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
 from searcher.events import EventLog, NoEvents
 from searcher.executor import DraftWish, Search, SearchDraft, SearchGroup, SearchResult
@@ -45,7 +45,6 @@ from searcher.scatter.scan_records import result_of, scan_output
 from searcher.scatter.share import Share, clusters_of
 from searcher.settings import SearcherSettings
 from searcher.shard.recent_probes import RecentProbes, no_recent_probes
-from searcher.store.factory import OpenReads
 
 _log = structlog.get_logger(__name__)
 
@@ -69,11 +68,11 @@ def build_stage(
     clock: Clock,
     *,
     events: EventLog | None = None,
-    engine: OpenReads | None = None,
+    open_reads: OpenReads | None = None,
     scans: TableLog | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> SearcherStage:
-    """Returns the searcher's stage. `events` and `engine` are for tests and benchmarks.
+    """Returns the searcher's stage. `events` and `open_reads` are for tests and benchmarks.
 
     `scans`: the log of scans; None: the home of a query scans all of its clusters. `recent`: from
     which the hot shard learns what it should hold.
@@ -84,7 +83,7 @@ def build_stage(
 
     def open_parts() -> OpenSearcher:
         return open_searcher(
-            settings, index, metrics, clock, events=listener, engine=engine, recent=recent
+            settings, index, metrics, clock, events=listener, open_reads=open_reads, recent=recent
         )
 
     return SearcherStage(settings, open_parts, metrics, clock, scans)

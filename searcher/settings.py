@@ -45,13 +45,6 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "Too high: the threads compete for cores.",
         ),
     ] = 0
-    engine: Annotated[
-        Literal["auto", "io_uring", "threads"],
-        msgspec.Meta(
-            description="How reads are submitted to the kernel. auto: io_uring where the kernel "
-            "allows it, else a pool of threads."
-        ),
-    ] = "auto"
     read_timeout_ms: Annotated[
         int,
         msgspec.Meta(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 
 import msgspec
 
@@ -25,11 +27,33 @@ from schemas.topics import GROUPS, SCANS, read_with
 from searcher.build import READ_THREADS
 from searcher.service import build_stage
 from searcher.settings import SearcherSettings
-from searcher.store.factory import open_page_reads
-from searcher.store.faulty import FaultyDisk, SlowDisk
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads
+from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.waker import Waker
+
+
+class _SlowReads:
+    """Implements `PageReads`: a disk that delivers one batch after another."""
+
+    def __init__(self, inner: PageReads, waker: Waker, bytes_per_s: float) -> None:
+        self._inner, self._waker, self._bytes_per_s = inner, waker, bytes_per_s
+        self._free_s = 0.0  # when it has delivered all, by the monotonic clock
+        self._late: list[tuple[float, PageBatch]] = []
+        self.submit, self.close = inner.submit, inner.close
+
+    def poll(self) -> list[PageBatch]:
+        """Returns the batches that have ended and are due."""
+        now_s = time.monotonic()
+        for batch in self._inner.poll():
+            took_s = int(batch.sizes_bytes.sum()) / self._bytes_per_s
+            self._free_s = max(now_s, self._free_s) + took_s
+            self._late.append((self._free_s, batch))
+            timer = threading.Timer(self._free_s - now_s, self._waker.wake)
+            timer.daemon = True
+            timer.start()
+        due = [batch for at_s, batch in self._late if at_s <= now_s]
+        self._late = [(at_s, batch) for at_s, batch in self._late if at_s > now_s]
+        return due
 
 
 class _SearcherSections(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +76,8 @@ def main(bytes_per_s: float) -> None:
     settings = load_settings(_SearcherSections, file=None, environ=environ, flags={})
 
     def slow(files: SegmentFiles, waker: Waker) -> PageReads:
-        engine = settings.searcher.engine
-        reads = open_page_reads(engine, files, waker, SystemClock(), READ_THREADS)
-        return FaultyDisk(reads, waker, SlowDisk(bytes_per_s))
+        reads = ThreadPageReads(files, waker, SystemClock(), READ_THREADS)
+        return _SlowReads(reads, waker, bytes_per_s)
 
     intake = Intake(
         topic=GROUPS.name,
@@ -75,7 +98,7 @@ def main(bytes_per_s: float) -> None:
             scans=LibrdkafkaTableLog(settings.kafka, clock, SCANS, like=GROUPS)
             if settings.kafka.lanes > 1
             else None,
-            engine=slow,
+            open_reads=slow,
         ),
         kafka=settings.kafka,
         http=settings.http,

@@ -28,9 +28,8 @@ from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
@@ -222,10 +221,6 @@ class _Opener:
 
     def _reads(self, paths: Sequence[Path]) -> PageReads:
         files = SegmentFiles(paths, self._settings.direct_io)
-        try:
-            reads = open_page_reads(self._settings.engine, files, self.waker, self._clock)
-        except BaseException:
-            files.close()
-            raise
+        reads = ThreadPageReads(files, self.waker, self._clock)
         self.opened.append((reads, files))
         return reads

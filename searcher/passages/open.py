@@ -11,8 +11,8 @@ from searcher.passages.passage_reader import PassageReader
 from searcher.passages.range_reader import RangeReader
 from searcher.settings import SearcherSettings
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.factory import open_page_reads
 from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
@@ -29,12 +29,7 @@ def open_passages(
     paths = (Path(table.offsets_path), Path(table.documents_path))
     files = SegmentFiles(paths, settings.direct_io)
     waker = Waker()
-    try:
-        reads = open_page_reads(settings.engine, files, waker, clock)
-    except BaseException:
-        files.close()
-        waker.close()
-        raise
+    reads = ThreadPageReads(files, waker, clock)
     ranges = RangeReader(
         reads=reads,
         waker=waker,

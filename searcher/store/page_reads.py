@@ -1,7 +1,6 @@
 """Many reads at once: the interface, and threads that read.
 
-A batch is submitted as a whole and reported as a whole. Its reads go to the kernel together, by one
-system call where there is io_uring (`ring_page_reads.py`).
+A batch is submitted as a whole and reported as a whole.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from searcher.store.waker import Waker
 Int64 = npt.NDArray[np.int64]
 ReadError = CorruptionError | RetryableError
 
-BATCH_READS_MAX = 1 << 16
+READ_THREADS = 16
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -57,7 +56,7 @@ class PageBatch:
         self.ended = np.zeros(len(self.files), bool)
         if not len(self.starts):
             self.starts = np.cumsum(self.sizes_bytes) - self.sizes_bytes
-        assert 0 < len(self.files) <= BATCH_READS_MAX, f"{len(self.files)} reads in a batch"
+        assert len(self.files), "a batch without reads never ends"
 
 
 class PageFiles(Protocol):
@@ -127,12 +126,14 @@ def is_at_end(files: PageFiles, batch: PageBatch, position: int, done_bytes: int
 
 
 class ThreadPageReads:
-    """Implements `PageReads` with threads, for machines without io_uring.
+    """Implements `PageReads` with threads.
 
     A thread whose read was given up gets a substitute, which stays: at most `threads` of them.
     """
 
-    def __init__(self, files: PageFiles, waker: Waker, clock: Clock, threads: int) -> None:
+    def __init__(
+        self, files: PageFiles, waker: Waker, clock: Clock, threads: int = READ_THREADS
+    ) -> None:
         self._files = files
         self._waker = waker
         self._clock = clock

@@ -31,11 +31,11 @@ from searcher.plan.row_pages import segment_first_pages
 from searcher.rows.row_reader import RowReader
 from searcher.shard.hot_shard import HotShard
 from searcher.store.buffers import ReadBuffers
-from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import FaultyDisk
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, write_index
 from tests.waiting import WAIT_S
 

@@ -1,4 +1,4 @@
-"""What reads files in the tests, and file systems without O_DIRECT."""
+"""File systems without O_DIRECT."""
 
 from __future__ import annotations
 
@@ -7,25 +7,6 @@ import os
 from typing import Any
 
 import pytest
-
-from searcher.store.factory import EngineName
-from searcher.store.io_uring import Ring
-
-
-def has_io_uring() -> bool:
-    """Containers often forbid it."""
-    wake = os.eventfd(0)
-    try:
-        Ring(1, wake).close()
-    except OSError:
-        return False
-    finally:
-        os.close(wake)
-    return True
-
-
-HAS_IO_URING = has_io_uring()
-ENGINE_NAMES: tuple[EngineName, ...] = ("io_uring", "threads") if HAS_IO_URING else ("threads",)
 
 
 def refuse_direct(monkeypatch: pytest.MonkeyPatch, at: str) -> None:

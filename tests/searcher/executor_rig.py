@@ -25,11 +25,11 @@ from searcher.plan.cut import Slices
 from searcher.plan.eviction.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.scoring.pool import ScoringPool
-from searcher.store.factory import EngineName, open_page_reads
-from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
+from searcher.store.page_reads import ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.searcher.faults import FAIL
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, random_index
 from tests.waiting import WAIT_S
@@ -145,7 +145,6 @@ def running(
     prefetch: float = 0.0,
     timeout_us: int = int(WAIT_S * 1e6),
     slice_bytes_max: int = 0,
-    engine: EngineName = "auto",
 ) -> Iterator[Running]:
     clock, metrics, layout = SystemClock(), Metrics(), index.manifest.layout()
     slices = Slices(index.extents, layout, slice_bytes_max)
@@ -153,7 +152,7 @@ def running(
     arena = Arena(int(share * index.size_bytes), block_bytes)
     files = SegmentFiles(index.paths, "auto")
     waker = Waker()
-    disk = FaultyDisk(open_page_reads(engine, files, waker, clock, 4), waker)
+    disk = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker)
     trouble = Trouble(index, disk)
     memory = ClusterMemory(
         layout=layout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.errors import RetryableError
-from searcher.store.faulty import Fault, PageRead
+from tests.rig.faulty_disk import Fault, PageRead
 
 FAIL = RetryableError("the disk said no")
 SLOW = 0.002

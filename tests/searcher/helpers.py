@@ -404,8 +404,8 @@ class Running:
 
 
 def running(index: SmallIndex, clock: Any = None, **given: Any) -> Running:
-    """A stage over `index`; settings by name, and the seams `events`, `engine`, `scans`."""
-    seams = {name: given.pop(name) for name in ("events", "engine", "scans") if name in given}
+    """A stage over `index`; settings by name, and the seams `events`, `open_reads`, `scans`."""
+    seams = {name: given.pop(name) for name in ("events", "open_reads", "scans") if name in given}
     metrics = Metrics()
     stage = build_stage(
         SearcherSettings(**given), index.settings, metrics, clock or SystemClock(), **seams

@@ -7,11 +7,10 @@ import threading
 import numpy as np
 
 from carpool.clock import SystemClock
-from searcher.store.factory import open_page_reads
-from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.searcher.helpers import Float32, SmallIndex, normalised
 
 CLUSTERS = tuple(range(8))
@@ -31,9 +30,7 @@ class Gate:
         self.is_open = False
 
     def __call__(self, files: SegmentFiles, waker: Waker) -> PageReads:
-        self.disk = FaultyDisk(
-            open_page_reads("auto", files, waker, SystemClock()), waker, self.fault
-        )
+        self.disk = FaultyDisk(ThreadPageReads(files, waker, SystemClock()), waker, self.fault)
         return self.disk
 
     def fault(self, read: PageRead) -> Fault:

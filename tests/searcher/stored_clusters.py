@@ -23,12 +23,11 @@ from searcher.events import NoEvents
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
 from searcher.memory.slice_reads import MemoryEvent, ReadBroke
-from searcher.store.factory import EngineName, open_page_reads
-from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ReadError
+from searcher.store.page_reads import ReadError, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.waiting import WAIT_S, wait_until
 
 Error = TypeVar("Error", bound=ReadError)
@@ -114,7 +113,6 @@ class Running:
 @contextmanager
 def running(
     stored: Stored,
-    kind: EngineName = "auto",
     *,
     paths: Sequence[Path] = (),
     arena_bytes: int = 2 << 20,
@@ -129,7 +127,7 @@ def running(
     arena = Arena(arena_bytes, block_pages * stored.layout.page_bytes)
     metrics, clock, waker = Metrics(), SystemClock(), Waker()
     files = SegmentFiles(paths or stored.paths, "auto")
-    disk = FaultyDisk(open_page_reads(kind, files, waker, clock, 4), waker, fault)
+    disk = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker, fault)
     memory = ClusterMemory(
         layout=stored.layout,
         extents=stored.extents,

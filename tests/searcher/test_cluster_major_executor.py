@@ -11,8 +11,6 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from searcher.store.factory import EngineName
-from tests.searcher.disks import ENGINE_NAMES
 from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
 from tests.searcher.helpers import SmallIndex
 from tests.waiting import wait_until
@@ -113,14 +111,11 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
 KINDS = ("failing", "damaged", "short", "slow", "hanging")
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_hundred_windows_of_bad_reads_return_all_their_memory(
-    index: SmallIndex, engine: EngineName
-) -> None:
+def test_a_hundred_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None:
     dice = random.Random(8)
     queries, clusters = questions(index, 8, 3)
     skips: Counter[str] = Counter()
-    with running(index, timeout_us=1_000_000, engine=engine) as here:
+    with running(index, timeout_us=1_000_000) as here:
         for number in range(100):
             bad = set(dice.sample(range(NLIST), 2))
             kind = KINDS[number % 5]

@@ -13,7 +13,7 @@ from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
 from searcher.memory.slice_reads import ReadBroke, ReadCancelled, ReadDone, SpaceFreed
-from searcher.store.faulty import Fault, PageRead
+from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.faults import no_fault
 from tests.searcher.stored_clusters import (
     ALL,

@@ -12,9 +12,7 @@ import pytest
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
 from searcher.memory.slice_reads import ReadDone
-from searcher.store.factory import EngineName
-from searcher.store.faulty import Fault, PageRead
-from tests.searcher.disks import ENGINE_NAMES
+from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.stored_clusters import (
     ALL,
     DIMENSION,
@@ -36,9 +34,8 @@ def resident_set_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("kind", ENGINE_NAMES)
 def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as_it_was(
-    stored: Stored, kind: EngineName
+    stored: Stored,
 ) -> None:
     """Failing, damaged, slow and hanging reads, through real files; each cluster breaks exactly if
     one of its reads did.
@@ -50,7 +47,7 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
     def fault(read: PageRead) -> Fault:
         return bad.get(read[:2])
 
-    with running(stored, kind, timeout_us=1_000_000, fault=fault) as it:
+    with running(stored, timeout_us=1_000_000, fault=fault) as it:
         sizes = []
         for number in range(100):
             bad.clear()
@@ -85,10 +82,7 @@ def test_a_hundred_rounds_of_faults_break_only_what_they_hit_and_leave_memory_as
         assert sizes[-1] - sizes[10] < 2 << 20, "the process has grown"
 
 
-@pytest.mark.parametrize("kind", ENGINE_NAMES)
-def test_the_bytes_it_counts_are_those_that_the_kernel_counts(
-    tmp_path: Path, kind: EngineName
-) -> None:
+def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path) -> None:
     """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from
     storage.
     """
@@ -96,7 +90,7 @@ def test_the_bytes_it_counts_are_those_that_the_kernel_counts(
     for path in large.paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    with running(large, kind, arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
+    with running(large, arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
         before = kernel_read_bytes()
         events = it.read(*(ClusterId(cluster) for cluster in range(4)))
         assert all(isinstance(event, ReadDone) for event in events.values())

@@ -13,7 +13,7 @@ from carpool.codes.codec import CODECS
 from carpool.errors import CorruptionError, RetryableError
 from schemas.query import SearchMode
 from searcher.executor import SearchGroup, SearchResult
-from searcher.store.faulty import Fault, PageRead
+from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.codes_rig import (
     EVERY_PROMISE,
     exact,

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from carpool.clock import SystemClock
 from carpool.disk.documents import Document
 from schemas.query import Generation
+from searcher.build import OpenReads
 from searcher.drafts import DRAFT_HITS_MAX, DraftRecords
 from searcher.executor import SearchDraft
 from searcher.plan.cluster_steps import Joined, Wanted
 from searcher.plan.read_speed import ReadSpeed
 from searcher.scoring.top_k import TopK
-from searcher.store.factory import OpenReads, open_page_reads
-from searcher.store.faulty import FaultyDisk, SlowDisk
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import FaultyDisk, SlowDisk
 from tests.searcher.cluster_worlds import ids, world
 from tests.searcher.helpers import SmallIndex, exact_top_k, make_group, running
 from tests.searcher.stage import questions
@@ -34,7 +34,7 @@ def slow_disk(index: SmallIndex) -> OpenReads:
     mean_bytes = float(np.mean([extent.size_bytes for extent in index.extents]))
 
     def opened(files: SegmentFiles, waker: Waker) -> PageReads:
-        reads = open_page_reads("auto", files, waker, SystemClock())
+        reads = ThreadPageReads(files, waker, SystemClock())
         return FaultyDisk(reads, waker, SlowDisk(mean_bytes / READ_S))
 
     return opened
@@ -73,7 +73,7 @@ def test_reads_that_overlap_share_the_time() -> None:
 
 def test_drafts_are_the_exact_best_of_the_nearest_clusters(index: SmallIndex) -> None:
     vectors = questions(2)
-    with running(index, drafts_after_ms=1, engine=slow_disk(index), top_k_default=12) as run:
+    with running(index, drafts_after_ms=1, open_reads=slow_disk(index), top_k_default=12) as run:
         clusters = index.clusters_of(vectors[0], NPROBE)
         run.search(make_group(index, vectors[:1], clusters=[clusters[:1]]))  # the disk is slow
         assert run.sink.drafts() == []
@@ -120,7 +120,7 @@ def test_a_passage_is_read_once_while_it_stays_in_the_drafts(index: SmallIndex) 
 def test_there_are_no_drafts(index: SmallIndex, why: str) -> None:
     after_ms = {"off": 0, "short": 600_000}.get(why, 1)
     vectors = questions(2)
-    with running(index, drafts_after_ms=after_ms, engine=slow_disk(index)) as run:
+    with running(index, drafts_after_ms=after_ms, open_reads=slow_disk(index)) as run:
         run.search(make_group(index, vectors[:1], clusters=[(0,)]))
         group = make_group(index, vectors[1:], nprobe=NPROBE, sequence=1)
         if why.startswith("a quote"):

@@ -12,11 +12,10 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from searcher.store.factory import open_page_reads
-from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageBatch
+from searcher.store.page_reads import PageBatch, ThreadPageReads
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.waiting import WAIT_S, wait_until
 
 PAGE = 4096
@@ -28,7 +27,7 @@ def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
     path, waker = tmp_path / "a.seg", Waker()
     path.write_bytes(CONTENT)
     files = SegmentFiles([path], "auto")
-    disk = FaultyDisk(open_page_reads("auto", files, waker, SystemClock()), waker)
+    disk = FaultyDisk(ThreadPageReads(files, waker, SystemClock()), waker)
     yield disk
     disk.release()
     assert disk.close(WAIT_S)

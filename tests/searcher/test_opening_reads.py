@@ -1,13 +1,11 @@
-"""Opening files and reads: O_DIRECT, io_uring, and descriptors."""
+"""Opening files and reads: O_DIRECT and descriptors."""
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +13,10 @@ from structlog.testing import capture_logs
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from searcher.store import io_uring as ring
-from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.waker import Waker
-from tests.searcher.disks import ENGINE_NAMES, refuse_direct
+from tests.searcher.disks import refuse_direct
 from tests.waiting import WAIT_S
 
 PAGE = 4096
@@ -64,9 +60,8 @@ def test_a_file_system_without_o_direct_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("at", ["open", "read"])
-@pytest.mark.parametrize("kind", ENGINE_NAMES)
 def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
-    paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, at: str, kind: EngineName
+    paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     refuse_direct(monkeypatch, at)
     dropped: list[tuple[int, int, int]] = []
@@ -76,7 +71,7 @@ def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
     waker = Waker()
     with capture_logs() as logs:
         files = SegmentFiles(paths, "auto")
-        reads = open_page_reads(kind, files, waker, SystemClock())
+        reads = ThreadPageReads(files, waker, SystemClock())
         assert read(reads, waker) == expected(paths)
         assert reads.close(WAIT_S)
         files.close()
@@ -124,34 +119,10 @@ def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# ---- what reads
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.ENOMEM])
-def test_where_the_kernel_refuses_io_uring_auto_takes_threads_and_says_so(
-    paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(ring, "_call", refuse)
-    files, waker = SegmentFiles(paths, "require"), Waker()
-    with capture_logs() as logs:
-        reads = open_page_reads("auto", files, waker, SystemClock())
-    assert isinstance(reads, ThreadPageReads)
-    assert [line["event"] for line in logs] == ["no io_uring"]
-    assert reads.close(WAIT_S)
-    with pytest.raises(ConfigError, match='engine = "auto"'):
-        open_page_reads("io_uring", files, waker, SystemClock())
-    files.close()
-    waker.close()
-
-
-@pytest.mark.parametrize("kind", ["auto", *ENGINE_NAMES])
-def test_no_descriptor_is_left_open(paths: tuple[Path, ...], kind: EngineName) -> None:
+def test_no_descriptor_is_left_open(paths: tuple[Path, ...]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     files, waker = SegmentFiles(paths, "require"), Waker()
-    reads = open_page_reads(kind, files, waker, SystemClock())
+    reads = ThreadPageReads(files, waker, SystemClock())
     assert read(reads, waker) == expected(paths)
     assert reads.close(WAIT_S)
     files.close()

@@ -1,4 +1,4 @@
-"""Batches of reads: io_uring and threads fill the buffers, and say what failed."""
+"""Batches of reads: threads fill the buffers, and say what failed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
-from searcher.store import io_uring
-from searcher.store.factory import EngineName, open_page_reads
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits, ReadsInFlight
 from searcher.store.waker import Waker
 from tests.clocks import HandClock
-from tests.searcher.disks import ENGINE_NAMES
 from tests.waiting import WAIT_S, wait_until
 
 PAGE = 4096
@@ -61,10 +58,10 @@ def files(tmp_path: Path) -> Iterator[Files]:
     opened.close()
 
 
-@pytest.fixture(params=ENGINE_NAMES)
-def reads(request: pytest.FixtureRequest, files: Any) -> Iterator[tuple[PageReads, Waker]]:
-    waker, kind = Waker(), request.param
-    made = open_page_reads(kind, files, waker, SystemClock(), 4)
+@pytest.fixture
+def reads(files: Any) -> Iterator[tuple[PageReads, Waker]]:
+    waker = Waker()
+    made = ThreadPageReads(files, waker, SystemClock(), 4)
     yield made, waker
     assert made.close(WAIT_S)
     assert made.close(WAIT_S), "closing twice"
@@ -107,9 +104,7 @@ def expected(files: Files, batch: PageBatch) -> bytes:
     )
 
 
-def test_many_batches_of_more_reads_than_fit_the_kernel_are_filled(
-    files: Files, reads: tuple[PageReads, Waker]
-) -> None:
+def test_many_batches_are_filled(files: Files, reads: tuple[PageReads, Waker]) -> None:
     random = np.random.default_rng(3)
     batches = [
         batch_of(
@@ -189,18 +184,13 @@ def test_of_a_read_that_reaches_the_end_within_a_page_the_rest_of_the_file_is_re
 def test_a_read_that_comes_in_pieces_is_put_together(
     files: Files, reads: tuple[PageReads, Waker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_preadv, real_prepare, pieces = os.preadv, io_uring.Ring.prepare_reads, [0]
+    real_preadv, pieces = os.preadv, [0]
 
     def preadv(file: int, buffers: Sequence[memoryview], at: int) -> int:
         pieces[0] += 1
         return real_preadv(file, [buffers[0][:PAGE]], at)
 
-    def prepare(ring: io_uring.Ring, *columns: Any) -> None:
-        pieces[0] += len(columns[0])
-        real_prepare(ring, *columns[:-1], np.minimum(columns[-1], PAGE))
-
     monkeypatch.setattr("searcher.store.page_reads.os.preadv", preadv)
-    monkeypatch.setattr(io_uring.Ring, "prepare_reads", prepare)
     batch = batch_of([(0, 5, 3), (1, 9, 2)])
     reads[0].submit(batch)
     ended(*reads, 1)
@@ -249,9 +239,8 @@ class Pipes:
             os.close(end)
 
 
-@pytest.mark.parametrize("kind", ENGINE_NAMES)
 def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_they_end(
-    kind: EngineName, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As many hang as there are threads."""
     begun = threading.Semaphore(0)
@@ -264,7 +253,7 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
     monkeypatch.setattr("searcher.store.page_reads.is_at_end", lambda *_: False)
     files: Any = Pipes(5)
     clock, waker, freed = HandClock(0), Waker(), list[str]()
-    reads = open_page_reads(kind, files, waker, clock, 2)
+    reads = ThreadPageReads(files, waker, clock, 2)
     here: ReadsInFlight[str] = ReadsInFlight(reads, ReadLimits(timeout_us=100), clock, freed.append)
 
     def take(count: int) -> dict[str, PageBatch]:
@@ -280,8 +269,7 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
     for file, owner in enumerate(("one", "two")):
         here.submit(batch_of([(file, 0, 1)]), owner)
     assert list(here.ended()) == [] and here.times_out_at_us == 100 and len(here) == 2
-    if kind == "threads":
-        assert begun.acquire(timeout=WAIT_S) and begun.acquire(timeout=WAIT_S)
+    assert begun.acquire(timeout=WAIT_S) and begun.acquire(timeout=WAIT_S)
     clock.time_us = 101
     given_up = take(2)
     for batch in given_up.values():

@@ -28,7 +28,7 @@ from searcher.events import NoEvents
 from searcher.executor import SearchGroup, SearchResult
 from searcher.local import SearchThread
 from searcher.settings import SearcherSettings
-from searcher.store.faulty import Fault, PageRead
+from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.codes_rig import (
     EVERY_CODEC,
     EVERY_PROMISE,

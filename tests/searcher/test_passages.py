@@ -30,17 +30,15 @@ from searcher.passages.passage_reader import DOCUMENTS_FILE, OFFSETS_FILE, Passa
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.range_pieces import share_out
 from searcher.store.buffers import ReadBuffers
-from searcher.store.factory import EngineName, open_page_reads
-from searcher.store.faulty import Fault, FaultyDisk, PageRead
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ReadError
+from searcher.store.page_reads import ReadError, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
+from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.searcher.faults import EVERY_FAULT, FAIL, no_fault
 
 PAGE = 4096
 BUILD_ID = 7
-ENGINE_NAMES: tuple[EngineName, ...] = ("auto", "threads")
 
 Found = dict[int, list[Document] | ReadError]
 
@@ -85,7 +83,6 @@ class Reading:
 def reading(
     folder: Path,
     *,
-    engine: EngineName = "auto",
     slots: int = 3,
     slot_pages: int = 4,
     timeout_us: int = 10_000_000,
@@ -98,7 +95,7 @@ def reading(
     table: DocumentTable = store.table
     waker, clock, metrics = Waker(), SystemClock(), Metrics()
     files = SegmentFiles([Path(table.offsets_path), Path(table.documents_path)], "require")
-    pages = FaultyDisk(open_page_reads(engine, files, waker, clock), waker)
+    pages = FaultyDisk(ThreadPageReads(files, waker, clock), waker)
     ranges = RangeReader(
         reads=pages,
         waker=waker,
@@ -149,10 +146,7 @@ def same(found: Found, expected: Found) -> None:
             assert found[position] == one, position
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_passages_are_those_of_the_store_for_any_rows_with_repeats(
-    folder: Path, engine: EngineName
-) -> None:
+def test_passages_are_those_of_the_store_for_any_rows_with_repeats(folder: Path) -> None:
     of_places = np.random.default_rng(8).permutation(500).astype(np.uint32)
 
     @settings(max_examples=80, deadline=None)
@@ -160,7 +154,7 @@ def test_passages_are_those_of_the_store_for_any_rows_with_repeats(
     def check(results: list[list[int]]) -> None:
         assert here.read(results) == here.expected(results)
 
-    with reading(folder, engine=engine, of_places=of_places) as here:
+    with reading(folder, of_places=of_places) as here:
         check()
 
 
@@ -187,21 +181,19 @@ def test_a_row_that_does_not_exist_is_an_error_of_the_caller(folder: Path) -> No
         here.read([[1], [500]])
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_the_largest_document_is_read_in_pieces(tmp_path: Path, engine: EngineName) -> None:
+def test_the_largest_document_is_read_in_pieces(tmp_path: Path) -> None:
     write_documents(tmp_path, [10, (16 << 20) - 100, 20])
     results = [[0, 2], [1], [2, 1, 0]]
-    with reading(tmp_path, engine=engine, slot_pages=16) as here:
+    with reading(tmp_path, slot_pages=16) as here:
         assert here.read(results) == here.expected(results)
 
 
 # ---- damage
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", [OFFSETS_NAME, DOCUMENTS_NAME])
 def test_flipped_bits_fail_only_the_results_that_want_these_documents(
-    own_folder: Path, engine: EngineName, name: str
+    own_folder: Path, name: str
 ) -> None:
     results = random_results(400, 120)
     content = bytearray((own_folder / name).read_bytes())
@@ -209,7 +201,7 @@ def test_flipped_bits_fail_only_the_results_that_want_these_documents(
     for place in places:
         content[place] ^= 1 << place % 8
     (own_folder / name).write_bytes(content)
-    with reading(own_folder, engine=engine) as here:
+    with reading(own_folder) as here:
         found, expected = here.read(results), here.expected(results)
     same(found, expected)
     failed = [one for one in found.values() if isinstance(one, CorruptionError)]
@@ -218,14 +210,13 @@ def test_flipped_bits_fail_only_the_results_that_want_these_documents(
     assert {str(one) for one in failed} == texts, "what the store says, too"
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
 @pytest.mark.parametrize("name", [OFFSETS_NAME, DOCUMENTS_NAME])
 @pytest.mark.parametrize("cut_bytes", [1, 1_000, PAGE])
 def test_a_file_that_was_cut_short_fails_only_the_results_that_want_its_end(
-    own_folder: Path, engine: EngineName, name: str, cut_bytes: int
+    own_folder: Path, name: str, cut_bytes: int
 ) -> None:
     results = [*random_results(400, 60), [395, 399], [390], list(range(200, 400))]
-    with reading(own_folder, engine=engine, slot_pages=64) as here:
+    with reading(own_folder, slot_pages=64) as here:
         size_bytes = (own_folder / name).stat().st_size
         os.truncate(own_folder / name, size_bytes - cut_bytes)
         found, expected = here.read(results), here.expected(results)
@@ -303,15 +294,12 @@ def test_reads_that_hang_are_given_up_and_their_buffers_come_back(folder: Path) 
         assert here.read(results) == expected
 
 
-@pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(
-    folder: Path, engine: EngineName
-) -> None:
+def test_a_hundred_windows_of_bad_reads_lose_no_query_and_no_buffer(folder: Path) -> None:
     random = np.random.default_rng(5)
     faults = [None] * 40 + [*EVERY_FAULT]
     results = random_results(500, 6 * 100)
     kinds: set[type] = set()
-    with reading(folder, engine=engine, slot_pages=16, timeout_us=50_000) as here:
+    with reading(folder, slot_pages=16, timeout_us=50_000) as here:
         expected = here.expected(results)
         here.pages.fault = lambda read: faults[int(random.integers(len(faults)))]
         for start in range(0, len(results), 6):

@@ -214,7 +214,7 @@ def test_a_group_owes_one_part_a_query_and_done_ones_are_skipped(index: SmallInd
 
 def test_a_query_leaves_as_soon_as_it_is_done(index: SmallIndex) -> None:
     gate = Gate(index, held=frozenset({2}))
-    with running(index, engine=gate) as run:
+    with running(index, open_reads=gate) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(2), clusters=[(1,), (2,)])), 0)
         run.sink.wait_done(1)  # while the second still waits for its cluster

@@ -20,13 +20,12 @@ from searcher.executor import SearchResult
 from searcher.results import finish
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.top_k import TopK
-from searcher.store.factory import EngineName, open_page_reads
-from searcher.store.faulty import FaultyDisk
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.records import a_message
+from tests.rig.faulty_disk import FaultyDisk
 from tests.searcher.faults import FAIL, no_fault
 from tests.searcher.helpers import (
     SmallIndex,
@@ -155,7 +154,7 @@ def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others
     index: SmallIndex,
 ) -> None:
     gate = Gate(index)
-    with running(index, engine=gate) as run:
+    with running(index, open_reads=gate) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2**62 * 1_000)), 0)
         gate.arrived.acquire()
@@ -235,11 +234,9 @@ def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_it
 
 def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
     def broken(files: SegmentFiles, waker: Waker) -> PageReads:
-        return FaultyDisk(
-            open_page_reads("auto", files, waker, SystemClock()), waker, lambda _: FAIL
-        )
+        return FaultyDisk(ThreadPageReads(files, waker, SystemClock()), waker, lambda _: FAIL)
 
-    with running(index, engine=broken) as run:
+    with running(index, open_reads=broken) as run:
         run.search(make_group(index, questions(1)))
     error = run.sink.answers()["q0-0"].error
     assert error is not None
@@ -307,11 +304,11 @@ def test_passages_on_a_disk_that_hangs_fail_for_now_and_the_next_ones_are_read(
 ) -> None:
     disk: list[FaultyDisk] = []
 
-    def open_faulty(name: EngineName, files: Any, waker: Waker, clock: Any) -> PageReads:
-        disk.append(FaultyDisk(open_page_reads(name, files, waker, clock), waker))
+    def open_faulty(files: Any, waker: Waker, clock: Any) -> PageReads:
+        disk.append(FaultyDisk(ThreadPageReads(files, waker, clock), waker))
         return disk[0]
 
-    monkeypatch.setattr("searcher.passages.open.open_page_reads", open_faulty)
+    monkeypatch.setattr("searcher.passages.open.ThreadPageReads", open_faulty)
     with running(index, read_timeout_ms=100) as run:
         run.wait_ready()
         disk[0].fault = lambda read: "hang"

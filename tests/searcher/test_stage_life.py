@@ -38,7 +38,7 @@ def test_there_is_no_credit_before_the_index_is_open_and_it_says_so(index: Small
 
 def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> None:
     gate = Gate(index)
-    with running(index, engine=gate) as run:
+    with running(index, open_reads=gate) as run:
         run.wait_ready()
         for number in range(2):
             run.stage.offer(make_unit(number, make_group(index, questions(1)), size_bytes=1_000), 0)
@@ -56,7 +56,7 @@ def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> 
 
 def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(index: SmallIndex) -> None:
     gate = Gate(index)
-    with running(index, engine=gate, queries_in_hand_max=4) as run:
+    with running(index, open_reads=gate, queries_in_hand_max=4) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(3))), 0)
         assert run.stage.credit().records > 0
@@ -69,7 +69,7 @@ def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(index: Sm
 
 def test_a_revoked_group_is_forgotten_also_while_it_is_searched(index: SmallIndex) -> None:
     gate = Gate(index)
-    with running(index, engine=gate) as run:
+    with running(index, open_reads=gate) as run:
         run.wait_ready()
         for number in range(3):
             run.stage.offer(make_unit(number, make_group(index, questions(2), sequence=number)), 0)
@@ -94,7 +94,7 @@ def test_closing_while_a_read_hangs_returns_and_hands_over_nothing_half_done(
     index: SmallIndex,
 ) -> None:
     gate = Gate(index, held=frozenset({1}))
-    run = running(index, engine=gate)
+    run = running(index, open_reads=gate)
     run.stage.start(run.sink)
     run.wait_ready()
     run.stage.offer(make_unit(0, make_group(index, questions(2), clusters=[(0, 1), (0, 1)])), 0)
