@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from bench.answers.cli import answers
 from bench.data.grown.cli import data as grow_data
-from bench.generation.cli import (
-    answers,
-    generation,
-    speculation,
-)
+from bench.generation.cli import speculation
 from bench.micro.cli import shard
 from bench.papers.cli import paper
 from bench.reliability.cli import chaos, priorities, rebalance, torn
@@ -35,7 +32,7 @@ warm-ups, shard times a device. The JSON of each run names its machine, versions
 \b
 Is the right thing found?      carpool bench claims --data DATA
 Is the answer right?           carpool bench answers --data DATA
-Which order saves tokens?      carpool bench generation --data DATA
+Which order saves tokens?      carpool bench paper ragcache orders --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
@@ -54,7 +51,7 @@ How long is a rebalance?       carpool bench rebalance
 
 for command in (
     *(claims, answers, traffic, search, simulator, priorities),
-    *(generation, speculation, shard),
+    *(speculation, shard),
     *(overhead, throughput, chaos, torn, rebalance),
 ):
     app.command()(command)

@@ -11,7 +11,7 @@ from statistics import fmean, median
 import msgspec
 
 from bench.generation.progressive import Found, ProgressiveSearch, passages_of
-from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine
+from bench.simulator.llm_steps import EngineCosts, EngineRequest, StepEngine
 from generator.plan.speculation.likely import common
 from generator.plan.speculation.protocol import (
     CancelWarmUp,

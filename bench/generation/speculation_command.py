@@ -37,10 +37,10 @@ from bench.generation.speculation import (
     SpeculationFigures,
     SpeculationSimulation,
 )
-from bench.generation.step_engine import EngineCosts
 from bench.papers.aquapipe.prefetching import AquaPipe
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
+from bench.simulator.llm_steps import EngineCosts
 from generator.plan.speculation.auto import Auto
 from generator.plan.speculation.likely import Likely
 from generator.plan.speculation.none import NoSpeculation

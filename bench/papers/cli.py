@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.papers.cagr.cli import cagr
+from bench.papers.ragcache.cli import ragcache
 
 paper = typer.Typer(
     name="paper",
@@ -14,5 +15,5 @@ paper = typer.Typer(
 Example:  carpool bench paper cagr 6 --index my-index --data DATA
 """,
 )
-for command in (cagr,):
+for command in (cagr, ragcache):
     paper.command()(command)

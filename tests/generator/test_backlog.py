@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bench.generation.block_simulator import BlockSimulator, CacheSize
+from bench.simulator.prompt_cache import BlockSimulator, CacheSize
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, with_instance_id
 from carpool.kafka.records import TopicPartition

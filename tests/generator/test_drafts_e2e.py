@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.stack import Stack
-from bench.generation.slow_searcher import command
+from bench.reliability.slow_searcher import command
 from carpool.testing.llm_server import LlmServer
 from carpool.testing.prefix_cache import BLOCK_TOKENS
 from schemas.answer import Answer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.generation.block_simulator import BlockSimulator, CacheSize
+from bench.simulator.prompt_cache import BlockSimulator, CacheSize
 from generator.plan import kv_tree
 from generator.plan.kv_tree import (
     BlocksCleared,

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 
 import pytest
 
-from bench.generation.answer_figures import repeats_itself
 from generator.plan.repeats import RepeatFinder
+
+
+def repeats_itself(text: str) -> bool:
+    """The rule in one line, for a whole text: four words that occur three times."""
+    words = re.findall(r"\w+(?:['’]\w+)?", text.casefold())
+    grams = Counter(zip(*(words[place:] for place in range(4)), strict=False))
+    return max(grams.values(), default=0) >= 3
 
 
 def kept(text: str, piece_chars: int = 1_000) -> str | None:

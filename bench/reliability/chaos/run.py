@@ -18,7 +18,6 @@ from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL
-from bench.generation.slow_searcher import command as slow_searcher
 from bench.reliability.chaos.answer_audit import AnswerAudit
 from bench.reliability.chaos.asked import AskedQuestions
 from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
@@ -30,6 +29,7 @@ from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.questions import TRIES_MAX
 from bench.reliability.chaos.supervisor import UnplannedExit
+from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics

@@ -22,8 +22,8 @@ from bench.generation.speculation import (
     SpeculationSimulation,
 )
 from bench.generation.speculation_command import PolicyFigures, SpeculationResult, promises_of
-from bench.generation.step_engine import EngineCosts, EngineRequest, StepEngine, correction
 from bench.papers.ragcache.speculative_pipelining import RagCache
+from bench.simulator.llm_steps import EngineCosts, EngineRequest, StepEngine, correction
 from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import SpeculationPolicy
 

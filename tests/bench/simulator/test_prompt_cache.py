@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.generation.block_simulator import BlockSimulator, CacheSize
+from bench.papers.ragcache.cache_aware import CacheAware
+from bench.simulator.prompt_cache import (
+    BlockSimulator,
+    CacheSize,
+    MakeOrder,
+    RenderedPrompt,
+    computed_once,
+    replay,
+)
 from generator.plan.kv_tree import KvTree, digests_of
+from generator.plan.order.cached_prefix import CachedPrefix
+from generator.plan.order.cached_prefixes import form_of
 
 BLOCK = 4
 
@@ -81,3 +91,38 @@ def test_a_tree_fed_by_all_events_knows_what_is_cached(
         server.check_integrity()
         tree.step(server.take_batch(seq))
         tree.check_integrity()
+
+
+def prompt(question: int, *passages: int) -> RenderedPrompt:
+    """A block for the head, one for each passage, and two tokens."""
+    body = [passage for passage in passages for _ in range(BLOCK)]
+    ids = (*[0] * BLOCK, *body, 1_000 + question, 2_000)
+    return RenderedPrompt(forms=(form_of((0, 1), ids, BLOCK),), token_ids=(ids,))
+
+
+PROMPTS = [prompt(*each) for each in ((0, 1, 2), (1, 3, 4), (2, 2, 1), (3, 5, 6), (4, 3, 2))]
+PROMPTS.append(PROMPTS[0])
+SIZE = CacheSize(blocks=9, block_tokens=BLOCK, concurrency=1, output_tokens=0)
+
+
+@pytest.mark.parametrize("order", [lambda _: None, CacheAware, CachedPrefix])
+def test_no_order_surpasses_the_bound(order: MakeOrder) -> None:
+    bound = computed_once(PROMPTS, BLOCK)
+    assert replay(PROMPTS, SIZE, order, backlog=6).cached_share <= bound.cached_share
+
+
+def test_the_bound_computes_each_block_once() -> None:
+    # The head, 1, 1-2, 3, 3-4, 2, 2-1, 5, 5-6, 3-2, and two tokens of each prompt.
+    assert computed_once(PROMPTS, BLOCK).computed == 10 * BLOCK + 6 * 2
+
+
+def test_with_memory_for_all_the_order_of_arrival_reaches_the_bound() -> None:
+    large = CacheSize(blocks=1_000, block_tokens=BLOCK, concurrency=1, output_tokens=0)
+    assert replay(PROMPTS, large, lambda _: None, backlog=1) == computed_once(PROMPTS, BLOCK)
+
+
+def test_a_backlog_sends_together_what_begins_alike() -> None:
+    twice = [prompt(n, 1 + n % 6, 9) for n in range(12)]  # each first passage comes back after six
+    alone, together = (replay(twice, SIZE, CachedPrefix, backlog=n) for n in (1, 12))
+    assert alone.cached == 11 * BLOCK, "the head alone"
+    assert together.cached == (11 + 6 * 2) * BLOCK, "and two blocks of every second prompt"

@@ -1,4 +1,4 @@
-"""The searcher on a slow disk: `python -m bench.generation.slow_searcher BYTES_PER_S`.
+"""The searcher on a slow disk: `python -m bench.reliability.slow_searcher BYTES_PER_S`.
 
 Settings come from the environment, as for `carpool searcher`. The disk of clusters delivers one
 read after another; reads of passages are not slowed down.

@@ -9,12 +9,15 @@ prompt whose first blocks are cached takes them out of the queue.
 
 Time is not modelled: requests end in the order in which they started, when another request needs
 their slot. Preemption is not modelled: a request starts when all its blocks are free.
+
+`replay` sends prompts through the generator's own queue to it; `computed_once` is its oracle.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from generator.plan.kv_tree import (
@@ -23,8 +26,15 @@ from generator.plan.kv_tree import (
     BlocksStored,
     KvBatch,
     KvEvent,
+    KvTree,
     digests_of,
 )
+from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
+from generator.plan.order.protocol import Order
+from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt, ServerCache
+
+MakeOrder = Callable[[CachedPrefixes], Order | None]
+"""Makes the order of one server; of arrival: None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,3 +152,74 @@ class BlockSimulator:
                 self._free[block] = None
                 if self._name_of[block] is None:
                     self._free.move_to_end(block, last=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedPrompt:
+    """A prompt in the forms in which it may be sent, the preferred first, and the ids of each."""
+
+    forms: tuple[PromptForm, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCounts:
+    """Prompt tokens of a run that were cached, and those that were computed."""
+
+    cached: int
+    computed: int
+
+    @property
+    def cached_share(self) -> float:
+        """The share of the prompt tokens that were cached."""
+        return self.cached / (self.cached + self.computed)
+
+
+def replay(
+    prompts: Sequence[RenderedPrompt],
+    size: CacheSize,
+    make_order: MakeOrder,
+    *,
+    backlog: int,
+    overtaken_max: int | None = None,
+) -> TokenCounts:
+    """Sends prompts as the generator would. The backlog is refilled before each, to the end.
+
+    In the order of arrival a prompt is sent in its first form. `overtaken_max` None: no bound.
+    """
+    tree = KvTree(block_tokens=size.block_tokens)
+    prefixes = CachedPrefixes(tree)
+    order = make_order(prefixes)
+    queue = PromptQueue(ServerCache(prefixes=prefixes, order=order), overtaken_max=overtaken_max)
+    server = BlockSimulator(size)
+    arriving, waiting = enumerate(prompts), 0
+    cached = computed = 0
+    for seq in itertools.count():
+        for id, prompt in itertools.islice(arriving, backlog - waiting):
+            forms = () if order is None else prompt.forms
+            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, forms=forms)))
+            waiting += 1
+        queued = queue.take_next(now_us=0)
+        if queued is None:
+            break
+        waiting -= 1
+        prompt = prompts[queued.prompt.id]
+        place = prompt.forms.index(queued.form) if queued.form else 0
+        found = server.start(prompt.token_ids[place])
+        cached, computed = cached + found.cached, computed + found.computed
+        queue.cache_changed(tree.step(server.take_batch(seq)))
+    return TokenCounts(cached=cached, computed=computed)
+
+
+def computed_once(prompts: Sequence[RenderedPrompt], block_tokens: int) -> TokenCounts:
+    """Returns what no order surpasses while prompts are sent in their first form.
+
+    No block is computed twice: all prompts are known in advance, and memory has no bound.
+    """
+    forms = [prompt.forms[0] for prompt in prompts]
+    blocks = {digest for form in forms for digest in form.digests}
+    # What follows the last full block is computed for each prompt, also for an equal one.
+    rest = sum(form.tokens - block_tokens * len(form.digests) for form in forms)
+    computed = block_tokens * len(blocks) + rest
+    tokens = sum(form.tokens for form in forms)
+    return TokenCounts(cached=tokens - computed, computed=computed)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.answers.gold import has_gold, read_gold
 from bench.data.evaluation import EvaluationData, read_passages
-from bench.generation.gold import has_gold, read_gold
 
 GOLD = read_gold()
 

@@ -1,0 +1,164 @@
+"""`carpool bench answers`: are the answers right, and what do they cost?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from bench.answers.cli import AnswersOptions
+from bench.answers.figures import AnswerFigures, AskedRow, figures_of, without_markers
+from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
+from bench.core.accounting import Accounting, account
+from bench.core.progress import Tell, progress_bars
+from bench.core.stack import LOOPBACK, ServiceProcess
+from bench.services.corpus import CorpusRun, open_run
+from bench.services.results import answers_of
+from carpool.kafka.embedded import free_port
+from carpool.settings import environment_name
+from carpool.vllm import (
+    VllmSettings,
+    check_vllm,
+    model_name,
+    passages_for,
+    vllm_command,
+    vllm_environment,
+)
+from producers.read_questions import Question
+from schemas.answer import Answer
+from schemas.topics import ANSWERS
+
+SERVICES = ("grouper", "searcher", "generator")
+RATE_PER_S = 20.0
+STALLED_S = 300.0
+"""How long a model may write before the first, or the next, answer is there."""
+SETTLE_S = 1.0
+START_TIMEOUT_S = 600.0
+GOLD_WITH_QUOTE_MIN = 0.75
+BEYOND_TEXT_MAX = 0.15
+
+
+class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run, with each question and its answer."""
+
+    llm_model: str
+    accounting: Accounting
+    figures: AnswerFigures
+    rows: tuple[AskedRow, ...]
+
+
+def run(options: AnswersOptions) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
+    corpus = open_run("answers", options)
+    gold = read_gold()[: options.limit]
+    vllm = VllmSettings(model_dir=options.llm) if options.llm else VllmSettings()
+    with running_vllm(vllm, corpus.folder) as url, progress_bars() as tell:
+        result = measure(corpus, gold, vllm, url, tell)
+    return corpus.finish(
+        lambda console: print_figures(console, result.figures),
+        promises=promises_of(result),
+        results=result,
+        **corpus.facts(GOLD_FILE),
+    )
+
+
+@contextmanager
+def running_vllm(settings: VllmSettings, folder: Path) -> Iterator[str]:
+    """Yields the URL of a vLLM, which it starts and ends. Raises `CarpoolError`."""
+    check_vllm(settings)
+    port = free_port()
+    process = ServiceProcess(
+        vllm_command(settings, port),
+        environ=vllm_environment(os.environ),
+        port=port,
+        log_file=folder / "vllm.log",
+        ready_page="/health",
+    )
+    process.start()
+    try:
+        process.wait_ready(START_TIMEOUT_S)
+        yield f"http://{LOOPBACK}:{port}/v1"
+    finally:
+        process.stop()
+
+
+def measure(
+    run: CorpusRun, gold: Sequence[GoldQuestion], vllm: VllmSettings, url: str, tell: Tell
+) -> AnswersResult:
+    """Asks all questions and reads their answers. Blocks."""
+    run.settings.setdefault(environment_name("llm", "model"), model_name(vllm))
+    if (passages := passages_for(vllm)) is not None:
+        run.settings.setdefault(environment_name("generator", "passages_max"), str(passages))
+    questions = [Question(id=each.id, text=each.question) for each in gold]
+    with run.session(SERVICES, run.index, run.folder, llm_url=url) as session:
+        load = session.ask(
+            questions,
+            run.plan,
+            rate_per_s=RATE_PER_S,
+            topics=(ANSWERS.name,),
+            stalled_s=STALLED_S,
+            settle_s=SETTLE_S,
+            on_seen=lambda done: tell("questions answered", done, len(questions)),
+        )
+        answers = answers_of(session.recorder.records(ANSWERS.name), load.sent.keys())
+    first = {answer.query_id: answer for answer in reversed(answers)}
+    tokenizer, rows = Tokenizer.from_file(f"{vllm.model_dir}/tokenizer.json"), []
+    for query_id, sent in load.sent.items():
+        row = judge(gold[sent.row], first.get(query_id))
+        text = tokenizer.encode(without_markers(row.answer), add_special_tokens=False)
+        rows.append(msgspec.structs.replace(row, text_tokens=len(text.ids)))
+    return AnswersResult(
+        llm_model=model_name(vllm),
+        accounting=account(load.sent.keys(), (answer.query_id for answer in answers)),
+        figures=figures_of(rows),
+        rows=tuple(rows),
+    )
+
+
+def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
+    """Returns the row of a question; `answer` None: it has none."""
+    if answer is None:
+        return AskedRow(question_id=gold.id, question=gold.question, status="none")
+    text = answer.answer or ""
+    quote = "\n".join(each.text for each in answer.quotes)
+    return AskedRow(
+        question_id=gold.id,
+        question=gold.question,
+        status=answer.status,
+        answer=text,
+        quote=quote,
+        cited=len(answer.citations),
+        gold_in_answer=has_gold(text, gold.answers),
+        gold_in_quote=has_gold(quote, gold.answers),
+        input_tokens=answer.usage.input_tokens if answer.usage else 0,
+        output_tokens=answer.usage.output_tokens if answer.usage else 0,
+    )
+
+
+def promises_of(result: AnswersResult) -> dict[str, bool]:
+    """Returns each promise and whether it was kept."""
+    figures = result.figures
+    return {
+        "each question has one terminal answer": result.accounting.holds,
+        f"gold in answer or quote at least {GOLD_WITH_QUOTE_MIN}": (
+            figures.gold_in_answer_or_quote.share >= GOLD_WITH_QUOTE_MIN
+        ),
+        f"tokens beyond the text at most {BEYOND_TEXT_MAX:.0%}": (
+            figures.beyond_text <= BEYOND_TEXT_MAX
+        ),
+    }
+
+
+def print_figures(console: Console, figures: AnswerFigures) -> None:
+    """Prints a line for each figure."""
+    table = Table("Answers to gold questions", "")
+    for name, value in msgspec.structs.asdict(figures).items():
+        shown = f"{value:.1%}" if isinstance(value, float) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    console.print(table)

@@ -1,0 +1,170 @@
+"""How many prompt tokens does an order save? RAGCache's order (5.2), ours, arrival, an oracle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench.core.command import reported
+from bench.core.machine import data_file
+from bench.core.progress import Tell, progress_bars
+from bench.core.report import RunStart, finish
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
+from bench.papers.ragcache.cache_aware import CacheAware
+from bench.papers.ragcache.cli import RagCacheOptions
+from bench.papers.ragcache.prompts import Renderer
+from bench.papers.ragcache.streams import StreamName, make_stream, natural_stream
+from bench.simulator.prompt_cache import (
+    CacheSize,
+    MakeOrder,
+    RenderedPrompt,
+    TokenCounts,
+    computed_once,
+    replay,
+)
+from carpool.vllm import VllmSettings
+from generator.plan.order.cached_prefix import CachedPrefix
+
+STATED = (
+    "Figure 18: with cache-aware reordering, its window 32, the average time to the first token is "
+    "1.2 to 2.1 times lower, at request rates slightly above the throughput (section 7.3)"
+)
+PASSAGES = 3
+BACKLOG = 1024
+SIZE = CacheSize(blocks=727)
+"""A vLLM with 1 GiB of KV cache for SmolLM2-135M: 728 blocks, of which it keeps one for itself."""
+SCORE_LOSS_MAX = 0.05
+SHARE_MIN: dict[StreamName, float] = {"natural": 0.22, "zipf": 0.68, "ragpulse": 0.31}
+"""Promised of `cached_prefix` with a loss of score."""
+
+
+class OrderCase(msgspec.Struct, frozen=True, kw_only=True):
+    """An order of prompts. `backlog`: prompts that wait; the oracle knows all.
+
+    `overtaken_max` None: no bound. `score_loss_max` None: passages stand in the order of scores.
+    """
+
+    order: str
+    backlog: int = BACKLOG
+    overtaken_max: int | None = None
+    score_loss_max: float | None = None
+
+
+class OrderRow(OrderCase, frozen=True, kw_only=True):
+    """An order, and what was cached."""
+
+    stream: StreamName
+    cached_share: float
+    computed_per_answer: float
+
+
+ORDERS: dict[str, MakeOrder] = {
+    "arrival": lambda _: None,
+    "cache_aware": CacheAware,
+    "cached_prefix": CachedPrefix,
+}
+OURS = OrderCase(order="cached_prefix", overtaken_max=BACKLOG, score_loss_max=SCORE_LOSS_MAX)
+CASES = (
+    OrderCase(order="arrival", backlog=1),
+    OrderCase(order="cache_aware", overtaken_max=32),
+    OrderCase(order="cache_aware"),
+    OrderCase(order="cached_prefix"),
+    OURS,
+    OrderCase(order="oracle", backlog=0),
+)
+
+
+def run(options: RagCacheOptions) -> bool:
+    """Runs the figure; returns whether every promise was kept. Takes minutes.
+
+    Raises `ConfigError`.
+    """
+    start = RunStart.now()
+    data = find_data(options.data)
+    model_dir = Path(options.llm or VllmSettings().model_dir)
+    with progress_bars() as tell:
+        rows = asyncio.run(measure(data, model_dir, options.prompts, options.seed, tell))
+    files = (data.corpus_path, data.questions_path(TRAFFIC))
+    vectors = (data.vectors_path(CORPUS), data.vectors_path(TRAFFIC))
+    report = start.report(
+        "ragcache orders",
+        settings=reported(msgspec.structs.replace(options, llm=model_dir.name)),
+        promises=promises_of(rows),
+        results=rows,
+        data=tuple(map(data_file, (*files, *vectors))),
+    )
+    return finish(report, options.json_file, lambda console: print_rows(console, rows))
+
+
+async def measure(
+    data: EvaluationData, model_dir: Path, prompts: int, seed: int, tell: Tell
+) -> list[OrderRow]:
+    """Returns a row for each stream and case."""
+    natural = natural_stream(data, passages=PASSAGES)
+    renderer = Renderer(data, model_dir, block_tokens=SIZE.block_tokens)
+    rows: list[OrderRow] = []
+    for stream in get_args(StreamName):
+        asks = make_stream(stream, natural, asks=prompts, seed=seed)
+        for number, case in enumerate(CASES, 1):
+            rendered = [await renderer.render(ask, case.score_loss_max) for ask in asks]
+            found = cached_in(case, rendered)
+            rows.append(
+                OrderRow(
+                    **msgspec.structs.asdict(case),
+                    stream=stream,
+                    cached_share=found.cached_share,
+                    computed_per_answer=found.computed / prompts,
+                )
+            )
+            tell(stream, number, len(CASES))
+    return rows
+
+
+def cached_in(case: OrderCase, prompts: Sequence[RenderedPrompt]) -> TokenCounts:
+    """Returns what is cached of `prompts`."""
+    if case.order == "oracle":
+        return computed_once(prompts, SIZE.block_tokens)
+    return replay(
+        prompts,
+        SIZE,
+        ORDERS[case.order],
+        backlog=case.backlog,
+        overtaken_max=case.overtaken_max,
+    )
+
+
+def promises_of(rows: Sequence[OrderRow]) -> dict[str, bool]:
+    """Returns each promise and whether it was kept."""
+    return {
+        f"{row.stream}: cached_prefix finds {SHARE_MIN[row.stream]:.0%} or more": (
+            row.cached_share >= SHARE_MIN[row.stream]
+        )
+        for row in rows
+        if (row.order, row.score_loss_max) == (OURS.order, OURS.score_loss_max)
+    }
+
+
+def print_rows(console: Console, rows: Sequence[OrderRow]) -> None:
+    """Prints what the paper states, and a line for each order."""
+    console.print(STATED)
+    streams = get_args(StreamName)
+    table = Table(
+        *("order", "backlog", "overtaken at most", "score loss at most", *streams),
+        title="Cached share of the prompt tokens; computed tokens an answer",
+    )
+    for case in CASES:
+        cells = [
+            f"{row.cached_share:.1%}; {row.computed_per_answer:.0f}"
+            for row in rows
+            if all(getattr(row, name) == getattr(case, name) for name in case.__struct_fields__)
+        ]
+        bounds = (case.overtaken_max, case.score_loss_max)
+        shown = ("-" if each is None else f"{each:g}" for each in bounds)
+        table.add_row(case.order, str(case.backlog or "all"), *shown, *cells)
+    console.print(table)

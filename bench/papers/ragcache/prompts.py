@@ -1,0 +1,92 @@
+"""Renders questions and passages as token ids, with the generator's template and tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.data.evaluation import EvaluationData, read_passages
+from bench.papers.ragcache.streams import Ask
+from bench.simulator.prompt_cache import RenderedPrompt
+from carpool.errors import ConfigError
+from generator.llm.token_prompts import PromptTokenizer
+from generator.plan.order.cached_prefixes import form_of
+from generator.plan.order.passage_orders import passage_orders
+from generator.plan.prompt import Template, fill
+from generator.prompts import PASSAGE_ORDERS_MAX, load_templates
+from generator.settings import GeneratorSettings
+from schemas.record import ClusterId
+from schemas.retrieval import Hit
+
+TEMPLATE = "cited"
+SEGMENTS_MAX = 100_000
+
+
+class Renderer:
+    """Renders each ask once, whatever streams and orders it is in. For one event loop.
+
+    Raises `ConfigError` for a folder without a tokenizer that has a chat template.
+    """
+
+    def __init__(self, data: EvaluationData, model_dir: Path, *, block_tokens: int) -> None:
+        from transformers import AutoTokenizer  # seconds to import
+
+        if not (model_dir / "tokenizer.json").is_file():
+            raise ConfigError(f"{model_dir} has no tokenizer.json; name a chat model with --llm")
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+
+        async def tokenize(body: Mapping[str, Any]) -> Sequence[int]:
+            text = body.get("prompt") or tokenizer.apply_chat_template(
+                body["messages"], add_generation_prompt=True, tokenize=False
+            )
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+            return ids
+
+        self._settings = GeneratorSettings()
+        self._template: Template = load_templates(self._settings)[TEMPLATE]
+        self._passages = read_passages(data.corpus_path)
+        self._tokenizer = PromptTokenizer(tokenize, segments_max=SEGMENTS_MAX)
+        self._block_tokens = block_tokens
+        self._ids: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+
+    async def render(self, ask: Ask, score_loss_max: float | None) -> RenderedPrompt:
+        """Returns a prompt in all forms; None: in the order of the scores only."""
+        orders: Sequence[tuple[int, ...]] = (tuple(range(len(ask.passages))),)
+        if score_loss_max is not None:
+            orders = passage_orders(
+                ask.scores, score_loss_max=score_loss_max, orders_max=PASSAGE_ORDERS_MAX
+            )
+        ids = [
+            await self._render(ask.question, tuple(ask.passages[place] for place in places))
+            for places in orders
+        ]
+        forms = (
+            form_of(places, each, self._block_tokens)
+            for places, each in zip(orders, ids, strict=True)
+        )
+        return RenderedPrompt(forms=tuple(forms), token_ids=tuple(ids))
+
+    async def _render(self, question: str, passages: tuple[int, ...]) -> tuple[int, ...]:
+        key = (question, passages)
+        if key not in self._ids:
+            filled = fill(
+                self._template,
+                question,
+                [self._hit(row) for row in passages],
+                passages_max=len(passages),
+                passage_chars_max=self._settings.passage_chars_max,
+                prompt_chars_max=self._settings.prompt_chars_max,
+            )
+            self._ids[key] = await self._tokenizer.ids(filled.system, filled.segments)
+        return self._ids[key]
+
+    def _hit(self, row: int) -> Hit:
+        passage = self._passages[row]
+        return Hit(
+            doc_id=str(passage.id),
+            score=0.0,
+            cluster=ClusterId(0),
+            title=passage.title,
+            text=passage.text,
+        )

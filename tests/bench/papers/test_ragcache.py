@@ -1,0 +1,60 @@
+"""RAGCache's order of prompts, the streams that it is compared on, and the promises."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench.papers.ragcache.cache_aware import CacheAware
+from bench.papers.ragcache.orders import OURS, OrderRow, promises_of
+from bench.papers.ragcache.streams import RECENT_ASKS, RECENT_SHARE, Ask, make_stream
+from generator.plan.kv_tree import KvTree
+from generator.plan.order.cached_prefixes import CachedPrefixes
+from tests.generator.test_order import A, B, C, form, seeing_tree, store
+
+
+def test_cache_aware_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
+    """Section 5.2, its two scenarios: more cached first, then less to compute first."""
+    tree = seeing_tree()
+    prefixes = CachedPrefixes(tree)
+    prefixes.add(1, [form(*A, *C)])
+    prefixes.add(2, [form(*B, *B, *C)])
+    prefixes.add(3, [form(*B, *B, 5)])
+    store(tree, prefixes, 1, A)
+    assert CacheAware(prefixes).choose([1, 2, 3]).id == 1
+    store(tree, prefixes, 2, B + B)
+    assert CacheAware(prefixes).choose([1, 2]).id == 2, "more is cached"
+    assert CacheAware(prefixes).choose([1, 2, 3]).id == 3, "as much is cached, less to compute"
+
+
+def test_cache_aware_gives_the_order_of_arrival_while_nothing_is_known() -> None:
+    assert CacheAware(CachedPrefixes(seeing_tree())).choose([4, 5]).id == 4
+    assert CacheAware(CachedPrefixes(KvTree(block_tokens=4))).choose([4, 5]).id == 4
+
+
+def test_streams_repeat_as_they_should() -> None:
+    natural = [
+        Ask(question=str(n), passages=(3 * n, 3 * n + 1, 3 * n + 2), scores=(0.9, 0.8, 0.7))
+        for n in range(1_000)
+    ]
+    assert make_stream("natural", natural, asks=2_000, seed=0) == natural * 2
+    zipf = make_stream("zipf", natural, asks=2_000, seed=0)
+    assert zipf == make_stream("zipf", natural, asks=2_000, seed=0)
+    assert max(zipf.count(ask) for ask in set(zipf)) > 200, "the most popular of 1,000"
+    pulse = [ask.passages for ask in make_stream("ragpulse", natural, asks=2_000, seed=0)]
+    windows = [set(sum(pulse[max(0, at - RECENT_ASKS) : at], ())) for at in range(2_000)]
+    recent = np.mean(
+        [one in window for each, window in zip(pulse, windows, strict=True) for one in each]
+    )
+    assert recent == pytest.approx(RECENT_SHARE, abs=0.02)
+
+
+def test_the_promises_are_of_our_row() -> None:
+    row = OrderRow(
+        **msgspec.structs.asdict(OURS), stream="zipf", cached_share=0.68, computed_per_answer=1
+    )
+    changed = msgspec.structs.replace
+    assert list(promises_of([row]).values()) == [True]
+    assert list(promises_of([changed(row, cached_share=0.67)]).values()) == [False]
+    assert promises_of([changed(row, score_loss_max=None)]) == {}
