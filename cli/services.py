@@ -170,7 +170,7 @@ def generator(
             if settings.generator.speculation != "none"
             else None,
         ),
-        settings.generator.intake_records_max,
+        settings.generator.prompts_max(len(settings.llm.base_urls())),
         Intake(
             topic=RETRIEVALS.name,
             decode=lambda message: decode_retrieval(message.value, message.headers),

@@ -6,6 +6,7 @@ The event loop carries out the actions, in the order in which the dispatcher ret
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,11 @@ import msgspec
 import structlog
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.caches import ServerCaches
-from generator.found_concurrency import FoundConcurrency
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import (
@@ -32,7 +32,7 @@ from generator.llm.protocol import (
 from generator.llm.servers import LlmServers
 from generator.llm_requests import RequestsInFlight, check_id
 from generator.outcomes import Outcomes
-from generator.plan.concurrency import FIRST, ConcurrencyBounds, ConcurrencyController
+from generator.plan.concurrency import FIRST, next_concurrency
 from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
     AnswerCancelled,
@@ -85,6 +85,10 @@ log = structlog.get_logger()
 
 WAKE_US = 50_000
 """Longest wait between two ticks while there is work: a pause may begin between two ticks."""
+INTAKE_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of the records that wait or are in flight; more than the largest record has."""
+LOOK_S = 0.5
+"""With concurrency 0: the time between two looks at a server."""
 RETRY_AFTER_US_MAX = 120_000_000
 """The longest pause that a server may ask for (Retry-After)."""
 
@@ -96,18 +100,10 @@ def build_stage(
 
     The servers are first checked in `start`; `not_ready` reports the result.
     """
-    urls = llm.base_urls()
-    places = len(urls) * settings.concurrency
-    if places > settings.intake_records_max:
-        raise ConfigError(
-            f"generator.concurrency {settings.concurrency} at each of {len(urls)} servers is more "
-            f"than generator.intake_records_max {settings.intake_records_max}, so some requests "
-            f"are never used; set intake_records_max to {places} or more"
-        )
     servers = LlmServers(
         [NoLlm()]
         if llm.engine == "none"
-        else [OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in urls]
+        else [OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in llm.base_urls()]
     )
     return GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
 
@@ -139,20 +135,18 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
-        bounds = _bounds(settings)
+        prompts_max = settings.prompts_max(len(servers))
         self._dispatcher = Dispatcher(
             DispatchLimits(
-                concurrency=settings.concurrency or bounds.first,
-                prompts_max=settings.intake_records_max,
+                concurrency=settings.concurrency or FIRST,
+                prompts_max=prompts_max,
                 backoff_us_min=llm.backoff_ms_min * 1_000,
                 backoff_us_max=llm.backoff_ms_max * 1_000,
                 retry_after_us_max=RETRY_AFTER_US_MAX,
                 tries_max=llm.tries_max,
             ),
             servers=len(servers),
-            order=CacheOrder(name=settings.order, overtaken_max=settings.overtaken_at_most())
-            if endpoints
-            else None,
+            order=CacheOrder(name=settings.order, overtaken_max=prompts_max) if endpoints else None,
         )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
@@ -175,15 +169,6 @@ class GeneratorStage:
             metrics=metrics,
             clock=clock,
         )
-        self._found = tuple(
-            FoundConcurrency(
-                servers[server],
-                ConcurrencyController(bounds),
-                in_flight=partial(self._in_flight, server),
-                on_limit=partial(self._change_limit, server),
-            )
-            for server in range(len(servers))
-        )
         self._outcomes = Outcomes(servers, settings, llm.model, metrics, clock, self._note_warmth)
 
     # ---- the polling thread
@@ -193,10 +178,10 @@ class GeneratorStage:
         self._outcomes.sink = sink
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
-        for server, found in enumerate(self._found):
-            self._say_limit(server, self._dispatcher.concurrency(server))
-            if self._has_model and self._settings.concurrency == 0:
-                self._requests.soon(partial(self._find, found))
+        for server in range(len(self._servers)):
+            self._say_concurrency(server, self._dispatcher.concurrency(server))
+        if self._has_model and self._settings.concurrency == 0:
+            self._requests.soon(lambda: self._requests.prepare(self._find_concurrency()))
         self._happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -209,7 +194,7 @@ class GeneratorStage:
                 return Credit(records=0, size_bytes=0)
             return Credit(
                 records=max(0, self._dispatcher.credit()),
-                size_bytes=max(0, self._settings.intake_bytes_max - self._queries_bytes),
+                size_bytes=max(0, INTAKE_BYTES_MAX - self._queries_bytes),
             )
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
@@ -425,21 +410,23 @@ class GeneratorStage:
             )
         )
 
-    def _find(self, found: FoundConcurrency) -> None:
-        self._requests.prepare(found.run())
+    async def _find_concurrency(self) -> None:
+        """Looks at the servers without end, and changes how many requests each gets at once."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for server in range(len(self._servers)):
+                waiting = await self._servers[server].waiting()
+                with self._lock:
+                    before = self._dispatcher.concurrency(server)
+                    in_flight = self._dispatcher.in_flight_at(server)
+                after = next_concurrency(before, in_flight=in_flight, waiting=waiting)
+                if after != before:
+                    self._say_concurrency(server, after)
+                    self._happened(ConcurrencyChanged(server=server, concurrency=after))
 
-    def _in_flight(self, server: int) -> int:
-        with self._lock:
-            return self._dispatcher.in_flight_at(server)
-
-    def _change_limit(self, server: int, limit: int) -> None:
-        """Changes how many requests the server gets at once."""
-        self._say_limit(server, limit)
-        self._happened(ConcurrencyChanged(server=server, concurrency=limit))
-
-    def _say_limit(self, server: int, limit: int) -> None:
+    def _say_concurrency(self, server: int, concurrency: int) -> None:
         label = self._servers.labels[server]
-        self._metrics.generator.llm_concurrency.labels(server=label).set(limit)
+        self._metrics.generator.llm_concurrency.labels(server=label).set(concurrency)
 
     async def _check(self, server: int) -> None:
         try:
@@ -488,14 +475,12 @@ class GeneratorStage:
         work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
         metrics.llm_in_flight.inc()
         metrics.llm_server_requests.labels(server=self._servers.labels[work.server]).inc()
-        found, is_answered, cached_tokens = self._found[work.server], False, None
-        found.sent(id)
+        cached_tokens = None
         try:
             generated = await stream_answer(
                 self._servers[work.server],
                 replace(work.prepared.request, token_ids=work.token_ids),
                 on_first_token=partial(self._first_token, work),
-                on_piece=found.written,
                 on_text=partial(self._outcomes.written, work),
                 on_broken=partial(self._outcomes.count, work, "broken"),
             )
@@ -509,13 +494,11 @@ class GeneratorStage:
             self._refused(id, work.server, refusal)
             return
         else:
-            is_answered = True
             self._servers.answered(work.server)
             metrics.llm_requests.labels(outcome="answered").inc()
             if generated.finished.counts_cached:
                 cached_tokens = generated.finished.cached_tokens
         finally:
-            found.ended(id, is_answered=is_answered)
             metrics.llm_in_flight.dec()
         self._happened(RequestEnded(id=id, cached_tokens=cached_tokens))
         self._measure_cache(work.server)
@@ -525,14 +508,12 @@ class GeneratorStage:
         assert progress.sent_us is not None
         progress.first_token_us = now_us
         ttft_us = now_us - progress.sent_us
-        self._found[work.server].first_token(work.unit.id, ttft_us)
         self._metrics.generator.time_to_first_token_seconds.observe(ttft_us / 1_000_000)
         self._happened(RequestAccepted(id=work.unit.id))
 
     def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
         """A server refused a request; `id` None: a check."""
         self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
-        self._found[server].refused(refusal.kind)
         trouble = f"refuses: {refusal}"
         with self._lock:
             is_new, self._troubles[server] = trouble != self._troubles[server], trouble
@@ -573,12 +554,3 @@ def _speculation(
         return settings.speculation
     log.info("several LLM servers are warmed only if llm.kv_events says what they have cached")
     return "none"
-
-
-def _bounds(settings: GeneratorSettings) -> ConcurrencyBounds:
-    """Returns the bounds of `concurrency` 0."""
-    first = min(FIRST, settings.intake_records_max)
-    # Half of the prompts wait, so that each free slot gets a prompt at once.
-    limit_max = max(first, settings.intake_records_max // 2)
-    ttft_us_max = settings.ttft_ms_max * 1_000
-    return ConcurrencyBounds(first=first, limit_max=limit_max, ttft_us_max=ttft_us_max)

@@ -10,8 +10,13 @@ from msgspec import Meta
 
 from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
+from generator.plan.concurrency import FOUND_MAX
 from generator.plan.order.factory import OrderName
 from generator.plan.speculation.factory import SpeculationName
+
+PROMPTS_A_SLOT = 8
+PROMPTS_A_SERVER = 2 * FOUND_MAX
+"""With `concurrency` 0."""
 
 
 class GeneratorSettings(Settings, frozen=True, kw_only=True):
@@ -22,39 +27,12 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=1024,
-            description="Requests in flight at each LLM server; with 0 the generator finds the "
-            "number with the most tokens a second: it begins with 8, and takes at most half of "
-            "intake_records_max; too low leaves the server idle, too high makes each answer slower",
+            description="Requests in flight at each LLM server; with 0 it begins with 8, is one "
+            "more while a vLLM lets none wait, and one less while some wait; eight times as many "
+            "queries are taken in; too low leaves the server idle, too high makes each answer "
+            "slower",
         ),
     ] = 8
-    ttft_ms_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=3_600_000,
-            description="With concurrency 0: when more than one in twenty requests waits longer "
-            "for its first token, fewer requests are sent at once, but at least 8; too low leaves "
-            "the server idle, too high makes answers start late",
-        ),
-    ] = 10_000
-    intake_records_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="Queries that the generator has taken in and not answered; too low leaves "
-            "few prompts to choose from, too high takes memory, and leaves no work for a member "
-            "that is started later",
-        ),
-    ] = 64
-    intake_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=4 * 1024 * 1024,
-            description="Bytes of the records waiting or in flight; below the largest record the "
-            "topic stops, too high takes memory",
-        ),
-    ] = 64 * 1024 * 1024
     order: Annotated[
         OrderName,
         Meta(
@@ -65,16 +43,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "llm.kv_events; without them prompts go in the order of arrival"
         ),
     ] = "cached_prefix"
-    overtaken_max: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="How many later prompts may be sent before a waiting prompt, because more "
-            "of them is cached; 0: as many as intake_records_max, so no prompt waits longer than "
-            "two full backlogs; too low saves little, too high makes some answers late",
-        ),
-    ] = 0
     score_loss_max: Annotated[
         float,
         Meta(
@@ -211,19 +179,16 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = True
 
-    def overtaken_at_most(self) -> int:
-        """Returns how many later prompts may be sent before a waiting one."""
-        return self.overtaken_max or self.intake_records_max
+    def prompts_max(self, servers: int) -> int:
+        """Returns how many queries the generator takes in before it has answered one.
+
+        Few prompts leave little to choose from. Many leave no work for a member that starts later.
+        """
+        return servers * (PROMPTS_A_SLOT * self.concurrency or PROMPTS_A_SERVER)
 
     def check(self) -> list[str]:
         """Returns the conflicts between values."""
         problems = []
-        if self.concurrency > self.intake_records_max:
-            problems.append(
-                f"concurrency {self.concurrency} is more than intake_records_max "
-                f"{self.intake_records_max}, so some requests are never used; raise "
-                "intake_records_max"
-            )
         if self.max_tokens > self.max_tokens_cap:
             problems.append(
                 f"max_tokens {self.max_tokens} is more than max_tokens_cap {self.max_tokens_cap}"

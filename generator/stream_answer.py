@@ -30,7 +30,6 @@ async def stream_answer(
     request: LlmRequest,
     *,
     on_first_token: Callable[[], None],
-    on_piece: Callable[[], None],
     on_text: Callable[[str, int, str], None],
     on_broken: Callable[[LlmFinished], None],
 ) -> Generated:
@@ -47,7 +46,7 @@ async def stream_answer(
     """
     pieces: list[LlmPiece] = []
     try:
-        return await _read(engine, request, pieces, on_first_token, on_piece, on_text)
+        return await _read(engine, request, pieces, on_first_token, on_text)
     except BaseException:
         if pieces:
             on_broken(_ended_here(pieces, "broken"))
@@ -59,7 +58,6 @@ async def _read(
     request: LlmRequest,
     pieces: list[LlmPiece],
     on_first_token: Callable[[], None],
-    on_piece: Callable[[], None],
     on_text: Callable[[str, int, str], None],
 ) -> Generated:
     generation_id = str(uuid.uuid4())
@@ -76,7 +74,6 @@ async def _read(
                 break
             if not pieces:
                 on_first_token()
-            on_piece()
             pieces.append(event)
             chars_left -= len(event.text)
             if chars_left < 0:

@@ -274,12 +274,12 @@ class LlmServer:
             raise RefusedRequest(400, NO_TEMPLATE)
 
     def _metrics(self) -> str:
-        """Returns what vLLM says of its load; no request waits here, and none is taken back."""
+        """Returns what vLLM says of its load; requests beyond the knee count as waiting."""
+        in_flight = self.requests.in_flight
+        waiting = 0 if self._knee is None else max(0, in_flight - self._knee)
         values = {
-            "vllm:num_requests_running": self.requests.in_flight,
-            "vllm:num_requests_waiting": 0,
-            "vllm:kv_cache_usage_perc": 0.0,
-            "vllm:num_preemptions_total": 0,
+            "vllm:num_requests_running": in_flight - waiting,
+            "vllm:num_requests_waiting": waiting,
         }
         labels = f'{{engine="0",model_name="{self.model}"}}'
         return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())

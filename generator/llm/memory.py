@@ -20,7 +20,6 @@ from generator.llm.protocol import (
     LlmRequest,
     PromptRefused,
 )
-from generator.plan.concurrency import ServerLoad
 
 NAME = "carpool-memory-model"
 _WORDS = re.compile(r"\S+\s*")
@@ -104,7 +103,7 @@ class MemoryLlm:
             cached_tokens=self.warm_ups_cached,
         )
 
-    async def load(self) -> ServerLoad | None:
+    async def waiting(self) -> int | None:
         """Returns None: there is no server."""
         return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from generator.llm.protocol import AnswerForm, LlmEvent, LlmFinished, LlmRequest
-from generator.plan.concurrency import ServerLoad
 
 
 class NoLlm:
@@ -41,7 +40,7 @@ class NoLlm:
         """Is not called."""
         raise AssertionError("without a model, nothing is warmed")
 
-    async def load(self) -> ServerLoad | None:
+    async def waiting(self) -> int | None:
         """Returns None: there is no server."""
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import openai
@@ -29,18 +30,20 @@ from generator.llm.protocol import (
 )
 from generator.llm.server_events import ServerError, ServerEvents, WrongPage
 from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
-from generator.llm.server_load import ServerLoadReader, uses_proxies
+from generator.llm.server_load import requests_waiting
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
-from generator.plan.concurrency import ServerLoad
 from generator.settings import LlmSettings
 from schemas.record import well_formed
 
 log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
+LOAD_TIMEOUT_S = 2.0
 SEGMENTS_MAX = 10_000
 """Passages whose token ids are kept, about 2 KB each."""
 SCHEMA_NAME = "cited_answer"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Servers on this machine are not asked through the proxies of the environment."""
 _NOT_THERE = (404, 405, 501)
 _FORM = (400, *_NOT_THERE, 415, 422)
 """Statuses of a request whose form the server may not know."""
@@ -69,11 +72,6 @@ class OpenAiLlm:
         self._sample_ids: tuple[int, ...] = ()
         self._said: tuple[object, ...] = ()
         self._tokenizer = PromptTokenizer(self._ask_for_ids, segments_max=SEGMENTS_MAX)
-        key = settings.api_key.value
-        self._load_reader = ServerLoadReader(
-            f"{self._root}/metrics",
-            ({"Authorization": f"Bearer {key}"} if key else {}) | settings.headers(),
-        )
 
     @property
     def form(self) -> AnswerForm:
@@ -108,7 +106,7 @@ class OpenAiLlm:
                 timeout=timeout,
                 http_client=DefaultAsyncHttpxClient(
                     timeout=timeout,
-                    trust_env=uses_proxies(settings.base_url),
+                    trust_env=urlsplit(settings.base_url).hostname not in _LOOPBACK,
                     follow_redirects=False,  # the prompt and the key are for this server
                 ),
             )
@@ -174,9 +172,16 @@ class OpenAiLlm:
                         pass
         return self._finished(events)
 
-    async def load(self) -> ServerLoad | None:
+    async def waiting(self) -> int | None:
         """See `LlmEngine`. Asks a vLLM only."""
-        return await self._load_reader.read() if self._is_vllm else None
+        if not self._is_vllm:
+            return None
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                page = await self._client().get(f"{self._root}/metrics", cast_to=str)
+        except Exception:  # of its HTTP library; a page that is missing is no failure
+            return None
+        return requests_waiting(page)
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
@@ -400,7 +405,6 @@ class OpenAiLlm:
     async def close(self) -> None:
         """Closes the connections."""
         await self._tokenizer.close()
-        await self._load_reader.close()
         if self._client_or_none is not None:
             await self._client_or_none.close()
             self._client_or_none = None

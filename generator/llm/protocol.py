@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError, RetryableError
-from generator.plan.concurrency import ServerLoad
 
 RefusalKind = Literal[
     "unreachable", "busy", "timeout", "broken", "model_missing", "forbidden", "misfit"
@@ -169,8 +168,8 @@ class LlmEngine(Protocol):
         """
         ...
 
-    async def load(self) -> ServerLoad | None:
-        """Returns the load that the server reports; None if it reports none. Never raises."""
+    async def waiting(self) -> int | None:
+        """Returns how many requests wait in the server; None: it does not say. Never raises."""
         ...
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:

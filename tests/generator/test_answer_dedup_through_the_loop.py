@@ -252,7 +252,7 @@ class LongReader(MemoryAnswersLog):
 def test_ready_partitions_are_processed_while_answers_of_another_are_read(
     delivery: str,
 ) -> None:
-    broker, few, many = make_broker(), 5, 60
+    broker, many = make_broker(), 60
     questions = [unit(f"why {n}?", query={"query_id": f"q-{n}"}) for n in range(2 * many)]
     for number, one in enumerate(questions):
         headers = one.message.headers
@@ -260,9 +260,7 @@ def test_ready_partitions_are_processed_while_answers_of_another_are_read(
             RETRIEVALS.name, one.message.value, key=b"k", headers=headers, partition=number % 2
         )
     reader = LongReader(broker)
-    service = Service(
-        broker, delivery, reader, GeneratorSettings(concurrency=few, intake_records_max=few)
-    )
+    service = Service(broker, delivery, reader, GeneratorSettings(concurrency=1))
     service.turn(lambda: len(answers(broker)) == many)
     assert {one.query_id for one in answers(broker)} == {f"q-{n}" for n in range(1, 2 * many, 2)}
     assert service.loop.in_flight.units == 0, "nothing of the other was taken in"

@@ -20,7 +20,7 @@ from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
-from generator.service import build_stage
+from generator.service import INTAKE_BYTES_MAX, build_stage
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -258,25 +258,22 @@ def test_a_late_query_is_expired_without_a_request_by_either_deadline() -> None:
 
 def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
     engine = MemoryLlm(script=[HANG] * 10)
-    settings = GeneratorSettings(
-        concurrency=2, intake_records_max=4, intake_bytes_max=4 * 1024 * 1024
-    )
-    with running(engine, settings) as run:
-        assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
+    with running(engine, GeneratorSettings(concurrency=2)) as run:
+        assert run.stage.credit() == Credit(records=16, size_bytes=INTAKE_BYTES_MAX)
         units = [unit() for _ in range(3)]
         run.offer(*units)
         run.wait(lambda: run.metric("time_to_first_token_seconds_count") == 2)
         taken_bytes = sum(one.message.size_bytes for one in units)
-        assert run.stage.credit() == Credit(records=1, size_bytes=4 * 1024 * 1024 - taken_bytes)
+        assert run.stage.credit() == Credit(records=13, size_bytes=INTAKE_BYTES_MAX - taken_bytes)
         assert len(engine.requests) == 2
         assert run.metric("llm_requests_in_flight") == 2
         run.stage.revoke(frozenset(one.id for one in units), frozenset())
-        assert run.stage.credit() == Credit(records=4, size_bytes=4 * 1024 * 1024)
+        assert run.stage.credit() == Credit(records=16, size_bytes=INTAKE_BYTES_MAX)
 
 
 def test_revoked_queries_are_cancelled_and_never_answered() -> None:
     engine = MemoryLlm(script=[HANG])
-    with running(engine, GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
+    with running(engine, GeneratorSettings(concurrency=1)) as run:
         hanging, waiting, other = unit(), unit(), unit()
         run.offer(hanging, waiting)
         run.wait(lambda: len(engine.requests) == 1)
@@ -291,7 +288,7 @@ def test_revoked_queries_are_cancelled_and_never_answered() -> None:
 
 
 def test_draining_takes_nothing_more_and_finishes_the_queries_in_progress() -> None:
-    with running(MemoryLlm(), GeneratorSettings(concurrency=1, intake_records_max=9)) as run:
+    with running(MemoryLlm(), GeneratorSettings(concurrency=1)) as run:
         run.offer(*(unit() for _ in range(5)))
         run.stage.drain(run.clock.now_us() + 10_000_000)
         assert run.stage.credit() == Credit(records=0, size_bytes=0)

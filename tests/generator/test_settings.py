@@ -27,10 +27,6 @@ def load(**environ: str) -> Sections:
     ("environ", "said"),
     [
         (
-            {"CARPOOL_GENERATOR_CONCURRENCY": "65"},
-            "concurrency 65 is more than intake_records_max 64",
-        ),
-        (
             {"CARPOOL_GENERATOR_MAX_TOKENS": "2049"},
             "max_tokens 2049 is more than max_tokens_cap 2048",
         ),
@@ -64,7 +60,6 @@ def test_kv_events_are_one_endpoint_a_server() -> None:
 
 def test_values_at_the_bounds_fit() -> None:
     load(
-        CARPOOL_GENERATOR_CONCURRENCY="64",
         CARPOOL_GENERATOR_MAX_TOKENS="2048",
         CARPOOL_LLM_BACKOFF_MS_MIN="4000",
         CARPOOL_LLM_BASE_URL="https://llm.example/v1",

@@ -8,19 +8,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from carpool.errors import ConfigError
 from carpool.loop.stage import Credit
-from carpool.telemetry.metrics import Metrics
 from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
 from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
-from generator.service import build_stage
-from generator.settings import GeneratorSettings, LlmSettings
+from generator.settings import LlmSettings
 from tests.clocks import NOW_US, HandClock
 from tests.generator.stage import Running, running, unit
 from tests.rig.llm_dialects import DialectServer
@@ -202,14 +198,6 @@ def test_a_prompt_is_tokenized_by_a_server_that_answers() -> None:
     assert asyncio.run(servers.tokenize(REQUEST)) == asyncio.run(up.tokenize(REQUEST))
     with pytest.raises(LlmRefusal, match="down b"):
         asyncio.run(LlmServers([Refusing("a"), Refusing("b")]).tokenize(REQUEST))
-
-
-def test_more_requests_than_queries_in_progress_are_refused_at_the_start() -> None:
-    settings = GeneratorSettings(concurrency=8, intake_records_max=12)
-    urls = "http://a:8000/v1, http://b:8000/v1"
-    metrics = Metrics(CollectorRegistry())
-    with pytest.raises(ConfigError, match="at each of 2 servers"):
-        build_stage(settings, LlmSettings(base_url=urls), metrics, HandClock())
 
 
 def test_a_hanging_server_keeps_only_its_own_requests() -> None:
