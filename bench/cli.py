@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import typer
 
 from bench.answers.cli import answers
+from bench.core.command import command_of
 from bench.data.grown.cli import data as grow_data
 from bench.generation.cli import speculation
 from bench.micro.cli import shard
 from bench.papers.cli import paper
-from bench.reliability.cli import chaos, priorities, rebalance, torn
+from bench.reliability.options import ChaosOptions, TornOptions
 from bench.retrieval.cli import search
-from bench.services.cli import claims, overhead, throughput, traffic
+from bench.services.options import (
+    ClaimsOptions,
+    OverheadOptions,
+    PrioritiesOptions,
+    ThroughputOptions,
+    TrafficOptions,
+)
 from bench.shard.cli import hot_set
 from bench.simulator.cli import hot_set_drift, simulator
 
@@ -24,7 +32,7 @@ app = typer.Typer(
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims, answers, traffic and priorities start the services as processes, on an embedded broker or
-on yours, publish questions, and read every answer. overhead, throughput, chaos, torn and rebalance
+on yours, publish questions, and read every answer. overhead, throughput, chaos and torn
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
 paper run contestants in processes, simulator runs parts of the searcher, speculation simulates
 warm-ups, shard times a device. The JSON of each run names its machine, versions, data and settings.
@@ -45,15 +53,23 @@ A figure of a paper, here?     carpool bench paper cagr 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
 What does exactly-once cost?   carpool bench overhead, throughput
 Is anything lost or repeated?  carpool bench chaos, torn
-How long is a rebalance?       carpool bench rebalance
 """,
 )
 
-for command in (
-    *(claims, answers, traffic, search, simulator, priorities),
-    *(speculation, shard),
-    *(overhead, throughput, chaos, torn, rebalance),
-):
+COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "claims": (ClaimsOptions, "bench.services.claims"),
+    "traffic": (TrafficOptions, "bench.services.traffic"),
+    "priorities": (PrioritiesOptions, "bench.services.priorities"),
+    "overhead": (OverheadOptions, "bench.services.overhead.command"),
+    "throughput": (ThroughputOptions, "bench.services.throughput"),
+    "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
+    "torn": (TornOptions, "bench.reliability.torn"),
+}
+"""The options of each command, and the module whose `run` takes them."""
+
+for name, (options, module) in COMMANDS.items():
+    app.command(name=name)(command_of(options, module))
+for command in (answers, search, simulator, speculation, shard):
     app.command()(command)
 app.add_typer(paper, name="paper")
 app.command(name="hot-set")(hot_set)

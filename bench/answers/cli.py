@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bench.core.command import command
-from bench.services.cli import CorpusOptions
+from bench.services.options import CorpusOptions
 
 
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):

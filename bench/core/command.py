@@ -5,6 +5,7 @@ Light to import.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
@@ -40,6 +41,21 @@ def command(run: Callable[[Any], bool]) -> Callable[..., None]:
     ]
     vars(asked)["__signature__"] = inspect.Signature(parameters)
     return asked
+
+
+def command_of(options: type[msgspec.Struct], module: str) -> Callable[..., None]:
+    """Returns a command of typer: one option for each field of `options`, whose docstring is help.
+
+    When it runs it imports `module`, and gives the options to `run` there. It exits with status 1
+    when that returns False: a promise was broken.
+    """
+
+    def run(options: msgspec.Struct) -> bool:
+        return bool(importlib.import_module(module).run(options))
+
+    run.__doc__ = options.__doc__
+    run.__annotations__["options"] = options
+    return command(run)
 
 
 def _default_of(field: msgspec.structs.FieldInfo) -> Any:

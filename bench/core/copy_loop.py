@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from carpool.clock import SystemClock
+from carpool.errors import CarpoolError
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.client_config import client_config
+from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
@@ -20,6 +23,7 @@ from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 
 VALUE = bytes(200)
+FLUSH_S = 60.0
 
 
 class CopyStage:
@@ -151,3 +155,33 @@ def make_topics(settings: KafkaSettings, source: str, partitions: int) -> None:
 
 def _as_it_is(message: Message) -> Any:
     return message
+
+
+class CopyLoad(threading.Thread):
+    """Publishes numbered records at a steady rate, to one partition after another."""
+
+    def __init__(
+        self, settings: KafkaSettings, topic: str, *, partitions: int, rate_per_s: float
+    ) -> None:
+        super().__init__(name="load", daemon=True)
+        self._producer = Producer(producer_config(settings))
+        self._topic, self._partitions, self._rate_per_s = topic, partitions, rate_per_s
+        self._ending = threading.Event()
+        self.published = 0
+
+    def run(self) -> None:
+        for number in itertools.count():
+            if self._ending.wait(1 / self._rate_per_s):
+                return
+            key = str(number).encode()
+            self._producer.produce(self._topic, VALUE, key, partition=number % self._partitions)
+            self._producer.poll(0)
+            self.published += 1
+
+    def end(self) -> set[str]:
+        """Ends the load; returns the keys when all are acknowledged. Raises `CarpoolError`."""
+        self._ending.set()
+        self.join()
+        if left := self._producer.flush(FLUSH_S):
+            raise CarpoolError(f"{left} records were not acknowledged")
+        return set(map(str, range(self.published)))

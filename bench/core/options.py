@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 WORK = Path(".carpool/bench")
@@ -60,6 +61,14 @@ NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a q
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of the clusters and of the order of questions.")
 ]
+
+
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of every benchmark of the services."""
+
+    work: WorkOption = WORK
+    settings: ServiceSettingOption = []
+    json_file: JsonOption = None
 
 
 def shares_of(option: str, text: str) -> tuple[float, ...]:

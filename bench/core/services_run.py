@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from bench.core.command import reported
 from bench.core.kafka import require_kafka, started_broker
+from bench.core.options import ServiceOptions
 from bench.core.report import RunStart, finish
 from bench.core.stack import parse_settings
+from bench.core.tables import table_of
 from carpool.terminal import TerminalConsole
-
-
-class ServiceOptions(Protocol):
-    """The options that every benchmark of the services has. `settings`: SECTION.NAME=VALUE each."""
-
-    @property
-    def work(self) -> Path: ...
-    @property
-    def settings(self) -> list[str]: ...
-    @property
-    def json_file(self) -> Path | None: ...
 
 
 class ServicesRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,20 +37,27 @@ class ServicesRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def finish(
         self,
-        show: Callable[[Console], None],
+        shown: Mapping[str, Any] | Callable[[Console], None],
         *,
         promises: dict[str, bool],
         results: Any,
-        settings: dict[str, Any] | None = None,
         **facts: Any,
     ) -> bool:
         """Writes and prints the report; returns whether every promise was kept.
 
-        `show` prints the tables. `settings`: further ones. `facts`: further fields of the report.
+        `shown`: the results of a table, by column, or what prints tables. `facts`: further fields
+        of the report.
         """
+
+        def show(console: Console) -> None:
+            if callable(shown):
+                shown(console)
+            else:
+                console.print(table_of(self.benchmark, shown))
+
         report = self.start.report(
             self.benchmark,
-            settings=reported(self.options) | {"services": self.settings} | (settings or {}),
+            settings=reported(self.options) | {"services": self.settings},
             promises=promises,
             results=results,
             broker=self.broker,

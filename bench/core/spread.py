@@ -46,6 +46,12 @@ def spread(values: Iterable[float]) -> Spread | None:
     )
 
 
+def spreads(values: Mapping[str, Iterable[float]]) -> dict[str, Spread]:
+    """Returns the spread of each, without those that have no values."""
+    found = {name: spread(each) for name, each in sorted(values.items())}
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def over_runs(values: Iterable[float]) -> Range | None:
     """Returns the range of `values`, one of each run, or None where there are none."""
     found = sorted(values)

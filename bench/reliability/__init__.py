@@ -1,1 +1,1 @@
-"""Behaviour under failures and load: chaos, rebalance, priorities."""
+"""Behaviour when things break: chaos, and torn ends of transactions."""

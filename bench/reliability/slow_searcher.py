@@ -6,27 +6,13 @@ read after another; reads of passages are not slowed down.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 
-import msgspec
-
-from carpool.clock import SystemClock
-from carpool.disk.settings import IndexSettings
-from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
-from carpool.kafka.settings import KafkaSettings
-from carpool.loop.priority.intake_queues import Intake
-from carpool.run_service import of_all_topics, run_service
-from carpool.settings import load_settings
-from carpool.telemetry.settings import HttpSettings, LogSettings
-from schemas.codec import decode
-from schemas.group import Group
-from schemas.topics import GROUPS, SCANS, read_with
-from searcher.build import READ_THREADS
-from searcher.service import build_stage
-from searcher.settings import SearcherSettings
+from carpool.__main__ import main as carpool
+from carpool.clock import Clock
+from searcher import build
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.waker import Waker
@@ -56,14 +42,6 @@ class _SlowReads:
         return due
 
 
-class _SearcherSections(msgspec.Struct, frozen=True, kw_only=True):
-    kafka: KafkaSettings
-    http: HttpSettings
-    log: LogSettings
-    index: IndexSettings
-    searcher: SearcherSettings
-
-
 def command(bytes_per_s: float) -> tuple[str, ...]:
     """Returns the command of the process."""
     return (sys.executable, "-m", __name__, str(bytes_per_s))
@@ -71,39 +49,13 @@ def command(bytes_per_s: float) -> tuple[str, ...]:
 
 def main(bytes_per_s: float) -> None:
     """Runs the searcher until a stop signal."""
-    prefixes = tuple(f"CARPOOL_{name.upper()}_" for name in _SearcherSections.__struct_fields__)
-    environ = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
-    settings = load_settings(_SearcherSections, file=None, environ=environ, flags={})
 
-    def slow(files: SegmentFiles, waker: Waker) -> PageReads:
-        reads = ThreadPageReads(files, waker, SystemClock(), READ_THREADS)
-        return _SlowReads(reads, waker, bytes_per_s)
+    def slow(files: SegmentFiles, waker: Waker, clock: Clock, threads: int) -> PageReads:
+        return _SlowReads(ThreadPageReads(files, waker, clock, threads), waker, bytes_per_s)
 
-    intake = Intake(
-        topic=GROUPS.name,
-        decode=lambda message: decode(Group, message.value, message.headers),
-        bad_input="stop",
-        parts=lambda group: len(group.queries),
-    )
-    run_service(
-        name="searcher",
-        intake=of_all_topics(
-            intake, read_with(GROUPS), settings.kafka, settings.searcher.queries_in_hand_max
-        ),
-        build_stage=lambda metrics, clock: build_stage(
-            settings.searcher,
-            settings.index,
-            metrics,
-            clock,
-            scans=LibrdkafkaTableLog(settings.kafka, clock, SCANS, like=GROUPS)
-            if settings.kafka.lanes > 1
-            else None,
-            open_reads=slow,
-        ),
-        kafka=settings.kafka,
-        http=settings.http,
-        logs=settings.log,
-    )
+    vars(build)["ThreadPageReads"] = slow
+    sys.argv[1:] = ["searcher"]
+    carpool()
 
 
 if __name__ == "__main__":

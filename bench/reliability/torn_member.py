@@ -1,47 +1,83 @@
-"""A member of `carpool bench torn`: copies one topic exactly once, until it is killed.
+"""A member of `carpool bench torn`, a process: copies a topic exactly once, until it is killed.
 
-Its one argument is a `Member` as JSON. It imports everything, says so on standard output, and joins
-its group when a line comes on standard input.
+It imports its modules, says so on standard output, and joins its group when a line comes on
+standard input. So what is measured is the group, and not the start of an interpreter.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
-import msgspec
 import structlog
 
 from bench.core.copy_loop import CopyLoop
 from carpool.kafka.settings import KafkaSettings
 from carpool.terminal import print_plain
 
+GROUP = "torn-copy"
+NAME = "copier"
+SOURCE = "torn"
 IN_FLIGHT = 50
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a member copies, and under which name."""
+class Members:
+    """One member at a time, and the next one, which has imported its modules already."""
 
-    bootstrap: str
-    group: str
-    source: str
-    instance_id: str
+    def __init__(self, bootstrap: str, log_file: Path) -> None:
+        """The log of all members is appended to `log_file`."""
+        self._bootstrap, self._log_file = bootstrap, log_file
+        self._now = self._next = self._prepare()
+
+    def _prepare(self) -> subprocess.Popen[bytes]:
+        command = (sys.executable, "-m", __name__, self._bootstrap)
+        with self._log_file.open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
+
+    def start(self) -> None:
+        """Lets the next member join the group, and prepares the one after it."""
+        self._now = self._next
+        assert self._now.stdin is not None and self._now.stdout is not None
+        self._now.stdout.readline()
+        self._now.stdin.write(b"\n")
+        self._now.stdin.flush()
+        self._next = self._prepare()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the member."""
+        return self._now.pid
+
+    def kill(self) -> None:
+        """Ends the member as a crash does."""
+        self._now.kill()
+        self._now.wait()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the member ended by itself."""
+        return self._now.poll() is not None
+
+    def close(self) -> None:
+        """Ends all."""
+        for process in (self._now, self._next):
+            process.kill()
+            process.wait()
 
 
-def main(argument: str) -> None:
+def main(bootstrap: str) -> None:
     """Waits for a line, then copies for ever."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    member = msgspec.json.decode(argument, type=Member)
-    settings = KafkaSettings(bootstrap=member.bootstrap, instance_id=member.instance_id)
-    loop = CopyLoop(
-        settings,
-        delivery="exactly_once",
-        group=member.group,
-        source=member.source,
-        in_flight=IN_FLIGHT,
+    settings = KafkaSettings(bootstrap=bootstrap, instance_id=NAME)
+    copying = CopyLoop(
+        settings, delivery="exactly_once", group=GROUP, source=SOURCE, in_flight=IN_FLIGHT
     )
     print_plain("ready")
     sys.stdin.readline()
-    loop.run()
+    copying.run()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from bench.core.progress import Tell, progress_bars
 from bench.data.evaluation import CLAIMS, Float32
 from bench.data.exact import MemorySearch
 from bench.data.index import memory_search, nprobes_to_try
-from bench.services.cli import ClaimsOptions
 from bench.services.corpus import CorpusRun, open_run
+from bench.services.options import ClaimsOptions
 from bench.services.results import (
     answers_of,
     final_retrievals,

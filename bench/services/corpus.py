@@ -13,7 +13,7 @@ from bench.core.services_run import ServicesRun, begin_run
 from bench.core.session import Session, open_session
 from bench.data.evaluation import CORPUS, EvaluationData, find_data
 from bench.data.index import BenchIndex, corpus_index
-from bench.services.cli import CorpusOptions
+from bench.services.options import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
 from producers.read_questions import NpyRows, Question, with_vectors

@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.core.copy_loop import VALUE, CopyLoop, make_topics
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.services_run import ServicesRun, begin_run
-from bench.services.cli import ThroughputOptions
+from bench.services.options import ThroughputOptions
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.client_config import producer_config
 from carpool.kafka.librdkafka.committed import committed_so_far

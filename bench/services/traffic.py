@@ -19,7 +19,6 @@ from bench.core.spread import Spread
 from bench.core.stack import ServiceProcess
 from bench.data.evaluation import TRAFFIC
 from bench.data.index import tiny_index
-from bench.services.cli import TrafficOptions
 from bench.services.corpus import CorpusRun, Kind, open_run
 from bench.services.figures import (
     CacheUse,
@@ -27,6 +26,7 @@ from bench.services.figures import (
     cache_use,
     stage_spreads_ms,
 )
+from bench.services.options import TrafficOptions
 from bench.services.results import (
     answers_of,
     final_retrievals,

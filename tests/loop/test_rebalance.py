@@ -1,61 +1,92 @@
-"""Members of a service join, leave and are killed under load: no gap, no duplicate.
+"""Members join, leave and are killed under load: no gap, no duplicate.
 
-A generator without an LLM is tested for all services: they share the loop. `carpool bench
-rebalance` measures the pauses with the same group of members.
+Members copy records: all services share their loop.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from bench.reliability.rebalance.member_group import MemberGroup, open_group
+from bench.core.accounting import account
+from bench.core.copy_loop import CopyLoad, CopyLoop, copy_of, make_topics
+from bench.core.topic_recorder import TopicRecorder
+from bench.reliability.torn_member import GROUP, NAME, SOURCE, Members
+from carpool.clock import SystemClock
+from carpool.kafka.fencing import transactional_id
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaServer
+from carpool.testing.transactions import describe_transaction
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-RATE_PER_S = 120
+COPIES = copy_of(SOURCE)
+PARTITIONS = 6
 PHASE_S = 3.0
+TRIES_MAX = 500
 
 
-def begin(group: MemberGroup, *names: str) -> None:
-    """The first member joins, the others are prepared, and the load starts."""
-    first, *others = names
-    group.prepare(*names)
-    group.join(first)
-    group.wait_assigned(first)
-    group.load.start()
-    assert others
+@contextmanager
+def a_member(bootstrap: str, name: str) -> Iterator[None]:
+    settings = KafkaSettings(bootstrap=bootstrap, instance_id=name)
+    member = CopyLoop(settings, delivery="exactly_once", group=GROUP, source=SOURCE, in_flight=50)
+    member.start()
+    time.sleep(PHASE_S)
+    yield
+    member.stop()
+
+
+@contextmanager
+def under_load(folder: Path) -> Iterator[str]:
+    """Yields brokers with a load and a member; in the end every record must have one copy."""
+    with KafkaServer(folder / "broker") as server:
+        kafka = KafkaSettings(bootstrap=server.bootstrap)
+        make_topics(kafka, SOURCE, PARTITIONS)
+        load = CopyLoad(kafka, SOURCE, partitions=PARTITIONS, rate_per_s=120)
+        recorder = TopicRecorder(kafka, [COPIES], SystemClock(), from_beginning=True)
+        with recorder, a_member(server.bootstrap, "first"):
+            load.start()
+            yield server.bootstrap
+            wanted = load.end()
+            recorder.wait(wanted, (COPIES,), stalled_s=30, settle_s=2)
+        found = account(wanted, (record.key for record in recorder.records(COPIES)))
+        assert found.holds, found
+        assert found.published > 300
 
 
 @pytest.mark.long
 def test_from_one_member_to_three_and_back_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    with open_group(tmp_path, members=3, rate_per_s=RATE_PER_S, settings={}) as group:
-        begin(group, "generator-1", "generator-2", "generator-3")
-        for name in ("generator-2", "generator-3"):
-            group.join(name)
-            group.wait_assigned(name)
+    with under_load(tmp_path) as bootstrap:
+        with a_member(bootstrap, "second"), a_member(bootstrap, "third"):
             time.sleep(PHASE_S)
-        for name in ("generator-3", "generator-2"):
-            group.leave(name)
-            time.sleep(PHASE_S)
-        accounting = group.account()
-        assert accounting.published > 4 * PHASE_S * RATE_PER_S / 2
-        assert accounting.holds, accounting
-        assert set(group.owners().values()) == {"generator-1"}
+        time.sleep(PHASE_S)
 
 
-def test_work_of_a_member_killed_inside_a_transaction_is_answered_once_by_the_others(
+def test_work_of_a_member_killed_inside_a_transaction_is_done_once_by_the_others(
     tmp_path: Path,
 ) -> None:
-    with open_group(tmp_path, members=2, rate_per_s=RATE_PER_S, settings={}) as group:
-        begin(group, "generator-1", "generator-2")
-        group.join("generator-2")
-        group.wait_assigned("generator-2")
+    with under_load(tmp_path) as bootstrap:
+        members = Members(bootstrap, tmp_path / "member.log")
+        members.start()
         time.sleep(PHASE_S)
-        killed = group.kill_in_transaction("generator-2")
-        assert killed.partitions
-        accounting = group.account()
-        assert accounting.holds, accounting
-        assert set(group.owners().values()) == {"generator-1"}
+        kill_in_transaction(bootstrap, members)
+        time.sleep(PHASE_S)
+        members.close()
+
+
+def kill_in_transaction(bootstrap: str, members: Members) -> None:
+    for _ in range(TRIES_MAX):
+        os.kill(members.pid, signal.SIGSTOP)
+        time.sleep(0.01)  # the broker handles what the victim had sent
+        found = describe_transaction(bootstrap, transactional_id(GROUP, NAME))
+        if found is not None and found.holds_offsets:
+            return members.kill()
+        os.kill(members.pid, signal.SIGCONT)
+        time.sleep(0.02)
+    raise AssertionError("the member was never inside a transaction that contained offsets")

@@ -6,12 +6,11 @@ names. Topics of the class `batch` count as those of the class `interactive`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from bench.reliability.chaos.answer_audit import AnswerAudit, AnswerCounts
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
@@ -40,103 +39,74 @@ INPUTS = {
 }
 """The topics that each service reads."""
 LETTERS = tuple(name + DEAD_LETTER_SUFFIX for name in QUERY_TOPICS)
-TOPICS = (
-    *(name for names in INPUTS.values() for name in names),
-    SCANS.name,
-    ANSWERS.name,
-    *LETTERS,
-)
+READ = (*(name for names in INPUTS.values() for name in names), SCANS.name, ANSWERS.name, *LETTERS)
 """The topics that are read."""
-RETRIES = "retries"
-
 INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
-
 EXAMPLES_MAX = 20
 
 
-class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one input record.
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answers must be. `passages`: the right ids by query id. `texts`: of a query id.
 
-    `seen`: the places where it was seen, by topic: partition/offset, seconds of the run.
+    `dead`: ids that fail until they are replayed. `withdrawn`: ids that may end as `cancelled`.
     """
 
-    what: str
-    query_id: str
-    record: str
-    seen: dict[str, tuple[str, ...]]
-    last_seen: str
-
-    def line(self) -> str:
-        """Returns the violation as one line of text."""
-        places = "; ".join(
-            f"{topic} {' and '.join(found) or 'never'}" for topic, found in self.seen.items()
-        )
-        return (
-            f"{self.what}: {self.query_id} ({self.record}), last seen in {self.last_seen}: {places}"
-        )
+    passages: Mapping[str, Sequence[str]]
+    texts: Callable[[str], Iterable[str | None]]
+    dead: Collection[str] = ()
+    withdrawn: Collection[str] = ()
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """The counts over all input records.
 
-    `unpublished`: questions that the brokers acknowledged and that are not in their topic.
-    `published_twice`: questions that the client wrote again, although it was acknowledged once;
-    `replayed_twice`: dead letters. `lost`: input records without a terminal answer, but those that
-    the run `removed`. `duplicates`: records beyond the first, or beyond the first of each try, by
-    topic. `foreign`: records about an input record that was not published. `scans_owed`: by lanes
-    of scattered groups, to the homes of their queries; `scans_missing`: of these. `retries`:
-    records that a service wrote to try a query again. `letters` and `replays`: dead letters, and
-    records that replayed one. `violations`: up to 20 of each kind.
+    `retries`: records that a service wrote to try a query again. `letters` and `replays`: dead
+    letters, and records that replayed one. `removed`: without an answer, because the run removed
+    records of them. `scans_owed`: by lanes of scattered groups, to the homes of their queries.
+    `generated`: `ok` answers that repeat no other. `reused`: ids that have only the answer to an
+    equal prompt. `failed_as_meant`: as the load wanted. `slowest_s`: the longest time from a
+    question to its answer. `wrong`: how many of each kind. `violations`: up to 20 of each kind,
+    with the places where the record was seen.
     """
 
-    acknowledged: int
     published: int
-    unpublished: int
-    published_twice: int
-    replayed_twice: int
+    statuses: dict[str, int]
     retries: int
     letters: int
     replays: int
-    lost: int
     removed: int
-    duplicates: dict[str, int]
-    foreign: int
     scans_owed: int
-    scans_missing: int
-    answers: AnswerCounts
-    violations: tuple[Violation, ...]
-
-    @property
-    def is_once(self) -> bool:
-        """Whether no service wrote anything twice."""
-        return not (self.replayed_twice or any(self.duplicates.values()))
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing was lost and no service wrote anything twice."""
-        return self.is_once and not (self.unpublished or self.lost or self.foreign)
+    generated: int
+    replayed: int
+    reused: int
+    cancelled: int
+    failed_as_meant: int
+    slowest_s: float
+    wrong: dict[str, int]
+    violations: tuple[str, ...]
 
 
 class TopicAudit:
     """Takes every committed record, in any order, and then returns the result."""
 
-    def __init__(self, started_ms: int, answers: AnswerAudit) -> None:
+    def __init__(self, started_ms: int, expected: Expected) -> None:
         """`started_ms`: when the run began, epoch milliseconds."""
         self._started_ms = started_ms
-        self._answers = answers
+        self._expected = expected
         self._query_ids: dict[str, str] = {}
         self._asked: Counter[str] = Counter()
-        self._replayed_from: Counter[bytes] = Counter()
+        self._replays: dict[str, bytes] = {}
         self._retries: Counter[tuple[str, bytes]] = Counter()
         self._scans: Counter[tuple[str, str, int, int]] = Counter()
         self._scans_owed: set[tuple[str, str, int, int]] = set()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
+        self._answers: dict[str, tuple[Answer, int]] = {}
         self.ends: dict[TopicPartition, int] = {}
         """The offset after the last record of each partition."""
 
     def take(self, record: Message) -> None:
-        """Notes a record of one of `TOPICS`. Raises `RecordError` when it cannot be decoded."""
+        """Notes a record of one of `READ`. Raises `RecordError` when it cannot be decoded."""
         at, value = record.source, record.value or b""
         partition = TopicPartition(at.topic, at.partition)
         self.ends[partition] = max(self.ends.get(partition, 0), at.offset + 1)
@@ -150,7 +120,13 @@ class TopicAudit:
             first = origin.decode().rpartition("/")[0]  # without its timestamp
             self._retries[first, header(record.headers, ATTEMPT_HEADER) or b""] += 1
         elif topic == QUERIES.name:
-            self._query(record, place)
+            letter = header(record.headers, REPLAYED_FROM_HEADER)
+            query_id = self._query_ids[at.place] = (record.key or b"").decode(errors="replace")
+            if letter is None:
+                self._asked[query_id] += 1
+            else:
+                self._replays[at.place] = letter
+            self._note(topic, at, place)
         elif topic == GROUPS.name:
             self._group(decode(Group, value, record.headers), place)
         elif topic == SCANS.name:
@@ -162,7 +138,8 @@ class TopicAudit:
                 self._note(topic, retrieval.source, place)
         else:
             answer = decode(Answer, value, record.headers)
-            self._answers.take(answer, at.timestamp_ms)
+            if answer.source is not None:  # the first answer to each input record counts
+                self._answers.setdefault(answer.source.place, (answer, at.timestamp_ms))
             self._note(topic, answer.source, f"{place}, {answer.status}")
 
     def _group(self, group: Group, place: str) -> None:
@@ -176,15 +153,6 @@ class TopicAudit:
                 continue
             where = f"{place}, part {part} by {group.grouper}"
             self._note(GROUPS.name, grouped.source, where)
-
-    def _query(self, record: Message, place: str) -> None:
-        at = record.source
-        if (letter := header(record.headers, REPLAYED_FROM_HEADER)) is not None:
-            self._replayed_from[letter] += 1
-            self._answers.replayed(at.place)
-        query_id = self._query_ids[at.place] = (record.key or b"").decode(errors="replace")
-        self._asked[query_id] += letter is None
-        self._note(QUERIES.name, at, place)
 
     def _note(self, topic: str, source: Source | None, place: str) -> None:
         record = "nowhere" if source is None else source.place
@@ -203,63 +171,51 @@ class TopicAudit:
         }
         return {place: gap for place, gap in gaps.items() if gap > 0}
 
-    def result(self, acknowledged: Iterable[str], removed: Set[str] = frozenset()) -> AuditResult:
+    def result(self, acknowledged: Iterable[str], removed: Collection[str] = ()) -> AuditResult:
         """Returns the counts.
 
         `acknowledged`: the id of each question that the brokers acknowledged, with repetitions.
         `removed`: input records that may be lost, because the run removed records of them.
         """
         wanted = Counter(acknowledged)
-        replays = sum(self._replayed_from.values())
-        tries = Counter(first for first, _ in self._retries)
-        answered = self._seen[ANSWERS.name]
-        unanswered = [record for record in self._query_ids if record not in answered]
-        lost = [record for record in unanswered if record not in removed]
-        twice = {
-            topic: {
-                record: len(places) - 1 - (tries[record] if topic != ANSWERS.name else 0)
-                for record, places in self._seen[topic].items()
-            }
-            for topic in WAY[1:]
-        }
-        later = {record for topic in WAY[1:] for record in self._seen[topic]}
-        foreign = sorted(later - self._query_ids.keys())
-        too_often = (self._asked - wanted).keys()
-        published_twice = [record for record, name in self._query_ids.items() if name in too_often]
-        wrong = {
-            "lost": lost,
-            "never published": foreign,
-            "published twice": published_twice,
-            **self._answers.wrong(),
-        }
-        wrong |= {
-            f"twice in {topic}": [record for record, more in counts.items() if more > 0]
-            for topic, counts in twice.items()
-        }
-        duplicates = {
-            topic: sum(more for more in counts.values() if more > 0)
-            for topic, counts in twice.items()
+        answers = [answer for answer, _ in self._answers.values()]
+        ok = [each for each in answers if each.status == "ok"]
+        own = {each.query_id for each in ok if not each.replayed}
+        unanswered = self._query_ids.keys() - self._seen[ANSWERS.name].keys()
+        wrong = self._wrong(wanted, unanswered - set(removed)) | self._wrong_answers()
+        more = {
+            "unpublished": (wanted - self._asked).total(),
+            "published twice": (self._asked - wanted).total(),
+            "twice: retries": sum(count - 1 for count in self._retries.values()),
+            "twice: replays": len(self._replays) - len(set(self._replays.values())),
+            f"twice: {SCANS.name}": sum(count - 1 for count in self._scans.values()),
+            "scans missing": len(self._scans_owed - self._scans.keys()),
         }
         return AuditResult(
-            acknowledged=wanted.total(),
             published=len(self._query_ids),
-            unpublished=(wanted - self._asked).total(),
-            published_twice=(self._asked - wanted).total(),
-            replayed_twice=sum(count - 1 for count in self._replayed_from.values()),
+            statuses=dict(sorted(Counter(each.status for each in answers).items())),
             retries=self._retries.total(),
             letters=self._letters,
-            replays=replays,
-            lost=len(lost),
-            removed=len(unanswered) - len(lost),
-            duplicates=duplicates
-            | {
-                RETRIES: sum(count - 1 for count in self._retries.values()),
-                SCANS.name: sum(count - 1 for count in self._scans.values()),
-            },
-            foreign=len(foreign),
+            replays=len(self._replays),
+            removed=len(unanswered & set(removed)),
             scans_owed=len(self._scans_owed),
-            scans_missing=len(self._scans_owed - self._scans.keys()),
-            answers=self._answers.result(),
+            generated=sum(not each.replayed for each in ok),
+            replayed=sum(each.replayed for each in ok),
+            reused=len({each.query_id for each in ok} - own),
+            cancelled=sum(each.status == "cancelled" for each in answers),
+            failed_as_meant=sum(
+                each.status not in ("ok", "cancelled") and self._may_fail(record, each)
+                for record, (each, _) in self._answers.items()
+            ),
+            slowest_s=max(
+                (
+                    (written_ms - answer.source.timestamp_ms) / 1_000
+                    for answer, written_ms in self._answers.values()
+                    if answer.source is not None
+                ),
+                default=0.0,
+            ),
+            wrong={what: len(records) for what, records in wrong.items()} | more,
             violations=tuple(
                 self._violation(what, record)
                 for what, records in wrong.items()
@@ -267,12 +223,75 @@ class TopicAudit:
             ),
         )
 
-    def _violation(self, what: str, record: str) -> Violation:
-        seen = {topic: tuple(self._seen[topic].get(record, ())) for topic in WAY}
-        return Violation(
-            what=what,
-            query_id=self._query_ids.get(record, "unknown"),
-            record=record,
-            seen=seen,
-            last_seen=next((topic for topic in reversed(WAY) if seen[topic]), "nowhere"),
+    def _wrong(self, wanted: Counter[str], lost: Collection[str]) -> dict[str, list[str]]:
+        """Returns the input records with a wrong number of records, by what is wrong."""
+        tries = Counter(first for first, _ in self._retries)
+        later = {record for topic in WAY[1:] for record in self._seen[topic]}
+        too_often = (self._asked - wanted).keys()
+        wrong = {
+            "lost": sorted(lost),
+            "never published": sorted(later - self._query_ids.keys()),
+            "published twice": [
+                record for record, name in self._query_ids.items() if name in too_often
+            ],
+        }
+        for topic in WAY[1:]:
+            found = self._seen[topic].items()
+            may = tries if topic != ANSWERS.name else Counter[str]()
+            wrong[f"twice: {topic}"] = [
+                record for record, places in found if len(places) > 1 + may[record]
+            ]
+        return wrong
+
+    def _wrong_answers(self) -> dict[str, list[str]]:
+        """Returns the input records with a wrong answer, by what is wrong."""
+        expected = self._expected
+        wrong: dict[str, list[str]] = {
+            "failed without a cause in the load": [],
+            "other passages than without faults": [],
+            "another text than that of its question": [],
+        }
+        failed, passages, texts = wrong.values()
+        ok: dict[str, list[str]] = defaultdict(list)
+        for record, (answer, _) in self._answers.items():
+            query_id, is_ok = answer.query_id, answer.status == "ok"
+            if record not in self._query_ids:
+                continue
+            if is_ok:
+                ok[query_id].append(record)
+                if [each.id for each in answer.retrieved] != list(expected.passages[query_id]):
+                    passages.append(record)
+            elif not self._may_fail(record, answer):
+                failed.append(record)
+            if (is_ok or answer.answer is not None) and answer.answer not in expected.texts(
+                query_id
+            ):
+                texts.append(record)
+        wrong["generated again"] = [
+            record for records in ok.values() for record in self._again(records)
+        ]
+        return wrong
+
+    def _may_fail(self, record: str, answer: Answer) -> bool:
+        if answer.status == "cancelled":
+            return answer.query_id in self._expected.withdrawn
+        return answer.query_id in self._expected.dead and record not in self._replays
+
+    def _again(self, records: Sequence[str]) -> list[str]:
+        """Returns the `ok` answers of an id beyond the first that are not a replay of it."""
+        answers = {record: self._answers[record][0] for record in records}
+        first = [record for record in records if not answers[record].replayed]
+        text = answers[first[0] if first else records[0]].answer
+        other = [
+            each for each in records if answers[each].replayed and answers[each].answer != text
+        ]
+        return first[1:] + other
+
+    def _violation(self, what: str, record: str) -> str:
+        seen = {topic: self._seen[topic].get(record, []) for topic in WAY}
+        last = next((topic for topic in reversed(WAY) if seen[topic]), "nowhere")
+        places = "; ".join(
+            f"{topic} {' and '.join(found) or 'never'}" for topic, found in seen.items()
         )
+        query_id = self._query_ids.get(record, "unknown")
+        return f"{what}: {query_id} ({record}), last seen in {last}: {places}"

@@ -11,73 +11,47 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from bench.reliability.chaos.network import NetworkFaults
-from bench.reliability.chaos.plan import (
-    OF_BROKERS,
-    OF_LLM,
-    OF_NETWORK,
-    OF_STATES,
-    Kind,
-    PlannedFault,
-)
+from bench.reliability.chaos.plan import KINDS, Kind, PlannedFault
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from carpool.testing.transactions import DescribedTransaction
 
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
-
 TRIES_MAX = 20
 """How often a victim is paused in search of an open transaction in one step."""
+HORIZON_S = 30.0
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that counted.
 
-    `transaction`: the victim's, as its coordinator described it. `in_flight`: records or requests
-    that the victim had in flight; for a broker or a network, unanswered questions. `answers`: read
-    until then.
+    `in_flight`: records or requests that the victim had in flight; for a broker or a network,
+    unanswered questions. `answers`: read until then. `in_transaction`: the victim's was open.
     """
 
     at_s: float
     kind: Kind
     victim: str
-    down_s: float
     in_flight: int
     answers: int
-    transaction: DescribedTransaction | None = None
-
-    @property
-    def is_in_transaction(self) -> bool:
-        """Whether it was a kill inside an open transaction."""
-        is_kill = self.kind in ("kill", "kill in a transaction")
-        return is_kill and self.transaction is not None and self.transaction.is_open
+    in_transaction: bool
 
 
 class RunState(Protocol):
-    """What the injector reads of the run."""
+    """What the injector reads of the run, see `LiveRun`."""
 
-    def now_s(self) -> float:
-        """Returns the seconds since the run began."""
-
-    def published(self) -> int:
-        """Returns the number of questions sent so far."""
-
-    def answered(self) -> int:
-        """Returns the number of questions with a committed answer so far."""
-
-    def in_flight(self, member: str) -> int:
-        """Returns the records, or requests, that it has in flight; 0 when it does not answer."""
-
-    def transaction(self, member: str) -> DescribedTransaction | None:
-        """Returns the transaction of a member, as its coordinator describes it."""
-
-    def brokers_are_whole(self) -> bool:
-        """Whether every broker is up and has every copy of every partition."""
+    def now_s(self) -> float: ...
+    def published(self) -> int: ...
+    def answered(self) -> int: ...
+    def in_flight(self, member: str) -> int: ...
+    def transaction(self, member: str) -> DescribedTransaction | None: ...
+    def brokers_are_whole(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -95,118 +69,96 @@ class FaultInjector:
 
     def step(self) -> None:
         """Injects at most one fault: the first that is due and counts now."""
-        if not self._made_progress():
+        answers, now_s = self.run.answered(), self.run.now_s()
+        if self.run.published() <= answers or (
+            self.injected and answers <= self.injected[-1].answers
+        ):
             return
-        now_s = self.run.now_s()
         for fault in [fault for fault in self.pending if fault.at_s <= now_s]:
-            done = self._inject(fault)
-            if done is not None:
+            if self._inject(fault):
                 self.pending.remove(fault)
-                self.injected.append(done)
                 return
 
-    def _inject(self, fault: PlannedFault) -> InjectedFault | None:
-        if fault.kind in OF_NETWORK:
-            return self._begin(fault, self.network) if self.network.is_whole else None
-        if fault.kind in OF_STATES:
-            return self._begin(fault, self.states) if self._is_whole() else None
-        return self._hit_broker(fault) if fault.kind in OF_BROKERS else self._hit_member(fault)
-
-    def _made_progress(self) -> bool:
-        answers = self.run.answered()
-        has_work = self.run.published() > answers
-        return has_work and (not self.injected or answers > self.injected[-1].answers)
+    def _inject(self, fault: PlannedFault) -> bool:
+        unanswered = self.run.published() - self.run.answered()
+        if fault.sort == "network faults":
+            if not self.network.is_whole:
+                return False
+            found = self.network.inject(fault, self.run.now_s())
+            return found is not None and self._note(fault, found, unanswered)
+        if fault.sort == "changes of the deployment":
+            if not self._is_whole():
+                return False
+            found = self.states.inject(fault, self.run.now_s())
+            return found is not None and self._note(fault, found, unanswered)
+        if KINDS[fault.kind].hits == "brokers":
+            return self._is_whole() and self._hit(fault, fault.victims[0], unanswered)
+        for victim in fault.victims:
+            if self.supervisor.is_up(victim) and (in_flight := self.run.in_flight(victim)):
+                if KINDS[fault.kind].hits == "members":
+                    return self._hit_member(fault, victim, in_flight)
+                return self._hit(fault, victim, in_flight)
+        return False
 
     def _is_whole(self) -> bool:
         is_calm = self.network.is_whole and self.states.is_whole
         return is_calm and self.run.brokers_are_whole()
 
-    def _begin(
-        self, fault: PlannedFault, place: NetworkFaults | StateFaults
-    ) -> InjectedFault | None:
-        in_flight = self.run.published() - self.run.answered()
-        victim = place.inject(fault, self.run.now_s())
-        return None if victim is None else self._noted(fault, victim, in_flight, None)
-
-    def _hit_broker(self, fault: PlannedFault) -> InjectedFault | None:
-        if not self._is_whole():
-            return None
-        victim = fault.victims[0]
-        in_flight = self.run.published() - self.run.answered()
+    def _hit(
+        self, fault: PlannedFault, victim: str, in_flight: int, in_transaction: bool = False
+    ) -> bool:
         process = self.supervisor.processes[victim].process
-        if fault.kind == "kill a broker":
-            process.kill()
-        else:
+        if fault.kind.startswith("pause"):
             process.pause()
-        return self._note(fault, victim, in_flight, None)
-
-    def _hit_member(self, fault: PlannedFault) -> InjectedFault | None:
-        for victim in fault.victims:
-            if self.supervisor.is_up(victim) and (in_flight := self.run.in_flight(victim)):
-                return self._hit(fault, victim, in_flight)
-        return None
-
-    def _hit(self, fault: PlannedFault, victim: str, in_flight: int) -> InjectedFault | None:
-        process = self.supervisor.processes[victim].process
-        if fault.kind in OF_LLM:
+            self.supervisor.note(victim, "paused", self.run.now_s(), fault.down_s)
+        else:
             process.kill()
-            return self._note(fault, victim, in_flight, None)
+            self.supervisor.note(victim, "dead", self.run.now_s(), fault.down_s)
+        return self._note(fault, victim, in_flight, in_transaction)
+
+    def _hit_member(self, fault: PlannedFault, victim: str, in_flight: int) -> bool:
+        process = self.supervisor.processes[victim].process
         needs_open = fault.kind == "kill in a transaction"
         for _ in range(TRIES_MAX if needs_open else 1):
             process.pause()
             self.sleep(SETTLE_S)
             transaction = self.run.transaction(victim)
-            if not needs_open or (transaction is not None and transaction.is_open):
-                if fault.kind != "pause":
-                    process.kill()
-                return self._note(fault, victim, in_flight, transaction)
+            is_open = transaction is not None and transaction.is_open
+            if is_open or not needs_open:
+                return self._hit(fault, victim, in_flight, is_open)
             process.resume()
             self.sleep(self.rng.uniform(0.0, 0.03))
-        return None
+        return False
 
     def _note(
-        self,
-        fault: PlannedFault,
-        victim: str,
-        in_flight: int,
-        transaction: DescribedTransaction | None,
-    ) -> InjectedFault:
-        is_pause = fault.kind.startswith("pause")
-        state: Literal["paused", "dead"] = "paused" if is_pause else "dead"
-        self.supervisor.note(victim, state, self.run.now_s(), fault.down_s)
-        return self._noted(fault, victim, in_flight, transaction)
-
-    def _noted(
-        self,
-        fault: PlannedFault,
-        victim: str,
-        in_flight: int,
-        transaction: DescribedTransaction | None,
-    ) -> InjectedFault:
-        return InjectedFault(
-            at_s=self.run.now_s(),
-            kind=fault.kind,
-            victim=victim,
-            down_s=fault.down_s,
-            in_flight=in_flight,
-            answers=self.run.answered(),
-            transaction=transaction,
+        self, fault: PlannedFault, victim: str, in_flight: int, in_transaction: bool = False
+    ) -> bool:
+        self.injected.append(
+            InjectedFault(
+                at_s=self.run.now_s(),
+                kind=fault.kind,
+                victim=victim,
+                in_flight=in_flight,
+                answers=self.run.answered(),
+                in_transaction=in_transaction,
+            )
         )
+        return True
 
 
 def quiet_after_s(
-    injected: Sequence[InjectedFault], answers_s: Sequence[float], *, horizon_s: float = 30.0
+    injected: Sequence[InjectedFault], answers_s: Sequence[float]
 ) -> Mapping[Kind, list[float]]:
     """Returns the longest time without an answer after each fault, by kind.
 
-    It is measured until the next fault, for at most `horizon_s`. `answers_s`: when answers were
-    read, seconds of the run, in any order.
+    It is measured until the next fault, for at most 30 s. `answers_s`: when answers were read,
+    seconds of the run, in any order.
     """
     found: dict[Kind, list[float]] = {}
     times = sorted(answers_s)
     nexts_s = [fault.at_s for fault in injected[1:]] + [float("inf")]
     for fault, next_s in zip(injected, nexts_s, strict=True):
-        end_s = min(next_s, fault.at_s + horizon_s)
+        end_s = min(next_s, fault.at_s + HORIZON_S)
         points = [fault.at_s, *(at_s for at_s in times if fault.at_s < at_s < end_s), end_s]
         gaps = [later - earlier for earlier, later in pairwise(points)]
         found.setdefault(fault.kind, []).append(max(gaps))

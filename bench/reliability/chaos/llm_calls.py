@@ -1,9 +1,10 @@
-"""Calls of the LLM stand-ins: how many there were."""
+"""The LLM stand-ins of a run: they fail on some questions, are killed, and count their calls."""
 
 from __future__ import annotations
 
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -16,24 +17,6 @@ WARM_UP = "/warm-up"
 """How the id of a warm-up's request ends."""
 
 
-class LlmCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests for an answer that reached stand-ins. `faulted`: the load made them fail.
-
-    `warm_ups`: completed requests that only warm the prefix cache; they are no others.
-    """
-
-    started: int = 0
-    faulted: int = 0
-    warm_ups: int = 0
-
-    def __add__(self, other: LlmCalls) -> LlmCalls:
-        return LlmCalls(
-            started=self.started + other.started,
-            faulted=self.faulted + other.faulted,
-            warm_ups=self.warm_ups + other.warm_ups,
-        )
-
-
 class StandInRequests(msgspec.Struct, frozen=True, kw_only=True):
     """What is read of the stand-in's `LlmRequests`."""
 
@@ -43,23 +26,39 @@ class StandInRequests(msgspec.Struct, frozen=True, kw_only=True):
     started_by_id: dict[str, int]
     completed_by_id: dict[str, int]
 
+    def calls(self) -> Counter[str]:
+        """Returns the requests for an answer that `started`, and those that the load made fail.
+
+        And the completed `warm_ups`: these only warm the prefix cache, and are no others.
+        """
+
+        def warm_ups(ids: Mapping[str, int]) -> int:
+            return sum(count for id, count in ids.items() if id.endswith(WARM_UP))
+
+        return Counter(
+            started=self.started - warm_ups(self.started_by_id),
+            faulted=self.faulted,
+            warm_ups=warm_ups(self.completed_by_id),
+        )
+
 
 class LlmStandIn:
     """A stand-in that can be killed: what it was told and has counted outlives the process.
 
-    Calls that reach it in the last milliseconds before its end may be missing in the counts.
+    Calls that reach it in the last milliseconds before its end may be missing in the counts. Every
+    method raises `RetryableError` when it does not answer.
     """
 
     def __init__(self, process: ServiceProcess) -> None:
         self._process = process
         self._command = process.command
-        self._before = LlmCalls()
+        self._before = Counter[str]()
         self._lock = threading.Lock()
         self.start, self.pause, self.resume = process.start, process.pause, process.resume
 
     @property
     def is_running(self) -> bool:
-        """See `FaultTarget`."""
+        """Whether the process exists."""
         return self._process.is_running
 
     def is_up(self) -> bool:
@@ -73,20 +72,17 @@ class LlmStandIn:
         except RetryableError:
             return 0
 
-    def calls(self) -> LlmCalls:
-        """Returns the counts so far. Raises `RetryableError` when it does not answer."""
-        return self._before + calls_in(self._requests())
+    def calls(self) -> Counter[str]:
+        """Returns the counts so far, see `StandInRequests.calls`."""
+        return self._before + self._requests().calls()
 
     def break_on(self, words: Mapping[str, int]) -> None:
-        """Makes it fail so many times on prompts with these words.
-
-        Raises `RetryableError` when it does not answer.
-        """
+        """Makes it fail so many times on prompts with these words."""
         with self._lock:
             self._page("/_broken", msgspec.json.encode(dict(words)))
 
     def answer_as(self, mode: str) -> None:
-        """Sets the `LlmFault` of its answers. Raises `RetryableError` when it does not answer."""
+        """Sets the `LlmFault` of its answers."""
         self._page("/_faults", msgspec.json.encode({"mode": mode}))
 
     def kill(self) -> None:
@@ -117,21 +113,3 @@ def break_on(stand_ins: Sequence[LlmStandIn], words: Mapping[str, int]) -> None:
     count = len(stand_ins)
     for number, each in enumerate(stand_ins):
         each.break_on({word: (times + number) // count for word, times in words.items()})
-
-
-def calls_of(stand_ins: Sequence[LlmStandIn]) -> LlmCalls:
-    """Returns the counts of all so far. Raises `RetryableError` when one does not answer."""
-    return sum((each.calls() for each in stand_ins), LlmCalls())
-
-
-def calls_in(requests: StandInRequests) -> LlmCalls:
-    """Returns the counts of one process."""
-
-    def warm_ups(ids: Mapping[str, int]) -> int:
-        return sum(count for id, count in ids.items() if id.endswith(WARM_UP))
-
-    return LlmCalls(
-        started=requests.started - warm_ups(requests.started_by_id),
-        faulted=requests.faulted,
-        warm_ups=warm_ups(requests.completed_by_id),
-    )

@@ -16,7 +16,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from producers.arrival_times import bounded, even
-from producers.build_query import Priority, build_cancel
+from producers.build_query import build_cancel
 from producers.errors import PublishError
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
@@ -24,12 +24,9 @@ from producers.send_load import LoadPlan, LoadSummary, SentQuestion, run_load
 from producers.settings import ClientSettings
 
 PUBLISH_TIMEOUT_MS = 600_000
-TOP_K = 3
-"""As many passages as a prompt has by default, so that an answer names all of them."""
 REPLAY_PAUSE_S = 4.0
 WITHDRAWN_AFTER_S_MAX = 0.5
 """An answer takes about 0.2 s, so some questions are withdrawn on their way and some too late."""
-WITHDRAW_STEP_S = 0.02
 
 
 class SteadyLoad(threading.Thread):
@@ -39,21 +36,15 @@ class SteadyLoad(threading.Thread):
         self,
         kafka: KafkaSettings,
         questions: Sequence[Question],
+        plan: LoadPlan,
         *,
-        embedding_model: str | None,
-        priority: Priority,
         rate_per_s: float,
         on_sent: Callable[[str], None],
     ) -> None:
         super().__init__(name="load", daemon=True)
-        self._on_sent = on_sent
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
-        self._questions = questions
-        self._plan = LoadPlan(
-            embedding_model=embedding_model, top_k=TOP_K, priority=priority, keep_ids=True
-        )
-        self._rate_per_s = rate_per_s
-        self._failure: Exception | None = None
+        self._questions, self._plan, self._rate_per_s = questions, plan, rate_per_s
+        self._on_sent = on_sent
         self._summary: LoadSummary | None = None
         self.sent: list[str] = []
 
@@ -69,8 +60,6 @@ class SteadyLoad(threading.Thread):
                 on_sent=self._sent,
                 flush_timeout_s=PUBLISH_TIMEOUT_MS / 1_000,
             )
-        except Exception as error:  # raised by `end`
-            self._failure = error
         finally:
             self._publisher.close(5.0)
 
@@ -81,47 +70,32 @@ class SteadyLoad(threading.Thread):
     def end(self) -> None:
         """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
         self.join()
-        if self._failure is not None:
-            raise self._failure
-        assert self._summary is not None, "a load that ended without an error has a summary"
+        if self._summary is None:
+            raise CarpoolError("the load ended with an error, so not every question was sent")
         require_all_sent(self._summary)
 
 
-class Withdrawals(threading.Thread):
+class Withdrawals:
     """Withdraws questions by their ids, at a drawn time after they were sent."""
 
     def __init__(self, kafka: KafkaSettings, query_ids: Collection[str], seed: int) -> None:
-        super().__init__(name="withdrawals", daemon=True)
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
         self._query_ids = frozenset(query_ids)
         self._rng = random.Random(seed)
-        self._clock = SystemClock()
-        self._lock = threading.Lock()
-        self._due: list[tuple[int, str]] = []
-        self._stopping = threading.Event()
 
     def sent(self, query_id: str) -> None:
         """Notes a question that was sent. For any thread."""
         if query_id in self._query_ids:
-            with self._lock:
-                after_us = int(self._rng.uniform(0, WITHDRAWN_AFTER_S_MAX) * 1_000_000)
-                self._due.append((self._clock.now_us() + after_us, query_id))
+            after_s = self._rng.uniform(0, WITHDRAWN_AFTER_S_MAX)
+            threading.Timer(after_s, self._withdraw, [query_id]).start()
 
-    def run(self) -> None:
-        while not self._stopping.wait(WITHDRAW_STEP_S):
-            now_us = self._clock.now_us()
-            with self._lock:
-                due = [query_id for at_us, query_id in self._due if at_us <= now_us]
-                self._due = [each for each in self._due if each[0] > now_us]
-            for query_id in due:  # best effort, as an application does it
-                cancel = build_cancel(query_id, None, now_us)
-                with suppress(PublishError):
-                    self._publisher.send(cancel, lambda _, error: None)
+    def _withdraw(self, query_id: str) -> None:
+        cancel = build_cancel(query_id, None, SystemClock().now_us())
+        with suppress(PublishError):  # best effort, as an application does it
+            self._publisher.send(cancel, lambda _, error: None)
 
     def end(self) -> None:
-        """Ends; what is not due yet is not withdrawn."""
-        self._stopping.set()
-        self.join()
+        """Sends what is left."""
         self._publisher.close(5.0)
 
 

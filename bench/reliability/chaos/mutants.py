@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.reliability.chaos.plan import LASTS_S, PROCESS_SHARES, Kind
-from bench.reliability.chaos.questions import BATCH_SHARE
+from bench.reliability.chaos.plan import Kind, Range, shares_of
+from bench.reliability.chaos.questions import Shares
 from carpool.errors import ConfigError
 
 PACKAGES = ("schemas", "producers", "grouper", "searcher", "generator", "indexer", "carpool", "cli")
@@ -37,14 +37,14 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 45.0
     seed: int = 1
     faults: int = 12
-    shares: Mapping[Kind, float] = msgspec.field(default_factory=lambda: dict(PROCESS_SHARES))
-    lasts_s: Mapping[Kind, tuple[float, float]] = msgspec.field(
-        default_factory=lambda: dict(LASTS_S)
+    shares: Mapping[Kind, float] = msgspec.field(
+        default_factory=lambda: shares_of("kills and pauses")
     )
+    lasts_s: Mapping[Kind, Range] = {}
     members: tuple[str, ...] = ()
-    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    settings: dict[str, str] = {}
     wait_s_max: float | None = None
-    batch_share: float = BATCH_SHARE
+    batch_share: float = Shares().batch
 
     @property
     def patch(self) -> Path:

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from confluent_kafka import KafkaException
 
 from bench.reliability.chaos.plan import PlannedFault
 from carpool.errors import CarpoolError
-from carpool.kafka.embedded import free_port
 from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
-from carpool.testing.kafka import KafkaCluster
 
 API_KEYS = {"EndTxn": END_TXN, "TxnOffsetCommit": TXN_OFFSET_COMMIT, "Produce": PRODUCE}
 REQUEST_WAIT_S = 1.0
 """How long to wait for a request that is to be held, or whose reply is to be dropped."""
-
-
-@contextmanager
-def proxied_cluster(
-    folder: Path, names: tuple[str, ...]
-) -> Iterator[tuple[KafkaCluster, dict[str, FaultProxy]]]:
-    """Yields a running cluster of one broker for each name, and the proxy before each."""
-    ports = [free_port() for _ in names]
-    cluster = KafkaCluster(folder, advertised=ports)
-    with ExitStack() as opened:
-        proxies = {
-            name: opened.enter_context(FaultProxy(port, server.port))
-            for name, port, server in zip(names, ports, cluster.servers, strict=True)
-        }
-        yield opened.enter_context(cluster), proxies
 
 
 @dataclass(slots=True)
@@ -54,10 +36,6 @@ class PassingFaults:
                 due[1]()
             except (KafkaException, CarpoolError, TimeoutError):
                 self._ends.append(due)
-
-    def end_all(self) -> None:
-        """Ends every fault."""
-        self.step(float("inf"))
 
 
 @dataclass(slots=True)

@@ -1,26 +1,39 @@
-"""The questions of a run: two classes, repeated ids and texts, questions that the LLM fails on, and
-questions that are withdrawn. Pure.
+"""The questions of a run, and the passages and the answer that each gets without faults.
 
-The LLM stand-in fails on a prompt that contains the word of such a question.
+They have two classes, repeated ids and texts; the LLM stand-in fails on a prompt that contains the
+word of some, and others are withdrawn.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import permutations
 
 import msgspec
+import numpy as np
 
+from bench.data.index import BenchIndex
+from bench.data.made_up import QUESTIONS, made_up_questions
+from carpool.testing.llm_text import write
+from generator.plan.prompt import Template, fill
+from generator.prompts import load_templates
+from generator.settings import GeneratorSettings
 from producers.read_questions import Question
+from schemas.retrieval import Hit
+from searcher.local import LocalSearcher
 
-BATCH_SHARE = 0.25
+TOP_K = 3
+"""As many passages as a prompt has by default, so that an answer names all of them."""
+SCORE_GAP_MIN = 1e-4
+"""Scores that are nearer may be ordered differently: products of many queries are rounded
+differently from those of a few."""
+
 REPEATED_SHARE = 0.05
 FAILS_AT_FIRST_SHARE = 0.02
 DEAD_SHARE = 0.005
-BROKEN_WITHIN = 0.6
-"""Later questions do not fail: a question fails only while others are answered."""
 REPEATED_WITHIN = 300
 """A repeated id is one of the last so many of its class."""
 REPEATED_TEXT_WITHIN = 20
@@ -32,6 +45,20 @@ FAILS_AT_FIRST = TRIES_MAX - 2
 """Of the other two tries, one may meet the kill of an LLM server."""
 ALWAYS = 1_000_000
 WORD = re.compile(r"unanswerable-[0-9]{6}")
+
+
+class Shares(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the questions.
+
+    `batch`: of the class batch. `broken_within`: the first part, of which some fail; later ones
+    do not, because a question fails only while others are answered. Of those that do not fail:
+    `repeat`: those with the text of an earlier one; `cancel`: those that are withdrawn.
+    """
+
+    batch: float = 0.25
+    broken_within: float = 0.6
+    repeat: float = 0.0
+    cancel: float = 0.0
 
 
 class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -60,21 +87,8 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return len(set(self.texts.values())) < len(self.texts)
 
 
-def chaos_questions(
-    given: Sequence[Question],
-    seed: int,
-    *,
-    broken_within: float = BROKEN_WITHIN,
-    batch_share: float = BATCH_SHARE,
-    repeat_share: float = 0.0,
-    cancel_share: float = 0.0,
-) -> ChaosQuestions:
-    """Returns as many questions as `given`, drawn from the seed.
-
-    `broken_within`: the first part of the questions, of which some fail; 0: none fail.
-    `repeat_share`: of the questions that do not fail, those with the text of an earlier one;
-    `cancel_share`: those that are withdrawn.
-    """
+def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> ChaosQuestions:
+    """Returns as many questions as `given`, drawn from the seed. Pure."""
     rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
     withdrawn: set[str] = set()
     classes: dict[str, list[Question]] = {"i": [], "b": []}
@@ -83,7 +97,7 @@ def chaos_questions(
     dead: set[str] = set()
     rows: dict[str, int] = {}
     for row, question in enumerate(given):
-        name = "b" if rng.random() < batch_share else "i"
+        name = "b" if rng.random() < shares.batch else "i"
         drawn = rng.random()
         if drawn < REPEATED_SHARE and plain[name]:
             classes[name].append(rng.choice(plain[name][-REPEATED_WITHIN:]))
@@ -91,7 +105,7 @@ def chaos_questions(
         drawn -= REPEATED_SHARE
         query_id, text = f"{name}-{row:06}", question.text
         rows[query_id] = row
-        may_break = row < broken_within * len(given)
+        may_break = row < shares.broken_within * len(given)
         is_dead = may_break and 0 <= drawn < DEAD_SHARE
         if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_AT_FIRST_SHARE):
             word = f"unanswerable-{row:06}"
@@ -100,11 +114,11 @@ def chaos_questions(
             dead |= {query_id} if is_dead else set()
         asked = Question(id=query_id, text=text, vector=question.vector)
         if text == question.text:
-            if of_shares.random() < repeat_share and plain[name]:
+            if of_shares.random() < shares.repeat and plain[name]:
                 earlier = of_shares.choice(plain[name][-REPEATED_TEXT_WITHIN:])
                 rows[query_id] = rows[str(earlier.id)]
                 asked = Question(id=query_id, text=earlier.text, vector=earlier.vector)
-            if of_shares.random() < cancel_share:
+            if of_shares.random() < shares.cancel:
                 withdrawn.add(query_id)
             plain[name].append(asked)
         classes[name].append(asked)
@@ -116,3 +130,52 @@ def chaos_questions(
         withdrawn=frozenset(withdrawn),
         rows=rows,
     )
+
+
+class AskedQuestions(msgspec.Struct, frozen=True, kw_only=True):
+    """`passages`: the right passages, best first, by query id. `template`: of the prompts."""
+
+    questions: ChaosQuestions
+    passages: dict[str, tuple[Hit, ...]]
+    template: Template
+    prompts: GeneratorSettings = GeneratorSettings()
+
+    def texts(self, query_id: str) -> Iterator[str]:
+        """Yields each right text of an answer: what the stand-in writes for the question's prompt.
+
+        A prompt may have its passages in any order; that of the scores is first.
+        """
+        for hits in permutations(self.passages[query_id]):
+            prompt = fill(
+                self.template,
+                self.questions.texts[query_id],
+                hits,
+                passages_max=self.prompts.passages_max,
+                passage_chars_max=self.prompts.passage_chars_max,
+                prompt_chars_max=self.prompts.prompt_chars_max,
+            )
+            yield write(f"{prompt.system}\n{prompt.user}", None)
+
+
+def drawn_questions(index: BenchIndex, count: int, seed: int, shares: Shares) -> AskedQuestions:
+    """Returns the questions of a run: of made-up questions, those without nearly equal scores."""
+    different = made_up_questions(QUESTIONS)
+    vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
+    with LocalSearcher(index.dir) as searcher:
+        results = searcher.search(np.stack(vectors), top_k=TOP_K + 1)
+    clear = [
+        (question, result.hits[:TOP_K])
+        for question, result in zip(different, results, strict=True)
+        if np.diff([hit.score for hit in result.hits]).max() < -SCORE_GAP_MIN
+    ]
+    given = [clear[row % len(clear)] for row in range(count)]
+    # Each text is new: an equal prompt would not be generated.
+    asked = [
+        msgspec.structs.replace(question, text=f"{question.text} ({row})")
+        for row, (question, _) in enumerate(given)
+    ]
+    questions = chaos_questions(asked, seed, shares)
+    passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
+    prompts = GeneratorSettings()
+    template = load_templates(prompts)[prompts.template]
+    return AskedQuestions(questions=questions, passages=passages, template=template)

@@ -6,45 +6,47 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.spread import Spread, spreads
 from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL
-from bench.reliability.chaos.answer_audit import AnswerAudit
-from bench.reliability.chaos.asked import AskedQuestions
-from bench.reliability.chaos.audit import INPUTS, TOPICS, AuditResult, TopicAudit
-from bench.reliability.chaos.faults import FaultInjector, InjectedFault
-from bench.reliability.chaos.live import STEP_S, LiveRun, broker_names, members
-from bench.reliability.chaos.llm_calls import LlmCalls, LlmStandIn, break_on, calls_of
+from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, Expected, TopicAudit
+from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
+from bench.reliability.chaos.live import BROKERS, STEP_S, LiveRun, supervised
+from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
-from bench.reliability.chaos.network import NetworkFaults, proxied_cluster
+from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
-from bench.reliability.chaos.questions import TRIES_MAX
-from bench.reliability.chaos.supervisor import UnplannedExit
+from bench.reliability.chaos.questions import TOP_K, TRIES_MAX, AskedQuestions
+from bench.reliability.chaos.states import StateFaults
+from bench.reliability.chaos.supervisor import ProcessSupervisor
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
-from carpool.kafka.fencing import transactional_id
+from carpool.kafka.embedded import free_port
 from carpool.kafka.librdkafka.committed import committed_so_far
-from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
-from producers.read_questions import Question
+from carpool.testing.fault_proxy import FaultProxy
+from carpool.testing.kafka import KafkaCluster
+from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 
-BROKERS = 3
 NOTE_S = 5.0
 STALLED_S = 120.0
 SETTLE_S = 15.0
@@ -52,7 +54,6 @@ SETTLE_S = 15.0
 BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
-LLM_LATENCY_MS = 100
 ENVIRONMENT = {
     "CARPOOL_EMBEDDING_MODEL": MODEL,
     "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX),
@@ -99,93 +100,120 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened. Times are seconds of the run; `answers_s`: when answers were read.
+    """What happened. Times are seconds of the run.
 
-    `behind`: by how many offsets a group is behind the end of a partition. `calls_allowed`: of the
-    LLM beyond one for each generated answer and those that failed as the load wanted: those of one
-    second for each fault and each process that ended, and one for each withdrawn question.
+    `exits`: processes that ended by themselves. `behind`: by how many offsets a group is behind the
+    end of a partition. `calls`: of the LLM; `repeated`: beyond one for each generated answer and
+    those that failed as the load wanted; `allowed`: of these, those of one second for each fault
+    and each process that ended, and one for each withdrawn question. `back_after_s`: from a fault
+    until the process was up again, by process. `quiet_after_s`: the longest time without an answer
+    after a fault, by kind of fault.
     """
 
     took_s: float
+    audit: AuditResult
     injected: tuple[InjectedFault, ...]
     not_injected: tuple[PlannedFault, ...]
-    exits: tuple[UnplannedExit, ...]
-    back_after_s: dict[str, list[float]]
-    answers_s: tuple[float, ...]
+    faults: dict[str, int]
+    kills_in_transaction: int
+    exits: dict[str, int]
     open_at_end: tuple[str, ...]
     behind: dict[str, int]
-    calls: LlmCalls
-    calls_allowed: int
-    replay_failures: int
-    audit: AuditResult
-
-    @property
-    def calls_repeated(self) -> int:
-        """LLM calls beyond one for each generated answer and those that failed as meant."""
-        return self.calls.started - self.calls.faulted - self.audit.answers.generated
+    calls: dict[str, int]
+    back_after_s: dict[str, Spread]
+    quiet_after_s: dict[str, Spread]
 
 
 def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -> ChaosRun:
     """Runs it, and audits all topics. Blocks. Raises `CarpoolError` when the run itself failed."""
+    with _live(index, plan, folder) as run:
+        injector = FaultInjector(
+            list(plan.faults),
+            run.supervisor,
+            run.network,
+            run.states,
+            run,
+            random.Random(plan.seed),
+        )
+        run.begin()
+        took_s = _inject_until_answered(run, injector, plan.stalled_s, note)
+        sent = run.end_load()
+        offsets = committed_offsets(run.kafka)
+        run.stack.stop_services()
+        calls = sum((each.calls() for each in run.stand_ins.values()), start=Counter[str]())
+        open_at_end = run.open_transactions()
+        note("reading every topic to its end")
+        audit = TopicAudit(int(run.started_s * 1_000), _expected(plan.asked))
+        read_topics(run.kafka, audit)
+        found = audit.result(sent, run.states.removed)
+        injected, exits = injector.injected, run.supervisor.exits
+        allowed = math.ceil(plan.rate_per_s * (len(injected) + len(exits))) + found.cancelled
+        repeated = calls["started"] - calls["faulted"] - found.generated
+        records = run.recorder.records(ANSWERS.name)
+        answers_s = [each.received_us / 1_000_000 - run.started_s for each in records]
+        return ChaosRun(
+            took_s=took_s,
+            audit=found,
+            injected=tuple(injected),
+            not_injected=tuple(injector.pending),
+            faults=dict(sorted(Counter(each.kind for each in injected).items())),
+            kills_in_transaction=sum(
+                each.in_transaction and each.kind.startswith("kill") for each in injected
+            ),
+            exits=Counter(exits),
+            open_at_end=open_at_end,
+            behind=audit.behind(offsets),
+            calls={**calls, "repeated": repeated, "allowed": allowed},
+            back_after_s=spreads(run.supervisor.back_after_s),
+            quiet_after_s=spreads(quiet_after_s(injected, answers_s)),
+        )
+
+
+def _expected(asked: AskedQuestions) -> Expected:
+    return Expected(
+        passages={id: [hit.doc_id for hit in hits] for id, hits in asked.passages.items()},
+        texts=asked.texts,
+        dead=asked.questions.dead,
+        withdrawn=asked.questions.withdrawn,
+    )
+
+
+@contextmanager
+def _live(index: BenchIndex, plan: ChaosPlan, folder: Path) -> Iterator[LiveRun]:
+    """Yields a run that has not begun: brokers behind proxies, services, LLM servers."""
     asked = plan.asked.questions
     with ExitStack() as opened:
         data = opened.enter_context(fresh_folder(folder / "kafka"))
-        cluster, proxies = opened.enter_context(proxied_cluster(data, broker_names(BROKERS)))
-        kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap, group_prefix="chaos")
+        ports = [free_port() for _ in BROKERS]
+        cluster = KafkaCluster(data, advertised=ports)
+        proxies = {
+            name: opened.enter_context(FaultProxy(port, server.port))
+            for name, port, server in zip(BROKERS, ports, cluster.servers, strict=True)
+        }
+        opened.enter_context(cluster)
+        kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap)
         make_topics(kafka)
         stack = opened.enter_context(_services(index, plan, kafka, folder))
         stand_ins = {name: LlmStandIn(stack[name]) for name in stack.llm_names}
         llm = tuple(stand_ins.values())
         break_on(llm, asked.broken)
-        recorder = opened.enter_context(
-            TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
-        )
+        supervisor = ProcessSupervisor(dict(supervised(stack, cluster, stand_ins)))
+        admin = AdminClient({"bootstrap.servers": cluster.own_addresses, "log_level": 0})
         withdrawals = Withdrawals(kafka, asked.withdrawn, plan.seed)
-        replays = LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0)))
-        run = LiveRun(
+        recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
+        yield LiveRun(
             cluster=cluster,
-            network=NetworkFaults(proxies),
-            stack=stack,
             kafka=kafka,
-            recorder=recorder,
+            stack=stack,
+            supervisor=supervisor,
+            network=NetworkFaults(proxies),
+            states=StateFaults(admin, kafka, supervisor, stand_ins),
+            recorder=opened.enter_context(recorder),
+            stand_ins=stand_ins,
             loads=_loads(kafka, index, plan, withdrawals.sent),
             withdrawals=withdrawals,
-            replays=replays,
+            replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead=asked.dead,
-            stand_ins=stand_ins,
-        )
-        faults = list(plan.faults)
-        injector = FaultInjector(
-            faults, run.supervisor, run.network, run.states, run, random.Random(plan.seed)
-        )
-        run.begin()
-        took_s = _inject_until_answered(run, injector, plan.stalled_s, note)
-        sent = run.end_load()
-        offsets = committed_offsets(kafka)
-        stack.stop_services()
-        calls = calls_of(llm)
-        open_at_end = run.open_transactions()
-        note("reading every topic to its end")
-        passages = {id: [hit.doc_id for hit in hits] for id, hits in plan.asked.passages.items()}
-        answers = AnswerAudit(passages, plan.asked.texts, asked.dead, asked.withdrawn)
-        audit = TopicAudit(run.started_us // 1_000, answers)
-        read_topics(kafka, audit)
-        received_us = [record.received_us for record in recorder.records(ANSWERS.name)]
-        broke = len(injector.injected) + len(run.supervisor.exits)
-        cancelled = answers.result().cancelled
-        return ChaosRun(
-            took_s=took_s,
-            injected=tuple(injector.injected),
-            not_injected=tuple(injector.pending),
-            exits=tuple(run.supervisor.exits),
-            back_after_s=run.supervisor.back_after_s,
-            answers_s=tuple((at_us - run.started_us) / 1_000_000 for at_us in received_us),
-            open_at_end=open_at_end,
-            behind=audit.behind(offsets),
-            calls=calls,
-            calls_allowed=math.ceil(plan.rate_per_s * broke) + cancelled,
-            replay_failures=replays.failures,
-            audit=audit.result(sent, run.states.removed.keys()),
         )
 
 
@@ -201,13 +229,8 @@ def _services(
             index_dir=index.dir,
             work_dir=folder,
             members=MEMBERS,
-            settings={
-                **ENVIRONMENT,
-                **(DRAFTS if plan.has_drafts else {}),
-                **plan.settings,
-                "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix,
-            },
-            llm_options=("--latency-ms", str(LLM_LATENCY_MS)),
+            settings={**ENVIRONMENT, **(DRAFTS if plan.has_drafts else {}), **plan.settings},
+            llm_options=("--latency-ms", "100"),
             llm_servers=plan.llm_servers,
             kv_folder=Path(sockets) if plan.has_drafts else None,
             python_path=plan.python_path,
@@ -218,66 +241,40 @@ def _services(
 
 
 def make_topics(kafka: KafkaSettings) -> None:
-    """Makes the topics on a new cluster, and waits until members can begin. Blocks.
+    """Makes the topics when all brokers are there: before, they would have fewer copies. Blocks.
 
-    Raises `RetryableError` when brokers or coordinators are missing after a minute.
-    """
-    wait_for_brokers(kafka)
-    create_topics(kafka)
-    wait_for_coordinators(kafka)
-
-
-def wait_for_brokers(kafka: KafkaSettings) -> None:
-    """Waits until all brokers are in the cluster: topics that are made before have fewer copies.
-
-    Raises `RetryableError` when they are not within a minute.
+    Raises `RetryableError` when brokers are missing after a minute.
     """
     until_s = time.monotonic() + START_TIMEOUT_S
     admin = quiet_admin(kafka)
-    while len(cluster_metadata(admin, kafka, START_TIMEOUT_S).brokers) < BROKERS:
+    while len(cluster_metadata(admin, kafka, START_TIMEOUT_S).brokers) < len(BROKERS):
         if time.monotonic() > until_s:
             raise RetryableError("not all brokers have joined the cluster")
         time.sleep(STEP_S)
-
-
-def wait_for_coordinators(kafka: KafkaSettings) -> None:
-    """Waits until brokers that have just started coordinate the transactions of every member.
-
-    Raises `RetryableError` when they do not within a minute.
-    """
-    until_s = time.monotonic() + START_TIMEOUT_S
-    for member in members():
-        group = kafka.group_of(member.partition("-")[0])
-        producer = LibrdkafkaTransactionalProducer(kafka, transactional_id(group, member))
-        while True:
-            try:
-                producer.start()
-                break
-            except RetryableError:
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(STEP_S)
-        producer.close()
+    create_topics(kafka)
 
 
 def _loads(
     kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan, on_sent: Callable[[str], None]
 ) -> tuple[SteadyLoad, ...]:
-    asked = plan.asked.questions
+    asked, model = plan.asked.questions, index.manifest.embedding_model
     count = len(asked.interactive) + len(asked.batch)
-
-    def load(questions: Sequence[Question], *, is_batch: bool) -> SteadyLoad:
-        return SteadyLoad(
+    return tuple(
+        SteadyLoad(
             kafka,
             questions,
-            embedding_model=index.manifest.embedding_model,
-            priority="batch" if is_batch else 0,
+            LoadPlan(
+                embedding_model=model,
+                top_k=TOP_K,
+                priority="batch" if questions is asked.batch else 0,
+                keep_ids=True,
+            ),
             rate_per_s=plan.rate_per_s * len(questions) / count,
             on_sent=on_sent,
         )
-
-    found = (load(asked.interactive, is_batch=False),)
-    return (*found, load(asked.batch, is_batch=True)) if asked.batch else found
+        for questions in (asked.interactive, asked.batch)
+        if questions
+    )
 
 
 def _inject_until_answered(
@@ -294,8 +291,8 @@ def _inject_until_answered(
             next_note_s = run.now_s() + NOTE_S
             note(run.status(len(injector.injected)))
     took_s = run.now_s()
-    run.network.end_all()
-    run.states.end_all()
+    for faults in (run.network, run.states):
+        faults.step(math.inf)
     while not run.supervisor.all_up() and run.now_s() - took_s < BACK_TIMEOUT_S:
         run.step()
     time.sleep(SETTLE_S)  # for records that come twice, and for the last commits
@@ -329,7 +326,7 @@ def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
     with TopicReader(kafka, SystemClock(), name="bench-audit", config=config) as reader:
         places = [
-            at for topic in TOPICS for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+            at for topic in READ for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
         ]
         for record in reader.read_to_end(places, silence_s=READ_TIMEOUT_S):
             audit.take(record)

@@ -121,14 +121,9 @@ class StateFaults(PassingFaults):
                         self.removed[found.source.place] = (record.key or b"").decode()
         gone = RawPartition(at.topic, at.partition, read[at] + waiting[at])
         self.admin.delete_records([gone])[gone].result(TIMEOUT_S)
-        command = (sys.executable, "-m", "carpool", "groups", "accept-loss", "--yes")
-        given = ("--set", f"kafka.group_prefix={self.kafka.group_prefix}")
-        done = subprocess.run(
-            (*command, "--bootstrap", self.kafka.bootstrap, *given),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "carpool", "groups", "accept-loss", "--yes"]
+        command += ["--bootstrap", self.kafka.bootstrap]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RetryableError(f"the loss is not accepted: {done.stderr}")
         self._bring_back()

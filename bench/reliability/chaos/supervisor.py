@@ -4,44 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-import msgspec
+from typing import Any, Literal
 
 RESTART_S = 1.0
 """How long a process that ended by itself stays down."""
 
 
-class FaultTarget(Protocol):
-    """A process that can be killed and paused."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it exists, paused or not."""
-
-    def kill(self) -> None:
-        """Ends it as a crash does."""
-
-    def pause(self) -> None:
-        """Stops it as a stall does."""
-
-    def resume(self) -> None:
-        """Continues it."""
-
-
-class UnplannedExit(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that ended by itself: it was fenced, or it failed."""
-
-    name: str
-    at_s: float
-
-
 @dataclass(slots=True)
 class SupervisedProcess:
-    """A process and its state. `until_s`: when it is started or resumed."""
+    """A process and its state. `until_s`: when it is started or resumed.
 
-    name: str
-    process: FaultTarget
+    `process`: what has `is_running`, `kill`, `pause`, `resume`: a service, a broker or a stand-in.
+    """
+
+    process: Any
     start: Callable[[], None]
     is_up: Callable[[], bool]
     state: Literal["up", "paused", "dead", "starting"] = "up"
@@ -51,10 +27,14 @@ class SupervisedProcess:
 
 @dataclass(slots=True)
 class ProcessSupervisor:
-    """All processes of a run. Times are seconds of the run. `step` does not wait for a process."""
+    """All processes of a run. Times are seconds of the run. `step` does not wait for a process.
+
+    `exits`: the names of those that ended by themselves: fenced, or failed. `back_after_s`: from
+    each fault until the process was up again.
+    """
 
     processes: Mapping[str, SupervisedProcess]
-    exits: list[UnplannedExit] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
     back_after_s: dict[str, list[float]] = field(default_factory=dict)
 
     def is_up(self, name: str) -> bool:
@@ -70,7 +50,7 @@ class ProcessSupervisor:
 
     def step(self, now_s: float) -> None:
         """Brings back what is due, and notes what is up again and what ended by itself."""
-        for each in self.processes.values():
+        for name, each in self.processes.items():
             if each.state == "paused" and now_s >= each.until_s:
                 each.process.resume()
                 each.state = "starting"
@@ -78,12 +58,12 @@ class ProcessSupervisor:
                 each.start()
                 each.state = "starting"
             elif each.state in ("up", "starting") and not each.process.is_running:
-                self.exits.append(UnplannedExit(name=each.name, at_s=now_s))
+                self.exits.append(name)
                 each.hit_s = each.hit_s if each.state == "starting" else now_s
                 each.state, each.until_s = "dead", now_s + RESTART_S
             elif each.state == "starting" and each.is_up():
                 each.state = "up"
-                self.back_after_s.setdefault(each.name, []).append(now_s - each.hit_s)
+                self.back_after_s.setdefault(name, []).append(now_s - each.hit_s)
 
     def all_up(self) -> bool:
         """Whether every process is up."""

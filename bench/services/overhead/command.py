@@ -10,7 +10,7 @@ from rich.table import Table
 from bench.core.services_run import begin_run
 from bench.core.spread import Spread
 from bench.data.made_up import made_up_index, made_up_questions
-from bench.services.cli import OverheadOptions
+from bench.services.options import OverheadOptions
 from bench.services.overhead.contestants import DeliveryContestant, chosen
 from bench.services.overhead.outcome import STAGES, Cost, MeasuredLoad, SideResult, cost, promises
 from bench.services.overhead.sides import BothSides, open_sides

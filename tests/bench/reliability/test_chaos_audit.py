@@ -1,12 +1,14 @@
-"""The audit of every topic: what is lost, what came twice, what was not published."""
+"""The audit of every topic: each fault that it is for is found, and only that."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from bench.reliability.chaos.answer_audit import AnswerAudit
-from bench.reliability.chaos.audit import EXAMPLES_MAX, RETRIES, AuditResult, TopicAudit
+import pytest
+
+from bench.reliability.chaos.audit import EXAMPLES_MAX, AuditResult, Expected, TopicAudit
 from carpool.kafka.records import TopicPartition
+from schemas.answer import Retrieved
 from schemas.codec import encode
 from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
 from schemas.record import Record
@@ -21,13 +23,25 @@ from tests.records import (
     an_answer,
 )
 
+RIGHT = {"a": ("p-1", "p-2"), "b": (), "dead": ("p-3",), "withdrawn": ("p-1", "p-2")}
+REPLAY = (REPLAYED_FROM_HEADER, b"rag.queries.v1.dlq/0/0")
+RETRY = ((ORIGIN_HEADER, b"rag.queries.v1/0/0/0"), (ATTEMPT_HEADER, b"2"))
+
+
+def retrieved(*ids: str) -> tuple[Retrieved, ...]:
+    return tuple(Retrieved(id=each, score=1.0) for each in ids)
+
 
 class Topics:
     """Writes records as the services do, and audits them."""
 
     def __init__(self) -> None:
-        self.audit = TopicAudit(1_000_000, AnswerAudit({}, lambda _: [None], ()))
+        expected = Expected(
+            passages=RIGHT, texts=lambda id: (f"of {id}",), dead={"dead"}, withdrawn={"withdrawn"}
+        )
+        self.audit = TopicAudit(1_000_000, expected)
         self.offsets: Counter[str] = Counter()
+        self.asked: list[str] = []
 
     def write(self, topic: str, key: str, record: Record, *headers: tuple[str, bytes]) -> None:
         value, own = encode(record, event_id="e", source="t", time_us=0)
@@ -43,9 +57,10 @@ class Topics:
         )
         self.offsets[topic] += 1
 
-    def ask(self, *query_ids: str) -> None:
-        for query_id in query_ids:
-            self.write(QUERIES.name, query_id, a_query(query_id))
+    def ask(self, query_id: str, *headers: tuple[str, bytes]) -> int:
+        self.write(QUERIES.name, query_id, a_query(query_id), *headers)
+        self.asked.append(query_id)
+        return self.offsets[QUERIES.name] - 1
 
     def group(self, *offsets: int) -> None:
         queries = [a_grouped_query(source=a_source(offset)) for offset in offsets]
@@ -54,107 +69,90 @@ class Topics:
     def retrieve(self, offset: int, *, is_final: bool = True) -> None:
         self.write(RETRIEVALS.name, "q", a_retrieval(source=a_source(offset), is_final=is_final))
 
-    def answer(self, offset: int | None) -> None:
-        source = None if offset is None else a_source(offset)
-        self.write(ANSWERS.name, "q", an_answer(f"q-{offset}", source=source))
+    def answer(self, offset: int, **fields: object) -> None:
+        query_id = self.asked[offset] if offset < len(self.asked) else "unknown"
+        right = {
+            "source": a_source(offset, timestamp_ms=1_000_000),
+            "retrieved": retrieved(*RIGHT.get(query_id, ())),
+            "answer": f"of {query_id}",
+        }
+        self.write(ANSWERS.name, query_id, an_answer(query_id, **right | fields))
 
-    def whole_way(self, *offsets: int) -> None:
-        self.group(*offsets)
-        for offset in offsets:
-            self.retrieve(offset)
-            self.answer(offset)
+    def whole_way(self, offset: int, **fields: object) -> None:
+        self.group(offset)
+        self.retrieve(offset)
+        self.answer(offset, **fields)
 
     def result(self, *acknowledged: str) -> AuditResult:
-        return self.audit.result(acknowledged)
+        return self.audit.result(acknowledged or self.asked)
 
 
-def test_the_audit_holds_when_every_question_went_its_way_once() -> None:
+def wrong(found: AuditResult) -> dict[str, int]:
+    return {what: count for what, count in found.wrong.items() if count}
+
+
+def test_nothing_is_wrong_when_every_question_went_its_way_once() -> None:
     topics = Topics()
-    topics.ask("a", "b")
-    topics.retrieve(0, is_final=False)  # a draft
-    topics.whole_way(0, 1)
-    found = topics.result("a", "b")
-    assert found.holds
-    assert (found.published, found.answers.statuses, found.violations) == (2, {"ok": 2}, ())
+    for query_id in "ab":
+        offset = topics.ask(query_id)
+        topics.retrieve(offset, is_final=False)  # a draft
+        topics.whole_way(offset)
+    found = topics.result()
+    assert (found.published, found.statuses, wrong(found)) == (2, {"ok": 2}, {})
+    assert (found.violations, found.slowest_s) == ((), 2.5)
 
 
 def test_an_answer_of_an_earlier_service_counts_among_the_retrievals() -> None:
     topics = Topics()
-    topics.ask("a")
+    topics.ask("dead")
     for topic in (RETRIEVALS, ANSWERS, RETRIEVALS):
-        topics.write(topic.name, "q", an_answer("q-0", "expired", source=a_source(0)))
-    found = topics.result("a")
-    assert (found.lost, found.duplicates[RETRIEVALS.name]) == (0, 1)
+        topics.write(topic.name, "q", an_answer("dead", "expired", source=a_source(0), answer=None))
+    assert wrong(topics.result()) == {f"twice: {RETRIEVALS.name}": 1}
 
 
-def test_a_question_without_an_answer_is_lost_and_the_line_says_where_it_was_last_seen() -> None:
+def test_a_lost_question_is_found_and_the_line_says_where_it_was_last_seen() -> None:
     topics = Topics()
     topics.ask("a")
     topics.group(0)
     topics.retrieve(0)
-    found = topics.result("a")
-    assert not found.holds
-    assert found.lost == 1
-    (violation,) = found.violations
-    assert violation.line() == (
+    found = topics.result()
+    assert wrong(found) == {"lost": 1}
+    assert found.violations == (
         "lost: a (rag.queries.v1/0/0), last seen in rag.retrievals.v1: "
         "rag.queries.v1 0/0 at 2.50 s; rag.groups.v1 0/0 at 2.50 s, part 0 by g-1; "
-        "rag.retrievals.v1 0/0 at 2.50 s; rag.answers.v1 never"
+        "rag.retrievals.v1 0/0 at 2.50 s; rag.answers.v1 never",
     )
+    removed = topics.audit.result(["a"], {a_source(0).place})
+    assert (removed.removed, wrong(removed)) == (1, {}), "the run removed it"
 
 
-def test_a_question_that_the_run_removed_is_not_lost() -> None:
+@pytest.mark.parametrize("topic", [GROUPS.name, RETRIEVALS.name, ANSWERS.name])
+def test_what_comes_twice_is_found_in_each_topic(topic: str) -> None:
     topics = Topics()
-    topics.ask("a", "b", "c")
+    topics.ask("a")
     topics.whole_way(0)
-    gone = {a_source(offset).place for offset in (0, 1)}
-    found = topics.audit.result(["a", "b", "c"], gone)
-    assert (found.lost, found.removed) == (1, 1)
-
-
-def test_what_comes_twice_is_found_in_each_topic() -> None:
-    topics = Topics()
-    topics.ask("a", "b")
-    topics.whole_way(0, 1)
-    topics.group(1)
-    topics.retrieve(0)
-    topics.retrieve(0)
-    topics.answer(1)
-    found = topics.result("a", "b")
-    assert found.duplicates == {
-        GROUPS.name: 1,
-        RETRIEVALS.name: 2,
-        ANSWERS.name: 1,
-        RETRIES: 0,
-        SCANS.name: 0,
-    }
-    assert not found.holds
-    whats = {violation.what for violation in found.violations}
-    assert whats == {f"twice in {topic}" for topic in (GROUPS.name, RETRIEVALS.name, ANSWERS.name)}
+    again = {GROUPS.name: topics.group, RETRIEVALS.name: topics.retrieve}
+    again.get(topic, topics.answer)(0)
+    assert wrong(topics.result()) == {f"twice: {topic}": 1}
 
 
 def test_a_question_that_is_missing_in_its_topic_or_is_there_twice_is_found() -> None:
     topics = Topics()
     topics.ask("a")
     topics.whole_way(0)
-    found = topics.result("a", "b")
-    assert (found.unpublished, found.published_twice, found.holds) == (1, 0, False)
+    assert wrong(topics.result("a", "b")) == {"unpublished": 1}
     topics.ask("a")
-    topics.whole_way(1)
-    found = topics.result("a")
-    assert (found.published, found.published_twice, found.lost) == (2, 1, 0)
-    assert [one.what for one in found.violations] == ["published twice"] * 2
-    assert found.holds, "the client wrote it twice, and each copy has its answer"
+    topics.whole_way(1, replayed=True)
+    assert wrong(topics.result("a")) == {"published twice": 1}, "and each copy has its answer"
 
 
-def test_records_about_a_question_that_was_not_published_break_the_audit() -> None:
+def test_records_about_a_question_that_was_not_published_are_found() -> None:
     topics = Topics()
     topics.ask("a")
     topics.whole_way(0)
     topics.answer(7)
-    topics.answer(None)
-    found = topics.result("a")
-    assert (found.foreign, found.holds) == (2, False)
+    topics.write(ANSWERS.name, "q", an_answer("q", source=None))
+    assert wrong(topics.result()) == {"never published": 2}
 
 
 def test_a_retry_may_come_once_more_in_each_topic_but_the_last() -> None:
@@ -162,55 +160,109 @@ def test_a_retry_may_come_once_more_in_each_topic_but_the_last() -> None:
     topics.ask("a")
     topics.group(0)
     topics.retrieve(0)
-    retry = ((ORIGIN_HEADER, b"rag.queries.v1/0/0/0"), (ATTEMPT_HEADER, b"2"))
-    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *retry)
+    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *RETRY)
     topics.whole_way(0)
-    found = topics.result("a")
-    assert (found.published, found.retries, found.holds) == (1, 1, True)
-    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *retry)
-    topics.whole_way(0)
-    assert topics.result("a").duplicates == {
-        GROUPS.name: 1,
-        RETRIEVALS.name: 1,
-        ANSWERS.name: 1,
-        RETRIES: 1,
-        SCANS.name: 0,
-    }
+    found = topics.result()
+    assert (found.retries, wrong(found)) == (1, {})
+    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *RETRY)
+    assert wrong(topics.result()) == {"twice: retries": 1}
 
 
 def test_a_replayed_letter_is_a_question_of_its_own_and_is_replayed_once() -> None:
-    topics, letter = Topics(), (REPLAYED_FROM_HEADER, b"rag.queries.v1.dlq/0/0")
+    topics = Topics()
+    topics.ask("dead")
+    topics.whole_way(0, status="failed", retrieved=(), answer=None)
+    topics.write(f"{QUERIES.name}.dlq", "dead", a_query("dead"))
+    topics.whole_way(topics.ask("dead", REPLAY))
+    found = topics.result("dead")
+    assert (found.letters, found.replays, found.failed_as_meant, wrong(found)) == (1, 1, 1, {})
+    topics.whole_way(topics.ask("dead", REPLAY), replayed=True)
+    assert wrong(topics.result("dead")) == {"twice: replays": 1}
+
+
+def test_every_lane_must_scan_its_clusters_for_a_query_of_another_home() -> None:
+    topics = Topics()
     topics.ask("a")
-    topics.whole_way(0)
-    topics.write(QUERIES.name, "a", a_query("a"), letter)
-    assert topics.result("a").lost == 1
-    topics.whole_way(1)
-    found = topics.result("a")
-    assert (found.published, found.replays, found.holds) == (2, 1, True)
-    topics.write(QUERIES.name, "a", a_query("a"), letter)
-    topics.whole_way(2)
-    assert (topics.result("a").replayed_twice, topics.result("a").holds) == (1, False)
+    for lane in (0, 1):
+        query = a_grouped_query(source=a_source(0), clusters=(0, 1))
+        group = a_group(query, grouper="g-1", lane=lane, lane_count=2, is_scattered=True)
+        topics.write(GROUPS.name, "", group)
+    topics.retrieve(0)
+    topics.answer(0)
+    found = topics.result()
+    assert (found.scans_owed, wrong(found)) == (1, {"scans missing": 1})
+    assert SCANS.name in " ".join(found.wrong)
 
 
 def test_offsets_behind_the_last_record_of_an_input_are_found() -> None:
     topics = Topics()
-    topics.ask("a", "b")
-    topics.whole_way(0, 1)
-    at_end = {TopicPartition(QUERIES.name, 0): 2, TopicPartition(GROUPS.name, 0): 1}
+    for query_id in "ab":
+        topics.whole_way(topics.ask(query_id))
+    at_end = {TopicPartition(QUERIES.name, 0): 2, TopicPartition(GROUPS.name, 0): 2}
     at_end[TopicPartition(RETRIEVALS.name, 0)] = 3  # after a transaction marker
     assert topics.audit.behind(at_end) == {}
     found = topics.audit.behind(at_end | {TopicPartition(QUERIES.name, 0): 1})
     assert found == {f"{QUERIES.name}/0": 1}
 
 
+FAILED = {"status": "failed", "retrieved": (), "answer": None}
+CANCELLED = {"status": "cancelled", "retrieved": (), "answer": None}
+CAUSE = "failed without a cause in the load"
+PASSAGES = "other passages than without faults"
+TEXT = "another text than that of its question"
+
+
+@pytest.mark.parametrize(
+    ("query_id", "fields", "found"),
+    [
+        ("a", FAILED, CAUSE),
+        ("dead", FAILED, None),
+        ("a", CANCELLED, CAUSE),
+        ("dead", CANCELLED, CAUSE),
+        ("withdrawn", CANCELLED, None),
+        ("a", {"retrieved": retrieved("p-2", "p-1")}, PASSAGES),
+        ("a", {"retrieved": ()}, PASSAGES),
+        ("a", {"answer": "of dead"}, TEXT),
+        ("a", {"answer": "of"}, TEXT),
+        ("a", {"answer": None}, TEXT),
+    ],
+)
+def test_an_answer_is_that_of_its_question_and_fails_only_for_a_cause(
+    query_id: str, fields: dict[str, object], found: str | None
+) -> None:
+    topics = Topics()
+    topics.whole_way(topics.ask(query_id), **fields)
+    assert wrong(topics.result()) == ({} if found is None else {found: 1})
+
+
+def test_the_replay_of_a_letter_must_succeed() -> None:
+    topics = Topics()
+    topics.whole_way(topics.ask("dead", REPLAY), **FAILED)
+    assert wrong(topics.result("dead")) == {"unpublished": 1, CAUSE: 1}
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        ({"replayed": True}, {}),
+        ({}, {"generated again": 1}),
+        ({"replayed": True, "answer": "other"}, {"generated again": 1, TEXT: 1}),
+    ],
+)
+def test_an_id_that_is_asked_again_gets_its_answer_again(
+    second: dict[str, object], found: dict[str, int]
+) -> None:
+    topics = Topics()
+    topics.whole_way(topics.ask("a"))
+    topics.whole_way(topics.ask("a"), **second)
+    assert wrong(topics.result()) == found
+
+
 def test_each_kind_of_violation_has_its_own_limit_of_examples() -> None:
     topics = Topics()
-    ids = [str(number) for number in range(3 * EXAMPLES_MAX)]
-    topics.ask(*ids)
+    for _ in range(3 * EXAMPLES_MAX):
+        topics.ask("a")
     topics.group(0)
     topics.group(0)
-    found = topics.result(*ids)
-    assert Counter(violation.what for violation in found.violations) == {
-        "lost": EXAMPLES_MAX,
-        f"twice in {GROUPS.name}": 1,
-    }
+    found = Counter(line.split(":")[0] for line in topics.result().violations)
+    assert found == {"lost": EXAMPLES_MAX, "twice": 1}

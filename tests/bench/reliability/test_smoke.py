@@ -1,19 +1,33 @@
-"""Chaos and rebalance from end to end, small, on real brokers."""
+"""Chaos and torn from end to end, small, on real brokers; and promises that break."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from bench.reliability import torn
 from bench.reliability.chaos import command as chaos
-from bench.reliability.cli import ChaosOptions, RebalanceOptions
-from bench.reliability.rebalance import command as rebalance
+from bench.reliability.options import ChaosOptions, TornOptions
+from bench.reliability.torn import TornResult
 
-pytestmark = [pytest.mark.kafka, pytest.mark.long]
+KAFKA = (pytest.mark.kafka, pytest.mark.long)
 
 
+def broken(promises: dict[str, bool]) -> list[str]:
+    return [promise for promise, is_kept in promises.items() if not is_kept]
+
+
+def marked(function: Any) -> Any:
+    for mark in KAFKA:
+        function = mark(function)
+    return function
+
+
+@marked
 def test_faults_of_processes_and_network_lose_and_repeat_nothing(tmp_path: Path) -> None:
     report = tmp_path / "chaos.json"
     options = ChaosOptions(
@@ -21,34 +35,32 @@ def test_faults_of_processes_and_network_lose_and_repeat_nothing(tmp_path: Path)
     )
     chaos.run(options)
     found = json.loads(report.read_text())
-    broken = [promise for promise, is_kept in found["promises"].items() if not is_kept]
     # On a busy machine a fault may find no work in flight, and does not count then.
-    assert [promise for promise in broken if "each with work in flight" not in promise] == []
-    audit = found["results"]["run"]["audit"]
-    assert (audit["published"] - audit["replays"], audit["lost"]) == (300, 0)
-    assert set(audit["duplicates"].values()) == {0}
-    assert audit["answers"]["reused"] > 0 and audit["answers"]["cancelled"] > 0
-    assert found["results"]["run"]["injected"]
-    assert found["results"]["in_transaction"] >= 1
+    assert [each for each in broken(found["promises"]) if "with work in flight" not in each] == []
+    audit = found["results"]["audit"]
+    assert audit["published"] - audit["replays"] == 300
+    assert set(audit["wrong"].values()) == {0}
+    assert audit["reused"] > 0 and audit["cancelled"] > 0
+    assert found["results"]["kills_in_transaction"] >= 1
 
 
-def test_each_change_and_each_kill_is_reported_with_its_partitions(tmp_path: Path) -> None:
-    report = tmp_path / "rebalance.json"
-    options = RebalanceOptions(
-        rate_per_s=60, phase_s=3, rounds=1, warm_up=0, kills=1, work=tmp_path, json_file=report
-    )
-    rebalance.run(options)
-    found = json.loads(report.read_text())
-    results = found["results"]
-    assert [each["change"]["what"] for each in results["pauses"]] == [
-        "generator-2 joins",
-        "generator-3 joins",
-        "generator-3 leaves",
-        "generator-2 leaves",
-    ]
-    (kill,) = results["kills"]
-    assert kill["partitions"]
-    assert [list(each) for each in results["takeovers_s"]] == [list(map(str, kill["partitions"]))]
-    # Times depend on the machine; the accounting does not.
-    kept = [is_kept for name, is_kept in found["promises"].items() if name.startswith("no ")]
-    assert kept == [True, True]
+@marked
+def test_delayed_ends_of_transactions_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    assert torn.run(TornOptions(ends=6, kills=2, brokers=1, work=tmp_path))
+
+
+TORN = TornResult(delayed=2, killed=1, published=9, lost=0, twice=0, took_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "promise"),
+    [
+        (torn.promises(TORN, 2), ""),
+        (torn.promises(TORN, 3), "3 ends"),
+        (torn.promises(replace(TORN, lost=1), 2), "nothing lost"),
+        (torn.promises(replace(TORN, twice=1), 2), "nothing torn"),
+    ],
+)
+def test_each_promise_breaks_by_itself(found: dict[str, bool], promise: str) -> None:
+    assert len(broken(found)) == bool(promise)
+    assert not promise or broken(found)[0].startswith(promise)

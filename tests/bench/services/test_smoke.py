@@ -11,7 +11,7 @@ import pytest
 
 from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
 from bench.services import claims, traffic
-from bench.services.cli import ClaimsOptions, OverheadOptions, TrafficOptions
+from bench.services.options import ClaimsOptions, OverheadOptions, TrafficOptions
 from bench.services.overhead import command
 from bench.services.overhead.outcome import STAGES
 from carpool.embedding import HashingEmbedder

@@ -1,0 +1,93 @@
+"""The options of `carpool bench chaos`, `torn`, `rebalance`. A docstring is the command's help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bench.core.options import ServiceOptions
+
+
+class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
+    """Is anything lost or repeated while services and brokers are killed and paused?
+
+    Starts three brokers of Apache Kafka from KAFKA_HOME, a proxy before each, two of each service
+    and two stand-ins for the LLM. Publishes questions of both classes at a steady rate; some are
+    repeated, withdrawn, or fail at the LLM. Meanwhile processes are killed and paused, the network
+    breaks, and the deployment changes. docs/reference/bench-rules.md lists load and faults.
+
+    At the end every topic is read as a consumer of committed records reads it, and each question is
+    looked for in each topic. Ends with 1 when a promise is broken: a question without an answer,
+    anything twice, an answer that failed without a cause in the load or that has other passages
+    than without faults, offsets that stay behind, LLM calls that no fault explains, fewer faults
+    than asked for, or more than 20 minutes.
+
+    --mutant N runs a copy of the services with one known defect of the delivery, and ends with 1
+    when no promise about the data was broken. So it shows that this benchmark finds such a defect.
+
+    Example:  carpool bench chaos --queries 20000 --kills 60 --network 60 --json chaos.json
+    """
+
+    queries: Annotated[
+        int, typer.Option("--queries", min=1, help="Questions, published over the whole run.")
+    ] = 20_000
+    kills: Annotated[
+        int, typer.Option("--kills", min=1, help="Kills and pauses of services and brokers.")
+    ] = 60
+    network: Annotated[
+        int, typer.Option("--network", min=0, help="Faults of the network before the brokers.")
+    ] = 60
+    states: Annotated[
+        int,
+        typer.Option(
+            "--states",
+            min=0,
+            help="Changes of the deployment: a topic's limit lowered and raised, partitions added, "
+            "the generator's group deleted, records removed, an LLM server that answers oddly.",
+        ),
+    ] = 12
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of victims, kinds and times of faults.")
+    ] = 0
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, help="Time in which the questions are published.")
+    ] = 10.0
+    mutant: Annotated[
+        int | None,
+        typer.Option(
+            "--mutant",
+            min=1,
+            max=8,
+            help="Run services with this defect, under a load and faults of its own.",
+        ),
+    ] = None
+    shipped: Annotated[
+        bool,
+        typer.Option("--shipped", help="With --mutant: the same run without the defect."),
+    ] = False
+
+
+class TornOptions(ServiceOptions, frozen=True, kw_only=True):
+    """Can the delayed end of a transaction end the next one, and lose or repeat work?
+
+    Starts brokers of Apache Kafka from KAFKA_HOME, each behind a proxy, and for each a member that
+    copies records exactly once. The proxy holds a request that ends a transaction, cuts the
+    connection, and releases the request in the next transaction: after its records, or, with a kill
+    of the member, before them. At the end every copy is read as a consumer of committed records
+    reads it.
+
+    Ends with 1 when a promise is broken: a record without a copy, or with two.
+
+    Example:  carpool bench torn --ends 1000 --kills 200
+    """
+
+    ends: Annotated[
+        int, typer.Option("--ends", min=1, help="Ends of transactions that are delayed.")
+    ] = 1_000
+    kills: Annotated[
+        int, typer.Option("--kills", min=0, help="Of these, with a kill of the member.")
+    ] = 200
+    brokers: Annotated[
+        int, typer.Option("--brokers", min=1, help="Independent brokers that run side by side.")
+    ] = 4

@@ -1,1 +1,0 @@
-"""`carpool bench rebalance`: how long partitions pause when members join, leave and are killed."""

@@ -1,0 +1,186 @@
+"""`carpool bench priorities`: do batch work or one loud tenant make others wait?
+
+The whole way without models. Every load is open: a question is sent at its time, and its time
+counts from when it was due.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import msgspec
+
+from bench.core.accounting import Accounting
+from bench.core.kafka import started_broker
+from bench.core.services_run import begin_run
+from bench.core.session import STALLED_S, SentLoad, Session, open_session
+from bench.core.spread import Spread, spread
+from bench.core.stack import SERVICES
+from bench.data.index import index_of_texts
+from bench.data.made_up import ENVIRONMENT, MODEL
+from bench.services.options import PrioritiesOptions
+from bench.services.results import answer_accounting, answers_of
+from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
+from producers.read_questions import Question
+from producers.send_load import LoadPlan
+from schemas.topics import ANSWERS
+
+PASSAGES = 5_000
+NLIST = 64
+WORDS = 2_000
+BATCH_RATE_PER_S = 4_000.0
+LOUD_SHARE = 0.9
+WARM_UP_SHARE = 5
+"""The warm-up sends one batch question for so many that are measured."""
+BATCH_SLOWDOWN_MAX = 2.0
+TENANT_SLOWDOWN_MAX = 1.5
+
+
+class ConditionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Questions of one kind in one condition: ms from when each was due until it was answered."""
+
+    total_ms: Spread | None
+    accounting: Accounting
+
+
+class PrioritiesResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result, by condition.
+
+    `batch_left`: batch questions without an answer when the last interactive one was sent. When it
+    is 0, the backlog was too short to show anything.
+    """
+
+    conditions: dict[str, ConditionResult]
+    batch_left: int
+    batch_per_s: float
+
+    def slowdown(self, alone: str, beside: str) -> float:
+        """Returns the ratio of the p99s; infinity where nothing came back."""
+        first, second = self.conditions[alone].total_ms, self.conditions[beside].total_ms
+        return float("inf") if first is None or second is None else second.p99 / first.p99
+
+    def promises(self) -> dict[str, bool]:
+        """Returns each promise and whether it was kept."""
+        interactive = self.slowdown("interactive alone", "interactive beside batch")
+        tenant = self.slowdown("quiet tenant alone", "quiet tenant beside a loud one")
+        return {
+            f"interactive p99 beside batch at most {BATCH_SLOWDOWN_MAX:g}x": interactive
+            <= BATCH_SLOWDOWN_MAX,
+            "batch questions were waiting all the time": self.batch_left > 0,
+            f"other tenants' p99 beside a loud one at most {TENANT_SLOWDOWN_MAX:g}x": tenant
+            <= TENANT_SLOWDOWN_MAX,
+            "each question has one answer": all(
+                each.accounting.holds for each in self.conditions.values()
+            ),
+        }
+
+
+def run(options: PrioritiesOptions) -> bool:
+    """Runs all conditions in turn on the same services; returns whether every promise was kept.
+
+    Blocks. Raises `CarpoolError`.
+    """
+    default = "embedded" if kafka_home() is None else started_broker()
+    run = begin_run("priorities", options, options.bootstrap or default)
+    rng = random.Random(7)
+    index = index_of_texts(
+        [text(rng, 40) for _ in range(PASSAGES)],
+        index_dir=(options.work / "priorities-index").resolve(),
+        nlist=NLIST,
+        model=MODEL,
+    )
+    run.settings.update({**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **run.settings})
+    with ExitStack() as opened:
+        bootstrap = options.bootstrap
+        if bootstrap is None and kafka_home() is not None:
+            server = KafkaServer(run.folder / "kafka", java=KAFKA_JAVA)
+            bootstrap = opened.enter_context(server).bootstrap
+        session = opened.enter_context(
+            open_session(
+                bootstrap=bootstrap,
+                index_dir=index.dir,
+                work_dir=run.folder,
+                services=SERVICES,
+                settings=run.settings,
+            )
+        )
+        result = _Conditions(session, options).measure()
+    return run.finish(
+        result.conditions, promises=result.promises(), results=result, index=index.facts
+    )
+
+
+class _Conditions:
+    """The conditions, one after the other, on one session."""
+
+    def __init__(self, session: Session, options: PrioritiesOptions) -> None:
+        self._session, self._options = session, options
+        self._rng = random.Random(options.seed)
+
+    def measure(self) -> PrioritiesResult:
+        """Warms up, until the broker's Java is compiled, and measures each condition. Blocks."""
+        options = self._options
+        rate_per_s, duration_s = options.rate_per_s, options.duration_s
+        first_batch = self._send_batch(max(1, options.batch // WARM_UP_SHARE))
+        self._wait(self._send(LoadPlan(), rate_per_s, options.warm_up_s))
+        self._wait(first_batch)
+        found = {"interactive alone": self._wait(self._send(LoadPlan(), rate_per_s, duration_s))}
+        batch = self._send_batch(options.batch)
+        before = self._answered(batch)
+        beside = self._send(LoadPlan(), rate_per_s, duration_s)
+        after = self._answered(batch)
+        found["interactive beside batch"] = self._wait(beside)
+        found["batch"] = self._wait(batch)
+        quiet_per_s = options.tenant_rate_per_s * (1 - LOUD_SHARE)
+        loud_per_s = options.tenant_rate_per_s * LOUD_SHARE
+        alone = self._send(LoadPlan(tenant="quiet"), quiet_per_s, duration_s)
+        found["quiet tenant alone"] = self._wait(alone)
+        with ThreadPoolExecutor(1, "loud-tenant") as pool:
+            sent = pool.submit(self._send, LoadPlan(tenant="loud"), loud_per_s, duration_s)
+            quiet = self._send(LoadPlan(tenant="quiet"), quiet_per_s, duration_s)
+            loud = sent.result()
+        found["quiet tenant beside a loud one"] = self._wait(quiet)
+        found["loud tenant"] = self._wait(loud)
+        return PrioritiesResult(
+            conditions=found,
+            batch_left=len(batch.sent) - after,
+            batch_per_s=(after - before) / duration_s,
+        )
+
+    def _send_batch(self, count: int) -> SentLoad:
+        plan = LoadPlan(priority="batch")
+        return self._session.send(self._questions(count), plan, rate_per_s=BATCH_RATE_PER_S)
+
+    def _send(self, plan: LoadPlan, rate_per_s: float, duration_s: float) -> SentLoad:
+        return self._session.send(
+            self._questions(max(1, round(rate_per_s * duration_s))),
+            plan,
+            rate_per_s=rate_per_s,
+            arrivals="poisson",
+            seed=self._options.seed,
+        )
+
+    def _questions(self, count: int) -> list[Question]:
+        return [Question(text=text(self._rng, 8)) for _ in range(count)]
+
+    def _answered(self, load: SentLoad) -> int:
+        return self._session.recorder.seen((ANSWERS.name,), load.sent.keys())
+
+    def _wait(self, load: SentLoad) -> ConditionResult:
+        """Waits for the answers to what was sent."""
+        recorder, sent = self._session.recorder, load.sent
+        recorder.wait(sent.keys(), (ANSWERS.name,), stalled_s=STALLED_S, settle_s=0.5)
+        records = [record for record in recorder.records(ANSWERS.name) if record.key in sent]
+        return ConditionResult(
+            total_ms=spread(
+                (record.received_us - sent[record.key].intended_us) / 1_000 for record in records
+            ),
+            accounting=answer_accounting(sent.keys(), answers_of(records, sent.keys())),
+        )
+
+
+def text(rng: random.Random, words: int) -> str:
+    """Returns made-up words; the first ones are frequent."""
+    return " ".join(f"w{min(int(rng.expovariate(1 / 200)), WORDS)}" for _ in range(words))

@@ -1,0 +1,214 @@
+"""The load and the faults of a chaos run: drawn from a seed, of every kind, and when they count."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
+from bench.reliability.chaos.llm_calls import StandInRequests
+from bench.reliability.chaos.network import NetworkFaults
+from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_faults, shares_of
+from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, Shares, chaos_questions
+from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.testing.transactions import DescribedTransaction
+from producers.read_questions import Question
+
+GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
+VICTIMS = {"members": ["grouper-1", "searcher-1"], "brokers": ["broker-1"], "LLM servers": ["llm"]}
+OPEN = DescribedTransaction(state="Ongoing", topics=("rag.groups.v1", "__consumer_offsets"))
+ENDED = DescribedTransaction(state="CompleteCommit", topics=())
+
+
+def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
+    shares = Shares(repeat=0.2, cancel=0.1)
+    found = chaos_questions(GIVEN, 1, shares)
+    assert found == chaos_questions(GIVEN, 1, shares) != chaos_questions(GIVEN, 2, shares)
+    assert len(found.interactive) + len(found.batch) == len(GIVEN)
+    assert 0.2 < len(found.batch) / len(GIVEN) < 0.3
+    asked = {str(each.id): each for each in (*found.interactive, *found.batch)}
+    assert 0.03 < 1 - len(asked) / len(GIVEN) < 0.07, "some ids are asked again"
+    assert all(each == asked[str(each.id)] for each in (*found.interactive, *found.batch))
+    words = {word: id for id, each in asked.items() for word in WORD.findall(each.text or "")}
+    assert words.keys() == found.broken.keys()
+    assert {words[word] for word, count in found.broken.items() if count == ALWAYS} == found.dead
+    assert FAILS_AT_FIRST in found.broken.values() and 5 < len(found.dead) < 50
+    repeats = [id for id, row in found.rows.items() if row != int(id[2:])]
+    assert 0.15 < len(repeats) / len(asked) < 0.25
+    assert all(asked[id].text == GIVEN[found.rows[id]].text for id in repeats)
+    assert 0.05 < len(found.withdrawn) / len(asked) < 0.15
+    assert not found.withdrawn & found.dead
+
+
+@pytest.mark.parametrize("sort", sorted({each.sort for each in KINDS.values()}))
+def test_faults_are_drawn_from_the_seed_and_every_kind_is_spread_over_the_run(sort: str) -> None:
+    def plan(seed: int) -> list[PlannedFault]:
+        return plan_faults(60, shares_of(sort), duration_s=600, seed=seed, victims=VICTIMS)
+
+    found = plan(3)
+    assert found == plan(3) != plan(4)
+    counts = Counter(fault.kind for fault in found)
+    assert counts == kind_counts(60, shares_of(sort)) and counts.total() == 60
+    times = [fault.at_s for fault in found]
+    assert times == sorted(times) and times[0] < 60
+    assert 480 < times[-1] < 600, "recovery from the last fault is in the run"
+    for fault in found:
+        hits = KINDS[fault.kind].hits
+        assert set(fault.victims) == set(VICTIMS[hits] if isinstance(hits, str) else hits)
+        assert fault.at_s >= 420 or not KINDS[fault.kind].is_late
+
+
+@dataclass
+class FakeProcess:
+    log: list[str] = field(default_factory=list)
+    is_running: bool = True
+
+    def kill(self) -> None:
+        self.log.append("kill")
+        self.is_running = False
+
+    def pause(self) -> None:
+        self.log.append("pause")
+
+    def resume(self) -> None:
+        self.log.append("resume")
+
+    def start(self) -> None:
+        self.log.append("start")
+        self.is_running = True
+
+
+@dataclass
+class FakeRun:
+    """A run; `transactions`: what the coordinator says, one look after another."""
+
+    answers: int = 5
+    work: dict[str, int] = field(default_factory=dict)
+    transactions: list[DescribedTransaction | None] = field(default_factory=list)
+    is_whole: bool = True
+
+    def now_s(self) -> float:
+        return 100.0
+
+    def published(self) -> int:
+        return 10
+
+    def answered(self) -> int:
+        return self.answers
+
+    def in_flight(self, member: str) -> int:
+        return self.work.get(member, 0)
+
+    def transaction(self, member: str) -> DescribedTransaction | None:
+        return self.transactions.pop(0) if self.transactions else None
+
+    def brokers_are_whole(self) -> bool:
+        return self.is_whole
+
+
+def supervised() -> tuple[ProcessSupervisor, dict[str, FakeProcess]]:
+    processes = {name: FakeProcess() for names in VICTIMS.values() for name in names}
+    found = {
+        name: SupervisedProcess(process=process, start=process.start, is_up=lambda: True)
+        for name, process in processes.items()
+    }
+    return ProcessSupervisor(found), processes
+
+
+def a_fault(kind: str, *victims: str) -> PlannedFault:
+    return PlannedFault(at_s=1.0, kind=kind, victims=victims, down_s=2.0)
+
+
+def injector(run: FakeRun, *faults: PlannedFault) -> tuple[FaultInjector, dict[str, FakeProcess]]:
+    supervisor, processes = supervised()
+    network: Any = NetworkFaults({})
+    rng = random.Random(0)
+    return (
+        FaultInjector(list(faults), supervisor, network, network, run, rng, sleep=lambda _: None),
+        processes,
+    )
+
+
+def test_a_fault_needs_work_in_flight_and_an_answer_since_the_last_fault() -> None:
+    run = FakeRun(work={"searcher-1": 3}, transactions=[ENDED])
+    faults, processes = injector(
+        run, a_fault("kill", "grouper-1", "searcher-1"), a_fault("kill", "grouper-1")
+    )
+    faults.step()
+    (found,) = faults.injected
+    assert (found.victim, found.in_flight, found.in_transaction) == ("searcher-1", 3, False)
+    assert not processes["grouper-1"].log
+    run.work = {"grouper-1": 1}
+    faults.step()
+    assert len(faults.injected) == 1, "no answer since"
+    run.answers += 1
+    faults.step()
+    assert len(faults.injected) == 2
+
+
+def test_a_kill_in_a_transaction_resumes_the_victim_until_the_transaction_is_open() -> None:
+    run = FakeRun(work={"grouper-1": 1})
+    faults, processes = injector(run, a_fault("kill in a transaction", "grouper-1"))
+    faults.step()
+    log = processes["grouper-1"].log
+    assert (faults.injected, len(faults.pending), log[-1]) == ([], 1, "resume"), "never open"
+    log.clear()
+    run.transactions = [None, ENDED, OPEN]
+    faults.step()
+    assert log == ["pause", "resume", "pause", "resume", "pause", "kill"]
+    assert [each.in_transaction for each in faults.injected] == [True]
+
+
+def test_a_broker_is_hit_when_all_have_every_copy_and_other_faults_go_before_it() -> None:
+    run = FakeRun(work={"grouper-1": 1}, is_whole=False)
+    faults, processes = injector(
+        run, a_fault("kill a broker", "broker-1"), a_fault("pause", "grouper-1")
+    )
+    faults.step()
+    assert [each.kind for each in faults.injected] == ["pause"]
+    run.is_whole, run.answers = True, 6
+    faults.step()
+    assert (processes["broker-1"].log, faults.pending) == (["kill"], [])
+
+
+def test_the_supervisor_restarts_and_resumes_in_time_and_notes_what_ended_by_itself() -> None:
+    supervisor, processes = supervised()
+    processes["grouper-1"].kill()
+    supervisor.note("grouper-1", "dead", 10.0, 2.0)
+    supervisor.note("broker-1", "paused", 10.0, 5.0)
+    processes["searcher-1"].is_running = False
+    for now_s in (11.0, 12.0, 12.5):
+        supervisor.step(now_s)
+    assert supervisor.is_up("grouper-1") and not supervisor.is_up("broker-1")
+    for now_s in (15.0, 15.0):
+        supervisor.step(now_s)
+    assert processes["broker-1"].log == ["resume"] and supervisor.all_up()
+    assert supervisor.back_after_s == {
+        "grouper-1": [2.5],
+        "searcher-1": [1.5],
+        "broker-1": [5.0],
+    }
+    assert supervisor.exits == ["searcher-1"]
+
+
+def test_the_quiet_time_after_a_fault_ends_with_the_next_fault() -> None:
+    def at(at_s: float, kind: str) -> InjectedFault:
+        return InjectedFault(
+            at_s=at_s, kind=kind, victim="x", in_flight=1, answers=0, in_transaction=False
+        )
+
+    answers_s = [9.0, 10.5, 14.0, 20.1, 20.2, 60.0]
+    quiet = quiet_after_s([at(10, "kill"), at(20, "pause")], answers_s)
+    assert quiet == {"kill": [6.0], "pause": [pytest.approx(29.8)]}
+
+
+def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None:
+    ids = {"a": 1, "b": 2, "a/warm-up": 3}
+    done = {"a": 1, "a/warm-up": 2}
+    found = StandInRequests(started=6, faulted=1, started_by_id=ids, completed_by_id=done).calls()
+    assert found == {"started": 3, "faulted": 1, "warm_ups": 2}
+    assert found + found == {"started": 6, "faulted": 2, "warm_ups": 4}

@@ -1,0 +1,92 @@
+"""Whether others wait: each promise can break, and a small run on a real broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bench.core.accounting import account
+from bench.core.spread import spread
+from bench.services.options import PrioritiesOptions
+from bench.services.priorities import (
+    ConditionResult,
+    PrioritiesResult,
+    run,
+)
+
+ONE_ANSWER = "each question has one answer"
+
+
+def condition(*times_ms: float) -> ConditionResult:
+    ids = [str(number) for number in range(len(times_ms))]
+    return ConditionResult(total_ms=spread(times_ms), accounting=account(ids, ids))
+
+
+CONDITIONS = {
+    "interactive alone": condition(10, 10),
+    "interactive beside batch": condition(20, 20),
+    "batch": condition(500),
+    "quiet tenant alone": condition(10, 10),
+    "quiet tenant beside a loud one": condition(15, 15),
+    "loud tenant": condition(30),
+}
+TWICE = replace(condition(1), accounting=account(["a"], ["a", "a"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch_left", "broken"),
+    [
+        ({}, 1, None),
+        (
+            {"interactive beside batch": condition(21, 21)},
+            1,
+            "interactive p99 beside batch at most 2x",
+        ),
+        ({"interactive beside batch": condition()}, 1, "interactive p99 beside batch at most 2x"),
+        (
+            {"quiet tenant beside a loud one": condition(16, 16)},
+            1,
+            "other tenants' p99 beside a loud one at most 1.5x",
+        ),
+        ({}, 0, "batch questions were waiting all the time"),
+        ({"batch": TWICE}, 1, ONE_ANSWER),
+    ],
+)
+def test_each_promise_breaks_by_itself(
+    changes: dict[str, ConditionResult], batch_left: int, broken: str | None
+) -> None:
+    result = PrioritiesResult(
+        conditions=CONDITIONS | changes, batch_left=batch_left, batch_per_s=50.0
+    )
+    promises = result.promises()
+    assert len(promises) == 4
+    assert [name for name, is_kept in promises.items() if not is_kept] == [broken] * bool(broken)
+
+
+@pytest.mark.kafka
+@pytest.mark.long
+def test_a_small_run_answers_each_question_once_in_every_condition(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "priorities.json"
+    options = PrioritiesOptions(
+        bootstrap=kafka_bootstrap,
+        work=tmp_path,
+        batch=60,
+        rate_per_s=10,
+        tenant_rate_per_s=10,
+        duration_s=2,
+        warm_up_s=1,
+        seed=3,
+        json_file=path,
+    )
+    run(options)
+    report = json.loads(path.read_text())
+    assert report["promises"][ONE_ANSWER]
+    found = report["results"]["conditions"]
+    published = [each["accounting"]["published"] for each in found.values()]
+    assert published == [20, 20, 60, 2, 2, 18]
+    assert found["interactive alone"]["total_ms"]["count"] == 20
