@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from carpool.kafka.records import TopicPartition
@@ -48,6 +48,10 @@ class FetchErrors:
         for at in partitions:
             self._failing.pop(at, None)
             self._lasting.pop(at, None)
+
+    def ended(self) -> Set[TopicPartition]:
+        """Returns the partitions of which no record will come any more."""
+        return self._lasting.keys()
 
     def reasons(self, now_us: int) -> list[str]:
         """Returns one sentence for each partition that cannot be read."""

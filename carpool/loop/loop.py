@@ -372,7 +372,12 @@ class Loop(Generic[R]):
             message = self._poll(0)
         self._observer.polled(started_us)
         if is_moving:
-            self._waiting = sum(self._consumer.waiting().values()) if self.in_flight.units else 0
+            self._waiting = self._records_waiting() if self.in_flight.units else 0
+
+    def _records_waiting(self) -> int:
+        """Returns how many records may still come; none of a partition that has ended."""
+        waiting, ended = self._consumer.waiting(), self._observer.ended()
+        return sum(records for at, records in waiting.items() if at not in ended)
 
     @property
     def _is_stopped(self) -> bool:

@@ -18,7 +18,7 @@ from carpool.loop.in_flight import InFlight
 from carpool.loop.member_health import MemberHealth
 from carpool.loop.refusal import IntakeRefusal
 from carpool.loop.reject import reject_outputs
-from carpool.loop.retry import FailureLimits, decide_retry
+from carpool.loop.retry import FailureLimits, as_record_error, decide_retry
 from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.logs import about
@@ -60,14 +60,16 @@ class LoopSink:
         self._health = MemberHealth(limits.in_a_row_max)
         self.failure: CarpoolError | None = None
 
-    def done(self, done: Done) -> None:
+    def done(self, done: Done) -> bool:
         """Submits finished work. Retries or ends a failed query."""
         if self._is_for_another_member(done):  # it stays unacknowledged
-            return
+            return True
         try:
             self._submit(done)
         except Exception as error:
             self.charge(done.parts, error)
+            return False
+        return True
 
     def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
         owed = self._in_flight.unfinished(parts)
@@ -86,7 +88,11 @@ class LoopSink:
                 return
         now_us = self._clock.now_us()
         for unit, part in owed:
-            self._submit(failed_part(unit, part, error, stage=self._stage_name, now_us=now_us))
+            if unit.record is None:  # it could not be decoded, and is rejected
+                outputs = self._rejected(unit, as_record_error(error, unit.message))
+                self._submit(Done(parts=((unit.id, part),), outputs=outputs))
+            else:
+                self._submit(failed_part(unit, part, error, stage=self._stage_name, now_us=now_us))
 
     def _submit(self, done: Done) -> None:
         resolved = done if done.failure is None else self._resolved(done, done.failure)
@@ -176,7 +182,10 @@ class LoopSink:
 
     def refuse(self, unit: Unit[Any], error: RecordError) -> None:
         self._metrics.loop.dead_letters.labels(reason=error.reason).inc()
-        outputs = reject_outputs(
+        self.done(Done(parts=unit.owed, outputs=self._rejected(unit, error)))
+
+    def _rejected(self, unit: Unit[Any], error: RecordError) -> tuple[Output, ...]:
+        return reject_outputs(
             unit.message,
             error,
             group=self._group,
@@ -184,7 +193,6 @@ class LoopSink:
             now_us=self._clock.now_us(),
             connect_names=self._limits.connect_names,
         )
-        self.done(Done(parts=unit.owed, outputs=outputs))
 
     def leave_group(self, reason: str) -> None:
         with self._lock:

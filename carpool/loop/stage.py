@@ -113,10 +113,11 @@ class Credit:
 class Sink(Protocol):
     """Receives the results of a stage, in any order. Calls are thread-safe and do not block."""
 
-    def done(self, done: Done) -> None:
+    def done(self, done: Done) -> bool:
         """Submits finished work, which may still be revoked before its commit.
 
-        Answers of grouper and searcher go through the generator (`schemas.codec.decode_retrieval`).
+        Returns False if a defect prevented that: it has charged the queries instead. Answers of
+        grouper and searcher go through the generator (`schemas.codec.decode_retrieval`).
         """
 
     def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:

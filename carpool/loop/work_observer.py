@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -100,6 +100,10 @@ class WorkObserver:
     def unreadable(self) -> list[str]:
         """Returns one sentence for each partition that cannot be read now."""
         return self._fetch_errors.reasons(self._clock.now_us())
+
+    def ended(self) -> Set[TopicPartition]:
+        """Returns the partitions of which no record will come any more."""
+        return self._fetch_errors.ended()
 
     def resumed(self, paused_us: int) -> None:
         """Notes the end of a pause of the intake."""

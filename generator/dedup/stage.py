@@ -404,9 +404,15 @@ class DedupStage:
         failure: QueryFailure | None = None,
     ) -> None:
         assert self._sink is not None, STARTED
-        done = Done(parts=((unit.id, 0),), outputs=outputs, failure=failure)
+        self.submit(self._sink, Done(parts=((unit.id, 0),), outputs=outputs, failure=failure))
+
+    def submit(self, sink: Sink, done: Done) -> bool:
+        """Notes a result and hands it over; if that fails, the queries have no answer yet."""
         self.ended(done)
-        self._sink.done(done)
+        is_submitted = sink.done(done)
+        if not is_submitted:
+            self.ended(Done(parts=done.parts, outputs=()))
+        return is_submitted
 
     def ended(self, done: Done) -> None:
         """Notes a result before it is handed over; after that the log may show its answer.
@@ -520,10 +526,9 @@ class _NotingSink:
         self.leave_group = sink.leave_group
         self.fail = sink.fail
 
-    def done(self, done: Done) -> None:
+    def done(self, done: Done) -> bool:
         """See `carpool.loop.stage.Sink`."""
-        self._stage.ended(done)
-        self._sink.done(done)
+        return self._stage.submit(self._sink, done)
 
     def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
         """See `carpool.loop.stage.Sink`."""

@@ -80,7 +80,7 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
             name = "carpool_answer_ledger_decisions_total"
             return again["generator"].metric(name, result="skipped")
 
-        wait_until(lambda: skipped() >= 3 * EACH + 2, lambda: f"{skipped()} skipped", timeout_s=60)
+        wait_until(lambda: skipped() >= 3 * EACH + 2, lambda: f"{skipped()} skipped")
         read_all(kafka_bootstrap, answers, until=at_least(3 * EACH + 3))
 
     found = read_to_end(kafka_bootstrap, answers)

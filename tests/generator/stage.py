@@ -42,8 +42,9 @@ class WaitableSink:
         self.hints: list[Output] = []
         self.failure: CarpoolError | None = None
 
-    def done(self, done: Done) -> None:
+    def done(self, done: Done) -> bool:
         self.dones.append(done)
+        return True
 
     def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
         raise AssertionError("no query is to fail") from error

@@ -58,8 +58,9 @@ class ListSink:
         self.reasons_to_leave: list[str] = []
         self.charged: list[tuple[int, Exception]] = []
 
-    def done(self, done: Done) -> None:
+    def done(self, done: Done) -> bool:
         self.dones.append(done)
+        return True
 
     def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
         self.charged += [(unit_id, error) for unit_id, _ in parts]

@@ -26,7 +26,7 @@ from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
 from generator.settings import GeneratorSettings, LlmSettings
-from schemas.topics import ANSWERS, QUERIES_DEAD, SCANS
+from schemas.topics import ANSWERS, GROUPS, QUERIES_DEAD, RETRIEVALS, SCANS, Topic
 from tests.clocks import NOW_US
 from tests.e2e.support import build_index
 from tests.loop.pipeline import SERVICES, Pipeline
@@ -81,8 +81,8 @@ STEPS: dict[str, Callable[..., bool]] = {
 }
 """Each step, and whether a call of it is about the query."""
 BESIDE_THE_REPLY = "generator.service:PromptForms.find"
+SUBMITTED = "carpool.loop.work_observer:WorkObserver.finished"
 WITHOUT_QUERY: dict[str, Callable[..., bool]] = {
-    "carpool.loop.work_observer:WorkObserver.finished": mentioned,
     "searcher.passages.passage_reader:PassageReader.read": lambda *_: True,
     "searcher.cluster_major_executor:ClusterMajorExecutor._score": lambda *_: True,
 }
@@ -117,14 +117,23 @@ def with_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SERVICES, "generator", built)
 
 
-def inject(monkeypatch: pytest.MonkeyPatch, step: str, times: int) -> list[str]:
-    """Makes a step raise for the query; returns what was raised so far."""
+def inject(
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    times: int,
+    is_meant: Callable[..., bool] | None = None,
+) -> list[str]:
+    """Makes a step raise for the query; returns what was raised so far.
+
+    `is_meant`: whether a call of it is about the query, unless the tables of steps say so.
+    """
     module, _, path = step.partition(":")
     owner: Any = importlib.import_module(module)
     *classes, name = path.split(".")
     for each in classes:
         owner = getattr(owner, each)
-    call, is_guilty = getattr(owner, name), (STEPS | WITHOUT_QUERY).get(step, mentioned)
+    call = getattr(owner, name)
+    is_guilty = is_meant or (STEPS | WITHOUT_QUERY).get(step, mentioned)
     raised: list[str] = []
 
     def faulty(*arguments: Any, **named: Any) -> Any:
@@ -251,6 +260,41 @@ def test_an_exception_that_no_retry_follows_ends_its_query_once(
     by_id = ends(pipeline)
     assert raised
     assert by_id[ID]["status"] == status
+
+
+@pytest.mark.parametrize("topic", [GROUPS, RETRIEVALS, ANSWERS], ids=lambda topic: topic.name)
+def test_a_result_that_meets_an_exception_when_it_is_submitted_costs_its_query_a_try(
+    index: Path, monkeypatch: pytest.MonkeyPatch, topic: Topic
+) -> None:
+    pipeline = Pipeline(index, {})
+    raised = inject(
+        monkeypatch,
+        SUBMITTED,
+        times=1,
+        is_meant=lambda _, done: any(
+            mentioned(each) and each.topic == topic.name for each in done.outputs
+        ),
+    )
+    assert asked(pipeline) == 0
+    assert raised
+    assert ends(pipeline)[ID]["status"] == "ok"
+
+
+def test_a_letter_that_meets_an_exception_when_it_is_submitted_is_written(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(index, {})
+    raised = inject(
+        monkeypatch,
+        SUBMITTED,
+        times=1,
+        is_meant=lambda _, done: any(each.topic == QUERIES_DEAD.name for each in done.outputs),
+    )
+    pipeline.publish(b'{"query_id": "q-broken", "text": 3}')
+    assert asked(pipeline) == 0
+    pipeline.stop()
+    assert raised
+    assert len(pipeline.broker.records(QUERIES_DEAD.name)) == 1
 
 
 def test_a_defect_at_a_repeated_id_does_not_supersede_the_answer_that_the_id_has(

@@ -286,17 +286,24 @@ def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() ->
     assert loop.not_ready() == ()
 
 
-def test_a_partition_without_its_next_record_waits_and_the_others_go_on() -> None:
+def test_a_partition_without_its_next_record_waits_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench, stage = Bench(), HandStage()
     at = TopicPartition("rag.queries.v1", 0)
     bench.loop(HandStage())[1].commit_now({at: Position(5, "")})
     bench.broker.groups[GROUP].members.clear()
-    loop, _ = bench.loop(stage)
+    loop, consumer = bench.loop(stage)
     bench.publish("gone")
     bench.publish("good", partition=1)
     turn(loop)
     bench.wait(loop)
     assert [unit.record.text for unit in stage.units] == ["good"]
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer, "waiting", lambda: {at: 7})  # as librdkafka counts it
+        bench.publish("better", partition=1)
+        turn(loop)
+    assert stage.ticks[-1] == 0, "no window waits for records that do not come"
     (reason,) = loop.not_ready()
     assert "beyond the end" in reason
     for _ in range(100):

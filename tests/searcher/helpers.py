@@ -308,10 +308,11 @@ class ListSink:
     charged: list[tuple[tuple[int, int], Exception]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def done(self, done: Done) -> None:
+    def done(self, done: Done) -> bool:
         with self.changed:
             self.dones.append(done)
             self.changed.notify_all()
+        return True
 
     def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
         self.charged += [(part, error) for part in parts]

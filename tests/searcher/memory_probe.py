@@ -41,8 +41,8 @@ def anonymous_bytes() -> int:
 class CountingSink(ListSink):
     """Keeps no records: their memory is not the searcher's."""
 
-    def done(self, done: Done) -> None:
-        super().done(Done(parts=done.parts, outputs=()))
+    def done(self, done: Done) -> bool:
+        return super().done(Done(parts=done.parts, outputs=()))
 
 
 class Peak:
