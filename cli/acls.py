@@ -11,7 +11,7 @@ from carpool.errors import ConfigError
 from carpool.kafka.acls import ROLES, acls_of, kafka_acls_lines
 from carpool.terminal import print_plain
 from cli.console import print_json
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.options import Beside, JsonOption, spread
 
 RoleArgument = Annotated[
     str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(ROLES)}; default: all.")
@@ -21,13 +21,13 @@ PrincipalOption = Annotated[
 ]
 
 
+@spread
 def acls(
     role: RoleArgument = "",
     principal: PrincipalOption = "",
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Print the least rights of each role, as commands of Kafka's kafka-acls. Asks no broker.
 
@@ -37,7 +37,7 @@ def acls(
     """
     if role and role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
-    kafka = client_side(bootstrap, config, assignments).kafka
+    kafka = beside.settings().kafka
     found = {name: acls_of(name, kafka) for name in ROLES if role in ("", name)}
     if as_json:
         print_json({name: [asdict(acl) for acl in each] for name, each in found.items()})

@@ -26,7 +26,7 @@ from cli.answers import (
 )
 from cli.console import output, people, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.options import Beside, JsonOption, spread
 from cli.settings import ClientSide
 from producers import Client
 from producers.build_query import QuestionArgs
@@ -43,6 +43,7 @@ NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
 PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
 
 
+@spread
 def ask(
     question: str = typer.Argument(help="The question, in quotes."),
     top_k: int | None = TopKOption,
@@ -62,10 +63,9 @@ def ask(
         metavar="SECONDS",
         help="How long to wait; also the deadline. Default: client.answer_timeout_ms.",
     ),
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Ask a question and wait for its answer, which is shown as it is written.
 
@@ -79,7 +79,7 @@ def ask(
       carpool ask "Who wrote Moby-Dick?" --extractive
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
     """
-    settings = client_side(bootstrap, config, assignments)
+    settings = beside.settings()
     arguments: QuestionArgs = {
         "top_k": top_k,
         "nprobe": nprobe,
@@ -131,6 +131,7 @@ async def _ask(
     raise AssertionError("a stream of events ends with an answer or an error")
 
 
+@spread
 def publish(
     question: str = typer.Argument(
         help="The question, in quotes; - reads one a line from standard input."
@@ -157,10 +158,9 @@ def publish(
         "and --nprobe, but print the id that it has. Equal lines are one question. Needs the right "
         "to read rag.queries.v1 and rag.queries.batch.v1.",
     ),
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Publish a question without waiting for its answer; prints its id once the brokers have it.
 
@@ -173,7 +173,7 @@ def publish(
       carpool publish "When was the Eiffel Tower built?"
       cat questions.txt | carpool publish - --batch --once
     """
-    settings = client_side(bootstrap, config, assignments)
+    settings = beside.settings()
     lines = [(1, question)]
     if question == "-":
         read = list(sys.stdin.buffer) if sys.stdin else []  # None: it is closed
@@ -244,14 +244,14 @@ async def _publish(
     return is_one_bad
 
 
+@spread
 def cancel(
     query_ids: list[str] = typer.Argument(
         metavar="QUERY_ID...", help="Ids of questions, as `carpool publish` prints them."
     ),
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Withdraw questions: each ends as `cancelled` and frees its slot at the LLM server.
 
@@ -264,7 +264,7 @@ def cancel(
       carpool cancel 4f1c
       carpool cancel q-1 q-2 q-3 --bootstrap kafka:9092
     """
-    asyncio.run(_cancel(client_side(bootstrap, config, assignments), query_ids))
+    asyncio.run(_cancel(beside.settings(), query_ids))
     for query_id in query_ids:
         if as_json:
             print_json_line({"query_id": query_id})

@@ -10,7 +10,7 @@ import typer
 from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output
-from cli.options import BesideOption, ConfigOption, SetOption, client_side, logical_topic
+from cli.options import Beside, logical_topic, spread
 from cli.services import INPUTS
 from schemas.topics import read_with
 
@@ -39,13 +39,13 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command()
+@spread
 def skip(
     service: ServiceArgument,
     place: PlaceArgument,
     yes: YesOption = False,
-    bootstrap: BesideOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Pass over one record: it counts as complete, and is never read again.
 
@@ -56,18 +56,18 @@ def skip(
       carpool groups skip searcher rag.groups.v1/0/1234
     """
     topic, partition, offset = _place(place)
-    kafka = client_side(bootstrap, config, assignments).kafka
+    kafka = beside.settings().kafka
     _move(kafka, service, topic, partition, offset, is_skip=True, yes=yes)
 
 
 @app.command()
+@spread
 def reset(
     service: ServiceArgument,
     place: PlaceArgument,
     yes: YesOption = False,
-    bootstrap: BesideOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Read from this record on. What is complete after the old offset stays complete.
 
@@ -79,16 +79,16 @@ def reset(
       carpool groups reset grouper rag.queries.v1/2/5000
     """
     topic, partition, offset = _place(place)
-    kafka = client_side(bootstrap, config, assignments).kafka
+    kafka = beside.settings().kafka
     _move(kafka, service, topic, partition, offset, is_skip=False, yes=yes)
 
 
 @app.command("accept-loss")
+@spread
 def accept_loss(
     yes: YesOption = False,
-    bootstrap: BesideOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Pass over all records that were deleted before they were processed.
 
@@ -106,7 +106,7 @@ def accept_loss(
     from carpool.kafka.move_position import reset_to
     from carpool.kafka.records import TopicPartition
 
-    kafka, show = client_side(bootstrap, config, assignments).kafka, output()
+    kafka, show = beside.settings().kafka, output()
     gaps: dict[tuple[str, TopicPartition], Standing] = {}
     for service, topic in INPUTS.items():
         group = kafka.group_of(service)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -85,3 +88,45 @@ def passed_on(config: Path | None, assignments: list[str] | None) -> list[str]:
     """Returns the settings options of a call as arguments for the processes that it starts."""
     file = [] if config is None else ["--config", str(config)]
     return file + [part for assignment in assignments or () for part in ("--set", assignment)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """The options of a command that talks to running services, beside its own."""
+
+    bootstrap: BesideOption = None
+    config: ConfigOption = None
+    assignments: SetOption = None
+
+    def settings(self, **kafka: Any) -> ClientSide:
+        """Returns the settings in force. See `client_side`."""
+        return client_side(self.bootstrap, self.config, self.assignments, **kafka)
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Lets a command take dataclasses of options: each field becomes an option of the command."""
+    hints = get_type_hints(command, include_extras=True)
+    shown: list[Parameter] = []
+    groups: dict[str, Any] = {}
+    for name, own in signature(command).parameters.items():
+        if is_dataclass(kind := hints[name]):
+            groups[name] = kind
+            of_kind = get_type_hints(kind, include_extras=True)
+            shown += [
+                own.replace(name=each.name, default=each.default, annotation=of_kind[each.name])
+                for each in fields(kind)
+            ]
+        else:
+            shown.append(own.replace(annotation=hints[name]))
+
+    def run(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        command(**values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {each.name: each.annotation for each in shown}
+    run.__signature__ = Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=Parameter.KEYWORD_ONLY) for each in shown]
+    )
+    return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,7 @@ from rich.text import Text
 from carpool.errors import CarpoolError
 from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.options import Beside, JsonOption, spread
 from cli.runfile import RunFile
 from cli.services import INPUTS
 from cli.settings import ClientSide
@@ -44,6 +43,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     groups_error: str | None
 
 
+@spread
 def status(
     urls: list[str] | None = typer.Option(
         None,
@@ -60,10 +60,9 @@ def status(
         min=0.0,
         help="How long a partition may stand still while records wait in it.",
     ),
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Show which services are stuck or not ready, and how many records wait for each.
 
@@ -76,7 +75,7 @@ def status(
       carpool status --json
       carpool status --url searcher=10.0.0.6:9464 --url searcher=10.0.0.7:9464
     """
-    settings = client_side(bootstrap, config, assignments)
+    settings = beside.settings()
     services = [
         ask_service(name, address, INPUTS[name].name)
         for name, address in _addresses(settings, urls or [])
@@ -178,22 +177,11 @@ def _print(found: Status) -> None:
     line, are_equal = indexes_line(found.services)
     say(line, "dim" if are_equal else "yellow")
     console.print(_services_table(found.services))
-    for text in _service_lines(found.services):
-        console.print(text, soft_wrap=True)
+    for service in found.services:
+        for missing in service.missing:
+            say(f"{service.name}: {missing}", "yellow")
     if any(group.waiting for group in found.groups or ()):
         console.print(_partitions_table(found.groups or []))
-
-
-def _service_lines(services: list[ServiceStatus]) -> Iterator[Text]:
-    """Yields the tokens that generators paid and saved since their start, and service problems."""
-    for service in services:
-        if service.tokens:
-            counts = ", ".join(
-                f"{count:,} {kind}" for kind, count in sorted(service.tokens.items())
-            )
-            yield Text(f"{service.name}: tokens since its start: {counts}", style="dim")
-        for missing in service.missing:
-            yield Text(f"{service.name}: {missing}", style="yellow")
 
 
 def _services_table(services: list[ServiceStatus]) -> Table:

@@ -32,12 +32,10 @@ def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
         ),
         is_paused=samples.get(("carpool_intake_paused", ()), 0.0) > 0,
         lag_records=_total(samples, "carpool_lag_records"),
-        lag_s=samples.get(("carpool_lag_seconds", ())),
         idle_s=_ago_s(progress_s) if progress_s else None,
         in_flight=_total(samples, "carpool_units_in_flight"),
         consumed=_total(samples, "carpool_records_consumed_total"),
-        answers=_by_label(samples, "carpool_answers_total", "status"),
-        tokens=_by_label(samples, "carpool_tokens_total", "kind"),
+        answers=_answers(samples),
         dead_letters=_total(samples, "carpool_dead_letters_total"),
         partitions=_partitions(samples),
     )
@@ -64,10 +62,10 @@ def _total(samples: Samples, name: str) -> int:
     return int(sum(value for (sample, _), value in samples.items() if sample == name))
 
 
-def _by_label(samples: Samples, name: str, label: str) -> dict[str, int]:
+def _answers(samples: Samples) -> dict[str, int]:
     sums: dict[str, int] = {}
     for (sample, labels), value in samples.items():
-        if sample == name and value:
-            key = dict(labels).get(label, "")
-            sums[key] = sums.get(key, 0) + int(value)
+        if sample == "carpool_answers_total" and value:
+            status = dict(labels)["status"]
+            sums[status] = sums.get(status, 0) + int(value)
     return sums

@@ -66,13 +66,10 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the index that a grouper or searcher has open."""
     is_paused: bool = False
     lag_records: int | None = None
-    lag_s: float | None = None
     idle_s: float | None = None
     in_flight: int | None = None
     consumed: int | None = None
     answers: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    """Of a generator: tokens of all tenants since its start, by kind."""
     dead_letters: int | None = None
     partitions: list[PartitionIdle] = []
 

@@ -14,7 +14,7 @@ from carpool.kafka.checks import named_at_brokers
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.options import Beside, JsonOption, spread
 from cli.services import INPUTS
 from schemas.topics import TOPICS, UNTIL_PROCESSED, read_with
 
@@ -38,13 +38,13 @@ ReplicationOption = Annotated[
 
 
 @app.command()
+@spread
 def create(
     partitions: PartitionsOption = None,
     replication: ReplicationOption = None,
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Make the topics that are missing; topics that exist do not change.
 
@@ -56,13 +56,7 @@ def create(
     """
     from carpool.kafka.admin import create_topics
 
-    kafka = client_side(
-        bootstrap,
-        config,
-        assignments,
-        partitions=partitions,
-        replication_factor=replication,
-    ).kafka
+    kafka = beside.settings(partitions=partitions, replication_factor=replication).kafka
     created = create_topics(kafka)
     states = _states(kafka)
     drifted = {state["topic"]: state["drift"] for state in states if state["drift"]}
@@ -80,10 +74,11 @@ def create(
 
 
 @app.command("list")
+@spread
 def list_topics(
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """List the topics that Carpool uses, with their purpose. Asks no broker.
 
@@ -91,7 +86,7 @@ def list_topics(
     Example:
       carpool topics list --json
     """
-    topics = named_at_brokers(client_side(None, config, assignments).kafka, TOPICS)
+    topics = named_at_brokers(beside.settings().kafka, TOPICS)
     if as_json:
         print_json(topics)
         return
@@ -105,11 +100,11 @@ def list_topics(
 
 
 @app.command()
+@spread
 def describe(
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Show the topics at the brokers and how they differ. Exit code 1: a topic differs.
 
@@ -117,7 +112,7 @@ def describe(
     Example:
       carpool topics describe --bootstrap kafka:9092
     """
-    states = _states(client_side(bootstrap, config, assignments).kafka)
+    states = _states(beside.settings().kafka)
     if as_json:
         print_json(states)
     else:
@@ -132,11 +127,11 @@ def describe(
 
 
 @app.command()
+@spread
 def check(
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Run the checks of a service start, without a service. Exit code 1: a service would not start.
 
@@ -149,7 +144,7 @@ def check(
     """
     from carpool.kafka.deployment import check_deployment
 
-    kafka = client_side(bootstrap, config, assignments).kafka
+    kafka = beside.settings().kafka
     found = {
         service: check_deployment(
             kafka,

@@ -7,13 +7,10 @@ due whether or not earlier ones were answered, so a slow system does not slow it
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import Literal
 
 from carpool.errors import ConfigError
-
-ArrivalProcess = Literal["poisson", "even", "recorded"]
 
 US_PER_S = 1_000_000
 
@@ -44,23 +41,6 @@ def even(rate_per_s: float) -> Iterator[int]:
         index += 1
 
 
-def recorded(times_ms: Iterable[float], speed: float = 1.0) -> Iterator[int]:
-    """Yields the arrival times of a recording, the first at 0, `speed` times as fast.
-
-    `times_ms` are milliseconds of any epoch. Raises `ConfigError` when they decrease.
-    """
-    _check_rate(speed)
-    first: float | None = None
-    last = 0
-    for row, time_ms in enumerate(times_ms):
-        first = time_ms if first is None else first
-        at_us = int((time_ms - first) * 1_000 / speed)
-        if at_us < last:
-            raise ConfigError(f"the recorded times decrease at row {row}: sort the file by `at_ms`")
-        last = at_us
-        yield at_us
-
-
 def bounded(
     times_us: Iterator[int], *, duration_s: float | None, limit: int | None
 ) -> Iterator[int]:
@@ -73,4 +53,4 @@ def bounded(
 
 def _check_rate(rate: float) -> None:
     if not 0 < rate < float("inf"):
-        raise ConfigError(f"a rate or speed of {rate} never sends anything; give a number above 0")
+        raise ConfigError(f"a rate of {rate} never sends anything; give a number above 0")

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from bench.core.machine import data_file
 from bench.core.services_run import ServicesRun, begin_run
 from bench.core.session import Session, open_session
-from bench.data.evaluation import CORPUS, EvaluationData, find_data
+from bench.data.evaluation import CORPUS, EvaluationData, find_data, read_vectors
 from bench.data.index import BenchIndex, corpus_index
 from bench.services.options import CorpusOptions
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import environment_name
-from producers.read_questions import NpyRows, Question, with_vectors
+from producers.read_questions import Question
 from producers.send_load import LoadPlan
 
 Kind = Literal["text", "vectors"]
@@ -39,7 +39,11 @@ class CorpusRun(ServicesRun, frozen=True, kw_only=True):
         questions = self.data.questions(name, self.options.limit)
         if kind == "text":
             return tuple(questions)
-        return with_vectors(questions, NpyRows(self.data.vectors_path(name)), keep_text=False)
+        vectors = read_vectors(self.data.vectors_path(name)).astype("<f4")
+        return tuple(
+            Question(id=question.id, vector=vector.tobytes())
+            for question, vector in zip(questions, vectors, strict=False)
+        )
 
     def session(
         self,

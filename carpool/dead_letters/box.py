@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException
-
 from carpool.clock import Clock
 from carpool.dead_letters.letter import DeadLetter, read_letter, replay_output
 from carpool.dead_letters.selection import Place, Selection
 from carpool.errors import AbortedError, ConfigError, RecordError, RetryableError
 from carpool.kafka.clients import TransactionalProducerClient
-from carpool.kafka.cluster import quiet_admin
-from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.raw_records import raw_partition
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import SilentBrokersError, TopicReader, read_topic
@@ -37,8 +32,6 @@ ONE_RECORD_S = 3.0
 READER_NAME = "dlq"
 
 Marks = dict[Place, DeadLetterMark]
-Progress = Callable[[int, int], None]
-"""Is called with the number of records read of a topic, and the approximate total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +51,12 @@ class DeadLetterBox:
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._timeout_s = settings.request_timeout_ms / 1_000
 
     def _reader(self) -> TopicReader:
         return TopicReader(self._settings, self._clock, name=READER_NAME)
 
-    def _read(self, topic: str, progress: Progress = lambda read, total: None) -> Iterator[Message]:
-        return read_topic(self._settings, self._clock, topic, name=READER_NAME, progress=progress)
+    def _read(self, topic: str) -> Iterator[Message]:
+        return read_topic(self._settings, self._clock, topic, name=READER_NAME)
 
     def topics(self) -> tuple[str, ...]:
         """Returns the dead-letter topics. Raises `ConfigError` without the topic of marks."""
@@ -93,11 +85,9 @@ class DeadLetterBox:
                 marks[place] = mark
         return marks
 
-    def letters(
-        self, topic: str, marks: Marks, progress: Progress = lambda read, of: None
-    ) -> Iterator[DeadLetter]:
+    def letters(self, topic: str, marks: Marks) -> Iterator[DeadLetter]:
         """Yields every letter of a topic, those of each partition in order."""
-        for message in self._read(topic, progress):
+        for message in self._read(topic):
             at = message.source
             yield read_letter(message, marks.get((at.topic, at.partition, at.offset)))
 
@@ -117,17 +107,11 @@ class DeadLetterBox:
             )
         return read_letter(message, self.marks().get(place))
 
-    def selected(
-        self, selection: Selection, marks: Marks, progress: Progress = lambda read, of: None
-    ) -> Iterator[DeadLetter]:
+    def selected(self, selection: Selection, marks: Marks) -> Iterator[DeadLetter]:
         """Yields the selected letters, topic by topic."""
         for topic in self.topics():
             if selection.takes_topic(topic):
-                yield from (
-                    letter
-                    for letter in self.letters(topic, marks, progress)
-                    if selection.takes(letter)
-                )
+                yield from filter(selection.takes, self.letters(topic, marks))
 
     def mark(
         self,
@@ -136,9 +120,8 @@ class DeadLetterBox:
         producer: TransactionalProducerClient,
         *,
         deadline_ms: int | None = None,
-        done: Callable[[int], None] = lambda count: None,
     ) -> Sent:
-        """Replays or drops letters, each together with its mark. `done` counts each batch.
+        """Replays or drops letters, each together with its mark.
 
         `producer` was started before the marks were read, so no other process replays the same
         letters. Raises `RetryableError` when the brokers do not accept a batch: earlier batches are
@@ -153,7 +136,6 @@ class DeadLetterBox:
                 outputs += [replay_output(letter, deadline_ms=deadline_ms) for letter in whole]
             _commit(producer, outputs)
             marked += len(whole)
-            done(len(whole))
         return Sent(marked=marked, cut=cut)
 
     def _mark(self, letter: DeadLetter, action: Action) -> Output:
@@ -166,42 +148,6 @@ class DeadLetterBox:
         return Output(
             topic=DEAD_LETTER_MARKS.name, key=place.encode(), value=value, headers=headers
         )
-
-    def truncate(self, topic: str, marks: Marks) -> dict[int, int]:
-        """Deletes the marked letters at the beginning of each partition.
-
-        Returns the first remaining offset of each partition that changed. Raises `ConfigError`
-        where the brokers refuse.
-        """
-        with self._reader() as reader:
-            bounds = {at.partition: reader.bounds(at) for at in reader.partitions(topic)}
-        first_kept = {partition: end for partition, (_, end) in bounds.items()}
-        for letter in self.letters(topic, marks):
-            at = letter.place
-            if letter.mark is None:
-                first_kept[at.partition] = min(first_kept[at.partition], at.offset)
-        wanted = {
-            partition: offset
-            for partition, offset in first_kept.items()
-            if offset > bounds[partition][0]
-        }
-        admin = quiet_admin(self._settings)
-        places = [
-            raw_partition(self._settings, TopicPartition(topic, partition), offset)
-            for partition, offset in wanted.items()
-        ]
-        for place, future in (
-            admin.delete_records(places, request_timeout=self._timeout_s) if places else {}
-        ).items():
-            try:
-                reply(future)
-            except KafkaException as error:
-                raise ConfigError(
-                    f"the brokers do not remove records of {place.topic}[{place.partition}]: "
-                    f"{error.args[0].str()}. The letters stay marked as dropped, and are deleted "
-                    "after the topic's retention (the embedded broker cannot remove records)"
-                ) from error
-        return wanted
 
 
 def _batches(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:

@@ -1,4 +1,4 @@
-"""Selects letters by place, partition, offset, reason and age. Pure."""
+"""Selects letters by place, reason and age. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ class Selection:
 
     topics: frozenset[str] = frozenset()
     places: frozenset[Place] = frozenset()
-    partitions: frozenset[int] = frozenset()
-    offset_min: int | None = None
-    offset_max: int | None = None
     reasons: frozenset[str] = frozenset()
     since_ms: int | None = None
     until_ms: int | None = None
@@ -31,10 +28,8 @@ class Selection:
     @property
     def is_narrow(self) -> bool:
         """Whether anything but topics is given, so that not all letters are selected."""
-        bounds = (self.offset_min, self.offset_max, self.since_ms, self.until_ms)
-        return bool(self.places or self.partitions or self.reasons) or any(
-            bound is not None for bound in bounds
-        )
+        has_age = self.since_ms is not None or self.until_ms is not None
+        return bool(self.places or self.reasons) or has_age
 
     def takes_topic(self, topic: str) -> bool:
         """Returns whether letters of this dead-letter topic may be selected."""
@@ -47,13 +42,8 @@ class Selection:
         return (
             self.takes_topic(at.topic)
             and (not self.places or (at.topic, at.partition, at.offset) in self.places)
-            and (not self.partitions or at.partition in self.partitions)
-            and _within(at.offset, self.offset_min, self.offset_max)
-            and _within(at.timestamp_ms, self.since_ms, self.until_ms)
+            and (self.since_ms is None or at.timestamp_ms >= self.since_ms)
+            and (self.until_ms is None or at.timestamp_ms <= self.until_ms)
             and (not self.reasons or letter.reason in self.reasons)
             and (self.marked or letter.mark is None)
         )
-
-
-def _within(value: int, least: int | None, most: int | None) -> bool:
-    return (least is None or value >= least) and (most is None or value <= most)

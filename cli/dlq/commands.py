@@ -16,19 +16,7 @@ from carpool.dead_letters.selection import Selection
 from carpool.kafka.librdkafka import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, people, print_json
-from cli.dlq.progress import ProgressLine
-from cli.dlq.selecting import (
-    FromOption,
-    PartitionOption,
-    PlacesArgument,
-    ReasonOption,
-    SinceOption,
-    ToOption,
-    TopicOption,
-    UntilOption,
-    parse_place,
-    selection,
-)
+from cli.dlq.selecting import Letters, NamedLetters, Places, parse_place
 from cli.dlq.showing import (
     count,
     letter_json,
@@ -38,7 +26,7 @@ from cli.dlq.showing import (
     topics_table,
 )
 from cli.exit_codes import FAILED
-from cli.options import BesideOption, ConfigOption, JsonOption, SetOption, client_side
+from cli.options import Beside, JsonOption, spread
 from schemas.deadletter import Action
 
 CLOCK = SystemClock()
@@ -77,26 +65,10 @@ def quiet_logs() -> None:
     )
 
 
-AllOption = Annotated[
-    bool, typer.Option("--all", help="All letters of the topics, if no other option selects any.")
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show the selected letters.")]
-AgainOption = Annotated[
-    bool, typer.Option("--again", help="Also letters that were replayed or dropped before.")
-]
-LimitOption = Annotated[
-    int | None,
-    typer.Option("--limit", "-n", min=1, help="Select only the first N letters."),
-]
-
-
 @app.command("list")
+@spread
 def list_letters(
-    topics: TopicOption = None,
-    partitions: PartitionOption = None,
-    reasons: ReasonOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    letters: Letters,
     each: Annotated[
         bool,
         typer.Option("--letters", "-l", help="List each letter, with its partition and offset."),
@@ -104,11 +76,9 @@ def list_letters(
     marked: Annotated[
         bool, typer.Option("--marked", "-a", help="Also letters that were replayed or dropped.")
     ] = False,
-    limit: LimitOption = None,
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Count the dead letters by topic and reason, or list each. Reads the whole topics.
 
@@ -118,27 +88,18 @@ def list_letters(
       carpool dlq list --letters --reason wrong_model --since 1d
       carpool dlq list --json
     """
-    settings = client_side(bootstrap, config, assignments).kafka
-    meant = selection(
-        settings,
-        topics=topics,
-        partitions=partitions,
-        reasons=reasons,
-        since=since,
-        until=until,
-        marked=marked or not each,  # counts say how many were replayed and dropped
-    )
+    kafka = beside.settings().kafka
+    # Counts say how many were replayed and dropped.
+    meant = letters.selection(kafka, marked=marked or not each)
     if each:
-        _list_letters(settings, meant, limit, as_json=as_json)
+        _list_letters(kafka, meant, letters.limit, as_json=as_json)
         return
-    box = DeadLetterBox(settings, CLOCK)
+    box = DeadLetterBox(kafka, CLOCK)
     names = [name for name in box.topics() if meant.takes_topic(name)]
     marks = box.marks()
-    with ProgressLine() as progress:
-        counts = [
-            count(name, filter(meant.takes, box.letters(name, marks, progress.read)), marked=marked)
-            for name in names
-        ]
+    counts = [
+        count(name, filter(meant.takes, box.letters(name, marks)), marked=marked) for name in names
+    ]
     if as_json:
         print_json(counts)
         return
@@ -151,6 +112,7 @@ def list_letters(
 
 
 @app.command()
+@spread
 def show(
     place: Annotated[
         str,
@@ -158,47 +120,37 @@ def show(
             metavar="[TOPIC/]PARTITION/OFFSET", help="The letter, as `list -l` shows it."
         ),
     ],
-    as_hex: Annotated[
-        bool, typer.Option("--hex", help="The value as hex, also where it is text.")
-    ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Nothing but the bytes of the value.")] = False,
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Show one dead letter: the reason, its headers, and its value. Secrets in headers are stars.
 
     \b
     Examples:
       carpool dlq show 2/17
-      carpool dlq show rag.queries.v1.dlq/2/17 --hex
-      carpool dlq show 2/17 --raw > record.bin
+      carpool dlq show rag.queries.v1.dlq/2/17 --raw > record.bin
     """
-    settings = client_side(bootstrap, config, assignments).kafka
-    letter = DeadLetterBox(settings, CLOCK).letter(parse_place(place, settings))
+    kafka = beside.settings().kafka
+    letter = DeadLetterBox(kafka, CLOCK).letter(parse_place(place, kafka))
     if raw:
         sys.stdout.buffer.write(letter.value)
         sys.stdout.flush()
     elif as_json:
         print_json(letter_json(letter))
     else:
-        output().print(letter_text(letter, as_hex=as_hex), soft_wrap=True)
+        output().print(letter_text(letter), soft_wrap=True)
 
 
 @app.command()
+@spread
 def replay(
-    places: PlacesArgument = None,
-    topics: TopicOption = None,
-    partitions: PartitionOption = None,
-    offset_min: FromOption = None,
-    offset_max: ToOption = None,
-    reasons: ReasonOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    everything: AllOption = False,
-    again: AgainOption = False,
-    limit: LimitOption = None,
+    letters: NamedLetters,
+    places: Places = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also letters that were replayed or dropped before.")
+    ] = False,
     deadline_s: Annotated[
         float | None,
         typer.Option(
@@ -208,11 +160,9 @@ def replay(
             "passed, the answer is `expired`.",
         ),
     ] = None,
-    dry_run: DryRunOption = False,
-    bootstrap: BesideOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Write dead letters back to the topic that they came from, without the headers of the failure.
 
@@ -226,25 +176,13 @@ def replay(
       carpool dlq replay --reason llm_refused --since 2h --dry-run
       carpool dlq replay --all --deadline-s 300
     """
-    settings = client_side(bootstrap, config, assignments).kafka
-    meant = selection(
-        settings,
-        places=places,
-        topics=topics,
-        partitions=partitions,
-        offset_min=offset_min,
-        offset_max=offset_max,
-        reasons=reasons,
-        since=since,
-        until=until,
-        marked=again,
-    )
-    _check_asked(meant, everything)
-    deadline_ms = None if deadline_s is None else CLOCK.now_us() // 1_000 + int(deadline_s * 1_000)
-    if dry_run:
-        _list_letters(settings, meant, limit, as_json=as_json)
+    kafka = beside.settings().kafka
+    meant = letters.checked(kafka, places, marked=again)
+    if letters.dry_run:
+        _list_letters(kafka, meant, letters.limit, as_json=as_json)
         return
-    sent = _mark(settings, meant, "replayed", limit=limit, deadline_ms=deadline_ms)
+    deadline_ms = None if deadline_s is None else CLOCK.now_us() // 1_000 + int(deadline_s * 1_000)
+    sent = _mark(kafka, meant, "replayed", limit=letters.limit, deadline_ms=deadline_ms)
     if as_json:
         print_json({"replayed": sent.marked, "cut": sent.cut})
     else:
@@ -255,88 +193,43 @@ def replay(
 
 
 @app.command()
+@spread
 def drop(
-    places: PlacesArgument = None,
-    topics: TopicOption = None,
-    partitions: PartitionOption = None,
-    offset_min: FromOption = None,
-    offset_max: ToOption = None,
-    reasons: ReasonOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    everything: AllOption = False,
-    limit: LimitOption = None,
-    truncate: Annotated[
-        bool,
-        typer.Option(
-            "--truncate",
-            help="Also remove, for good, what is replayed or dropped at the beginning of each "
-            "partition.",
-        ),
-    ] = False,
-    dry_run: DryRunOption = False,
-    bootstrap: BesideOption = None,
+    letters: NamedLetters,
+    places: Places = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    beside: Beside,
 ) -> None:
     """Mark dead letters as done: they are no longer counted or replayed. Retention removes their
     bytes.
 
-    Kafka cannot remove a record from the middle of a partition. --truncate removes, in each
-    partition, the marked letters before the first one that is not marked. Exit code 1: no letter is
-    selected.
+    Exit code 1: no letter is selected.
 
     \b
     Examples:
       carpool dlq drop 2/17 2/18
       carpool dlq drop --reason not_json --until 1d
-      carpool dlq drop --all --truncate
     """
-    settings = client_side(bootstrap, config, assignments).kafka
-    meant = selection(
-        settings,
-        places=places,
-        topics=topics,
-        partitions=partitions,
-        offset_min=offset_min,
-        offset_max=offset_max,
-        reasons=reasons,
-        since=since,
-        until=until,
-    )
-    _check_asked(meant, everything or truncate)
-    if dry_run:
-        _list_letters(settings, meant, limit, as_json=as_json)
+    kafka = beside.settings().kafka
+    meant = letters.checked(kafka, places)
+    if letters.dry_run:
+        _list_letters(kafka, meant, letters.limit, as_json=as_json)
         return
-    is_asked = everything or meant.is_narrow
-    dropped = _mark(settings, meant, "dropped", limit=limit).marked if is_asked else 0
-    begins = _truncate(DeadLetterBox(settings, CLOCK), meant) if truncate else {}
+    dropped = _mark(kafka, meant, "dropped", limit=letters.limit).marked
     if as_json:
-        print_json({"dropped": dropped} | ({"begins_at": begins} if truncate else {}))
+        print_json({"dropped": dropped})
     else:
-        if is_asked:
-            output().print(f"{dropped:,} dropped")
-        for name, partitions_begin in begins.items():
-            for partition, offset in partitions_begin.items():
-                output().print(f"{name}/{partition} now begins at {offset}")
-    if is_asked and not dropped:
+        output().print(f"{dropped:,} dropped")
+    if not dropped:
         raise typer.Exit(FAILED)
 
 
-def _check_asked(meant: Selection, everything: bool) -> None:
-    if not (everything or meant.is_narrow):
-        raise typer.BadParameter(
-            "say which letters: by place, --partition, --reason, --since, ...; or --all of them"
-        )
-
-
 def _list_letters(
-    settings: KafkaSettings, meant: Selection, limit: int | None, *, as_json: bool
+    kafka: KafkaSettings, meant: Selection, limit: int | None, *, as_json: bool
 ) -> None:
-    box = DeadLetterBox(settings, CLOCK)
-    with ProgressLine() as progress:
-        letters = list(islice(box.selected(meant, box.marks(), progress.read), limit or LISTED_MAX))
+    box = DeadLetterBox(kafka, CLOCK)
+    letters = list(islice(box.selected(meant, box.marks()), limit or LISTED_MAX))
     if as_json:
         print_json([letter_json(letter) for letter in letters])
     else:
@@ -346,27 +239,20 @@ def _list_letters(
 
 
 def _mark(
-    settings: KafkaSettings,
+    kafka: KafkaSettings,
     meant: Selection,
     action: Action,
     *,
     limit: int | None,
     deadline_ms: int | None = None,
 ) -> Sent:
-    box = DeadLetterBox(settings, CLOCK)
+    box = DeadLetterBox(kafka, CLOCK)
     box.topics()  # says what is missing before anything is begun
-    producer = LibrdkafkaTransactionalProducer(settings, settings.group_of("dlq"))
+    producer = LibrdkafkaTransactionalProducer(kafka, kafka.group_of("dlq"))
     try:
         producer.start()
         marks = box.marks()  # after the start, which ended a replay that was running
-        with ProgressLine() as progress:
-            letters = islice(box.selected(meant, marks, progress.read), limit)
-            return box.mark(letters, action, producer, deadline_ms=deadline_ms, done=progress.done)
+        letters = islice(box.selected(meant, marks), limit)
+        return box.mark(letters, action, producer, deadline_ms=deadline_ms)
     finally:
         producer.close()
-
-
-def _truncate(box: DeadLetterBox, meant: Selection) -> dict[str, dict[int, int]]:
-    marks = box.marks()
-    begins = {name: box.truncate(name, marks) for name in box.topics() if meant.takes_topic(name)}
-    return {name: partitions for name, partitions in begins.items() if partitions}

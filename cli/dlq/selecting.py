@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,7 +19,7 @@ AGE = re.compile(r"(\d{1,6})([smhd])")
 UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 PLACE = re.compile(r"(?:([A-Za-z0-9._-]{1,249})/)?(\d{1,9})/(\d{1,18})")
 
-PlacesArgument = Annotated[
+Places = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[TOPIC/]PARTITION/OFFSET...",
@@ -26,64 +27,76 @@ PlacesArgument = Annotated[
         f"{QUERIES_DEAD.name}.",
     ),
 ]
-TopicOption = Annotated[
+Topics = Annotated[
     list[str] | None,
     typer.Option("--topic", "-t", help="Dead-letter topic, or the topic it is for. Default: all."),
 ]
-PartitionOption = Annotated[
-    list[int] | None,
-    typer.Option("--partition", "-p", min=0, help="Only this partition."),
-]
-FromOption = Annotated[
-    int | None,
-    typer.Option("--from-offset", min=0, help="First offset, in each partition."),
-]
-ToOption = Annotated[
-    int | None,
-    typer.Option("--to-offset", min=0, help="Last offset, in each partition."),
-]
-ReasonOption = Annotated[
+Reasons = Annotated[
     list[str] | None,
     typer.Option("--reason", "-r", help="Only for this reason, as `list` shows it."),
 ]
-SinceOption = Annotated[
+Since = Annotated[
     str | None,
     typer.Option(
         "--since", metavar="AGE|TIME", help="Not older than 30m, 2h, 3d; or 2026-11-22T10:00Z."
     ),
 ]
-UntilOption = Annotated[
+Until = Annotated[
     str | None,
     typer.Option("--until", metavar="AGE|TIME", help="Not newer than that."),
 ]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", "-n", min=1, help="Select only the first N letters."),
+]
+All = Annotated[
+    bool, typer.Option("--all", help="All letters of the topics, if no other option selects any.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the selected letters.")]
 
 
-def selection(
-    kafka: KafkaSettings,
-    *,
-    places: list[str] | None = None,
-    topics: list[str] | None = None,
-    partitions: list[int] | None = None,
-    offset_min: int | None = None,
-    offset_max: int | None = None,
-    reasons: list[str] | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    marked: bool = False,
-) -> Selection:
-    """Returns the selection; ages count from now. Raises `typer.BadParameter`."""
-    now_us = SystemClock().now_us()
-    return Selection(
-        topics=frozenset(dead_letter_topic(topic, kafka) for topic in topics or ()),
-        places=frozenset(parse_place(place, kafka) for place in places or ()),
-        partitions=frozenset(partitions or ()),
-        offset_min=offset_min,
-        offset_max=offset_max,
-        reasons=frozenset(reasons or ()),
-        since_ms=None if since is None else parse_time_ms(since, now_us),
-        until_ms=None if until is None else parse_time_ms(until, now_us),
-        marked=marked,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Letters:
+    """Which letters: of these topics, for these reasons, of this age."""
+
+    topics: Topics = None
+    reasons: Reasons = None
+    since: Since = None
+    until: Until = None
+    limit: Limit = None
+
+    def selection(
+        self, kafka: KafkaSettings, places: list[str] | None = None, *, marked: bool = False
+    ) -> Selection:
+        """Returns the selection; ages count from now. Raises `typer.BadParameter`."""
+        now_us = SystemClock().now_us()
+        return Selection(
+            topics=frozenset(dead_letter_topic(topic, kafka) for topic in self.topics or ()),
+            places=frozenset(parse_place(place, kafka) for place in places or ()),
+            reasons=frozenset(self.reasons or ()),
+            since_ms=None if self.since is None else parse_time_ms(self.since, now_us),
+            until_ms=None if self.until is None else parse_time_ms(self.until, now_us),
+            marked=marked,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedLetters(Letters):
+    """Letters that something is done with: it must be said which, or that all are meant."""
+
+    everything: All = False
+    dry_run: DryRun = False
+
+    def checked(
+        self, kafka: KafkaSettings, places: list[str] | None, *, marked: bool = False
+    ) -> Selection:
+        """Returns the selection. Raises `typer.BadParameter` where nothing says which letters."""
+        meant = self.selection(kafka, places, marked=marked)
+        if not (self.everything or meant.is_narrow):
+            raise typer.BadParameter(
+                "say which letters: by place, --reason, --since, ...; or --all of them"
+            )
+        return meant
 
 
 def dead_letter_topic(topic: str, kafka: KafkaSettings) -> str:

@@ -148,8 +148,8 @@ def age(moment_ms: int | None, now_ms: int) -> str:
     return f"{seconds} s"
 
 
-def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
-    """Returns one letter in full: reason, headers (secrets as stars), value as text or hex."""
+def letter_text(letter: DeadLetter) -> Text:
+    """Returns one letter in full: reason, headers (secrets as stars), value."""
     lines = [Text(letter.place.place, style="bold")]
     written = _time(letter.place.timestamp_ms)
     lines.append(_row("written", written))
@@ -160,7 +160,7 @@ def letter_text(letter: DeadLetter, *, as_hex: bool) -> Text:
     lines.append(Text("headers", style="bold"))
     lines += [_row(name, shown_header(name, content)) for name, content in letter.headers]
     lines.append(Text(f"value, {len(letter.value):,} bytes", style="bold"))
-    lines.append(Text(hex_dump(letter.value) if as_hex else value_text(letter.value)))
+    lines.append(Text(value_text(letter.value)))
     return Text("\n").join(lines)
 
 

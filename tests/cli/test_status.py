@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import generate_latest
 
-from carpool.telemetry.metrics import Metrics
-from cli import status_services
 from cli.status_values import GroupStatus, Member, Partition, PartitionIdle, ServiceStatus
 from cli.status_verdict import indexes_line, who_is_stuck
 
@@ -152,22 +149,6 @@ def test_the_partition_with_most_waiting_is_told_and_the_others_are_counted() ->
     )
     assert found is not None
     assert "rag.retrievals.v1[2] has 130 waiting (30 more in 2 other partitions)" in found
-
-
-def test_the_tokens_of_a_generator_are_summed_over_its_tenants(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    metrics = Metrics()
-    for tenant in ("a", "b"):
-        metrics.generator.tokens.add("computed", tenant, 10)
-    metrics.generator.tokens.add("output", "", 3)
-    pages = {
-        "/readyz": b'{"ready":true,"missing":[]}',
-        "/metrics": generate_latest(metrics.registry),
-    }
-    monkeypatch.setattr(status_services, "get", lambda url: (200, pages[url[url.rindex("/") :]]))
-    found = status_services.ask_service("generator", "10.0.0.1:9464", TOPIC)
-    assert found.tokens == {"computed": 20, "output": 3}
 
 
 def holder(name: str, index: str | None) -> ServiceStatus:

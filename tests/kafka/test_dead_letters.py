@@ -225,8 +225,6 @@ def some_letters() -> dict[str, DeadLetter]:
         (Selection(reasons=frozenset({"wrong_model"})), {"new"}),
         (Selection(since_ms=2_000), {"new"}),
         (Selection(until_ms=2_000), {"old"}),
-        (Selection(offset_min=2, offset_max=3, marked=True), {"new", "done"}),
-        (Selection(partitions=frozenset({0})), set()),
         (
             Selection(places=frozenset({(QUERIES_DEAD.name, 2, 1), (QUERIES_DEAD.name, 2, 3)})),
             {"old"},

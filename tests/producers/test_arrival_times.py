@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import ConfigError
-from producers.arrival_times import bounded, even, poisson, recorded
+from producers.arrival_times import bounded, even, poisson
 
 RATES = st.floats(min_value=0.01, max_value=10_000)
 
@@ -43,15 +43,6 @@ def test_an_even_schedule_does_not_drift(rate: float, count: int) -> None:
     times = list(islice(even(rate), count))
     assert times[0] == 0
     assert abs(times[-1] - (count - 1) * 1_000_000 / rate) <= 1
-
-
-def test_a_recording_begins_at_zero_and_plays_faster() -> None:
-    assert list(recorded([5_000, 5_010, 5_030], speed=2.0)) == [0, 5_000, 15_000]
-
-
-def test_a_recording_that_runs_backwards_is_refused_with_its_row() -> None:
-    with pytest.raises(ConfigError, match="row 2"):
-        list(recorded([1.0, 3.0, 2.0]))
 
 
 @given(limit=st.one_of(st.none(), st.integers(0, 50)), duration=st.floats(0, 3))

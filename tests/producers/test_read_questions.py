@@ -12,7 +12,7 @@ import pytest
 
 from carpool.errors import ConfigError, RecordError
 from producers.build_query import build_record
-from producers.read_questions import NpyRows, read_questions, with_vectors
+from producers.read_questions import read_questions
 from schemas.codec import decode_query, tenant_of
 from schemas.query import QUERY_BYTES_MAX, Generation
 from schemas.record import Source
@@ -52,40 +52,6 @@ def test_files_that_are_missing_or_cut_short_are_refused(tmp_path: Path) -> None
     for name in ("missing.jsonl", "cut.jsonl.gz"):
         with pytest.raises(ConfigError, match=name):
             read_questions(tmp_path / name)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_vectors_are_read_as_numpy_reads_them(tmp_path: Path, dtype: str) -> None:
-    rows = np.random.default_rng(1).standard_normal((7, 12)).astype(dtype)
-    np.save(tmp_path / "v.npy", rows)
-    vectors = NpyRows(tmp_path / "v.npy")
-    assert (len(vectors), vectors.dim) == (7, 12)
-    assert b"".join(vectors) == rows.astype("<f4").tobytes()
-    with pytest.raises(IndexError):
-        vectors[7]
-
-
-def test_files_that_are_no_vectors_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "integers.npy", np.zeros((2, 2), dtype=np.int64))
-    np.save(tmp_path / "flat.npy", np.zeros(4, dtype=np.float32))
-    np.save(tmp_path / "fortran.npy", np.asfortranarray(np.zeros((3, 2), dtype=np.float32)))
-    np.save(tmp_path / "cut.npy", np.zeros((3, 2), dtype=np.float32))
-    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-1])
-    (tmp_path / "text.npy").write_text("no vectors at all")
-    (tmp_path / "empty.npy").touch()
-    for name in ("integers", "flat", "fortran", "cut", "text", "empty", "missing"):
-        with pytest.raises(ConfigError, match=f"{name}.npy"):
-            NpyRows(tmp_path / f"{name}.npy")
-
-
-def test_rows_and_questions_must_match(tmp_path: Path) -> None:
-    np.save(tmp_path / "v.npy", np.eye(2, dtype=np.float32))
-    (tmp_path / "q.txt").write_text("a\nb\nc\n")
-    questions = read_questions(tmp_path / "q.txt")
-    with pytest.raises(ConfigError, match="3 questions but only 2"):
-        with_vectors(questions, NpyRows(tmp_path / "v.npy"))
-    first, second = with_vectors(questions[:2], NpyRows(tmp_path / "v.npy"), keep_text=False)
-    assert (first.text, second.vector) == (None, struct.pack("<2f", 0, 1))
 
 
 def test_a_record_is_what_the_grouper_reads_back() -> None:
