@@ -133,7 +133,8 @@ def test_every_exit_code_that_the_code_uses_has_an_entry() -> None:
 
 
 def test_architecture_and_the_pages_of_rooms_link_every_folder() -> None:
-    maps = [ROOT / "ARCHITECTURE.md", *(each for p in PRODUCT for each in (ROOT / p).rglob("*.md"))]
+    rooms = (ROOT / room for room in (*PRODUCT, "bench"))
+    maps = [ROOT / "ARCHITECTURE.md", *(page for room in rooms for page in room.rglob("*.md"))]
     linked = {
         (page.parent / link).resolve()
         for page in maps
