@@ -18,7 +18,6 @@ from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from searcher.cluster_major_executor import ClusterMajorExecutor
-from searcher.events import EventLog
 from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
 from searcher.memory.arena import BLOCK_BYTES_MAX, Arena, choose_block_bytes
@@ -27,7 +26,7 @@ from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
 from searcher.passages.passage_reader import PassageReader
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
-from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
@@ -88,7 +87,6 @@ class PlaneParts:
     pool: ScoringPool
     metrics: Metrics
     clock: Clock
-    events: EventLog
 
     def size_bytes(self) -> dict[SliceId, int]:
         """Returns what each slice takes in memory."""
@@ -176,7 +174,6 @@ def open_searcher(
     metrics: Metrics,
     clock: Clock,
     *,
-    events: EventLog,
     open_reads: OpenReads | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
@@ -189,7 +186,7 @@ def open_searcher(
     opened = open_index(Path(index.dir))
     try:
         return search_and_passages(
-            opened, settings, metrics, clock, events=events, open_reads=open_reads, recent=recent
+            opened, settings, metrics, clock, open_reads=open_reads, recent=recent
         )
     finally:
         opened.close()
@@ -201,7 +198,6 @@ def search_and_passages(
     metrics: Metrics,
     clock: Clock,
     *,
-    events: EventLog,
     open_reads: OpenReads | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
@@ -215,7 +211,7 @@ def search_and_passages(
         left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES
         settings = msgspec.structs.replace(settings, budget_bytes=left_bytes)
         plane = open_search_plane(
-            index, settings, metrics, clock, events=events, open_reads=open_reads, recent=recent
+            index, settings, metrics, clock, open_reads=open_reads, recent=recent
         )
     except BaseException:
         passages.close()
@@ -274,7 +270,6 @@ def cluster_major(parts: PlaneParts, planner: ClusterMajorPlanner | None = None)
         waker=parts.waker,
         metrics=parts.metrics,
         clock=parts.clock,
-        events=parts.events,
     )
 
 
@@ -284,7 +279,6 @@ def open_search_plane(
     metrics: Metrics,
     clock: Clock,
     *,
-    events: EventLog,
     open_reads: OpenReads | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> SearchPlane:
@@ -308,16 +302,13 @@ def open_search_plane(
         log_choice(index, chosen, codes_bytes)
     if chosen is None:
         _check_no_shard(settings)
-        return open_exact_plane(
-            index, settings, metrics, clock, events=events, open_reads=open_reads
-        )
+        return open_exact_plane(index, settings, metrics, clock, open_reads=open_reads)
     exact_bytes = settings.budget_bytes - chosen.memory_bytes - shard_bytes
     exact = open_exact_plane(
         index,
         msgspec.structs.replace(settings, budget_bytes=exact_bytes),
         metrics,
         clock,
-        events=events,
         open_reads=open_reads,
         options=BESIDE_CODES,
     )
@@ -376,7 +367,6 @@ def open_exact_plane(
     metrics: Metrics,
     clock: Clock,
     *,
-    events: EventLog,
     open_reads: OpenReads | None = None,
     executor: OpenExecutor = cluster_major,
     options: ExactOptions = ExactOptions(),
@@ -410,7 +400,6 @@ def open_exact_plane(
         flight=FlightLimits(in_flight_bytes=options.in_flight_bytes, ahead_max=options.ahead_max),
         metrics=metrics,
         clock=clock,
-        events=events,
     )
     parts = PlaneParts(
         index=index,
@@ -421,7 +410,6 @@ def open_exact_plane(
         pool=ScoringPool(settings.scoring_threads or len(os.sched_getaffinity(0))),
         metrics=metrics,
         clock=clock,
-        events=events,
     )
     return ExactPlane(
         memory=memory, executor=executor(parts), pool=parts.pool, files=files, waker=waker

@@ -20,7 +20,6 @@ from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
-from searcher.events import EventLog
 from searcher.executor import (
     Finish,
     ReadError,
@@ -101,7 +100,6 @@ class ClusterMajorExecutor:
         waker: Waker,
         metrics: Metrics,
         clock: Clock,
-        events: EventLog,
     ) -> None:
         """`waker`: that of `memory`."""
         self._memory = memory
@@ -111,7 +109,6 @@ class ClusterMajorExecutor:
         self._waker = waker
         self._metrics = metrics.searcher
         self._clock = clock
-        self._events = events
         self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._table = TopTable()
         self._searches: dict[int, _SearchState] = {}
@@ -160,10 +157,9 @@ class ClusterMajorExecutor:
             budget_us = self._budget.budget_us_for(len(self._planner))
             tasks = self._planner.next_substage(budget_us, self._cost_us, self._clock.now_us())
             if tasks:
-                scored = self._score(tasks)
+                took_us = self._score(tasks)
                 self._tell(SubstageEnded(), finish)
                 self._send_drafts(tasks)
-                took_us = self._record_times(tasks, *scored)
                 self._budget.scheduled(self._clock.now_us() - began_us - took_us)
             elif self._mailbox.empty():
                 self._waker.wait(self._wait_s())
@@ -385,8 +381,8 @@ class ClusterMajorExecutor:
     def _cost_us(self, number: SliceId, queries: int) -> int:
         return self._budget.cost_us(self._slices.extents[number].row_count, queries)
 
-    def _score(self, tasks: tuple[Task, ...]) -> tuple[int, int]:
-        """Scores a sub-stage; returns its start and end in epoch microseconds."""
+    def _score(self, tasks: tuple[Task, ...]) -> int:
+        """Scores a sub-stage; returns how long it took, in microseconds."""
         began_us = self._clock.now_us()
         places: dict[int, int] = {}  # of the queries in the batch
         members: dict[tuple[int, ...], Slots] = {}
@@ -402,21 +398,13 @@ class ClusterMajorExecutor:
             _stacked([state.search.vector for state in states]),
         )
         self._table.merge(self._pool.run(scorings, batch, self._table))
-        ended_us = self._clock.now_us()
-        share_us = (ended_us - began_us) // len(tasks)
-        for task in tasks:
-            for key in task.queries:
-                self._searches[key].search_us += share_us
-        return began_us, ended_us
-
-    def _record_times(self, tasks: tuple[Task, ...], began_us: int, ended_us: int) -> int:
-        """Records the duration of a sub-stage, and returns it in microseconds."""
-        took_us = ended_us - began_us
-        for task in tasks:
-            self._events.scored(self._slices.cluster(task.slice_id), began_us, ended_us)
+        took_us = self._clock.now_us() - began_us
         extents = self._slices.extents
         work = [(extents[task.slice_id].row_count, len(task.queries)) for task in tasks]
         self._budget.scored(tuple(work), took_us)
+        for task in tasks:
+            for key in task.queries:
+                self._searches[key].search_us += took_us // len(tasks)
         return took_us
 
 

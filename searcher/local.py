@@ -28,7 +28,6 @@ from schemas.query import TOP_K_MAX, SearchMode
 from schemas.record import ClusterId, well_formed
 from schemas.retrieval import Hit
 from searcher.build import SearchPlane, search_and_passages
-from searcher.events import NoEvents
 from searcher.executor import ReadError, Search, SearchGroup, SearchResult
 from searcher.settings import SearcherSettings
 
@@ -78,9 +77,7 @@ class LocalSearcher:
         self._mode = settings.search_mode
         try:
             _check_range("nprobe", self._nprobe, manifest.nlist)
-            opened = search_and_passages(
-                self._index, settings, Metrics(), SystemClock(), events=NoEvents()
-            )
+            opened = search_and_passages(self._index, settings, Metrics(), SystemClock())
         except BaseException:
             self._index.close()
             raise

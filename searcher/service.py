@@ -36,7 +36,6 @@ from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenReads, OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
-from searcher.events import EventLog, NoEvents
 from searcher.executor import DraftWish, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
@@ -67,24 +66,20 @@ def build_stage(
     metrics: Metrics,
     clock: Clock,
     *,
-    events: EventLog | None = None,
     open_reads: OpenReads | None = None,
     scans: TableLog | None = None,
     recent: RecentProbes = no_recent_probes,
 ) -> SearcherStage:
-    """Returns the searcher's stage. `events` and `open_reads` are for tests and benchmarks.
+    """Returns the searcher's stage. `open_reads` is for tests and benchmarks.
 
     `scans`: the log of scans; None: the home of a query scans all of its clusters. `recent`: from
     which the hot shard learns what it should hold.
 
     The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
-    listener = events or NoEvents()
 
     def open_parts() -> OpenSearcher:
-        return open_searcher(
-            settings, index, metrics, clock, events=listener, open_reads=open_reads, recent=recent
-        )
+        return open_searcher(settings, index, metrics, clock, open_reads=open_reads, recent=recent)
 
     return SearcherStage(settings, open_parts, metrics, clock, scans)
 

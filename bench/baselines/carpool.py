@@ -20,7 +20,7 @@ from bench.baselines.contestant import (
     Limits,
     SearchData,
 )
-from bench.core.plane_counts import BusyTimes, bytes_read
+from bench.core.plane_counts import bytes_read
 from schemas.record import ClusterId
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ class CarpoolExact:
         self._numbers: dict[int, int] = {}
         self._next_key = 0
         self._top_k = 0
-        self._busy = BusyTimes()
 
     def open(self, data: SearchData, limits: Limits) -> None:
         """Opens the index with the budget of `cache_budget`; reads no cluster."""
@@ -142,7 +141,6 @@ class CarpoolExact:
         """Returns the counts of the searcher's own metrics."""
         return ContestantCounters(
             bytes_read=sum(bytes_read(self._metrics)),
-            disk_busy_us=self._busy.read_us,
             cache_bytes=int(self._metrics.registry.get_sample_value("carpool_budget_bytes") or 0),
         )
 
@@ -164,7 +162,6 @@ class CarpoolExact:
             settings,
             self._metrics,
             clock,
-            events=self._busy,
             executor=self._executor(),
             options=ExactOptions(**self._options),
         )
@@ -259,7 +256,6 @@ class CarpoolCodes(CarpoolExact):
             settings,
             self._metrics,
             clock,
-            events=self._busy,
             recent=lambda _version: self._earlier,
         )
         if not isinstance(plane, BothPlanes):

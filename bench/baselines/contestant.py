@@ -85,12 +85,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class ContestantCounters(msgspec.Struct, frozen=True, kw_only=True):
     """What a contestant counted since it was opened; None: it does not count.
 
-    `bytes_read`: from the disk. `disk_busy_us`: time with at least one read in flight.
-    `cache_bytes`: memory reserved for clusters now; known wherever `Limits.cache_bytes` is set.
+    `bytes_read`: from the disk. `cache_bytes`: memory reserved for clusters now; known wherever
+    `Limits.cache_bytes` is set.
     """
 
     bytes_read: int | None = None
-    disk_busy_us: int | None = None
     cache_bytes: int | None = None
 
 

@@ -211,11 +211,11 @@ def _bytes_per_s(cell: Cell) -> float | None:
 
 
 def _bytes_per_busy_s(cell: Cell) -> float | None:
-    """Over the time with a read in flight, by the contestant's count or the device's."""
+    """Over the time with a read in flight, of any process."""
     if cell.figures is None:
         return None
     usage = cell.figures.loop
-    busy_us = usage.own.disk_busy_us or usage.disk_busy_us
+    busy_us = usage.disk_busy_us
     return usage.kernel_read_bytes / busy_us * 1e6 if busy_us else None
 
 

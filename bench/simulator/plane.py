@@ -6,8 +6,9 @@ memory of each slice are the searcher's own on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -26,16 +27,34 @@ from searcher.build import (
     cluster_major_planner,
     open_exact_plane,
 )
-from searcher.events import EventLog, NoEvents
 from searcher.executor import Executor
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
 from searcher.plan.slices import SliceId
+from searcher.scoring.pool import ScoringPool
+from searcher.scoring.scan import QueryBatch, Scoring
+from searcher.scoring.top_k import Candidates, TopTable
 from searcher.settings import SearcherSettings
 
 OVERTAKE_US = 60_000_000
 """Not the searcher's limit: overtaking a slow read changes what is read, so none is overtaken."""
 READ_TIMEOUT_MS = 30_000
+
+
+class TimedPool(ScoringPool):
+    """A pool that tells how long each sub-stage took, in microseconds."""
+
+    def __init__(self, inner: ScoringPool, on_scored: Callable[[int], None]) -> None:
+        self._inner, self._on_scored = inner, on_scored
+
+    def run(
+        self, scorings: Sequence[Scoring], batch: QueryBatch, table: TopTable
+    ) -> list[Candidates]:
+        """Scores, and tells."""
+        began_ns = time.perf_counter_ns()
+        found = self._inner.run(scorings, batch, table)
+        self._on_scored((time.perf_counter_ns() - began_ns) // 1_000)
+        return found
 
 
 @dataclass(frozen=True)
@@ -60,17 +79,22 @@ class ComparedPlane:
         windows = tuple(tuple(map(slices.of_all, window)) for window in trace.windows)
         return Trace(windows=windows, size_bytes=sizes, row_count=rows)
 
-    def open(self, metrics: Metrics, events: EventLog) -> SearchPlane:
-        """Returns a plane with nothing in memory; the caller closes it."""
+    def open(self, metrics: Metrics, on_scored: Callable[[int], None]) -> SearchPlane:
+        """Returns a plane with nothing in memory; the caller closes it.
+
+        `on_scored` gets the microseconds of each sub-stage.
+        """
+
+        def executor(parts: PlaneParts) -> Executor:
+            timed = replace(parts, pool=TimedPool(parts.pool, on_scored))
+            return cluster_major(timed, cluster_major_planner(parts, overtake_us=OVERTAKE_US))
+
         return open_exact_plane(
             self.index,
             self.settings,
             metrics,
             SystemClock(),
-            events=events,
-            executor=lambda parts: cluster_major(
-                parts, cluster_major_planner(parts, overtake_us=OVERTAKE_US)
-            ),
+            executor=executor,
             options=self.options,
         )
 
@@ -87,7 +111,6 @@ class ComparedPlane:
             self.settings,
             Metrics(),
             SystemClock(),
-            events=NoEvents(),
             executor=executor,
             options=self.options,
         ).close()

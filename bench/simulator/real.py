@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bench.baselines.contestant import WINDOWS_AHEAD
-from bench.core.plane_counts import BusyTimes, bytes_read
+from bench.core.plane_counts import bytes_read
 from bench.data.evaluation import Float32
 from bench.data.trace import Trace, soonest
 from bench.simulator.plane import ComparedPlane
@@ -39,9 +39,9 @@ def run_windows(compared: ComparedPlane, trace: Trace, questions: Float32) -> Re
     `questions`: (n, dim) float32, the vectors of its queries in their order. Raises what opening
     the plane raises, and `RetryableError` for a query without all of its clusters.
     """
-    metrics, busy = Metrics(), BusyTimes()
+    metrics, scored_us = Metrics(), list[int]()
     latency_us: dict[int, float] = {}
-    thread = SearchThread(compared.open(metrics, busy))
+    thread = SearchThread(compared.open(metrics, scored_us.append))
     try:
         for number, window in enumerate(trace.windows):
             first = len(latency_us)
@@ -63,7 +63,7 @@ def run_windows(compared: ComparedPlane, trace: Trace, questions: Float32) -> Re
     finally:
         thread.close()
     ordered = tuple(latency_us[key] for key in sorted(latency_us))
-    return RealRun(sum(bytes_read(metrics)), ordered, busy.scored_us)
+    return RealRun(sum(bytes_read(metrics)), ordered, sum(scored_us))
 
 
 def _by_cluster(horizon: Mapping[SliceId, int]) -> dict[ClusterId, int]:

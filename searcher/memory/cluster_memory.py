@@ -19,8 +19,6 @@ from carpool.disk.extents import ClusterExtent
 from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.errors import CorruptionError
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
-from searcher.events import EventLog
 from searcher.memory.arena import Arena, Spans
 from searcher.memory.slice_reads import (
     MemoryEvent,
@@ -76,7 +74,6 @@ class ClusterMemory:
         flight: FlightLimits,
         metrics: Metrics,
         clock: Clock,
-        events: EventLog,
     ) -> None:
         """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment.
 
@@ -94,7 +91,6 @@ class ClusterMemory:
             self._metrics.bytes_read.labels(purpose=purpose)  # shown before the first read
         self._clock = clock
         self._waker = waker
-        self._events = events
         self._loading: dict[SliceId, SliceRead] = {}
         self._loading_bytes = 0
         self._waiting: dict[SliceId, SliceRead] = {}  # of these, the kernel has not begun
@@ -329,8 +325,6 @@ class ClusterMemory:
         """A read is over, for the caller."""
         del self._loading[read.number]
         self._loading_bytes -= read.arena_bytes
-        cluster, now_us = ClusterId(read.extent.cluster), self._clock.now_us()
-        self._events.read(cluster, read.purpose, read.started_us, now_us)
 
     def _free(self, read: SliceRead) -> None:
         """The kernel does not use the memory of `read` any more."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from carpool.disk.extents import ClusterExtent
 from carpool.errors import CorruptionError, RetryableError
-from searcher.events import Purpose
 from searcher.memory.arena import Span, Spans
 from searcher.plan.slices import SliceId
 from searcher.store.page_reads import PageBatch, ReadError
+
+Purpose = Literal["demand", "prefetch"]
+"""Why a cluster is read: for a query in progress, or ahead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

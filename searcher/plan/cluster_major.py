@@ -30,7 +30,7 @@ from searcher.plan.cluster_steps import (
     Wanted,
 )
 from searcher.plan.demand import Demand, DoneQuery
-from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.head_of_line import HeadOfLine
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.residency import Residency
@@ -49,7 +49,7 @@ class ClusterMajorPlanner:
     """
 
     def __init__(
-        self, limits: ClusterMajorLimits, size_bytes: Mapping[SliceId, int], policy: CachePolicy
+        self, limits: ClusterMajorLimits, size_bytes: Mapping[SliceId, int], policy: FarthestNextUse
     ) -> None:
         """`size_bytes`: of every slice; none is larger than the budget."""
         self._limits = limits

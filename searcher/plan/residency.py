@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.slices import Room, Slice, SliceTable, Work
 
 
 class Residency:
     """Reserves and frees room of `budget_bytes`."""
 
-    def __init__(self, budget_bytes: int, table: SliceTable, policy: CachePolicy) -> None:
+    def __init__(self, budget_bytes: int, table: SliceTable, policy: FarthestNextUse) -> None:
         assert table.largest_bytes <= budget_bytes, "a slice is larger than the whole budget"
         self._budget_bytes = budget_bytes
         self._table = table

@@ -1,7 +1,6 @@
 """A bad disk for tests: reads are slow, fail, end early, are damaged or hang.
 
-The inner reads are done first; `fault` says what happens to each on its way out. It works around
-every kind of reads: io_uring or threads.
+The inner reads are done first; `fault` says what happens to each on its way out.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from searcher.plan.cluster_steps import (
     SubstageEnded,
     Wanted,
 )
-from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from tests.searcher.dumb_policies import DumbLru
@@ -40,7 +40,7 @@ class World:
 
     sizes: Mapping[SliceId, int]
     limits: ClusterMajorLimits
-    policy: CachePolicy = field(default_factory=DumbLru)
+    policy: FarthestNextUse = field(default_factory=DumbLru)
     planner: ClusterMajorPlanner = field(init=False)
     resident: set[SliceId] = field(default_factory=set)
     reading: dict[SliceId, int | None] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def world(
     read_ahead: int = 0,
     prefetch: int = 0,
     overtaken_max: int = 100,
-    policy: CachePolicy | None = None,
+    policy: FarthestNextUse | None = None,
 ) -> World:
     return World(
         {SliceId(cluster): size for cluster, size in enumerate(sizes)},

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.slices import SliceId
 
 
@@ -26,12 +26,13 @@ class History:
         return sum(1 for _, seen in self.requests if seen == cluster)
 
 
-class Dumb:
+class Dumb(FarthestNextUse):
     """A policy that ranks by a number which it works out from the whole history."""
 
     def __init__(self, rank: Callable[[History, SliceId], tuple[float, ...]]) -> None:
+        super().__init__()
         self.history = History()
-        self._rank = rank
+        self._rank_in = rank
 
     def touch(self, cluster: SliceId) -> None:
         self.history.requests.append((self.history.window, cluster))
@@ -48,7 +49,7 @@ class Dumb:
 
     def victim(self, protected: Set[SliceId]) -> SliceId | None:
         candidates = [c for c in self.history.resident if c not in protected]
-        return min(candidates, key=lambda c: (*self._rank(self.history, c), c), default=None)
+        return min(candidates, key=lambda c: (*self._rank_in(self.history, c), c), default=None)
 
     def residents(self) -> frozenset[SliceId]:
         return frozenset(self.history.resident)
@@ -108,7 +109,7 @@ OPERATIONS = st.lists(
 PROTECTED = st.frozensets(st.sampled_from(CLUSTERS))
 
 
-def do(policy: CachePolicy, operation: Operation) -> None:
+def do(policy: FarthestNextUse, operation: Operation) -> None:
     """Does what can be done: a resident cluster is not inserted, and what is not resident not
     removed.
     """
@@ -123,7 +124,7 @@ def do(policy: CachePolicy, operation: Operation) -> None:
         policy.remove(cluster)
 
 
-def fill(policy: CachePolicy, *clusters: SliceId) -> None:
+def fill(policy: FarthestNextUse, *clusters: SliceId) -> None:
     for cluster in clusters:
         policy.touch(cluster)
         policy.insert(cluster)

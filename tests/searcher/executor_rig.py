@@ -16,13 +16,12 @@ from carpool.disk.checked_file import CheckedFile
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.cluster_major_executor import ClusterMajorExecutor
-from searcher.events import NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.memory.arena import Arena, choose_block_bytes
 from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cut import Slices
-from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.scoring.pool import ScoringPool
 from searcher.store.files import SegmentFiles
@@ -168,7 +167,6 @@ def running(
         flight=FlightLimits(in_flight_bytes=1 << 17, ahead_max=1, read_bytes_max=1 << 15),
         metrics=metrics,
         clock=clock,
-        events=NoEvents(),
     )
     sizes = {
         number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))
@@ -189,7 +187,6 @@ def running(
             waker=waker,
             metrics=metrics,
             clock=clock,
-            events=NoEvents(),
         )
         found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
         thread = threading.Thread(

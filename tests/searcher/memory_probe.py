@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from carpool.disk.manifest import read_manifest
 from carpool.disk.settings import IndexSettings
 from carpool.loop.stage import Done
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
-from searcher.events import Purpose
 from searcher.service import build_stage
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import ListSink, group_of, make_unit
@@ -45,21 +44,19 @@ class CountingSink(ListSink):
         return super().done(Done(parts=done.parts, outputs=()))
 
 
-class Peak:
-    """Looks at the memory whenever a read has filled its buffer and whenever a cluster was
-    scored.
-    """
+class Peak(threading.Thread):
+    """Looks at the memory every millisecond."""
 
     bytes = 0
 
-    def look(self) -> None:
-        self.bytes = max(self.bytes, anonymous_bytes())
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.start()
 
-    def read(self, cluster: ClusterId, purpose: Purpose, started_us: int, ended_us: int) -> None:
-        self.look()
-
-    def scored(self, cluster: ClusterId, started_us: int, ended_us: int) -> None:
-        self.look()
+    def run(self) -> None:
+        while True:
+            self.bytes = max(self.bytes, anonymous_bytes())
+            time.sleep(0.001)
 
 
 def main(index_dir: str, budget_bytes: int) -> None:
@@ -67,7 +64,7 @@ def main(index_dir: str, budget_bytes: int) -> None:
     manifest = read_manifest(Path(index_dir))
     peak, sink, metrics = Peak(), CountingSink(), Metrics()
     settings = SearcherSettings(budget_bytes=budget_bytes)
-    stage = build_stage(settings, IndexSettings(dir=index_dir), metrics, SystemClock(), events=peak)
+    stage = build_stage(settings, IndexSettings(dir=index_dir), metrics, SystemClock())
     stage.start(sink)
     while stage.not_ready():
         time.sleep(0.01)
@@ -91,7 +88,6 @@ def main(index_dir: str, budget_bytes: int) -> None:
         )
         count += QUERIES
         sink.wait_done(count)
-    peak.look()
     stage.check_integrity()
     read = sum(
         metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose}) or 0

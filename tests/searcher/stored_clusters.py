@@ -19,7 +19,6 @@ from carpool.disk.pages import PageLayout, dense
 from carpool.disk.segments import SegmentWriter
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.events import NoEvents
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
 from searcher.memory.slice_reads import MemoryEvent, ReadBroke
@@ -144,7 +143,6 @@ def running(
         ),
         metrics=metrics,
         clock=clock,
-        events=NoEvents(),
     )
     try:
         yield Running(memory=memory, disk=disk, waker=waker, metrics=metrics, arena=arena)

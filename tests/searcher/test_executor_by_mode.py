@@ -14,7 +14,6 @@ from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from searcher.build import BothPlanes, open_search_plane
-from searcher.events import NoEvents
 from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.executor_by_mode import ExecutorByMode
 from searcher.settings import SearcherSettings
@@ -38,9 +37,7 @@ class Running:
         self.metrics = Metrics()
         self.opened = open_index(index.dir)
         settings = SearcherSettings(budget_bytes=BUDGET_BYTES, direct_io="auto")
-        plane = open_search_plane(
-            self.opened, settings, self.metrics, SystemClock(), events=NoEvents()
-        )
+        plane = open_search_plane(self.opened, settings, self.metrics, SystemClock())
         assert isinstance(plane, BothPlanes)
         self.plane = plane
         self.executor = ExecutorByMode(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from searcher.plan.eviction.farthest_next_use import FarthestNextUse
-from searcher.plan.eviction.policy import CachePolicy
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.slices import SliceId
 from tests.searcher.dumb_policies import (
     NOBODY,
@@ -24,18 +23,18 @@ from tests.searcher.dumb_policies import (
 
 
 @pytest.fixture
-def policy() -> CachePolicy:
+def policy() -> FarthestNextUse:
     return FarthestNextUse(1)
 
 
-def test_an_empty_cache_has_no_victim(policy: CachePolicy) -> None:
+def test_an_empty_cache_has_no_victim(policy: FarthestNextUse) -> None:
     policy.touch(A)
     assert policy.victim(NOBODY) is None
     assert policy.residents() == frozenset()
 
 
 def test_a_protected_cluster_is_never_the_victim_and_asking_changes_nothing(
-    policy: CachePolicy,
+    policy: FarthestNextUse,
 ) -> None:
     fill(policy, A, B, C)
     assert policy.victim(frozenset({A, B})) == C
@@ -45,7 +44,7 @@ def test_a_protected_cluster_is_never_the_victim_and_asking_changes_nothing(
     assert policy.residents() == {A, B, C}
 
 
-def test_a_removed_cluster_may_be_inserted_again(policy: CachePolicy) -> None:
+def test_a_removed_cluster_may_be_inserted_again(policy: FarthestNextUse) -> None:
     fill(policy, A, B)
     policy.remove(A)
     assert policy.victim(NOBODY) == B
@@ -53,7 +52,7 @@ def test_a_removed_cluster_may_be_inserted_again(policy: CachePolicy) -> None:
     assert policy.residents() == {A, B}
 
 
-def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: CachePolicy) -> None:
+def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: FarthestNextUse) -> None:
     fill(policy, A)
     with pytest.raises(AssertionError):
         policy.insert(A)
@@ -62,7 +61,7 @@ def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: Cache
 
 
 def test_the_horizon_is_not_kept_and_may_name_clusters_that_do_not_exist(
-    policy: CachePolicy,
+    policy: FarthestNextUse,
 ) -> None:
     fill(policy, A, B)
     horizon = {SliceId(999): 1, A: 1, B: 2}
@@ -78,7 +77,7 @@ def test_the_horizon_is_not_kept_and_may_name_clusters_that_do_not_exist(
 def test_it_evicts_what_the_dumb_version_evicts(
     half_life_windows: int, operations: list[Operation], protected: frozenset[SliceId]
 ) -> None:
-    policy: CachePolicy = FarthestNextUse(half_life_windows)
+    policy: FarthestNextUse = FarthestNextUse(half_life_windows)
     dumb = dumb_farthest_next_use(half_life_windows)
     for operation in operations:
         what, _, horizon = operation

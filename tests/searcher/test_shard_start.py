@@ -16,7 +16,6 @@ from carpool.telemetry.metrics import Metrics
 from searcher import open_shard as start
 from searcher.build import BothPlanes, OpenSearcher, open_searcher, uses_horizon
 from searcher.codes.open import CodesPlane
-from searcher.events import NoEvents
 from searcher.local import LocalSearcher
 from searcher.plan.search_times import TimeSample
 from searcher.settings import SearcherSettings
@@ -58,7 +57,6 @@ def opened(
         IndexSettings(dir=str(index.dir)),
         metrics,
         SystemClock(),
-        events=NoEvents(),
         recent=read,
     )
     assert asked == [searcher.manifest.index_version]
@@ -140,7 +138,7 @@ def test_the_shard_is_part_of_the_budget(index: SmallIndex) -> None:
         searcher, each = opened(index, settings, []) if settings is WITH else (None, Metrics())
         if searcher is None:
             searcher = open_searcher(
-                settings, IndexSettings(dir=str(index.dir)), each, SystemClock(), events=NoEvents()
+                settings, IndexSettings(dir=str(index.dir)), each, SystemClock()
             )
         metrics.append(each.registry.get_sample_value("carpool_budget_bytes"))
         searcher.close()
@@ -151,9 +149,7 @@ def test_the_shard_is_part_of_the_budget(index: SmallIndex) -> None:
 def test_an_index_without_codes_has_no_shard(tmp_path: Path) -> None:
     index = make_index(tmp_path / "plain", codecs=())
     with pytest.raises(ConfigError, match="needs codes"):
-        open_searcher(
-            WITH, IndexSettings(dir=str(index.dir)), Metrics(), SystemClock(), events=NoEvents()
-        )
+        open_searcher(WITH, IndexSettings(dir=str(index.dir)), Metrics(), SystemClock())
 
 
 def test_a_machine_without_a_gpu_says_so(index: SmallIndex) -> None:

@@ -14,7 +14,6 @@ from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.build import open_exact_plane
-from searcher.events import NoEvents
 from searcher.executor import Search, SearchGroup
 from searcher.local import SearchThread
 from searcher.settings import SearcherSettings
@@ -71,9 +70,7 @@ class ClusterByCluster:
         sizes = [extent.size_bytes for extent in index.extents]
         self.budget_bytes = max(sum(sizes) * entries // len(sizes), 2 * max(sizes))
         settings = SearcherSettings(budget_bytes=self.budget_bytes)
-        self._thread = SearchThread(
-            open_exact_plane(index, settings, Metrics(), SystemClock(), events=NoEvents())
-        )
+        self._thread = SearchThread(open_exact_plane(index, settings, Metrics(), SystemClock()))
         self._asked = 0
         self.groups = self.bytes_read = self.prefetched_bytes = 0
 

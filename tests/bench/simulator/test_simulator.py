@@ -15,7 +15,7 @@ from bench.simulator.reads import SimulatedReads
 from bench.simulator.simulation import ClusterMajorSimulation, SimulationOutcome
 from schemas.record import ClusterId
 from searcher.plan.cluster_major import ClusterMajorPlanner
-from searcher.plan.eviction.farthest_next_use import FarthestNextUse
+from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 
 A, B, C, D = (ClusterId(c) for c in range(4))

@@ -1,1 +1,0 @@
-"""Which cluster is evicted?"""
