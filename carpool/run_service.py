@@ -47,15 +47,15 @@ A query crosses many threads, and the polling thread releases the interpreter at
 Python's default of 5 ms, one busy thread delays all others.
 """
 
+INTERACTIVE_WEIGHT = 16
+"""Records of the class interactive that are taken in for one of batch, while both have some."""
 BATCH_HELD_SHARE = 0.25
 """Largest share of class batch in the queries that a service has in progress."""
 BATCH_CPU_WAIT_US_MAX = 120
 """Mean wait for a CPU above which batch work is taken in more slowly beside interactive queries."""
 
 
-def of_all_topics(
-    intake: Intake[R], topics: Sequence[Topic], kafka: KafkaSettings, queries_max: int
-) -> Intake[R]:
+def of_all_topics(intake: Intake[R], topics: Sequence[Topic], queries_max: int) -> Intake[R]:
     """Returns the intake of all topics of a service; `intake` reads the first one.
 
     Those of the class `batch` have a share of `queries_max`, the queries that the service takes in.
@@ -67,10 +67,10 @@ def of_all_topics(
             cpu_wait_us_max=BATCH_CPU_WAIT_US_MAX,
         )
         if is_batch(topic.name)
-        else PriorityClass(topic=topic.name, weight=kafka.interactive_weight)
+        else PriorityClass(topic=topic.name, weight=INTERACTIVE_WEIGHT)
         for topic in topics[1:]
     )
-    return replace(intake, weight=kafka.interactive_weight, extra_classes=extra_classes)
+    return replace(intake, weight=INTERACTIVE_WEIGHT, extra_classes=extra_classes)
 
 
 def run_service(
@@ -90,7 +90,7 @@ def run_service(
     sys.setswitchinterval(SWITCH_S)
     configure_logs(service=name, level=logs.level, log_format=logs.format)
     clock = SystemClock()
-    metrics = Metrics(tenants_max=http.tenants_max)
+    metrics = Metrics()
     group = kafka.group_of(name)
     tracer = make_tracer(service=name, group=group, metrics=metrics)
     deployment = check_deployment(
@@ -100,9 +100,8 @@ def run_service(
         log.warning(warning)
     require_fit(deployment)
     if not deployment.abilities.transactions:  # the embedded broker: new records end no fetch
-        kafka = msgspec.structs.replace(
-            kafka, fetch_wait_ms=min(kafka.fetch_wait_ms, EMBEDDED_FETCH_WAIT_MS)
-        )
+        fetch_wait = {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
+        kafka = msgspec.structs.replace(kafka, librdkafka=fetch_wait | kafka.librdkafka)
     loop = Loop(
         name=name,
         group=group,
@@ -113,7 +112,7 @@ def run_service(
         clock=clock,
         metrics=metrics,
         tracer=tracer,
-        limits=_failure_limits(kafka),
+        limits=FailureLimits(attempts_max=kafka.attempts_max),
     )
     if deployment.abilities.transactions:  # the embedded broker cannot delete records
         _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
@@ -170,19 +169,9 @@ def _serve_pages(
     return TelemetryServer(
         host=http.host,
         port=http.port,
-        connections_max=http.connections_max,
-        request_timeout_s=http.request_timeout_ms / 1_000,
         registry=metrics.registry,
         is_alive=lambda: clock.now_us() - loop.last_step_us < STALLED_US,
         not_ready=loop.not_ready,
-    )
-
-
-def _failure_limits(kafka: KafkaSettings) -> FailureLimits:
-    return FailureLimits(
-        attempts_max=kafka.attempts_max,
-        retry_delay_us=kafka.retry_delay_ms * 1_000,
-        connect_names=kafka.connect_error_headers,
     )
 
 

@@ -200,7 +200,7 @@ def _run(
 
     run_service(
         name=name,
-        intake=of_all_topics(intake, read_with(INPUTS[name]), settings.kafka, queries_max),
+        intake=of_all_topics(intake, read_with(INPUTS[name]), queries_max),
         build_stage=build_stage,
         kafka=settings.kafka,
         http=settings.http,

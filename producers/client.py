@@ -44,6 +44,9 @@ from schemas.topics import ANSWERS, BESIDE
 T = TypeVar("T")
 Event = Answer | PartialAnswer | Exception
 
+ASKS_MAX = 10_000
+"""Questions of one client that may wait for answers."""
+
 
 @dataclass(kw_only=True)
 class _PendingAsk:
@@ -114,7 +117,7 @@ class Client:
         """
         # The producer first: an idempotent one needs half a second, and the reader starts then.
         publisher = Publisher(self._kafka, self._settings)
-        reader = AnswerReader(self._kafka, self._settings, self._arrived)
+        reader = AnswerReader(self._kafka, self._arrived)
         try:
             await asyncio.to_thread(reader.start)
         except BaseException:
@@ -176,7 +179,7 @@ class Client:
         `timeout_s` is also the deadline, so services drop the query when it is late. An ask that
         ends without an answer withdraws its question (`rag.cancels.v1`). Arguments as for
         `publish`. Raises `AnswerTimeout`, `PublishError`, `RecordError`; `RetryableError` beyond
-        `client.asks_max`. See `raise_for_status`.
+        `ASKS_MAX`. See `raise_for_status`.
         """
         async with aclosing(self._events(text, timeout_s, question, stream=False)) as events:
             async for event in events:
@@ -267,10 +270,10 @@ class Client:
 
     def _expect(self, query_id: str, ask: _PendingAsk) -> Ticket:
         with self._lock:
-            if len(self._expected) >= self._settings.asks_max:
+            if len(self._expected) >= ASKS_MAX:
                 raise RetryableError(
                     f"{len(self._expected)} questions wait for answers already; nothing was sent. "
-                    "Ask fewer at once, or raise client.asks_max"
+                    "Ask fewer at once"
                 )
             ticket = self._expected.expect(query_id)
             self._asks[ticket] = ask

@@ -18,7 +18,6 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from producers.publish_queries import LOGGER
-from producers.settings import ClientSettings
 from schemas.record import Headers
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES
 
@@ -32,9 +31,9 @@ POLL_S = 0.05
 class AnswerReader:
     """Reads `rag.answers.v1`, and `rag.answers.partial.v1` from the first `ask_stream` on."""
 
-    def __init__(self, kafka: KafkaSettings, client: ClientSettings, arrived: Arrived) -> None:
+    def __init__(self, kafka: KafkaSettings, arrived: Arrived) -> None:
         self._kafka = kafka
-        self._timeout_s = client.connect_timeout_ms / 1_000
+        self._timeout_s = kafka.request_timeout_ms / 1_000
         self._arrived = arrived
         self._reader = TopicReader(
             kafka,

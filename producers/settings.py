@@ -14,15 +14,6 @@ from carpool.settings import Settings
 class ClientSettings(Settings, frozen=True, kw_only=True):
     """Bounds of the Python client, of `carpool ask` and of the load generator."""
 
-    connect_timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=300_000,
-            description="Time to connect to the brokers, ms; too low fails on slow networks, too "
-            "high notices an outage late",
-        ),
-    ] = 10_000
     publish_timeout_ms: Annotated[
         int,
         Meta(
@@ -41,15 +32,6 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
             "gives up early, too high waits for a service that is down",
         ),
     ] = 60_000
-    asks_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000_000,
-            description="Questions that may wait for answers; too low refuses asks, too high "
-            "takes memory",
-        ),
-    ] = 10_000
 
 
 class ClientSections(msgspec.Struct, frozen=True, kw_only=True):

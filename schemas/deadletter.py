@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX
+from schemas.headers import ERROR_PREFIX
 from schemas.record import Headers, NonNegative, Record, Source
-
-CONNECT_NAMES = (
-    "topic",
-    "partition",
-    "offset",
-    "stage",
-    "exception.class.name",
-    "exception.message",
-    "exception.stacktrace",
-)
-"""The names that Kafka Connect uses too; it adds connector.name and task.id."""
 
 TEXT_BYTES_MAX = 4_096
 """Bound of each text header, so that a dead letter never outgrows its topic (`schemas.topics`)."""
@@ -45,13 +34,8 @@ def dead_letter_headers(
     attempts: int,
     class_name: str,
     message: str,
-    stacktrace: str = "",
-    connect_names: bool = False,
 ) -> Headers:
-    """Returns the original headers, then the `rag.errors.*`, with texts cut at 4 KiB.
-
-    `connect_names` adds those of Kafka Connect (KIP-298), for tools that know them.
-    """
+    """Returns the original headers, then the `rag.errors.*`, with texts cut at 4 KiB."""
     added = {
         "topic": source.topic,
         "partition": str(source.partition),
@@ -62,21 +46,14 @@ def dead_letter_headers(
         "attempts": str(attempts),
         "exception.class.name": class_name,
         "exception.message": message,
-        "exception.stacktrace": stacktrace,
+        "exception.stacktrace": "",
     }
-    headers = original + tuple((ERROR_PREFIX + name, _cut(text)) for name, text in added.items())
-    if not connect_names:
-        return headers
-    connect = {name: added[name] for name in CONNECT_NAMES} | {
-        "connector.name": group,
-        "task.id": "0",
-    }
-    return headers + tuple((CONNECT_PREFIX + name, _cut(text)) for name, text in connect.items())
+    return original + tuple((ERROR_PREFIX + name, _cut(text)) for name, text in added.items())
 
 
 def is_error_header(name: str) -> bool:
     """Returns whether a header says why a record is a dead letter."""
-    return name.startswith((ERROR_PREFIX, CONNECT_PREFIX))
+    return name.startswith(ERROR_PREFIX)
 
 
 def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:

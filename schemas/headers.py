@@ -28,7 +28,6 @@ RETRY_HEADERS = tuple(IGNORED_NAMES)
 UNREADABLE_HEADERS = "rag-unreadable-headers"
 REPLAYED_FROM_HEADER = "rag-replayed-from"
 ERROR_PREFIX = "rag.errors."
-CONNECT_PREFIX = "__connect.errors."
 TRUNCATED_HEADER = ERROR_PREFIX + "truncated.from.bytes"
 HEADERS_LEFT_OUT_HEADER = ERROR_PREFIX + "headers.left.out"
 
@@ -177,12 +176,6 @@ HEADERS: tuple[HeaderDoc, ...] = (
         HEADERS_LEFT_OUT_HEADER,
         "services",
         "On a dead letter whose headers did not fit: how many headers are missing.",
-    ),
-    HeaderDoc(
-        CONNECT_PREFIX + "*",
-        "services",
-        "On a dead letter, with `kafka.connect_error_headers`: the same under the names of Kafka "
-        "Connect (KIP-298).",
     ),
 )
 

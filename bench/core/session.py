@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -39,6 +38,8 @@ QUIET_TIMEOUT_S = 180.0
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
 
+PREFIX = "carpool-bench"
+"""Of topics and groups on the brokers of others."""
 COORDINATOR_TIMEOUT_S = 180.0
 COORDINATOR_PAUSE_S = 0.1
 
@@ -158,8 +159,8 @@ def open_session(
 
     `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
     where `services` has the generator. `commands`: see `Stack`. Logs are written to `work_dir`. The
-    services read what is published from now on, in consumer groups of this session. Raises
-    `CarpoolError` with the end of a service's log when it does not start.
+    services read what is published from now on. Raises `CarpoolError` with the
+    end of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
@@ -168,8 +169,7 @@ def open_session(
         if brokers is None:
             embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
             brokers = opened.enter_context(embedded).bootstrap
-        prefix = f"carpool-bench-{uuid.uuid4().hex[:8]}"
-        kafka = kafka_settings(settings, bootstrap=brokers, group_prefix=prefix)
+        kafka = kafka_settings(settings, bootstrap=brokers, prefix=PREFIX)
         create_topics(kafka)
         if bootstrap is not None:
             for service in services:
@@ -185,7 +185,7 @@ def open_session(
                 index_dir=index_dir,
                 work_dir=work_dir,
                 services=services,
-                settings={**settings, "CARPOOL_KAFKA_GROUP_PREFIX": kafka.group_prefix},
+                settings={**settings, "CARPOOL_KAFKA_PREFIX": PREFIX},
                 llm_url=llm_url,
                 commands=commands,
             )

@@ -60,7 +60,6 @@ def make_letter(
     value: bytes | None,
     headers: Headers,
     reason: Reason,
-    connect_names: bool,
 ) -> Output:
     """Returns the letter of the record at `source`, for the partition of the same number.
 
@@ -80,7 +79,6 @@ def make_letter(
         attempts=reason.attempts,
         class_name=reason.class_name,
         message=reason.message,
-        connect_names=connect_names,
     )
     limit = next(
         (each.max_message_bytes for each in TOPICS if each.name == topic),

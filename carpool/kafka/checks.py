@@ -352,7 +352,7 @@ def _forgotten_group(
         yield (
             f"the consumer group {settings.group_of('grouper')} has no committed offsets, and "
             f"{settings.broker_topic(ANSWERS.name)} has answers: its offsets were deleted or have "
-            "expired, or it had another name (kafka.group_prefix). All questions would be read "
+            "expired, or it had another name (kafka.prefix). All questions would be read "
             "again, and those whose answers are no longer known answered again. Give the group its "
             f"name back, or accept that: `carpool groups reset grouper {QUERIES.name}/0/0` for "
             "each partition, or a larger offset"

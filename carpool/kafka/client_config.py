@@ -14,7 +14,13 @@ from schemas.topics import MESSAGE_BYTES_MAX
 
 RETRY_BACKOFF_MS = 10
 """Pause before a request is retried: a transaction waits so long for the markers of the last."""
+FETCH_WAIT_MS = 500
+"""How long a broker waits for records before it answers a fetch; a new record ends the wait."""
 EMBEDDED_FETCH_WAIT_MS = 10
+"""The same for the embedded broker, where a new record does not end the wait."""
+SESSION_TIMEOUT_MS = 6_000
+"""Time without a heartbeat after which a member of the classic protocol is taken for dead."""
+HEARTBEAT_MS = 1_000
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
 FETCH_PARTITION_BYTES = 256 * 1024
 """Bytes of one partition in one fetch response; a larger record comes alone."""
@@ -120,9 +126,9 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": settings.session_timeout_ms,
-            "heartbeat.interval.ms": max(300, settings.session_timeout_ms // 6),
-            "fetch.wait.max.ms": settings.fetch_wait_ms,
+            "session.timeout.ms": SESSION_TIMEOUT_MS,
+            "heartbeat.interval.ms": HEARTBEAT_MS,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
             "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
             "queued.min.messages": FETCHED_AHEAD_RECORDS,

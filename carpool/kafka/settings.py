@@ -1,4 +1,4 @@
-"""The section `kafka`: brokers, topics, consumer groups, commits, retries, classes."""
+"""The section `kafka`: brokers, topics, consumer groups, delivery, attempts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from carpool.settings import Secret, Settings
 
 GROUPS_WITHOUT_PREFIX = "carpool"
 """Consumer groups begin with it where there is no prefix."""
-OFFSETS_INTERVAL_MS_MIN = 100
-"""Under at-least-once, offsets are committed at this interval or a longer one."""
 
 
 class BrokerSettings(Settings, frozen=True, kw_only=True):
@@ -115,15 +113,8 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
 
 
 class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
-    """The section `kafka`: brokers, topics, consumer groups, commits, retries and classes."""
+    """The section `kafka`: brokers, topics, consumer groups, delivery and attempts."""
 
-    group_prefix: Annotated[
-        str,
-        Meta(
-            description="Consumer groups and transactional ids begin with GROUP_PREFIX- instead; "
-            "topics do not change. Benchmarks use it. Empty: not used.",
-        ),
-    ] = ""
     delivery: Annotated[
         Literal["auto", "exactly_once", "at_least_once"],
         Meta(
@@ -141,13 +132,6 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "Empty: the host's name.",
         ),
     ] = ""
-    group_protocol: Annotated[
-        Literal["auto", "consumer", "classic"],
-        Meta(
-            description="How members share partitions: consumer (KIP-848), classic "
-            "(cooperative-sticky); auto: consumer where the brokers have it."
-        ),
-    ] = "auto"
     partitions: Annotated[
         int,
         Meta(
@@ -177,54 +161,6 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             description="Copies of each topic; 0: three, or as many as there are brokers.",
         ),
     ] = 0
-    commit_interval_ms: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10_000,
-            description="Pause between commits: as long as the last one took, but no longer than "
-            "this (exactly_once); this, and at least 100 ms (at_least_once). Low: more requests; "
-            "high: answers wait, or more repeats after a crash.",
-        ),
-    ] = 5
-    interactive_weight: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000,
-            description="Records of the class interactive for one of batch, while both have some. "
-            "Low: batch work delays others; high: batch work takes long under load.",
-        ),
-    ] = 16
-    records_kept: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Processed records that a partition between two services keeps; earlier "
-            "ones are deleted. Low: little is left to look at; high: disk of the brokers.",
-        ),
-    ] = 10_000
-    fetch_wait_ms: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=5_000,
-            description="How long a broker may wait for records before it answers a fetch. Low: "
-            "more requests, which are most of the load of an idle broker. High: no delay on "
-            "Apache Kafka, where a new record ends the wait; the embedded broker is polled every "
-            "10 ms.",
-        ),
-    ] = 500
-    session_timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=1_000,
-            le=300_000,
-            description="Time without a heartbeat after which a member is considered dead, with "
-            "the classic group protocol; the consumer protocol uses the brokers' setting. Low: a "
-            "short pause of a process causes a rebalance.",
-        ),
-    ] = 6_000
     attempts_max: Annotated[
         int,
         Meta(
@@ -234,27 +170,7 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "answers; high: queries that always fail cost work.",
         ),
     ] = 3
-    retry_delay_ms: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=60_000,
-            description="Pause before a failed query is retried. Low: the outage may not be over; "
-            "high: clients wait.",
-        ),
-    ] = 1_000
-    connect_error_headers: Annotated[
-        bool,
-        Meta(
-            description="Dead letters also carry Kafka Connect's __connect.errors.* headers, for "
-            "tools that know them."
-        ),
-    ] = False
-
-    def offsets_interval_ms(self) -> int:
-        """Returns the pause between two commits of offsets alone."""
-        return max(self.commit_interval_ms, OFFSETS_INTERVAL_MS_MIN)
 
     def group_of(self, service: str) -> str:
         """Returns the consumer group of a service; transactional ids begin with it."""
-        return f"{self.group_prefix or self.prefix or GROUPS_WITHOUT_PREFIX}-{service}"
+        return f"{self.prefix or GROUPS_WITHOUT_PREFIX}-{service}"

@@ -23,6 +23,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import (
     FETCH_BACKOFF_MS,
     FETCH_BOUNDS,
+    FETCH_WAIT_MS,
     FETCHED_AHEAD_KIB,
     PROTOCOL_OVERHEAD_BYTES,
     client_config,
@@ -99,7 +100,7 @@ class TopicReader:
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "error",
-                "fetch.wait.max.ms": settings.fetch_wait_ms,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
                 "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
                 "log_level": 0,  # failures are raised

@@ -21,7 +21,6 @@ def reject_outputs(
     group: str,
     stage: StageName,
     now_us: int,
-    connect_names: bool = False,
 ) -> tuple[Output, ...]:
     """Returns the dead letter and, where the error names a query id, the `failed` answer."""
     reason = Reason(
@@ -37,7 +36,6 @@ def reject_outputs(
         value=message.value,
         headers=message.headers,
         reason=reason,
-        connect_names=connect_names,
     )
     if error.query_id is None:
         return (letter,)

@@ -47,13 +47,11 @@ class FailureLimits:
     """The attempts of a query (1: no retry), the delay of a retry, and failures in a row.
 
     `in_a_row_max`: the service then stops, so that its topic does not become dead letters.
-    `connect_names`: whether dead letters also carry the error headers of Kafka Connect.
     """
 
     attempts_max: int = 3
     retry_delay_us: int = 1_000_000
     in_a_row_max: int = 20
-    connect_names: bool = False
 
 
 class RetryDecision(NamedTuple):
@@ -92,7 +90,6 @@ def decide_retry(
             class_name=f"{QueryFailure.__name__}.{failure.error_type}",
             message=failure.message,
         ),
-        connect_names=limits.connect_names,
     )
     return RetryDecision("failed", (letter,))
 

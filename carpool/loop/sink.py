@@ -191,7 +191,6 @@ class LoopSink:
             group=self._group,
             stage=self._stage_name,
             now_us=self._clock.now_us(),
-            connect_names=self._limits.connect_names,
         )
 
     def leave_group(self, reason: str) -> None:

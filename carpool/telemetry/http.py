@@ -25,6 +25,10 @@ from carpool.errors import ConfigError
 log = structlog.get_logger()
 
 
+CONNECTIONS_MAX = 16
+"""Connections served at the same time; for one more, the oldest is closed."""
+REQUEST_TIMEOUT_S = 10.0
+"""Longest time from a connection to the end of its reply."""
 SLOT_WAIT_S = 0.2
 """How long a new connection waits for the thread of the one that was closed for it."""
 
@@ -108,8 +112,8 @@ class TelemetryServer:
         registry: CollectorRegistry,
         is_alive: Callable[[], bool],
         not_ready: Callable[[], Sequence[str]],
-        connections_max: int,
-        request_timeout_s: float,
+        connections_max: int = CONNECTIONS_MAX,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use.
 

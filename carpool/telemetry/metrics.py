@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from carpool.telemetry.settings import TENANTS_MAX
 from carpool.telemetry.tokens import TokenCounter
 from schemas.errors import REASONS
 
@@ -18,10 +17,7 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 class Metrics:
     """All metrics of Carpool in one registry. Pass it as a parameter: there is no global one."""
 
-    def __init__(
-        self, registry: CollectorRegistry | None = None, *, tenants_max: int = TENANTS_MAX
-    ) -> None:
-        """Makes all metrics. `tenants_max`: how many tenants are counted by name."""
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         make = _Factory(self.registry)
         self.loop = LoopMetrics(make)
@@ -32,7 +28,7 @@ class Metrics:
         self.delivery = DeliveryMetrics(make)
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
-        self.generator = GeneratorMetrics(make, tenants_max)
+        self.generator = GeneratorMetrics(make)
 
 
 class _Factory:
@@ -284,7 +280,7 @@ class SearcherMetrics:
 class GeneratorMetrics:
     """Requests to the LLM server, citations, and duplicates of answers."""
 
-    def __init__(self, make: _Factory, tenants_max: int) -> None:
+    def __init__(self, make: _Factory) -> None:
         self._make_of_servers(make)
         self.llm_requests = make.counter(
             "llm_requests_total", "Requests to the LLM server by outcome.", "outcome"
@@ -307,12 +303,10 @@ class GeneratorMetrics:
                 "that broke off or were cancelled); warmed_used and warmed_in_vain (computed by "
                 "warm-ups, and then part of a prompt or not). Saved: cached (prompt tokens that "
                 "the prefix cache had); reused (input and output of answers that were given "
-                "again). Tenants after the first http.tenants_max are `other`; no tenant is "
-                "`none`.",
+                "again). Tenants after the first 100 are `other`; no tenant is `none`.",
                 "kind",
                 "tenant",
             ),
-            tenants_max=tenants_max,
         )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or invented (no such passage).", "result"

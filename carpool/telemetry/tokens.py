@@ -12,18 +12,18 @@ TokenKind = Literal[
 ]
 NO_TENANT = "none"
 OTHER = "other"
+TENANTS_MAX = 100
 
 
 class TokenCounter:
     """Counts tokens by kind and tenant. Thread-safe.
 
-    The first `tenants_max` tenants have a count of their own, later ones are `other`, so that no
+    The first `TENANTS_MAX` tenants have a count of their own, later ones are `other`, so that no
     sender makes the page of metrics grow without end. Questions without a tenant are `none`.
     """
 
-    def __init__(self, counter: Counter, *, tenants_max: int) -> None:
+    def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._tenants_max = tenants_max
         self._tenants: set[str] = set()
         self._lock = threading.Lock()
 
@@ -37,7 +37,7 @@ class TokenCounter:
             return NO_TENANT
         with self._lock:
             if tenant not in self._tenants:
-                if len(self._tenants) >= self._tenants_max:
+                if len(self._tenants) >= TENANTS_MAX:
                     return OTHER
                 self._tenants.add(tenant)
         return tenant

@@ -150,7 +150,7 @@ def facts(topic: Topic) -> str:
     """Returns how a topic is partitioned, how long it keeps records, and its largest record."""
     by = {"query_id": "`query_id`", "lane": "lane", "source": "the partition of the source"}
     kept = (
-        "until processed, and the last `kafka.records_kept` records"
+        "until processed, and the last 10,000 records"
         if topic.retention_ms == UNTIL_PROCESSED
         else f"for {topic.retention_ms // HOUR_MS} h"
     )

@@ -52,9 +52,7 @@ def letter(
         class_name=f"RecordError.{reason}",
         message=f"it is {reason}",
     )
-    return make_letter(
-        source=source, key=b"k", value=value, headers=headers, reason=why, connect_names=False
-    )
+    return make_letter(source=source, key=b"k", value=value, headers=headers, reason=why)
 
 
 def as_read(output: Output) -> DeadLetter:

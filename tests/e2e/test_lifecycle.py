@@ -55,7 +55,7 @@ def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
         few_in_flight = {
             "CARPOOL_GENERATOR_INTAKE_RECORDS_MAX": "8"
         }  # so that some are left at the broker
-        settings = quick_settings("drain") | {"CARPOOL_LLM_MODEL": llm.model} | few_in_flight
+        settings = quick_settings() | {"CARPOOL_LLM_MODEL": llm.model} | few_in_flight
         with Stack(
             bootstrap=broker,
             index_dir=small_index,
@@ -85,7 +85,7 @@ def test_a_second_sigterm_ends_the_process_immediately(
 ) -> None:
     with LlmServer() as llm:
         llm.fault = LlmFault(mode="hang")
-        settings = quick_settings("hard") | {"CARPOOL_LLM_MODEL": llm.model}
+        settings = quick_settings() | {"CARPOOL_LLM_MODEL": llm.model}
         with Stack(
             bootstrap=broker,
             index_dir=small_index,
@@ -140,7 +140,6 @@ def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(
     } | {
         "CARPOOL_KAFKA_BOOTSTRAP": embedded_bootstrap,
         "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "30000",  # a busy machine's broker answers late
-        "CARPOOL_KAFKA_GROUP_PREFIX": "refused",
         "CARPOOL_INDEX_DIR": str(small_index),
         "CARPOOL_EMBEDDING_MODEL": MODEL,
         **settings,

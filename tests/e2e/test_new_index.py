@@ -45,7 +45,7 @@ def test_questions_that_wait_through_a_change_of_the_index_are_answered_once(
 ) -> None:
     time.sleep(1.1)  # the version of an index has its time in seconds
     new_index = build_index(tmp_path, documents=300)
-    settings = quick_settings("new-index") | {"CARPOOL_LLM_ENGINE": "none"}
+    settings = quick_settings() | {"CARPOOL_LLM_ENGINE": "none"}
 
     def stack(index: Path, *services: str) -> Stack:
         return Stack(

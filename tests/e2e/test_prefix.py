@@ -39,7 +39,6 @@ def variables(bootstrap: str, prefix: str) -> dict[str, str]:
     return {
         "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
         "CARPOOL_KAFKA_PREFIX": prefix,
-        "CARPOOL_KAFKA_SESSION_TIMEOUT_MS": "2000",
         "CARPOOL_EMBEDDING_MODEL": MODEL,
         "CARPOOL_LLM_ENGINE": "none",
     }

@@ -43,7 +43,7 @@ def test_a_query_is_one_trace_through_all_topics(
 ) -> None:
     with LlmServer() as llm, Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        settings = quick_settings("traced") | {"CARPOOL_LLM_MODEL": llm.model}
+        settings = quick_settings() | {"CARPOOL_LLM_MODEL": llm.model}
         with Stack(
             bootstrap=fresh_broker,
             index_dir=small_index,

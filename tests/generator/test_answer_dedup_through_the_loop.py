@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bench.core.session import begin_at_end
 from carpool.clock import Clock, SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.clients import ConsumerClient
@@ -277,7 +276,7 @@ def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
     kafka_bootstrap: str,
 ) -> None:
     name = uuid.uuid4().hex[:8]
-    settings = KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=f"t-{name}", instance_id=name)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix=f"t-{name}", instance_id=name)
     make_topics(settings)
     log = answers_log(settings, SystemClock())
     log.open()
@@ -305,9 +304,6 @@ def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
         assert producer.close(20) == 0
         return questions
 
-    begin_at_end(
-        settings, settings.group_of("generator"), RETRIEVALS.name
-    )  # other tests have written to this broker
     first = RealService(settings)
     asked = ask(*range(10))
     first.turn(lambda: read(10))

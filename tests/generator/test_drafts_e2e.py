@@ -26,7 +26,7 @@ QUESTIONS = 5
 
 
 def services(broker: str, folder: Path, llm: LlmServer, **more: str) -> Stack:
-    settings = quick_settings("drafts") | {
+    settings = quick_settings() | {
         "CARPOOL_SEARCHER_SEARCH_MODE": "exact",
         # Room for three clusters: every search reads nearly all of its own.
         "CARPOOL_SEARCHER_BUDGET_BYTES": str(PASSAGE_BUFFERS_BYTES + 4 * CLUSTER_BYTES),

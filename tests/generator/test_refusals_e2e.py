@@ -58,15 +58,15 @@ def ask(publisher: Publisher, query_id: str, deadline_s: float | None = None) ->
     publisher.queue(RETRIEVALS.name, value, key=query_id, headers=headers)
 
 
-def generator(broker: str, llm: LlmServer, folder: Path, prefix: str, **settings: int) -> Stack:
-    """The generator alone; it reads all that was ever retrieved, so ids begin with `prefix`."""
+def generator(broker: str, llm: LlmServer, folder: Path, **settings: int) -> Stack:
+    """The generator alone."""
     environ = {f"CARPOOL_GENERATOR_{name.upper()}": str(value) for name, value in settings.items()}
     return Stack(
         bootstrap=broker,
         index_dir=folder,
         work_dir=folder,
         services=("generator",),
-        settings=quick_settings(prefix) | environ | {"CARPOOL_LLM_MODEL": llm.model},
+        settings=quick_settings() | environ | {"CARPOOL_LLM_MODEL": llm.model},
         llm_url=llm.url,
     )
 
@@ -90,7 +90,7 @@ def test_sigterm_with_requests_in_flight_generates_none_of_them_twice(
     publisher = Publisher(broker)
     ids = [f"term-{number}" for number in range(QUERIES_COUNT)]
     with LlmServer(latency_ms=500) as llm:
-        stack = generator(broker, llm, tmp_path, "term", concurrency=IN_FLIGHT)
+        stack = generator(broker, llm, tmp_path, concurrency=IN_FLIGHT)
         with stack:
             for query_id in ids:
                 ask(publisher, query_id)
@@ -118,7 +118,7 @@ def test_sigkill_with_requests_in_flight_repeats_at_most_those_and_none_that_was
         return {each.body["query_id"] for each in read_to_end(broker, ANSWERS.name)} & set(ids)
 
     with LlmServer(latency_ms=3_000) as llm:
-        stack = generator(broker, llm, tmp_path, "kill", concurrency=IN_FLIGHT)
+        stack = generator(broker, llm, tmp_path, concurrency=IN_FLIGHT)
         with stack:
             for query_id in ids:
                 ask(publisher, query_id)
@@ -160,7 +160,7 @@ def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
             time.sleep(1 / RATE_PER_S)
 
     ended_s: dict[str, float] = {}
-    with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path, prefix) as stack:
+    with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path) as stack:
         pid = stack["generator"].pid
         load(2.0)
         for fault in REFUSALS:

@@ -60,7 +60,7 @@ def generator(broker: str, folder: Path, url: str, model: str) -> Stack:
         index_dir=folder,
         work_dir=folder,
         services=("generator",),
-        settings=quick_settings("reuse")
+        settings=quick_settings()
         | {"CARPOOL_LLM_MODEL": model, "CARPOOL_GENERATOR_CONCURRENCY": str(CONCURRENCY)},
         llm_url=url,
     )

@@ -47,7 +47,6 @@ def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
                 value=b"%d" % number,
                 headers=(),
                 reason=reason,
-                connect_names=False,
             )
             assert producer.produce(letter, reports.append)
         assert producer.close(WAIT_S) == 0

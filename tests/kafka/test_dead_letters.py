@@ -21,8 +21,8 @@ from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.sizes import record_bytes
 from schemas.deadletter import DeadLetterMark
-from schemas.headers import CONNECT_PREFIX, ERROR_PREFIX
-from schemas.record import Headers, header
+from schemas.headers import ERROR_PREFIX
+from schemas.record import Headers
 from schemas.topics import DEAD_LETTER_EXTRA_BYTES, QUERIES, QUERIES_DEAD, TOPICS, dead_letters_of
 from tests.records import a_message, a_source
 from tests.waiting import WAIT_S
@@ -48,7 +48,6 @@ def letter_of(
     headers: Headers = (),
     *,
     key: bytes | None = b"k",
-    connect_names: bool = False,
     reason: Reason | None = None,
 ) -> Output:
     return make_letter(
@@ -57,7 +56,6 @@ def letter_of(
         value=value,
         headers=headers,
         reason=reason or a_reason(),
-        connect_names=connect_names,
     )
 
 
@@ -108,16 +106,6 @@ def test_a_letter_keeps_bytes_key_and_headers_and_says_why() -> None:
     assert letter.is_whole
 
 
-def test_the_names_of_kafka_connect_are_added_if_configured() -> None:
-    plain, both = letter_of(b"x"), letter_of(b"x", connect_names=True)
-    assert not any(name.startswith(CONNECT_PREFIX) for name, _ in plain.headers)
-    assert header(both.headers, "__connect.errors.offset") == b"99"
-    assert header(both.headers, "__connect.errors.connector.name") == b"carpool-grouper"
-    assert header(both.headers, "__connect.errors.exception.message") == b"no JSON"
-    assert read(both).headers == ()
-    assert read(both).errors == read(plain).errors
-
-
 @given(
     st.integers(0, 3 * QUERIES.max_message_bytes),
     st.lists(
@@ -128,17 +116,15 @@ def test_the_names_of_kafka_connect_are_added_if_configured() -> None:
         max_size=40,
     ),
     st.sampled_from([0, 10, 600_000, 3_000_000]),
-    st.booleans(),
 )
 def test_a_letter_of_a_decompressed_record_of_any_size_fits_its_topic(
-    value_bytes: int, sizes: list[tuple[str, int | None]], key_bytes: int, connect_names: bool
+    value_bytes: int, sizes: list[tuple[str, int | None]], key_bytes: int
 ) -> None:
     headers = tuple((name, None if each is None else bytes(each)) for name, each in sizes)
     output = letter_of(
         bytes(value_bytes),
         headers,
         key=bytes(key_bytes),
-        connect_names=connect_names,
         reason=TOO_LARGE,
     )
     assert size(output) <= QUERIES_DEAD.max_message_bytes
@@ -190,7 +176,7 @@ def test_a_replayed_record_is_as_it_was_first_written() -> None:
         ("rag-replayed-from", b"rag.queries.v1.dlq/2/3"),
         ("rag-deadline-ms", b"5"),
     )
-    letter = read(letter_of(b"Who?", headers, connect_names=True))
+    letter = read(letter_of(b"Who?", headers))
     again = replay_output(letter)
     assert (again.topic, again.key, again.value, again.partition) == (
         QUERIES.name,
@@ -252,7 +238,7 @@ def test_a_dead_letter_topic_accepts_the_largest_record_of_its_source_with_added
         class_name="c" * 9_000,
         message="é" * 9_000,
     )
-    added = letter_of(b"", reason=largest, connect_names=True)
+    added = letter_of(b"", reason=largest)
     assert size(added) < DEAD_LETTER_EXTRA_BYTES
 
 
@@ -280,10 +266,10 @@ def test_brokers_compute_the_same_size_of_a_record_and_its_letter_fits(
         settings, Output(topic=QUERIES.name, key=key, value=value + b"x", headers=headers)
     )
 
-    letter = letter_of(value, headers, key=key, connect_names=True, reason=TOO_LARGE)
+    letter = letter_of(value, headers, key=key, reason=TOO_LARGE)
     assert letter.value == value and letter.headers[: len(headers)] == headers
     assert written(settings, letter)
-    unpacked = letter_of(bytes(3_000_000), headers, key=key, connect_names=True, reason=TOO_LARGE)
+    unpacked = letter_of(bytes(3_000_000), headers, key=key, reason=TOO_LARGE)
     assert written(settings, unpacked)
 
 

@@ -89,9 +89,7 @@ def check_query_record(raw: Raw, topic: str = QUERIES.name) -> str:
 
 def check_refusal(message: Message, error: RecordError) -> None:
     assert error.reason in REASONS and str(error)
-    outputs = reject_outputs(
-        message, error, group="g", stage="grouper", now_us=NOW_US, connect_names=True
-    )
+    outputs = reject_outputs(message, error, group="g", stage="grouper", now_us=NOW_US)
     letter = outputs[0]
     assert letter.value == (message.value or b"")
     assert letter.headers[: len(message.headers)] == ignored_retry_headers(message.headers)

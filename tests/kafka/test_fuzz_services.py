@@ -81,7 +81,7 @@ def test_every_mutated_query_ends_and_good_queries_between_them_are_answered(
         }
         assert len(published) == RECORDS + len(good) + 4
 
-        settings = quick_settings("fuzz")
+        settings = quick_settings()
         with Stack(
             bootstrap=broker.bootstrap,
             index_dir=index,
@@ -128,7 +128,7 @@ def test_every_mutated_query_ends_and_good_queries_between_them_are_answered(
             partition: max(at for number, at in published if number == partition) + 1
             for partition, _ in published
         }
-        committed = committed_positions(broker.bootstrap, "fuzz-grouper", QUERIES.name, ends)
+        committed = committed_positions(broker.bootstrap, "carpool-grouper", QUERIES.name, ends)
         assert {
             partition: committed[partition][0] >= end for partition, end in ends.items()
         } == dict.fromkeys(ends, True)

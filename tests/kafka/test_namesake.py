@@ -23,7 +23,7 @@ def test_a_living_namesake_is_refused_and_one_that_left_is_not(
     kafka_bootstrap: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = KafkaSettings(
-        bootstrap=kafka_bootstrap, group_protocol=protocol, instance_id="searcher-1"
+        bootstrap=kafka_bootstrap, librdkafka={"group.protocol": protocol}, instance_id="searcher-1"
     )
     make_topics(settings)
     group, listener = f"g-{uuid.uuid4()}", Listener()

@@ -111,14 +111,14 @@ def test_a_client_reads_the_settings_of_the_services(
     file = tmp_path / "carpool.toml"
     file.write_text(
         '[kafka]\nbootstrap = "a:1"\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\n'
-        'sasl_username = "app"\n[client]\nasks_max = 7\n[searcher]\nbudget_bytes = 1\n'
+        'sasl_username = "app"\n[client]\nanswer_timeout_ms = 7\n[searcher]\nbudget_bytes = 1\n'
     )
     monkeypatch.setenv("CARPOOL_KAFKA_SASL_PASSWORD", "secret")
     monkeypatch.setenv("CARPOOL_KAFKA_PREFIX", "wiki")
     named = Client.from_settings(file)
     monkeypatch.setenv("CARPOOL_CONFIG", str(file))
     for client in (named, Client.from_settings()):
-        assert (client._settings.asks_max, client._kafka.bootstrap) == (7, "a:1")
+        assert (client._settings.answer_timeout_ms, client._kafka.bootstrap) == (7, "a:1")
         assert (client._kafka.sasl_password.value, client._kafka.prefix) == ("secret", "wiki")
     file.write_text('[kafka]\nsasl_password = "in a file"\n')
     with pytest.raises(ConfigError, match="CARPOOL_KAFKA_SASL_PASSWORD only"):

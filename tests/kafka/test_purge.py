@@ -7,6 +7,7 @@ from confluent_kafka import Producer
 
 from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
+from carpool.kafka.librdkafka import purge as purge_module
 from carpool.kafka.librdkafka.purge import ProcessedRecordsPurge
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -18,9 +19,10 @@ pytestmark = pytest.mark.kafka
 
 
 def test_processed_records_are_deleted_but_the_last_and_those_of_applications_never(
-    kafka_bootstrap: str,
+    kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="purge", records_kept=3)
+    monkeypatch.setattr(purge_module, "RECORDS_KEPT", 3)
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="purge")
     create_topics(settings)
     groups, queries = TopicPartition(GROUPS.name, 0), TopicPartition(QUERIES.name, 0)
     with TopicReader(settings, SystemClock(), name="test") as reader:

@@ -29,10 +29,12 @@ ROUND_TRIPS_MAX = 25
 """From the assignment of a partition to its first commit."""
 
 
-@pytest.fixture(params=["auto", pytest.param("classic", marks=pytest.mark.long)])
+@pytest.fixture(params=["consumer", pytest.param("classic", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, fault_proxy: FaultProxy) -> Iterator[Reached]:
     settings = KafkaSettings(
-        bootstrap=fault_proxy.bootstrap, partitions=PARTITIONS, group_protocol=request.param
+        bootstrap=fault_proxy.bootstrap,
+        partitions=PARTITIONS,
+        librdkafka={"group.protocol": request.param},
     )
     reached = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings)
     yield reached

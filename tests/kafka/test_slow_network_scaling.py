@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 PARTITIONS = 6
 DELAY_S = 0.2
-ROUND_TRIPS_MAX = {"auto": 25, "classic": 30}
+ROUND_TRIPS_MAX = {"consumer": 25, "classic": 30}
 """From an assignment to the first commit of one of its partitions, by protocol.
 
 With the classic protocol, every rebalance aborts the transactions that are open, also of members
@@ -84,9 +84,12 @@ class Load(threading.Thread):
         assert self._producer.flush(WAIT_S) == 0
 
 
-@pytest.fixture(params=["auto", "classic"])
+@pytest.fixture(params=["consumer", "classic"])
 def settings(request: pytest.FixtureRequest, fault_proxy: FaultProxy) -> Iterator[KafkaSettings]:
-    yield KafkaSettings(bootstrap=fault_proxy.bootstrap, group_protocol=request.param)
+    yield KafkaSettings(
+        bootstrap=fault_proxy.bootstrap,
+        librdkafka={"group.protocol": request.param},
+    )
     fault_proxy.delay(0)
 
 
@@ -145,7 +148,7 @@ def test_from_one_member_to_three_and_back_nobody_is_fenced_and_each_commits_soo
     assert set(found.values()) == {1}, "none comes twice"
     assert len(takeovers.took_s) >= 5, "the first, two that join, two that take over"
     round_trips = max(takeovers.took_s) / (2 * DELAY_S)
-    assert round_trips < ROUND_TRIPS_MAX[settings.group_protocol]
+    assert round_trips < ROUND_TRIPS_MAX[settings.librdkafka["group.protocol"]]
     members["a"].stop()
 
 

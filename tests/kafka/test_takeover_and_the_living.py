@@ -19,10 +19,12 @@ SLOW_COMMIT_S = 2.0
 """Longer than it takes to fence the dead."""
 
 
-@pytest.fixture(params=["auto", "classic"])
+@pytest.fixture(params=["consumer", "classic"])
 def broker(request: pytest.FixtureRequest, kafka_server: KafkaServer) -> Reached:
     settings = KafkaSettings(
-        bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=request.param
+        bootstrap=kafka_server.bootstrap,
+        partitions=PARTITIONS,
+        librdkafka={"group.protocol": request.param},
     )
     broker = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, kafka_server)
     broker.write(

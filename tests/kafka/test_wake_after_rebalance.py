@@ -48,14 +48,16 @@ def broker(
     request: pytest.FixtureRequest, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> Reached:
     monkeypatch.setattr(module, "Consumer", Noting)
-    protocol = getattr(request, "param", "auto")
+    protocol = getattr(request, "param", "consumer")
     settings = KafkaSettings(
-        bootstrap=kafka_server.bootstrap, partitions=PARTITIONS, group_protocol=protocol
+        bootstrap=kafka_server.bootstrap,
+        partitions=PARTITIONS,
+        librdkafka={"group.protocol": protocol},
     )
     return Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, kafka_server)
 
 
-@pytest.mark.parametrize("broker", ["auto", "classic"], indirect=True)
+@pytest.mark.parametrize("broker", ["consumer", "classic"], indirect=True)
 def test_retained_partitions_are_requested_after_the_revocation(broker: Reached) -> None:
     one = Member(broker, "a").await_partitions()
     two = Member(broker, "b")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+import producers.client as client_module
 from carpool.errors import ConfigError, RecordError, RetryableError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.settings import KafkaSettings
 from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
-from producers.settings import ClientSettings
 from schemas.answer import Answer, PartialAnswer, unanswered
 from schemas.cancel import Cancel
 from schemas.codec import decode, decode_query, encode
@@ -343,15 +343,16 @@ def piece_of(query: Query) -> PartialAnswer:
 
 
 def test_more_asks_than_the_setting_allows_are_refused_and_not_sent(
-    bootstrap: str, responder: Responder
+    bootstrap: str, responder: Responder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client_module, "ASKS_MAX", 1)
     responder.reply = lambda query, source: []
 
     async def ask() -> None:
-        async with Client(bootstrap, settings=ClientSettings(asks_max=1)) as client:
+        async with Client(bootstrap) as client:
             first = asyncio.create_task(client.ask("?", timeout_s=WAIT_S))
             await asyncio.sleep(0.05)
-            with pytest.raises(RetryableError, match="asks_max"):
+            with pytest.raises(RetryableError, match="answers already"):
                 await client.ask("one too many", timeout_s=WAIT_S)
             first.cancel()
 
@@ -387,7 +388,7 @@ def test_an_answer_that_this_build_cannot_read_is_an_error_and_not_a_wait(
 
 def test_no_broker_is_an_error_within_the_time_given_that_says_what_to_do() -> None:
     async def connect() -> None:
-        async with Client("127.0.0.1:1", settings=ClientSettings(connect_timeout_ms=300)):
+        async with Client(kafka=KafkaSettings(bootstrap="127.0.0.1:1", request_timeout_ms=1_000)):
             pass
 
     with pytest.raises(RetryableError, match=r"no broker answers at 127.0.0.1:1.*carpool up"):

@@ -96,7 +96,6 @@ def test_headers_of_the_services_are_named_where_services_write_them() -> None:
         value=b"v" * 2_000_000,
         headers=ASKED,
         reason=Reason(group="g", stage="grouper", attempts=1, class_name="c", message="m"),
-        connect_names=False,
     )
     assert (retry.topic, letter.topic) == (RETRIES.name, QUERIES_DEAD.name)
     for output in (retry, letter):

@@ -395,7 +395,6 @@ def test_a_dead_letter_fits_its_topic_if_the_record_fit_its_own() -> None:
         attempts=1,
         class_name="c",
         message="m" * 100_000,
-        stacktrace="t" * 100_000,
     )
     added = sum(len(name) + len(value or b"") for name, value in headers)
     assert QUERIES_DEAD.max_message_bytes - QUERIES.max_message_bytes > added

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from carpool.telemetry import tokens as tokens_module
 from carpool.telemetry.metrics import Metrics
 
 
@@ -15,8 +18,11 @@ def counts(metrics: Metrics) -> dict[tuple[str, str], float]:
     }
 
 
-def test_tenants_that_come_later_than_the_first_ones_are_counted_together() -> None:
-    metrics = Metrics(tenants_max=2)
+def test_tenants_that_come_later_than_the_first_ones_are_counted_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokens_module, "TENANTS_MAX", 2)
+    metrics = Metrics()
     tokens = metrics.generator.tokens
     for tenant in ("a", "b", "c", "d", "a", ""):
         tokens.add("computed", tenant, 10)
@@ -28,8 +34,11 @@ def test_tenants_that_come_later_than_the_first_ones_are_counted_together() -> N
     }
 
 
-def test_a_tenant_is_one_of_the_first_by_tokens_of_any_kind_but_not_by_none() -> None:
-    metrics = Metrics(tenants_max=1)
+def test_a_tenant_is_one_of_the_first_by_tokens_of_any_kind_but_not_by_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokens_module, "TENANTS_MAX", 1)
+    metrics = Metrics()
     metrics.generator.tokens.add("output", "nothing", 0)
     metrics.generator.tokens.add("reused", "a", 5)
     metrics.generator.tokens.add("output", "a", 7)

@@ -72,7 +72,7 @@ _MUTANTS = (
         # A transaction is aborted when its group changes meanwhile: it must be long.
         shares={"kill": 0.75, "slow network": 0.25},
         lasts_s={"slow network": (15.0, 20.0), "kill": (0.0, 3.0)},
-        settings={"CARPOOL_KAFKA_GROUP_PROTOCOL": "classic"},
+        settings={"CARPOOL_KAFKA_LIBRDKAFKA": '{"group.protocol": "classic"}'},
     ),
     Mutant(
         number=4,

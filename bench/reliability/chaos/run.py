@@ -60,7 +60,6 @@ ENVIRONMENT = {
     # The stand-in fails on single questions. It need not be spared.
     "CARPOOL_LLM_BACKOFF_MS_MIN": "20",
     "CARPOOL_LLM_BACKOFF_MS_MAX": "200",
-    "CARPOOL_KAFKA_RETRY_DELAY_MS": "500",
 }
 """Settings of the services: no embedding model, and an LLM that fails on some questions."""
 

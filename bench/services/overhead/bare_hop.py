@@ -26,6 +26,7 @@ from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config, produce
 from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings
+from carpool.loop.delivery.factory import COMMIT_INTERVAL_MS, OFFSETS_INTERVAL_MS
 from carpool.terminal import TerminalConsole
 
 IDLE_S = 0.2
@@ -73,7 +74,7 @@ def copy_exactly_once(
             ends_of(records), consumer.consumer_group_metadata(), timeout_s
         )
         producer.commit_transaction(timeout_s)
-        due_s = time.monotonic() + settings.commit_interval_ms / 1_000
+        due_s = time.monotonic() + COMMIT_INTERVAL_MS / 1_000
 
 
 def copy_at_least_once(
@@ -95,7 +96,7 @@ def copy_at_least_once(
             producer.flush(settings.request_timeout_ms / 1_000)
             consumer.commit(offsets=ends_of(uncommitted), asynchronous=True)
             uncommitted = []
-            due_s = time.monotonic() + settings.offsets_interval_ms() / 1_000
+            due_s = time.monotonic() + OFFSETS_INTERVAL_MS / 1_000
     producer.flush(settings.request_timeout_ms / 1_000)
 
 

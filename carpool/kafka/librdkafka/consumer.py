@@ -156,11 +156,7 @@ class LibrdkafkaConsumer:
 
         Brokers that have the consumer protocol disabled report it in reply to the first heartbeat.
         """
-        return (
-            self._settings.group_protocol == "auto"
-            and self.protocol == "consumer"
-            and not self._was_assigned
-        )
+        return self.protocol == "consumer" and not self._was_assigned
 
     @property
     def _consumer(self) -> Consumer:

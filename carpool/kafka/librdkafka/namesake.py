@@ -9,6 +9,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.client_config import consumer_config
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import broker_config
@@ -95,5 +96,6 @@ def _session_s(settings: KafkaSettings) -> float:
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
     brokers = cluster_metadata(admin, settings, timeout_s).brokers
     config = broker_config(admin, brokers, timeout_s) or {}
-    ours, theirs = settings.session_timeout_ms, config.get(BROKER_SESSION_TIMEOUT)
-    return max(ours, int(theirs or SESSION_TIMEOUT_MS)) / 1_000
+    ours = consumer_config(settings, "")["session.timeout.ms"]
+    theirs = config.get(BROKER_SESSION_TIMEOUT) or SESSION_TIMEOUT_MS
+    return max(int(ours), int(theirs)) / 1_000

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.kafka.client_config import consumer_config
 from carpool.kafka.librdkafka.broker_config import broker_config
+from carpool.kafka.passed_through import flattened
 from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
@@ -26,14 +27,15 @@ BROKER_SESSION_TIMEOUT = "group.consumer.session.timeout.ms"
 def choose_protocol(
     settings: KafkaSettings, admin: AdminClient, broker_ids: Iterable[int]
 ) -> GroupProtocol:
-    """Returns the configured protocol; for `auto` asks the brokers. Blocks.
+    """Returns the protocol that is set for librdkafka, or the newest of the brokers. Blocks.
 
     librdkafka retries forever, without an error, to join by a protocol that the brokers do not
     have. Raises `RetryableError` when no broker answers: a member with the other protocol would
     convert its group.
     """
-    if settings.group_protocol != "auto":
-        return settings.group_protocol
+    given = flattened(settings.librdkafka).get("group.protocol")
+    if given is not None:
+        return "classic" if given == "classic" else "consumer"
     config = broker_config(admin, broker_ids, settings.request_timeout_ms / 1_000)
     if config is None:
         log.info("the brokers' settings cannot be read; using the classic protocol")

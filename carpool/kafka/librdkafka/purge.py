@@ -18,6 +18,8 @@ log = structlog.get_logger()
 
 PURGE_S = 30.0
 """How often processed records are deleted."""
+RECORDS_KEPT = 10_000
+"""Processed records that a partition keeps, to be looked at."""
 PURGED = frozenset(topic.name for topic in TOPICS if topic.retention_ms == UNTIL_PROCESSED)
 
 
@@ -38,11 +40,10 @@ class ProcessedRecordsPurge:
 
     def step(self) -> None:
         """Deletes what may be deleted now. Blocks for the time-out of a request."""
-        kept = self._settings.records_kept
         wanted = {
-            at: offset - kept
+            at: offset - RECORDS_KEPT
             for at, offset in self._committed().items()
-            if at.topic in PURGED and offset - kept > self._purged.get(at, 0)
+            if at.topic in PURGED and offset - RECORDS_KEPT > self._purged.get(at, 0)
         }
         if not wanted:
             return

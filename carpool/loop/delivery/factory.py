@@ -16,6 +16,10 @@ from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 
+COMMIT_INTERVAL_MS = 5
+"""Longest pause between two transactions; it is as long as the last one took, if that is less."""
+OFFSETS_INTERVAL_MS = 100
+"""Pause between two commits of offsets under at-least-once."""
 CALL_MARGIN_MS = 5_000
 """A call of a transaction counts as stuck this long after its time-out."""
 BEST_EFFORT = {
@@ -49,7 +53,7 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
             context,
             make_producer=lambda: LibrdkafkaProducer(settings),
             make_hint_producer=make_hint_producer,
-            commit_interval_ms=settings.offsets_interval_ms(),
+            commit_interval_ms=OFFSETS_INTERVAL_MS,
         )
 
     def exactly_once(context: DeliveryContext) -> Delivery:
@@ -61,7 +65,7 @@ def make_delivery(settings: KafkaSettings, group: str, delivery: DeliveryName) -
             ),
             make_hint_producer=make_hint_producer,
             instance_id=instance_id,
-            commit_interval_ms=settings.commit_interval_ms,
+            commit_interval_ms=COMMIT_INTERVAL_MS,
             call_us_max=(settings.request_timeout_ms + CALL_MARGIN_MS) * 1_000,
         )
 

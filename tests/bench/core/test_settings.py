@@ -10,9 +10,9 @@ from carpool.errors import ConfigError
 
 
 def test_settings_of_services_become_their_environment() -> None:
-    assert parse_settings(["grouper.policy=greedy", "kafka.group_prefix=a=b"]) == {
+    assert parse_settings(["grouper.policy=greedy", "kafka.prefix=a=b"]) == {
         "CARPOOL_GROUPER_POLICY": "greedy",
-        "CARPOOL_KAFKA_GROUP_PREFIX": "a=b",
+        "CARPOOL_KAFKA_PREFIX": "a=b",
     }
     for wrong in ("grouper.policy", "policy=greedy", ".x=1", "grouper.=1"):
         with pytest.raises(ConfigError, match=r"SECTION\.NAME=VALUE"):

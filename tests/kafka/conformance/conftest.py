@@ -29,7 +29,7 @@ def make_broker(request: pytest.FixtureRequest) -> Broker:
                 bootstrap=address,
                 prefix=PREFIX,
                 partitions=PARTITIONS,
-                session_timeout_ms=2_000,
+                librdkafka={"session.timeout.ms": 2_000},
             ),
         )
     server: KafkaServer = request.getfixturevalue("kafka_server")
@@ -37,9 +37,9 @@ def make_broker(request: pytest.FixtureRequest) -> Broker:
         bootstrap=server.bootstrap,
         prefix=PREFIX,
         partitions=PARTITIONS,
-        session_timeout_ms=2_000,
         request_timeout_ms=3_000,
-        group_protocol="classic" if "classic" in request.param else "auto",
+        librdkafka={"session.timeout.ms": 2_000}
+        | ({"group.protocol": "classic"} if "classic" in request.param else {}),
     )
     return Reached(name, "kafka", settings, server)
 
