@@ -8,7 +8,6 @@ import typer
 from bench.answers.cli import answers
 from bench.core.command import command_of
 from bench.data.grown.cli import data as grow_data
-from bench.generation.cli import speculation
 from bench.micro.cli import shard
 from bench.papers.cli import paper
 from bench.reliability.options import ChaosOptions, TornOptions
@@ -46,7 +45,7 @@ Against others, in memory?     carpool bench search --index DIR
 Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
 Do hot clusters follow?        carpool bench hot-set-drift --index DIR --data DATA
 Does the simulator agree?      carpool bench simulator --data DATA
-What are warm-ups worth?       carpool bench speculation --data DATA
+What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
 How fast is the hot shard?     carpool bench shard --device gpu
 Does batch work delay others?  carpool bench priorities
 A figure of a paper, here?     carpool bench paper cagr 6 --index DIR
@@ -69,7 +68,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 
 for name, (options, module) in COMMANDS.items():
     app.command(name=name)(command_of(options, module))
-for command in (answers, search, simulator, speculation, shard):
+for command in (answers, search, simulator, shard):
     app.command()(command)
 app.add_typer(paper, name="paper")
 app.command(name="hot-set")(hot_set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from bench.papers.aquapipe.cli import aquapipe
 from bench.papers.cagr.cli import cagr
 from bench.papers.ragcache.cli import ragcache
 
@@ -15,5 +16,6 @@ paper = typer.Typer(
 Example:  carpool bench paper cagr 6 --index my-index --data DATA
 """,
 )
-for command in (cagr, ragcache):
+for command in (aquapipe, cagr, ragcache):
     paper.command()(command)
+paper.command(name="hedrarag")(aquapipe)

@@ -42,8 +42,8 @@ def ragcache(options: RagCacheOptions) -> bool:
     Passages may change places where the loss of score allows it. Speculative pipelining (5.3) is a
     row of `carpool bench paper aquapipe speculation`.
 
-    Ends with 1 when our order, a backlog of 1,024 and a loss of 0.05 find less than 22 % of the
-    tokens of the natural stream in the cache, 68 % by Zipf, or 31 % in RAGPulse's shape.
+    Ends with 1 when our order, a backlog of 1,024 and a loss of 0.05 find less than 21 % of the
+    tokens of the natural stream in the cache, 67 % by Zipf, or 30 % in RAGPulse's shape.
 
     Example:  carpool bench paper ragcache orders --data DATA
     """

@@ -52,7 +52,7 @@ def test_streams_repeat_as_they_should() -> None:
 
 def test_the_promises_are_of_our_row() -> None:
     row = OrderRow(
-        **msgspec.structs.asdict(OURS), stream="zipf", cached_share=0.68, computed_per_answer=1
+        **msgspec.structs.asdict(OURS), stream="zipf", cached_share=0.67, computed_per_answer=1
     )
     changed = msgspec.structs.replace
     assert list(promises_of([row]).values()) == [True]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from bench.data.evaluation import find_data
 from bench.papers.aquapipe.prefetching import AquaPipe
+from bench.papers.aquapipe.searches import PASSAGES, searches
+from bench.papers.aquapipe.speculation import PolicyRow, promises_of
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
+from bench.simulator.warm_ups import WarmUpFigures, WarmUpLoad
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
     EngineLoad,
@@ -85,3 +92,35 @@ def test_hedrarag_fills_the_server_with_the_closest_first() -> None:
     two = EngineLoad(in_flight=2, waiting=0, limit=8)
     answered = QueryAnswered(query="another")
     assert policy.step(answered, two) == (start("ab", "near"), start("ab", "middle"))
+
+
+def kept(*, in_vain: float = 0.2, warm_ups: float = 1.0, **fields: Any) -> list[bool]:
+    """The promises of one row, of searches of a second by `likely` if nothing is said.
+
+    In order: saved and in vain for 0.5 s, saved and in vain for 1 s, no warm-up at 6 ms.
+    """
+    figures = WarmUpFigures(saved=0.5, in_vain=in_vain, ttft_ms=1, warm_ups_a_question=warm_ups)
+    load = WarmUpLoad(search_us=fields.pop("search_us", 1_000_000), clients=1)
+    given = {"nlist": 100, "policy": "likely", "figures": figures, "of_oracle": 0.9}
+    return list(promises_of([PolicyRow(load=load, **given | fields)]).values())
+
+
+def test_each_promise_is_broken_by_the_row_that_is_promised() -> None:
+    assert kept() == [True] * 5
+    assert kept(of_oracle=0.89) == [True, True, False, True, True]
+    assert kept(in_vain=0.26) == [True, True, True, False, True]
+    assert kept(search_us=500_000, of_oracle=0.7) == [True] * 5
+    assert kept(search_us=500_000, of_oracle=0.69, in_vain=0.26) == [False, False, True, True, True]
+    assert kept(policy="ragcache", of_oracle=0.1, in_vain=0.9) == [True] * 5
+    assert kept(policy="auto", search_us=6_000) == [True, True, True, True, False]
+    assert kept(policy="auto", search_us=6_000, warm_ups=0.0) == [True] * 5
+
+
+@pytest.mark.data
+def test_a_search_ends_with_the_best_of_all_probed_rows() -> None:
+    data = find_data(None)
+    (found,) = searches(data, source="nq", questions=1, nlist=4, seed=0)
+    assert [len(each.passages) for each in found] == [PASSAGES] * len(found)
+    assert found[-1].at == 1
+    best = [max(each.scores) for each in found]
+    assert best == sorted(best), "later clusters never make it worse"

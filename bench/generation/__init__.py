@@ -1,1 +1,0 @@
-"""Are answers right, and what do orders of prompts, several servers and warm-ups save?"""

@@ -1,0 +1,54 @@
+"""What searches have found after each cluster, the nearest first: real questions and passages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bench.data.evaluation import CORPUS, EvaluationData, read_passages, read_vectors
+from bench.data.trace import cluster_quickly
+from bench.simulator.warm_ups import Found
+from carpool.disk.centroids import probe
+from generator.settings import GeneratorSettings
+from indexer.plan.defaults import default_nprobe
+
+PASSAGES = 3
+CHARACTERS_A_TOKEN = 4.2
+PASSAGE_TOKENS = 10
+"""The number of a passage and the lines around it."""
+
+
+def searches(
+    data: EvaluationData, *, source: str, questions: int, nlist: int, seed: int
+) -> Iterator[tuple[Found, ...]]:
+    """Yields what each of `questions` of a source has found. A search takes its bytes' time."""
+    corpus = read_vectors(data.vectors_path(CORPUS))
+    vectors = read_vectors(data.vectors_path(f"queries-{source}"))
+    chosen = np.random.default_rng(seed).permutation(len(vectors))[:questions]
+    centroids, clusters = cluster_quickly(corpus, nlist=nlist, seed=seed)
+    rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
+    for vector in vectors[chosen]:
+        probed = probe(centroids, vector[None], default_nprobe(nlist))[0].tolist()
+        total = sum(len(rows_of[number]) for number in probed)
+        rows = np.array([], dtype=np.int64)
+        done, found = 0, []
+        for number in probed:
+            rows = np.concatenate([rows, rows_of[number]])
+            scores = corpus[rows] @ vector
+            best = np.lexsort((rows, -scores))[:PASSAGES]
+            rows, scores = rows[best], scores[best]
+            done += len(rows_of[number])
+            passages = tuple(map(str, rows.tolist()))
+            found.append(Found(passages=passages, scores=tuple(scores.tolist()), at=done / total))
+        yield tuple(found)
+
+
+def passage_tokens(data: EvaluationData) -> list[int]:
+    """Returns the tokens of each passage in a prompt, from its characters."""
+    chars_max = GeneratorSettings().passage_chars_max
+    characters = (
+        len(passage.title) + min(len(passage.text), chars_max)
+        for passage in read_passages(data.corpus_path)
+    )
+    return [PASSAGE_TOKENS + round(count / CHARACTERS_A_TOKEN) for count in characters]

@@ -1,1 +1,0 @@
-"""Tests of `bench.generation`: answers, orders, servers, warm-ups, and their simulators."""
