@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import typer
 
-from bench.answers.cli import answers
+from bench.answers.options import AnswersOptions
 from bench.core.command import command_of
 from bench.data.grown.cli import data as grow_data
 from bench.micro.cli import shard
@@ -56,6 +56,7 @@ Is anything lost or repeated?  carpool bench chaos, torn
 )
 
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "answers": (AnswersOptions, "bench.answers.run"),
     "claims": (ClaimsOptions, "bench.services.claims"),
     "traffic": (TrafficOptions, "bench.services.traffic"),
     "priorities": (PrioritiesOptions, "bench.services.priorities"),
@@ -68,7 +69,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 
 for name, (options, module) in COMMANDS.items():
     app.command(name=name)(command_of(options, module))
-for command in (answers, search, simulator, shard):
+for command in (search, simulator, shard):
     app.command()(command)
 app.add_typer(paper, name="paper")
 app.command(name="hot-set")(hot_set)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from bench.answers.cli import AnswersOptions
 from bench.answers.figures import AnswerFigures, AskedRow, figures_of, without_markers
 from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
+from bench.answers.options import AnswersOptions
 from bench.core.accounting import Accounting, account
 from bench.core.progress import Tell, progress_bars
 from bench.core.stack import LOOPBACK, ServiceProcess

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import typer
 
-from bench.papers.aquapipe.cli import aquapipe
+from bench.core.command import command_of
+from bench.papers.aquapipe.options import SpeculationOptions
 from bench.papers.cagr.cli import cagr
-from bench.papers.ragcache.cli import ragcache
+from bench.papers.ragcache.options import RagCacheOptions
 
 paper = typer.Typer(
     name="paper",
@@ -16,6 +18,13 @@ paper = typer.Typer(
 Example:  carpool bench paper cagr 6 --index my-index --data DATA
 """,
 )
-for command in (aquapipe, cagr, ragcache):
-    paper.command()(command)
-paper.command(name="hedrarag")(aquapipe)
+PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "ragcache": (RagCacheOptions, "bench.papers.ragcache.orders"),
+    "hedrarag": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
+    "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
+}
+"""The options of each paper's figures, and the module whose `run` makes them."""
+
+paper.command()(cagr)
+for name, (options, module) in PAPERS.items():
+    paper.command(name=name)(command_of(options, module))

@@ -14,7 +14,7 @@ from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.evaluation import CORPUS, EvaluationData, find_data
-from bench.papers.aquapipe.cli import SpeculationOptions
+from bench.papers.aquapipe.options import SpeculationOptions
 from bench.papers.aquapipe.prefetching import AquaPipe
 from bench.papers.aquapipe.searches import passage_tokens, searches
 from bench.papers.hedrarag.speculative_generation import HedraRag

@@ -17,7 +17,7 @@ from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.papers.ragcache.cache_aware import CacheAware
-from bench.papers.ragcache.cli import RagCacheOptions
+from bench.papers.ragcache.options import RagCacheOptions
 from bench.papers.ragcache.prompts import Renderer
 from bench.papers.ragcache.streams import StreamName, make_stream, natural_stream
 from bench.simulator.prompt_cache import (

@@ -6,26 +6,10 @@ from typing import Annotated
 
 import typer
 
-from bench.core.command import command
 from bench.services.options import CorpusOptions
 
 
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
-    """Options of answers."""
-
-    llm: Annotated[
-        str | None,
-        typer.Option(
-            "--llm",
-            metavar="DIR",
-            help="Folder of the model that vLLM serves. Default: vllm.model_dir.",
-            show_default=False,
-        ),
-    ] = None
-
-
-@command
-def answers(options: AnswersOptions) -> bool:
     """Are the answers right, and what do they cost?
 
     Asks 100 questions whose answers are known through grouper, searcher and generator, with a vLLM
@@ -38,6 +22,13 @@ def answers(options: AnswersOptions) -> bool:
 
     Example:  carpool bench answers --json answers.json
     """
-    from bench.answers.run import run
 
-    return run(options)
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            "--llm",
+            metavar="DIR",
+            help="Folder of the model that vLLM serves. Default: vllm.model_dir.",
+            show_default=False,
+        ),
+    ] = None
