@@ -56,5 +56,5 @@ def test_the_promises_are_of_our_row() -> None:
     )
     changed = msgspec.structs.replace
     assert list(promises_of([row]).values()) == [True]
-    assert list(promises_of([changed(row, cached_share=0.67)]).values()) == [False]
+    assert list(promises_of([changed(row, cached_share=0.66)]).values()) == [False]
     assert promises_of([changed(row, score_loss_max=None)]) == {}
