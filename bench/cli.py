@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "claims": (ClaimsOptions, "bench.services.claims"),
     "traffic": (TrafficOptions, "bench.services.traffic"),
     "priorities": (PrioritiesOptions, "bench.services.priorities"),
-    "overhead": (OverheadOptions, "bench.services.overhead.command"),
+    "overhead": (OverheadOptions, "bench.services.overhead"),
     "throughput": (ThroughputOptions, "bench.services.throughput"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),

@@ -27,16 +27,13 @@ FLUSH_S = 60.0
 
 
 class CopyStage:
-    """Finishes each record immediately, with one output; may hold back the first one."""
+    """Finishes each record immediately, with one output."""
 
-    def __init__(self, target: str, in_flight: int, *, holds_first: bool) -> None:
+    def __init__(self, target: str, in_flight: int) -> None:
         self._target = target
         self._in_flight_max = in_flight
-        self._holds_first = holds_first
-        self._held: Unit[Any] | None = None
         self._sink: Sink | None = None
         self.loop: Loop[Any] | None = None
-        self.accepted = 0
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -49,13 +46,6 @@ class CopyStage:
         return Credit(records=self._in_flight_max - in_flight, size_bytes=1 << 30)
 
     def offer(self, unit: Unit[Any], now_us: int) -> None:
-        self.accepted += 1
-        if self._holds_first and self._held is None:
-            self._held = unit
-        else:
-            self._finish(unit)
-
-    def _finish(self, unit: Unit[Any]) -> None:
         assert self._sink is not None
         output = Output(topic=self._target, key=unit.message.key, value=VALUE)
         self._sink.done(Done(parts=unit.owed, outputs=(output,)))
@@ -64,7 +54,7 @@ class CopyStage:
         return None
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
-        """Everything is finished, except the record that is held back for good."""
+        """Everything is finished."""
 
     def drain(self, until_us: int) -> None:
         """Nothing more is finished."""
@@ -87,11 +77,10 @@ class CopyLoop:
         group: str,
         source: str,
         in_flight: int,
-        holds_first: bool = False,
     ) -> None:
-        """`in_flight`: records in the service, finished or not. See `CopyStage`."""
+        """`in_flight`: records in the service, finished or not."""
         self._metrics = Metrics()
-        self.stage = CopyStage(copy_of(source), in_flight, holds_first=holds_first)
+        self.stage = CopyStage(copy_of(source), in_flight)
         clock = SystemClock()
         self._target = copy_of(source)
         self.loop: Loop[Any] = Loop(

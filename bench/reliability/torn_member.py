@@ -53,8 +53,7 @@ class Members:
 
     def kill(self) -> None:
         """Ends the member as a crash does."""
-        self._now.kill()
-        self._now.wait()
+        _end(self._now)
 
     @property
     def has_ended(self) -> bool:
@@ -63,9 +62,14 @@ class Members:
 
     def close(self) -> None:
         """Ends all."""
-        for process in (self._now, self._next):
-            process.kill()
-            process.wait()
+        _end(self._now)
+        _end(self._next)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    if process.stdout is not None and not process.stdout.closed:
+        process.communicate()  # waits, and closes the pipes
 
 
 def main(bootstrap: str) -> None:

@@ -10,36 +10,42 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from bench.core.accounting import Accounting
 from bench.core.agreement import Agreement, Ranking, agreement, compare
-from bench.core.progress import Tell, progress_bars
+from bench.core.progress import progress_bars
 from bench.data.evaluation import CLAIMS, Float32
 from bench.data.exact import MemorySearch
 from bench.data.index import memory_search, nprobes_to_try
-from bench.services.corpus import CorpusRun, open_run
+from bench.services.corpus import open_run
 from bench.services.options import ClaimsOptions
 from bench.services.results import (
     answers_of,
     final_retrievals,
-    groups_of,
     query_vectors,
     retrieval_accounting,
 )
 from carpool.errors import CarpoolError
-from producers.read_questions import Question
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
 EVIDENCE_MARGIN = 0.01
 """How much less often than exact search an evidence page may be among the first five."""
-
 SERVICES = ("grouper", "searcher")
 FIRST = 5
 RATE_PER_S = 100.0
 SETTLE_S = 2.0
+
+Evidence = Mapping[str, frozenset[str]]
+"""The pages that are evidence, by claim."""
+
+
+class ServedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim and what the services found. `vector`: (dim,) float32, that was searched with."""
+
+    id: str
+    retrieval: Retrieval
+    vector: Float32
 
 
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,43 +70,14 @@ class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class ServedClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What the services wrote about the claims, by query id. `claim_of`: the claim of each id."""
-
-    claim_of: dict[str, str]
-    retrievals: dict[str, Retrieval]
-    vectors: dict[str, Float32]
-    accounting: Accounting
-
-
 def run(options: ClaimsOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     run = open_run("claims", options)
-    search = memory_search(run.data, run.index)
-    with progress_bars() as tell:
-        served = _serve(run, run.questions(CLAIMS), tell)
-    manifest = run.index.manifest
-    result = judge(
-        served,
-        run.data.evidence(),
-        search,
-        nprobe=options.nprobe or manifest.nprobe_default,
-        nprobes=nprobes_to_try(manifest.nlist, manifest.nprobe_default),
-    )
-    return run.finish(
-        lambda console: print_claims(console, result),
-        promises=result.promises(),
-        results=result,
-        **run.facts(run.data.questions_path(CLAIMS), run.data.evidence_path),
-    )
-
-
-def _serve(run: CorpusRun, claims: Sequence[Question], tell: Tell) -> ServedClaims:
-    """Publishes the claims and reads what the services write about them."""
-    with run.session(SERVICES, run.index, run.folder) as session:
+    claims, manifest = run.questions(CLAIMS), run.index.manifest
+    with progress_bars() as tell, run.session(SERVICES, run.index, run.folder) as session:
         load = session.ask(
             claims,
-            msgspec.structs.replace(run.plan, nprobe=run.options.nprobe),
+            msgspec.structs.replace(run.plan, nprobe=options.nprobe),
             rate_per_s=RATE_PER_S,
             settle_s=SETTLE_S,
             on_sent=lambda done: tell("claims sent", done, len(claims)),
@@ -110,19 +87,35 @@ def _serve(run: CorpusRun, claims: Sequence[Question], tell: Tell) -> ServedClai
         ids, recorder = load.sent.keys(), session.recorder
         records = recorder.records(RETRIEVALS.name)
         answers = answers_of(recorder.records(ANSWERS.name), ids)
-        groups = groups_of(recorder.records(GROUPS.name), ids)
-    found = final_retrievals(records, ids)
-    return ServedClaims(
-        claim_of={query_id: str(claims[sent.row].id) for query_id, sent in load.sent.items()},
-        retrievals={query_id: retrieval for query_id, (retrieval, _) in found.items()},
-        vectors=query_vectors(groups),
-        accounting=retrieval_accounting(ids, records, answers),
+        vectors = query_vectors(recorder.records(GROUPS.name))
+    served = [
+        ServedClaim(
+            id=str(claims[load.sent[query_id].row].id),
+            retrieval=retrieval,
+            vector=vectors[query_id],
+        )
+        for query_id, (retrieval, _) in sorted(final_retrievals(records, ids).items())
+    ]
+    result = judge(
+        served,
+        retrieval_accounting(ids, records, answers),
+        {str(claim.id): run.data.evidence().get(str(claim.id), frozenset()) for claim in claims},
+        memory_search(run.data, run.index),
+        nprobe=options.nprobe or manifest.nprobe_default,
+        nprobes=nprobes_to_try(manifest.nlist, manifest.nprobe_default),
+    )
+    return run.finish(
+        {"claims": result},
+        promises=result.promises(),
+        results=result,
+        **run.facts(run.data.questions_path(CLAIMS), run.data.evidence_path),
     )
 
 
 def judge(
-    served: ServedClaims,
-    evidence: Mapping[str, frozenset[str]],
+    served: Sequence[ServedClaim],
+    retrievals: Accounting,
+    evidence: Evidence,
     search: MemorySearch,
     *,
     nprobe: int,
@@ -130,88 +123,52 @@ def judge(
 ) -> ClaimsResult:
     """Compares ids with FAISS at the same centroids and nprobe, and evidence with exact search.
 
-    `nprobes`: further ones whose evidence is reported.
+    `nprobes`: further ones whose evidence is reported. Raises `CarpoolError` without a retrieval.
     """
-    query_ids = sorted(served.retrievals.keys() & served.vectors.keys())
-    if not query_ids:
-        raise CarpoolError(
-            "no claim came back with the vector that was searched with; see the services' logs"
-        )
-    queries = np.stack([served.vectors[query_id] for query_id in query_ids])
-    claims = [served.claim_of[query_id] for query_id in query_ids]
-    wanted = {claim: evidence[claim] for claim in served.claim_of.values() if claim in evidence}
+    if not served:
+        raise CarpoolError("no claim came back; see the services' logs")
+    queries = np.stack([each.vector for each in served])
+    ours = [ranking_of(each.retrieval) for each in served]
 
     def share(rankings: Sequence[Ranking]) -> float:
-        found = {claim: ranking.ids for claim, ranking in zip(claims, rankings, strict=True)}
-        return evidence_share(found, wanted)
+        found = {each.id: rank.ids for each, rank in zip(served, rankings, strict=True)}
+        return evidence_share(found, evidence)
 
-    ours = {
-        served.claim_of[query_id]: [hit.doc_id for hit in found.hits]
-        for query_id, found in served.retrievals.items()
-    }
+    top_k = max(len(ranking.ids) for ranking in ours) or FIRST
+    verdicts = []
+    for claim, found, expected in zip(
+        served, ours, search.ivf(queries, top_k, nprobe), strict=True
+    ):
+        verdict, why = compare(found, expected, search.true_scores(claim.vector, found.ids))
+        verdicts.append((claim.id, verdict, why))
     return ClaimsResult(
-        retrievals=served.accounting,
-        ids=_agreement(served, query_ids, queries, search, nprobe),
+        retrievals=retrievals,
+        ids=agreement(verdicts),
         nprobe=nprobe,
-        evidence_services=evidence_share(ours, wanted),
+        evidence_services=share(ours),
         evidence_exact=share(search.flat(queries, FIRST)),
         evidence_by_nprobe={tried: share(search.ivf(queries, FIRST, tried)) for tried in nprobes},
     )
 
 
-def _agreement(
-    served: ServedClaims,
-    query_ids: Sequence[str],
-    queries: Float32,
-    search: MemorySearch,
-    nprobe: int,
-) -> Agreement:
-    found_hits = [served.retrievals[query_id].hits for query_id in query_ids]
-    top_k = max(map(len, found_hits)) or FIRST
-    verdicts = []
-    expected_rankings = search.ivf(queries, top_k, nprobe)
-    for query_id, hits, query, expected in zip(
-        query_ids, found_hits, queries, expected_rankings, strict=True
-    ):
-        found = Ranking(
-            ids=tuple(hit.doc_id for hit in hits), scores=tuple(hit.score for hit in hits)
-        )
-        verdict, why = compare(found, expected, search.true_scores(query, found.ids))
-        verdicts.append((served.claim_of[query_id], verdict, why))
-    return agreement(verdicts)
+def ranking_of(retrieval: Retrieval) -> Ranking:
+    """Returns the ids and scores of a retrieval."""
+    hits = retrieval.hits
+    return Ranking(ids=tuple(hit.doc_id for hit in hits), scores=tuple(hit.score for hit in hits))
 
 
 def evidence_share(
-    found: Mapping[str, Sequence[str]], evidence: Mapping[str, frozenset[str]], first: int = FIRST
+    found: Mapping[str, Sequence[str]], evidence: Evidence, first: int = FIRST
 ) -> float:
     """Returns the share of claims with one of its evidence pages among its `first` hits.
 
     Both map claim ids; a claim that found nothing counts as missed. Raises `ValueError` without
     evidence.
     """
-    if not evidence:
+    wanted = {claim: pages for claim, pages in evidence.items() if pages}
+    if not wanted:
         raise ValueError("no claim has evidence, so there is no share to compute")
     hits = sum(
-        not pages.isdisjoint(found.get(claim, ())[:first]) for claim, pages in evidence.items()
+        not pages.isdisjoint(found.get(claim, ())[:first]) for claim, pages in wanted.items()
     )
-    return hits / len(evidence)
-
-
-def print_claims(console: Console, result: ClaimsResult) -> None:
-    """Prints the tables of a result."""
-    ids, claims = result.ids, result.retrievals
-    table = Table(
-        *("claims", "retrieved", "missing", "duplicates", "ids equal", "equal scores", "different"),
-        title="Claims",
-    )
-    counts = (claims.published, claims.answered, claims.missing, claims.duplicates)
-    table.add_row(*map(str, (*counts, ids.same, ids.tied, ids.different)))
-    console.print(table)
-    for example in ids.examples:
-        console.print(f"  {example}", style="red")
-    shares = Table("search", "nprobe", "evidence in the first five", title="Evidence")
-    shares.add_row("services", str(result.nprobe), f"{result.evidence_services:.1%}", style="bold")
-    shares.add_row("exact, in memory", "-", f"{result.evidence_exact:.1%}")
-    for nprobe, share in result.evidence_by_nprobe.items():
-        shares.add_row("FAISS IVF-Flat, in memory", str(nprobe), f"{share:.1%}")
-    console.print(shares)
+    return hits / len(wanted)

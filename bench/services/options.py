@@ -99,13 +99,6 @@ class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
             help="The searcher's budget as a share of all clusters' bytes.",
         ),
     ] = 0.4
-    footprint: Annotated[
-        bool,
-        typer.Option(
-            "--footprint/--no-footprint",
-            help="Measure the searcher's memory on an index with almost nothing too.",
-        ),
-    ] = True
 
 
 class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
@@ -161,10 +154,7 @@ class ThroughputOptions(ServiceOptions, frozen=True, kw_only=True):
     """How many records a second does the loop of a service carry, on its own?
 
     One process copies records from topic to topic: at least once, exactly once, over 4 and 100
-    partitions, with 500 and 40,000 records in flight, and with a first record that is held back
-    while all others of its partition complete. Compares the rows with each other.
-
-    Ends with 1 when the next member repeats what completed after the record that was held back.
+    partitions, with 500 and 40,000 records in flight.
 
     Example:  carpool bench throughput --records 100000
     """

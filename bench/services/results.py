@@ -1,4 +1,4 @@
-"""From recorded records to retrievals, groups and answers, and the accounting of them."""
+"""From recorded records to retrievals, vectors and answers, and the accounting of them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,12 @@ def final_retrievals(
     return found
 
 
-def groups_of(records: Iterable[ReceivedRecord], ids: Set[str]) -> list[Group]:
-    """Returns the groups that contain a query of `ids`."""
-    groups = (decode(Group, record.value, record.headers) for record in records)
-    return [
-        group for group in groups if any(grouped.query.query_id in ids for grouped in group.queries)
-    ]
-
-
-def query_vectors(groups: Iterable[Group]) -> dict[str, Float32]:
+def query_vectors(groups: Iterable[ReceivedRecord]) -> dict[str, Float32]:
     """Returns the vector that the grouper used, by query id: (dim,) float32 each."""
     return {
         grouped.query.query_id: np.frombuffer(grouped.vector, dtype="<f4")
-        for group in groups
-        for grouped in group.queries
+        for record in groups
+        for grouped in decode(Group, record.value, record.headers).queries
     }
 
 

@@ -20,17 +20,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 
 from bench.core.kafka import kafka_settings
-from bench.services.overhead.contestants import Delivery
-from carpool.errors import CarpoolError, ConfigError
+from carpool.kafka.checks import DeliveryName
 from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config, producer_config
 from carpool.kafka.librdkafka.protocol import choose_protocol, member_config
 from carpool.kafka.librdkafka.transactional import TRANSACTION_TIMEOUT_MS
 from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import COMMIT_INTERVAL_MS, OFFSETS_INTERVAL_MS
-from carpool.terminal import TerminalConsole
 
 IDLE_S = 0.2
-BROKERS_S = 30.0
 RECORDS_MAX = 250
 
 IsStopped = Callable[[], bool]
@@ -43,7 +40,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     target: str
     group: str
-    delivery: Delivery
+    delivery: DeliveryName
 
 
 def copy_exactly_once(
@@ -68,8 +65,7 @@ def copy_exactly_once(
         time.sleep(max(0.0, due_s - time.monotonic()))
         records = first + records_of(consumer.consume(RECORDS_MAX - 1, 0))
         producer.begin_transaction()
-        for record in records:
-            producer.produce(hop.target, **copied(record))
+        copy(producer, hop, records)
         producer.send_offsets_to_transaction(
             ends_of(records), consumer.consumer_group_metadata(), timeout_s
         )
@@ -88,8 +84,7 @@ def copy_at_least_once(
         wait_s = max(0.0, due_s - time.monotonic()) if uncommitted else IDLE_S
         if records := records_of([consumer.poll(wait_s)]):
             records += records_of(consumer.consume(RECORDS_MAX - 1, 0))
-        for record in records:
-            producer.produce(hop.target, on_delivery=_require_delivered, **copied(record))
+        copy(producer, hop, records)
         uncommitted += records
         producer.poll(0)
         if uncommitted and time.monotonic() >= due_s:
@@ -98,6 +93,23 @@ def copy_at_least_once(
             uncommitted = []
             due_s = time.monotonic() + OFFSETS_INTERVAL_MS / 1_000
     producer.flush(settings.request_timeout_ms / 1_000)
+
+
+def copy(producer: Producer, hop: Hop, records: Iterable[Message]) -> None:
+    """Writes records unchanged. Raises `KafkaException`, later, for one that is not delivered."""
+    for record in records:
+        producer.produce(
+            hop.target,
+            record.value(),
+            record.key(),
+            headers=record.headers(),
+            on_delivery=_require_delivered,
+        )
+
+
+def _require_delivered(error: KafkaError | None, _: Message) -> None:
+    if error is not None:
+        raise KafkaException(error)
 
 
 def records_of(polled: Iterable[Message | None]) -> list[Message]:
@@ -112,11 +124,6 @@ def records_of(polled: Iterable[Message | None]) -> list[Message]:
     return records
 
 
-def copied(record: Message) -> dict[str, object]:
-    """Returns the arguments of `produce` that write `record` unchanged."""
-    return {"key": record.key(), "value": record.value(), "headers": record.headers()}
-
-
 def ends_of(records: Iterable[Message]) -> list[TopicPartition]:
     """Returns the offsets after these records, which are in order within each partition."""
     ends = {(record.topic(), record.partition()): (record.offset() or 0) + 1 for record in records}
@@ -126,50 +133,24 @@ def ends_of(records: Iterable[Message]) -> list[TopicPartition]:
     ]
 
 
-def _require_delivered(error: KafkaError | None, _: Message) -> None:
-    if error is not None:
-        raise KafkaException(error)
-
-
-def open_consumer(settings: KafkaSettings, hop: Hop) -> Consumer:
-    """Returns a subscribed member of the hop's group that begins at the beginning. Blocks."""
+def main(argument: str) -> None:
+    """Copies until SIGTERM."""
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    hop = msgspec.json.decode(argument, type=Hop)
+    settings = kafka_settings(os.environ, bootstrap=hop.bootstrap, delivery=hop.delivery)
     admin = AdminClient(client_config(settings))
-    brokers = _brokers(admin, settings.request_timeout_ms / 1_000)
+    brokers = list(admin.list_topics(timeout=settings.request_timeout_ms / 1_000).brokers)
     protocol = choose_protocol(settings, admin, brokers)
     consumer = Consumer(
         member_config(settings, hop.group, protocol)
         | {"auto.offset.reset": "earliest", "retry.backoff.ms": RETRY_BACKOFF_MS}
     )
     consumer.subscribe([hop.source])
-    return consumer
-
-
-def _brokers(admin: AdminClient, timeout_s: float) -> list[int]:
-    """Returns the broker ids; waits for a broker that its cluster believes dead for a moment."""
-    until_s = time.monotonic() + BROKERS_S
-    while not (brokers := admin.list_topics(timeout=timeout_s).brokers):
-        if time.monotonic() > until_s:
-            raise ConfigError(f"there is no broker in its own cluster for {BROKERS_S:g} s")
-        time.sleep(0.1)
-    return list(brokers)
-
-
-def main(argument: str) -> int:
-    """Copies until SIGTERM; returns the exit status."""
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    try:
-        hop = msgspec.json.decode(argument, type=Hop)
-        settings = kafka_settings(os.environ, bootstrap=hop.bootstrap, delivery=hop.delivery)
-        consumer = open_consumer(settings, hop)
-        copy = copy_exactly_once if hop.delivery == "exactly_once" else copy_at_least_once
-        copy(settings, hop, consumer, stopping.is_set)
-    except (CarpoolError, KafkaException) as error:
-        TerminalConsole(stderr=True).print(f"the hop ends: {error}")
-        return 1
+    run = copy_exactly_once if hop.delivery == "exactly_once" else copy_at_least_once
+    run(settings, hop, consumer, stopping.is_set)
     consumer.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

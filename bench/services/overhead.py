@@ -1,0 +1,253 @@
+"""The run of `carpool bench overhead`: the services and bare hops, in turn, on the same brokers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from bench.core.accounting import Accounting, account
+from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.services_run import ServicesRun, begin_run
+from bench.core.session import SentLoad, Session, open_session
+from bench.core.spread import Spread, spread
+from bench.core.stack import SERVICES, ServiceProcess, clean_environment
+from bench.core.topic_recorder import TopicRecorder
+from bench.data.index import BenchIndex
+from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
+from bench.services.bare_hop import Hop
+from bench.services.options import OverheadOptions
+from carpool.clock import SystemClock
+from carpool.errors import ConfigError
+from carpool.kafka.admin import create_topics
+from carpool.kafka.checks import DeliveryName
+from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
+from producers.build_query import QueryRecord
+from producers.publish_queries import Placed, Publisher
+from producers.read_questions import Question
+from producers.send_load import LoadPlan
+from producers.settings import ClientSettings
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
+
+TOPICS = tuple(
+    msgspec.structs.replace(topic, name=f"bench.bare-hops.{number}.v1")
+    for number, topic in enumerate((QUERIES, GROUPS, RETRIEVALS, ANSWERS))
+)
+"""Topics of the hops, each with the partitions and copies of a topic of the services."""
+TURNS = (0, 1, 1, 0)
+"""Which side is measured, in turn: drift of the machine meets both sides alike."""
+SETTLE_S = 2.0
+RATE_SHARE_MIN = 0.99
+
+
+class DeliveryContestant(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery on `brokers` brokers, and the bounds of a question's total time in ms."""
+
+    delivery: DeliveryName
+    brokers: int
+    p50_ms_max: float
+    p99_ms_max: float = float("inf")
+
+
+CONTESTANTS = {
+    "exactly-once-1": DeliveryContestant(
+        delivery="exactly_once", brokers=1, p50_ms_max=60, p99_ms_max=150
+    ),
+    "exactly-once-3": DeliveryContestant(delivery="exactly_once", brokers=3, p50_ms_max=120),
+    "at-least-once-1": DeliveryContestant(delivery="at_least_once", brokers=1, p50_ms_max=25),
+}
+
+
+class SideResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All loads of the services, or of the bare hops.
+
+    `total_ms`: from when a question was due until its last record was read. `cpu_ms_a_question` and
+    `cores` count the brokers and this process too. `rates_per_s`: at which questions were sent.
+    """
+
+    accounting: Accounting
+    total_ms: Spread | None
+    cpu_ms_a_question: float
+    cores: float
+    rates_per_s: tuple[float, ...]
+
+
+def run(options: OverheadOptions) -> bool:
+    """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
+    names = options.contestants or list(CONTESTANTS)
+    if unknown := set(names) - CONTESTANTS.keys():
+        raise ConfigError(f"there is no contestant {unknown}; there are {', '.join(CONTESTANTS)}")
+    run = begin_run("overhead", options)
+    index = made_up_index(run.folder)
+    found: dict[str, tuple[SideResult, SideResult]] = {}
+    for name in names:
+        run.note(name)
+        with _open_sides(CONTESTANTS[name], index, run, run.folder / name) as sides:
+            found[name] = _measure(sides, index, options)
+    return run.finish(
+        {
+            f"{name}, {side}": result
+            for name, results in found.items()
+            for side, result in zip(("Carpool", "bare hops"), results, strict=True)
+        },
+        promises=promises(found, options.rate_per_s),
+        results=found,
+        index=index.facts,
+    )
+
+
+def promises(
+    found: Mapping[str, tuple[SideResult, SideResult]], rate_per_s: float
+) -> dict[str, bool]:
+    """Returns each promise and whether it was kept; of bare hops, what makes them a baseline."""
+    kept: dict[str, bool] = {}
+    for name, (ours, bare) in found.items():
+        bounds, total = CONTESTANTS[name], ours.total_ms
+        kept[f"{name}: p50 at most {bounds.p50_ms_max:g}, p99 {bounds.p99_ms_max:g} ms"] = (
+            total is not None and total.p50 <= bounds.p50_ms_max and total.p99 <= bounds.p99_ms_max
+        )
+        kept[f"{name}: each question has one answer"] = ours.accounting.holds
+        kept[f"{name}: bare hops copied each question once"] = bare.accounting.holds
+        kept[f"{name}: questions were sent at the rate that was asked for"] = all(
+            rate >= rate_per_s * RATE_SHARE_MIN for rate in (*ours.rates_per_s, *bare.rates_per_s)
+        )
+    return kept
+
+
+@dataclass(kw_only=True)
+class _Side:
+    """The services, or the bare hops, and what was measured. `topic`: where its answers are."""
+
+    session: Session
+    topic: str
+    pids: Sequence[int]
+    loads: list[SentLoad] = field(default_factory=list)
+    cpu_s: float = 0.0
+    seconds: float = 0.0
+
+    def ask(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> SentLoad:
+        """Sends a load through it and waits for the answers."""
+        return self.session.ask(questions, plan, rate_per_s=rate_per_s, topics=(self.topic,))
+
+    def measure(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
+        """Sends a load and keeps what it took. Blocks."""
+        began_s, before_s = time.monotonic(), self._cpu_s()
+        self.loads.append(self.ask(questions, plan, rate_per_s))
+        self.seconds += time.monotonic() - began_s
+        self.cpu_s += self._cpu_s() - before_s
+        time.sleep(SETTLE_S)  # for records that come twice
+
+    def _cpu_s(self) -> float:
+        times = [psutil.Process(pid).cpu_times() for pid in self.pids]
+        return float(sum(each.user + each.system for each in times))
+
+    def result(self) -> SideResult:
+        """Returns all loads together."""
+        sent = {key: each for load in self.loads for key, each in load.sent.items()}
+        records = [each for each in self.session.recorder.records(self.topic) if each.key in sent]
+        read_us = {record.key: record.received_us for record in reversed(records)}
+        return SideResult(
+            accounting=account(sent, (record.key for record in records)),
+            total_ms=spread((at - sent[key].intended_us) / 1_000 for key, at in read_us.items()),
+            cpu_ms_a_question=self.cpu_s * 1_000 / max(1, len(read_us)),
+            cores=self.cpu_s / self.seconds,
+            rates_per_s=tuple(load.summary.rate_per_s for load in self.loads),
+        )
+
+
+def _measure(
+    sides: tuple[_Side, _Side], index: BenchIndex, options: OverheadOptions
+) -> tuple[SideResult, SideResult]:
+    """Warms both sides up, until Java has compiled, and measures them in turn. Blocks."""
+    plan, rate_per_s = LoadPlan(embedding_model=index.manifest.embedding_model), options.rate_per_s
+    if warm_up := made_up_questions(round(rate_per_s * options.warm_up_s)):
+        for side in sides:
+            side.ask(warm_up, plan, rate_per_s)
+    questions = made_up_questions(max(1, round(rate_per_s * options.seconds / 2)))
+    for turn in TURNS:
+        sides[turn].measure(questions, plan, rate_per_s)
+    return sides[0].result(), sides[1].result()
+
+
+@contextmanager
+def _open_sides(
+    contestant: DeliveryContestant, index: BenchIndex, run: ServicesRun, folder: Path
+) -> Iterator[tuple[_Side, _Side]]:
+    """Yields the services and the bare hops, ready for a load. Blocks for 30 s."""
+    with (
+        fresh_folder(folder / "kafka") as data,
+        KafkaCluster(data, brokers=contestant.brokers, java=KAFKA_JAVA) as cluster,
+        open_session(
+            bootstrap=cluster.bootstrap,
+            index_dir=index.dir,
+            work_dir=folder,
+            services=SERVICES,
+            settings={
+                **ENVIRONMENT,
+                **run.settings,
+                "CARPOOL_KAFKA_DELIVERY": contestant.delivery,
+            },
+        ) as session,
+        _open_hops(contestant.delivery, session, run.settings, folder) as (hops, hop_pids),
+    ):
+        shared = [server.pid for server in cluster.servers] + [psutil.Process().pid]
+        pids = [session.stack[name].pid for name in SERVICES]
+        yield (
+            _Side(session=session, topic=ANSWERS.name, pids=pids + shared),
+            _Side(session=hops, topic=TOPICS[-1].name, pids=hop_pids + shared),
+        )
+
+
+class _RedirectedSender(Publisher):
+    """A publisher that writes every question to the first topic of the hops."""
+
+    def send(self, record: QueryRecord, on_placed: Placed) -> None:
+        """See `Publisher`."""
+        super().send(replace(record, topic=TOPICS[0].name), on_placed)
+
+
+@contextmanager
+def _open_hops(
+    delivery: DeliveryName, services: Session, settings: Mapping[str, str], folder: Path
+) -> Iterator[tuple[Session, list[int]]]:
+    """Yields a session through three bare hops, and their process ids."""
+    clock, bootstrap = SystemClock(), services.stack.bootstrap
+    kafka = kafka_settings(settings, bootstrap=bootstrap)
+    create_topics(kafka, TOPICS)
+    with ExitStack() as opened:
+        last = TopicRecorder(kafka, [TOPICS[-1].name], clock, from_beginning=True)
+        recorder = opened.enter_context(last)
+        pids = []
+        for number, (source, target) in enumerate(pairwise(TOPICS), start=1):
+            hop = Hop(
+                bootstrap=bootstrap,
+                source=source.name,
+                target=target.name,
+                group=f"bare-hop-{number}",
+                delivery=delivery,
+            )
+            argument = msgspec.json.encode(hop).decode()
+            process = ServiceProcess(
+                [sys.executable, "-m", "bench.services.bare_hop", argument],
+                environ={**clean_environment(), **settings},
+                port=0,  # it has no pages
+                log_file=folder / f"{hop.group}.log",
+                ready_page="",
+            )
+            process.start()
+            opened.callback(process.stop)
+            pids.append(process.pid)
+        publisher = _RedirectedSender(kafka, ClientSettings())
+        opened.callback(publisher.close, 5.0)
+        session = Session(stack=services.stack, recorder=recorder, publisher=publisher, clock=clock)
+        session.ask(
+            [Question(text="the first")], LoadPlan(), rate_per_s=1, topics=(TOPICS[-1].name,)
+        )
+        yield session, pids

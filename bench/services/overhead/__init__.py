@@ -1,1 +1,0 @@
-"""`carpool bench overhead`: the cost of the way through three services and four topics."""
