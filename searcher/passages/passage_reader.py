@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
 from carpool.disk.documents import ENTRY_BYTES, Document, DocumentEntry, DocumentTable
 from carpool.errors import CorruptionError
 from searcher.passages.range_reader import RangeReader
-from searcher.plan.range_pieces import share_out
+from searcher.plan.passage_reads import share_out
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads, ReadError
 from searcher.store.waker import Waker
@@ -86,17 +84,16 @@ class PassageReader:
         self, numbers: Sequence[int]
     ) -> tuple[dict[int, DocumentEntry], dict[int, ReadError]]:
         """Returns the entries of documents, and the errors of the others."""
-        starts = np.array([self._table.entry_offset_bytes(one) for one in numbers], np.int64)
-        sizes = np.full(len(numbers), ENTRY_BYTES)
-        contents = self._ranges.read(OFFSETS_FILE, starts, sizes)
+        starts = [self._table.entry_offset_bytes(one) for one in numbers]
+        contents = self._ranges.read(OFFSETS_FILE, starts, [ENTRY_BYTES] * len(numbers))
         return _parse(numbers, contents, [partial(self._table.entry, one) for one in numbers])
 
     def _documents(
         self, entries: Sequence[DocumentEntry]
     ) -> tuple[dict[int, Document], dict[int, ReadError]]:
         """Returns documents by number, and the errors of the others."""
-        starts = np.array([entry.offset_bytes for entry in entries], np.int64)
-        sizes = np.array([entry.size_bytes for entry in entries], np.int64)
+        starts = [entry.offset_bytes for entry in entries]
+        sizes = [entry.size_bytes for entry in entries]
         contents = self._ranges.read(DOCUMENTS_FILE, starts, sizes)
         parsers = [partial(self._table.document, entry) for entry in entries]
         return _parse([entry.number for entry in entries], contents, parsers)
