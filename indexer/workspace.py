@@ -19,8 +19,8 @@ from carpool.errors import CarpoolError, ConfigError
 from indexer.plan.state import BuildState
 
 BUILD_NAME = ".build"
-SEGMENTS = ("clusters*.seg*", "codes-*")
-"""Match all segments, also the one of format v0, clusters.seg, and what is beside them."""
+SEGMENTS = ("clusters-*.seg*", "codes-*")
+"""Match all segments, and what is beside them."""
 
 
 class Workspace:

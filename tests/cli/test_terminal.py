@@ -127,8 +127,7 @@ def test_a_dead_letter_is_printed_escaped() -> None:
         topics_table([counted], 9),
         reasons_table(counted, 9),
         letters_table([letter], 9),
-        letter_text(letter, as_hex=False),
-        letter_text(letter, as_hex=True),
+        letter_text(letter),
     )
     assert not unsafe(on_a_terminal(lambda console: console.print(*parts)))
 
@@ -144,7 +143,6 @@ def test_the_status_is_printed_escaped(
         missing=[HOSTILE],
         reads=HOSTILE,
         answers={HOSTILE: 1},
-        tokens={HOSTILE: 1},
     )
     waiting = Partition(topic=HOSTILE, number=0, waiting=1, member=HOSTILE, has_moved=False)
     member = Member(name=HOSTILE, host=HOSTILE, partitions=[])

@@ -13,11 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from carpool.kafka.admin import create_topics, describe_topics
-from carpool.kafka.settings import KafkaSettings
-from carpool.testing.kafka import KafkaCluster
-from tests.waiting import wait_until
-
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 THREE_BROKERS = ROOT / "docker-compose.three-brokers.yml"
@@ -150,31 +145,6 @@ def test_with_a_shard_on_the_gpu_the_searcher_has_the_gpu_and_waits_for_vllm() -
     assert changed == {"searcher", "grouper"}
     assert environment(shared["grouper"])["CARPOOL_SEARCHER_SHARD"] == "gpu"  # for the horizon
     assert "--gpu-memory-utilization=0.92" in alone["vllm-gpu"]["command"]
-
-
-@pytest.mark.compose
-@pytest.mark.kafka
-@pytest.mark.slow
-def test_three_brokers_take_these_settings_and_topics_have_three_copies(tmp_path: Path) -> None:
-    own = ("KAFKA_NODE_ID", "KAFKA_PROCESS_ROLES", "KAFKA_CONTROLLER_", "KAFKA_LOG_DIRS")
-    found = environment(parse(COMPOSE, THREE_BROKERS)["services"]["kafka-2"])
-    settings = {
-        name.removeprefix("KAFKA_").lower().replace("_", "."): value
-        for name, value in found.items()
-        if name.startswith("KAFKA_")
-        and not name.startswith(own)
-        and "LISTENER" not in name
-        and name != "KAFKA_HEAP_OPTS"
-    }
-    with KafkaCluster(tmp_path, settings=settings) as cluster:
-        kafka = KafkaSettings(bootstrap=cluster.bootstrap)
-        create_topics(kafka)
-        # A broker hears of them later.
-        wait_until(lambda: copies(kafka) == {(3, ())}, lambda: copies(kafka))
-
-
-def copies(kafka: KafkaSettings) -> set[tuple[int, tuple[str, ...]]]:
-    return {(state.replicas, state.drift) for state in describe_topics(kafka)}
 
 
 def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:

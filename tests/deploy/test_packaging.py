@@ -92,12 +92,6 @@ def test_what_is_lacking_is_said_once_with_its_reason(tmp_path: Path) -> None:
     assert "slow: 1 test skipped: --run-slow was not given" in done.stdout
 
 
-def test_a_skip_for_want_of_something_required_fails_the_run(tmp_path: Path) -> None:
-    done = run_needy(tmp_path, CARPOOL_REQUIRE="kafka")
-    assert done.returncode == 1
-    assert "CARPOOL_REQUIRE names kafka, and its tests were skipped" in done.stdout
-
-
 def test_a_test_that_skips_itself_although_its_need_is_met_fails_a_run_that_requires_it(
     tmp_path: Path,
 ) -> None:

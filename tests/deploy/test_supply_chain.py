@@ -16,7 +16,6 @@ from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-NO_LOCKS = {"cpu-overrides.txt"}
 NOTICE = (ROOT / "NOTICE").read_text(encoding="utf-8")
 
 
@@ -39,15 +38,6 @@ def licence(name: str) -> str | None:
         return None
     stated = [about.get("License-Expression") or "", (about.get("License") or "").splitlines()[:1]]
     return " ".join(map(str, [*stated, *(about.get_all("Classifier") or [])]))
-
-
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
-def test_every_locked_package_has_its_hashes(lock: Path) -> None:
-    if lock.name in NO_LOCKS:
-        return
-    packages = locked(lock)
-    assert packages
-    assert [name for name, hashes in packages.items() if not hashes] == []
 
 
 def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:

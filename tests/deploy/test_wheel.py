@@ -89,7 +89,7 @@ def test_the_wheel_holds_one_package_with_all_its_files(site: Path) -> None:
 def test_an_application_with_a_module_called_schemas_asks_a_question(
     folder: Path, site: Path
 ) -> None:
-    ports = (f"--set=up.{name}_port=0" for name in ("broker", "grouper", "searcher", "generator"))
+    ports = ("--set=up.broker_port=0", "--set=up.http_port=0")
     settings = ("--set=llm.engine=none", "--set=searcher.direct_io=auto")
     model = ("--model", "hashing:64", "--index", "index")
     up = start(folder, site, "-m", "carpool", "up", *model, *ports, *settings)

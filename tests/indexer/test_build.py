@@ -171,7 +171,6 @@ def test_a_complete_index_stays_unless_force_replaces_it(
 def test_an_index_with_fewer_segments_replaces_one_with_more(tmp_path: Path) -> None:
     corpus, index_dir = write_corpus(tmp_path / "c.jsonl", 120), tmp_path / "index"
     assert build(corpus, index_dir, **SEGMENTS).manifest.segment_count == 4
-    (index_dir / "clusters.seg").write_bytes(b"of format v0")
     assert build(corpus, index_dir, CONFIG, force=True).manifest.segment_count == 1
     assert sorted(path.name for path in index_dir.iterdir()) == sorted(
         [*index_files(1), MANIFEST_NAME]
