@@ -8,7 +8,6 @@ import typer
 from bench.answers.options import AnswersOptions
 from bench.core.command import command_of
 from bench.data.grown.cli import data as grow_data
-from bench.micro.cli import shard
 from bench.papers.cli import paper
 from bench.reliability.options import ChaosOptions, TornOptions
 from bench.retrieval.cli import search
@@ -19,8 +18,7 @@ from bench.services.options import (
     ThroughputOptions,
     TrafficOptions,
 )
-from bench.shard.cli import hot_set
-from bench.simulator.cli import hot_set_drift, simulator
+from bench.simulator.cli import simulator
 
 app = typer.Typer(
     name="bench",
@@ -34,7 +32,7 @@ claims, answers, traffic and priorities start the services as processes, on an e
 on yours, publish questions, and read every answer. overhead, throughput, chaos and torn
 do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
 paper run contestants in processes, simulator runs parts of the searcher, speculation simulates
-warm-ups, shard times a device. The JSON of each run names its machine, versions, data and settings.
+warm-ups. The JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -42,11 +40,9 @@ Is the answer right?           carpool bench answers --data DATA
 Which order saves tokens?      carpool bench paper ragcache orders --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
-Which clusters on the GPU?     carpool bench hot-set --index DIR --questions FILE
-Do hot clusters follow?        carpool bench hot-set-drift --index DIR --data DATA
+Which clusters on the GPU?     carpool bench paper vectorlite --index DIR --questions FILE
 Does the simulator agree?      carpool bench simulator --data DATA
 What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
-How fast is the hot shard?     carpool bench shard --device gpu
 Does batch work delay others?  carpool bench priorities
 A figure of a paper, here?     carpool bench paper cagr 6 --index DIR
 More vectors than there are?   carpool bench data --out DIR
@@ -69,9 +65,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 
 for name, (options, module) in COMMANDS.items():
     app.command(name=name)(command_of(options, module))
-for command in (search, simulator, shard):
+for command in (search, simulator):
     app.command()(command)
 app.add_typer(paper, name="paper")
-app.command(name="hot-set")(hot_set)
-app.command(name="hot-set-drift")(hot_set_drift)
 app.command(name="data")(grow_data)

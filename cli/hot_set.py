@@ -1,10 +1,11 @@
-"""`carpool index hot-set`: explains which clusters a hot shard holds, and why as many."""
+"""`carpool index hot-set`: how many bytes a hot shard needs, and why."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from carpool.clock import SystemClock
@@ -15,86 +16,77 @@ from cli.settings import load, load_client_side
 from cli.step_progress import step_progress
 
 if TYPE_CHECKING:
+    from carpool.disk.index import OpenIndex
     from indexer.progress import ProgressReport
-    from searcher.hot_set_report import HotSetReport
+    from searcher.plan.hot_set import HotSet
+    from searcher.plan.search_times import SearchTimes
+    from searcher.settings import SearcherSettings
 
-_IndexDir = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")]
 _Questions = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="Real questions: vectors (.npy), or one a line, as text or as JSON with `text`. "
-        "Default: the last groups that Kafka still has, as at the start of a searcher.",
+        "Default: those that Kafka still has.",
     ),
 ]
 _Last = Annotated[
-    int, typer.Option(min=100, metavar="N", help="Take the last N questions of FILE at most.")
+    int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
 ]
 _Nprobe = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Clusters to probe for a question of FILE. Default: that of the index."
-    ),
+    int | None, typer.Option(min=1, help="Clusters to probe. Default: that of the index.")
 ]
 _TargetMs = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="MS",
-        help="Longest time of a search with its wait. Default: searcher.shard_target_ms.",
-    ),
+    float, typer.Option(min=0, metavar="MS", help="Longest time of a search with its wait.")
 ]
 _QueriesPerS = Annotated[
-    int | None,
-    typer.Option(
-        "--queries-per-s",
-        min=0,
-        metavar="N",
-        help="Queries a second to keep up with. Default: searcher.shard_queries_per_s.",
-    ),
+    float, typer.Option("--queries-per-s", min=0, metavar="N", help="Queries to keep up with.")
 ]
-_BytesMax = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="BYTES",
-        help="Bytes of the hot set at most; 0: all clusters. Default: searcher.shard_bytes_max.",
-    ),
-]
-_Plot = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.png",
-        help="Draw hit rate against bytes, and search time against hit rate, with the choice.",
-    ),
-]
-_Model = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME|DIR", help="Embedding model, for questions as text."),
-]
+_Model = Annotated[str | None, typer.Option("--model", metavar="NAME|DIR", help="Embedding model.")]
+ROUNDS = 8
+"""Of measured searches: some seconds."""
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+"""Of the bytes of all clusters: the hot sets that are shown beside the chosen one."""
+STORED_BYTES, COMPUTED_BYTES = 1, 2
+"""Of a number in the shard, and as the GPU multiplies it."""
+
+
+class HotSetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The chosen hot set, those of other sizes, and what they were chosen from.
+
+    `shard_bytes_max`: what to set; None: the shard does not meet the targets, or is not needed.
+    """
+
+    questions: int
+    nprobe: int
+    codec: str
+    times: SearchTimes
+    chosen: HotSet
+    others: list[HotSet]
+    shard_bytes_max: int | None
+    why: str
 
 
 def hot_set(
-    index_dir: _IndexDir,
+    index_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
     questions: _Questions = None,
     last: _Last = 5000,
     nprobe: _Nprobe = None,
-    target_ms: _TargetMs = None,
-    queries_per_s: _QueriesPerS = None,
-    bytes_max: _BytesMax = None,
-    plot: _Plot = None,
+    target_ms: _TargetMs = 0.0,
+    queries_per_s: _QueriesPerS = 0.0,
     model: _Model = None,
     bootstrap: BootstrapOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain which clusters a hot shard would hold, and how many a target needs.
+    """Choose searcher.shard_bytes_max: the fewest bytes of a hot shard that meet the targets.
 
     A few clusters take most probes. A searcher with searcher.shard = "gpu" holds the hottest of
-    them on the GPU, so that it scans fewer codes. This command chooses them as a searcher does at
-    its start, and changes nothing. It reads which clusters real questions probe, and measures on
-    this machine how long codes are scanned: run it where the searcher runs, with no other load.
+    them on the GPU, so that it scans fewer codes. This command finds out which clusters real
+    questions probe, and measures on this machine how long codes are scanned: run it where the
+    searcher runs, with no other load. It changes nothing. Give --target-ms, --queries-per-s, or
+    both, such as what the LLM server answers.
 
     \b
     hit rate     share of a question's clusters that are in the hot set; each question is judged by
@@ -105,93 +97,123 @@ def hot_set(
                  on top
     batch        the size of batch that is the best for the targets
 
-    The chosen hot set is the smallest that meets --target-ms and --queries-per-s; without both it
-    is as large as --bytes-max. Bytes are those of float16 vectors. The model takes hit rates to be
-    2.5 standard errors lower than measured, so with few questions it chooses more bytes.
+    The shard stores a number of a vector in one byte. The model takes hit rates to be 2.5 standard
+    errors lower than measured, so with few questions it chooses more bytes.
 
-    Example: carpool index hot-set my-index --target-ms 5 --plot hot-set.png
+    Example: carpool index hot-set my-index --target-ms 5
 
     Example: carpool index hot-set my-index --questions questions.txt --queries-per-s 500
     """
     from cli.all_settings import CarpoolSettings
 
-    if plot is not None:
-        _check_plot()
-    shard = {
-        "shard_target_ms": target_ms,
-        "shard_queries_per_s": queries_per_s,
-        "shard_bytes_max": bytes_max,
-    }
-    wishes = given(
-        config,
-        assignments,
-        embedding={"model": model},
-        kafka={"bootstrap": bootstrap},
-        searcher=shard,
-    )
+    if not target_ms and not queries_per_s:
+        raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")
+    wishes = given(config, assignments, embedding={"model": model}, kafka={"bootstrap": bootstrap})
     settings = load(CarpoolSettings, wishes)
-    kafka = None if questions is not None else load_client_side(wishes).kafka
+    targets = {"target_us": 1_000 * target_ms, "queries_per_s": queries_per_s}
     with step_progress(people()) as progress:
-        report = _explain(index_dir, settings, kafka, questions, last, nprobe, progress)
-    if plot is not None:
-        from cli.hot_set_plot import draw
+        from carpool.disk.index import open_index
+        from indexer.questions import questions_of_file, questions_of_log
 
-        draw(report, plot)
+        index = open_index(index_dir)
+        try:
+            source = index.manifest, settings.embedding, last
+            if questions is not None:
+                asked = questions_of_file(questions, *source)
+            else:
+                kafka = load_client_side(wishes).kafka
+                asked = questions_of_log(kafka, *source, SystemClock(), progress)
+            report = _report(index, settings.searcher, asked, nprobe, targets, progress)
+        finally:
+            index.close()
     if as_json:
         print_json(report)
     else:
         _print(index_dir, report)
 
 
-def _check_plot() -> None:
-    """Raises `ConfigError` where nothing can be drawn, before anything is measured."""
-    import importlib.util
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "--plot needs matplotlib, which is not installed: pip install 'carpool[bench]'"
-        )
-
-
-def _explain(
-    index_dir: Path,
-    settings: Any,
-    kafka: Any,
-    questions: Path | None,
-    last: int,
+def _report(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    asked: Any,
     nprobe: int | None,
+    targets: dict[str, float],
     progress: ProgressReport,
 ) -> HotSetReport:
     import numpy as np
 
     from carpool.disk.centroids import probe
-    from carpool.disk.index import open_index
-    from indexer.questions import questions_of_file
-    from searcher.hot_set_report import hot_set_report
-    from searcher.shard.recent_probes import probes_of_log
+    from searcher.plan.gpu_blocks import block_bytes, blocks_of, gpu_bytes_for
+    from searcher.plan.hot_set import choose_hot_set, judge_hot_set, nested_hot_sets
 
-    clock = SystemClock()
-    index = open_index(index_dir)
-    try:
-        manifest = index.manifest
-        if questions is not None:
-            vectors = questions_of_file(questions, manifest, settings.embedding, last)
-            count = min(nprobe or manifest.nprobe_default, manifest.nlist)
-            probes = list(probe(index.centroids, vectors, count).astype(np.int64))
-        else:
-            progress.note("reading the last groups")
-            recent = probes_of_log(kafka, clock)(manifest.index_version)
-            vectors = np.array([one.vector for one in recent], np.float32)
-            probes = [one.clusters for one in recent]
-        return hot_set_report(
-            index, settings.searcher, vectors, probes, clock, progress.start, progress.advance
+    manifest = index.manifest
+    if not len(asked):
+        raise ConfigError("there are no questions to profile: name a file with --questions")
+    count = min(nprobe or manifest.nprobe_default, manifest.nlist)
+    probes = list(probe(index.centroids, asked, count).astype(np.int64))
+    stored = {"dimension": manifest.dimension, "stored_bytes": STORED_BYTES}
+    blocks = np.array([blocks_of(extent.row_count) for extent in index.extents], np.int64)
+    sets = nested_hot_sets(probes, blocks * block_bytes(**stored))
+    codec, times = _measure(index, settings, asked, probes, progress)
+    chosen = choose_hot_set(sets, times, **targets)
+    bytes_max, why = None, "the targets are met without a shard"
+    if not chosen.meets:
+        why = "the targets are not met even with the whole index in the shard"
+    elif chosen.clusters:
+        why = "the fewest clusters that meet the targets"
+        bytes_max = gpu_bytes_for(
+            chosen.size_bytes, **stored, computed_bytes=COMPUTED_BYTES, nlist=manifest.nlist
         )
-    finally:
-        index.close()
+    sizes = {sets.fitting(share * float(sets.size_bytes[-1])) for share in SHARES}
+    return HotSetReport(
+        questions=sets.queries,
+        nprobe=sets.nprobe,
+        codec=codec,
+        times=times,
+        chosen=chosen,
+        others=[
+            judge_hot_set(sets, one, times, **targets) for one in sorted(sizes - {chosen.clusters})
+        ],
+        shard_bytes_max=bytes_max,
+        why=why,
+    )
+
+
+def _measure(
+    index: OpenIndex,
+    settings: SearcherSettings,
+    asked: Any,
+    probes: list[Any],
+    progress: ProgressReport,
+) -> tuple[str, SearchTimes]:
+    """Returns the codec and the times of the codes that a searcher would hold."""
+    from searcher.build import bytes_for_codes
+    from searcher.codes.load import load_codes
+    from searcher.codes.open import choose_codes
+    from searcher.measure_times import BatchScans, TimeRounds
+    from searcher.plan.search_times import fit_search_times
+
+    chosen = choose_codes(index, bytes_for_codes(index, settings))
+    if chosen is None or chosen.paged_bytes is not None:
+        raise ConfigError(
+            f"the index at {index.dir} has no codes that fit searcher.budget_bytes "
+            f"({settings.budget_bytes:,}): times are known only where all codes are in memory. "
+            "Raise the budget, or build the index with --codes"
+        )
+    progress.note("loading codes")
+    codes = load_codes(chosen.codes, index.centroids, direct_io="auto")
+    with BatchScans(codes.scanner, codes.codec, SystemClock(), settings.scoring_threads) as scans:
+        rounds = TimeRounds(scans, asked, probes)
+        progress.start("measuring searches", ROUNDS)
+        for _ in range(ROUNDS):
+            rounds.scan()
+            progress.advance(1)
+        return codes.codec, fit_search_times(rounds.samples(), scans.threads)
 
 
 def _print(index_dir: Path, report: HotSetReport) -> None:
-    times, choice = report.times, report.choice
+    times = report.times
+    bytes_max = report.shard_bytes_max
     console = output()
     console.print(
         facts(
@@ -200,34 +222,23 @@ def _print(index_dir: Path, report: HotSetReport) -> None:
                 "search times": f"{times.fixed_us:,.0f} us a batch, {times.other_us:,.0f} us a "
                 f"question, and {times.scan_us:,.0f} us on one of {times.threads} threads for all "
                 f"clusters of a question ({report.codec}, off by {times.error:.0%})",
-                "targets": _targets(report),
-                "chosen": f"{len(choice.clusters):,} clusters, {choice.size_bytes:,} bytes",
-                "why": choice.reason,
+                "chosen": f"{report.chosen.clusters:,} clusters: {report.why}",
+                "searcher.shard_bytes_max": "-" if bytes_max is None else str(bytes_max),
             },
             title=str(index_dir),
         )
     )
-    columns = ("clusters", "MB", "of all bytes", "hit rate", "least", "batch", "search ms", "meets")
+    columns = ("clusters", "MB", "hit rate", "least", "batch", "search ms", "meets")
     rows = table(*columns, "", right=columns)
-    for point in report.points:
+    for one in sorted([*report.others, report.chosen], key=lambda one: one.clusters):
         rows.add_row(
-            f"{point.clusters:,}",
-            f"{point.size_bytes / 1e6:,.1f}",
-            f"{point.share:.1%}",
-            f"{point.mean_hit_rate:.3f}",
-            f"{point.least_hit_rate:.3f}",
-            str(point.batch),
-            f"{point.search_us / 1000:.2f}",
-            "yes" if point.meets else "no",
-            "<- chosen" if point.clusters == len(choice.clusters) else "",
+            f"{one.clusters:,}",
+            f"{one.size_bytes / 1e6:,.1f}",
+            f"{one.mean_hit_rate:.3f}",
+            f"{one.least_hit_rate:.3f}",
+            str(one.batch),
+            f"{one.search_us / 1000:.2f}",
+            "yes" if one.meets else "no",
+            "<- chosen" if one is report.chosen else "",
         )
     console.print(rows)
-
-
-def _targets(report: HotSetReport) -> str:
-    targets = []
-    if report.target_us:
-        targets.append(f"a search with its wait within {report.target_us / 1000:g} ms")
-    if report.queries_per_s:
-        targets.append(f"{report.queries_per_s:,.0f} queries a second")
-    return " and ".join(targets) or "none: as many bytes as are allowed"

@@ -105,7 +105,6 @@ def searcher(
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
     from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
     from searcher.service import build_stage
-    from searcher.shard.recent_probes import probes_of_log
 
     _run(
         "searcher",
@@ -118,7 +117,6 @@ def searcher(
             scans=LibrdkafkaTableLog(settings.kafka, clock, SCANS, like=GROUPS)
             if settings.kafka.lanes > 1
             else None,
-            recent=probes_of_log(settings.kafka, clock),
         ),
         settings.searcher.queries_in_hand_max,
         Intake(

@@ -41,9 +41,9 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             le=100,
             description="Full windows that are read, embedded and probed before the current one "
             "leaves, to fill its horizon; 0: none. No window waits for them. Nothing is read ahead "
-            "where [searcher] shard is none and, by budget_bytes, the codes of the index fit in "
-            "memory. Too low: the searcher knows less of the next windows. Too high: memory, "
-            "larger records, and more work to repeat after a crash.",
+            "where, by budget_bytes, the codes of the index fit in memory. Too low: the searcher "
+            "knows less of the next windows. Too high: memory, larger records, and more work to "
+            "repeat after a crash.",
         ),
     ] = 4
     interactive_weight: Annotated[

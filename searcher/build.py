@@ -31,7 +31,6 @@ from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
-from searcher.shard.recent_probes import RecentProbes, no_recent_probes
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
@@ -175,19 +174,15 @@ def open_searcher(
     clock: Clock,
     *,
     open_reads: OpenReads | None = None,
-    recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
     """Opens the index, its search plane and passages; does not keep the centroids. Blocks.
 
-    `recent`: from which the hot shard learns what it should hold. Raises `ConfigError` where there
-    is no index, a cluster exceeds the budget or O_DIRECT is refused, `CorruptionError` where the
-    index is damaged.
+    Raises `ConfigError` where there is no index, a cluster exceeds the budget or O_DIRECT is
+    refused, `CorruptionError` where the index is damaged.
     """
     opened = open_index(Path(index.dir))
     try:
-        return search_and_passages(
-            opened, settings, metrics, clock, open_reads=open_reads, recent=recent
-        )
+        return search_and_passages(opened, settings, metrics, clock, open_reads=open_reads)
     finally:
         opened.close()
 
@@ -199,7 +194,6 @@ def search_and_passages(
     clock: Clock,
     *,
     open_reads: OpenReads | None = None,
-    recent: RecentProbes = no_recent_probes,
 ) -> OpenSearcher:
     """Returns the search plane of an open index, and its passages. Blocks.
 
@@ -210,9 +204,7 @@ def search_and_passages(
     try:
         left_bytes = settings.budget_bytes - PASSAGE_BUFFERS_BYTES
         settings = msgspec.structs.replace(settings, budget_bytes=left_bytes)
-        plane = open_search_plane(
-            index, settings, metrics, clock, open_reads=open_reads, recent=recent
-        )
+        plane = open_search_plane(index, settings, metrics, clock, open_reads=open_reads)
     except BaseException:
         passages.close()
         raise
@@ -223,11 +215,9 @@ def search_and_passages(
 def uses_horizon(index_dir: Path, settings: SearcherSettings) -> bool:
     """Returns whether it helps to know the clusters of later windows.
 
-    It saves reads where codes do not fit, and it tells a hot shard what will be hot. Opens the
-    index and closes it again. Raises as `open_searcher`.
+    It saves reads where codes do not fit. Opens the index and closes it again. Raises as
+    `open_searcher`.
     """
-    if settings.shard != "none":
-        return True
     index = open_index(index_dir)
     try:
         if not _may_scan_codes(index, settings):
@@ -280,7 +270,6 @@ def open_search_plane(
     clock: Clock,
     *,
     open_reads: OpenReads | None = None,
-    recent: RecentProbes = no_recent_probes,
 ) -> SearchPlane:
     """Returns the executor that the index and the settings allow, and its parts. Blocks.
 
@@ -319,7 +308,7 @@ def open_search_plane(
             settings,
             metrics,
             clock,
-            lambda codes: open_shard(index, codes, settings, metrics, recent, clock),
+            lambda codes: open_shard(index, codes, settings, metrics),
         )
     except BaseException:
         exact.close()

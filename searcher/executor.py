@@ -66,14 +66,13 @@ class SearchGroup:
 
     `window`: any value that differs between windows. `next_query`: the clusters of the first query
     of the next group (CaGR-RAG, Eq. 4). `horizon`: in how many windows a cluster is needed next; 1:
-    in the next one. `waiting`: how many queries of later windows probe a cluster.
+    in the next one.
     """
 
     searches: tuple[Search, ...]
     window: object = None
     next_query: tuple[ClusterId, ...] = ()
     horizon: Mapping[ClusterId, int] = field(default_factory=dict)
-    waiting: Mapping[ClusterId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,7 +74,7 @@ class ExecutorByMode:
             )
         if exact:
             # `next` and `horizon` are about queries of which most read no cluster.
-            alone = replace(group, searches=exact, next_query=(), horizon={}, waiting={})
+            alone = replace(group, searches=exact, next_query=(), horizon={})
             self._exact.join(alone)
         if others:
             self._codes.join(replace(group, searches=others))

@@ -1,9 +1,9 @@
-"""Measures how long codes are scanned for batches of queries. It takes about a second."""
+"""Measures how long codes are scanned for batches of queries, in the threads of a searcher."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import TracebackType
@@ -25,9 +25,6 @@ Int64 = npt.NDArray[np.int64]
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (1.0, 0.5, 0.25, 0.1)
 """Shares of the clusters of each query that are scanned."""
-BUDGET_US = 1_000_000
-ROUNDS_MIN = 3
-ROUNDS_MAX = 100
 QUERIES_A_ROUND = 16
 """For each sample, at least. Queries differ in how many rows their clusters have."""
 TOP_K = 10
@@ -119,35 +116,11 @@ class TimeRounds:
             self._batches[size, share].append(TimeSample(size, scanned, took_us))
 
     def samples(self) -> list[TimeSample]:
-        """Returns a sample for each size and share: the median time of its batches."""
+        """Returns a sample for each size and share: the median time of its batches.
+
+        Other work on the same cores makes the times longer, as it makes searches.
+        """
         return [_median(batches) for batches in self._batches.values()]
-
-
-def measure_times(
-    scans: BatchScans,
-    queries: Float32,
-    probes: Sequence[Int64],
-    clock: Clock,
-    *,
-    budget_us: int = BUDGET_US,
-    on_round: Callable[[int], None] = lambda _: None,
-) -> list[TimeSample]:
-    """Returns a sample for each size of batch and share of clusters; see `TimeRounds`.
-
-    `on_round` gets the microseconds since the last call. Blocks for about `budget_us`, or for
-    `ROUNDS_MIN` rounds where these take longer. Other work on the same cores makes the times
-    longer, as it makes searches.
-    """
-    rounds = TimeRounds(scans, queries, probes)
-    began_us = last_us = clock.now_us()
-    for number in range(1, ROUNDS_MAX + 1):
-        rounds.scan()
-        now_us = clock.now_us()
-        on_round(now_us - last_us)
-        last_us = now_us
-        if number >= ROUNDS_MIN and now_us - began_us >= budget_us:
-            break
-    return rounds.samples()
 
 
 def _some(clusters: Int64, share: float, random: np.random.Generator) -> Int64:

@@ -31,7 +31,6 @@ from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
-from schemas.record import ClusterId
 from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenReads, OpenSearcher, open_searcher
@@ -43,7 +42,6 @@ from searcher.scatter.lanes import Lanes
 from searcher.scatter.scan_records import result_of, scan_output
 from searcher.scatter.share import Share, clusters_of
 from searcher.settings import SearcherSettings
-from searcher.shard.recent_probes import RecentProbes, no_recent_probes
 
 _log = structlog.get_logger(__name__)
 
@@ -68,18 +66,16 @@ def build_stage(
     *,
     open_reads: OpenReads | None = None,
     scans: TableLog | None = None,
-    recent: RecentProbes = no_recent_probes,
 ) -> SearcherStage:
     """Returns the searcher's stage. `open_reads` is for tests and benchmarks.
 
-    `scans`: the log of scans; None: the home of a query scans all of its clusters. `recent`: from
-    which the hot shard learns what it should hold.
+    `scans`: the log of scans; None: the home of a query scans all of its clusters.
 
     The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
 
     def open_parts() -> OpenSearcher:
-        return open_searcher(settings, index, metrics, clock, open_reads=open_reads, recent=recent)
+        return open_searcher(settings, index, metrics, clock, open_reads=open_reads)
 
     return SearcherStage(settings, open_parts, metrics, clock, scans)
 
@@ -209,7 +205,6 @@ class SearcherStage:
                 window=(group.grouper, group.window_id),
                 next_query=group.next.clusters if group.next is not None else (),
                 horizon=self._lanes.horizon(group),
-                waiting=_waiting(group),
             )
         )
         # After the executor knows the searches; one may have ended since.
@@ -592,15 +587,6 @@ def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
     for at, count in counts.items():
         totals[at.topic] += count
     return totals
-
-
-def _waiting(group: Group) -> dict[ClusterId, float]:
-    """Returns for each cluster how many queries of later windows this lane will scan it for.
-
-    Windows that are not scattered go to the lanes in turn, so each lane has its share of them.
-    """
-    lanes = 1 if group.is_scattered else group.lane_count
-    return {entry.cluster: entry.queries / lanes for entry in group.horizon}
 
 
 def _partition(unit: Unit[Group]) -> TopicPartition:

@@ -114,23 +114,3 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "the LLM server lacks memory for its KV cache.",
         ),
     ] = 0
-    shard_target_ms: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=60_000,
-            description="Milliseconds that a search may take, with its wait for the batch before "
-            "it. The hot shard is made as small as this allows; 0: as large as shard_bytes_max. "
-            "Too low: the shard takes all of shard_bytes_max.",
-        ),
-    ] = 0
-    shard_queries_per_s: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1_000_000,
-            description="Queries a second that the searcher must keep up with, such as what the "
-            "LLM server answers at most; 0: only shard_target_ms counts. Too high: the hot shard "
-            "is larger than needed.",
-        ),
-    ] = 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from bench.baselines.contestant import (
+    AskedQuery,
     AskedWindow,
     ContestantCounters,
     ContestantEntry,
@@ -32,17 +31,15 @@ if TYPE_CHECKING:
     from searcher.local import SearchThread
     from searcher.settings import SearcherSettings
     from searcher.shard.open import DeviceName
-    from searcher.shard.recent_probes import RecentQuery
 
 BUFFERS_BYTES = 64 << 20
 """Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
-GPU_STEP_BYTES = 4 << 20
-SHARD_QUIET_S = 0.3
+SHARD_WINDOW = 64
 SHARD_SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
-"""Bytes of a hot shard, as a share of the bytes of all rows in float16. All clusters need more than
-1, because the blocks of the GPU's memory are partly empty.
+"""Rows of a hot shard, as a share of all rows. All clusters need more than 1, because the blocks of
+the GPU's memory are partly empty.
 """
 READ_TIMEOUT_MS = 60_000
 """A read that is late because the machine pauses is reported as latency, and skips no cluster."""
@@ -69,21 +66,6 @@ def cache_budget(limits: Limits, clusters_bytes: int) -> int:
             "--memory, or limit only the memory for clusters, with --cache"
         )
     return budget_bytes
-
-
-def gpu_bytes_for(rows_bytes: int, dimension: int, nlist: int) -> int:
-    """Returns the bytes of a GPU that leave `rows_bytes` for clusters in float16."""
-    from searcher.plan.gpu_blocks import divide_gpu_memory
-    from searcher.shard.gpu import LIBRARY_BYTES
-
-    bytes_max = rows_bytes
-    while True:
-        blocks = divide_gpu_memory(
-            bytes_max, dimension=dimension, stored_bytes=2, computed_bytes=2, nlist=nlist
-        )
-        if blocks is not None and blocks.capacity_bytes >= rows_bytes:
-            return bytes_max + LIBRARY_BYTES
-        bytes_max += GPU_STEP_BYTES
 
 
 class CarpoolExact:
@@ -210,8 +192,8 @@ class CarpoolExact:
 class CarpoolCodes(CarpoolExact):
     """Codes in memory and few rows, as the searcher opens an index with codes.
 
-    `shard_share`: the bytes of a hot shard, as a share of the index's rows in float16; its first
-    clusters are those that the earlier questions probe most.
+    `shard_share`: the rows of a hot shard, as a share of the index's; it is filled with what the
+    earlier questions probe.
     """
 
     def __init__(
@@ -221,15 +203,9 @@ class CarpoolCodes(CarpoolExact):
         self._mode = mode
         self._shard = shard
         self._shard_share = shard_share
-        self._earlier: list[RecentQuery] = []
 
     def open(self, data: SearchData, limits: Limits) -> None:
         """Opens the index with the codes that the budget of `cache_budget` allows."""
-        if self._shard is not None:
-            from searcher.shard.recent_probes import RecentQuery
-
-            vectors = np.asarray(data.earlier)
-            self._earlier = list(map(RecentQuery, vectors, data.earlier_probes.astype(np.int64)))
         # FAISS takes 30 MB, which `cache_budget` must see.
         import faiss  # noqa: F401
 
@@ -237,14 +213,22 @@ class CarpoolCodes(CarpoolExact):
         self._more_bytes = BUFFERS_BYTES if limits.memory_bytes is None else 0
         super().open(data, limits)
         if self._shard is not None:
-            self._wait_until_loaded()
+            self._fill_shard(data)
 
-    def _wait_until_loaded(self) -> None:
-        """Blocks until no cluster has entered the shard for `SHARD_QUIET_S`."""
-        loaded = -1.0
-        while (now := _loaded_clusters(self._metrics)) != loaded:
-            loaded = now
-            time.sleep(SHARD_QUIET_S)
+    def _fill_shard(self, data: SearchData) -> None:
+        """Asks the earlier questions until they have filled the shard, and no cluster enters."""
+        from searcher.plan.hot_swaps import CHOICES
+
+        last, asked, loaded = len(data.earlier), 0, -1.0
+        while asked < CHOICES[-1] or _loaded_clusters(self._metrics) != loaded:
+            loaded = _loaded_clusters(self._metrics)
+            numbers = [(asked + one) % last for one in range(SHARD_WINDOW)]
+            window = tuple(
+                AskedQuery(one, data.earlier[one], data.earlier_probes[one]) for one in numbers
+            )
+            for _ in self.search(AskedWindow(window, ())):
+                pass
+            asked += SHARD_WINDOW
 
     def _plane(self, index: OpenIndex, settings: SearcherSettings, clock: Clock) -> SearchPlane:
         from searcher.build import BothPlanes, open_search_plane
@@ -256,7 +240,6 @@ class CarpoolCodes(CarpoolExact):
             settings,
             self._metrics,
             clock,
-            recent=lambda _version: self._earlier,
         )
         if not isinstance(plane, BothPlanes):
             plane.close()
@@ -269,16 +252,23 @@ class CarpoolCodes(CarpoolExact):
     def _with_shard(
         self, index: OpenIndex, settings: SearcherSettings, device: DeviceName
     ) -> SearcherSettings:
-        from bench.data.clusters import clusters_bytes
+        from searcher.plan.gpu_blocks import gpu_bytes_for
 
-        rows_bytes = int(self._shard_share * clusters_bytes(index)) // 2
+        nlist, dimension = index.centroids.shape
+        number_bytes = 2 if self._shard_share > 1 else 1  # as the searcher stores all, or some rows
+        rows_bytes = int(self._shard_share * index.manifest.row_count * dimension * number_bytes)
         if device == "ram":
             settings = msgspec.structs.replace(
                 settings, budget_bytes=settings.budget_bytes + rows_bytes
             )
         else:
-            nlist, dimension = index.centroids.shape
-            rows_bytes = gpu_bytes_for(rows_bytes, dimension, nlist)
+            rows_bytes = gpu_bytes_for(
+                rows_bytes,
+                dimension=dimension,
+                stored_bytes=number_bytes,
+                computed_bytes=2,
+                nlist=nlist,
+            )
         return msgspec.structs.replace(settings, shard=device, shard_bytes_max=rows_bytes)
 
 

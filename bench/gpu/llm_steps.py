@@ -59,17 +59,10 @@ class LlmSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 def scan_for_ever(device: str, is_wanted: Event, is_over: Event, times: Any) -> None:
     """Scans a shard of `SCAN_ROWS` while `is_wanted`, and sends the median time of each spell."""
-    from bench.micro.shard import FilledShard, ShardOptions
+    from bench.gpu.scans import FilledShard, ScanOptions
 
-    options = ShardOptions(
-        device="gpu" if device == "cuda" else "ram",
-        numbers=("float16",),
-        rows=(SCAN_ROWS,),
-        batches=(SCAN_BATCH,),
-        dimension=384,
-        nprobe=85,
-        seconds=0,
-        seed=0,
+    options = ScanOptions(
+        device="gpu" if device == "cuda" else "ram", rows=(SCAN_ROWS,), nprobe=85, seconds=0
     )
     shard = FilledShard(options, "float16", SCAN_ROWS)
     for cluster in range(len(shard.row_counts)):
@@ -177,7 +170,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     device = "cuda" if given.device == "gpu" else "cpu"
-    from bench.micro.shard import copy_bytes_per_s
+    from bench.gpu.scans import copy_bytes_per_s
 
     context = multiprocessing.get_context("spawn")
     is_wanted, is_over = context.Event(), context.Event()

@@ -39,8 +39,8 @@ index() {
 }
 conformance() { $front "$python" -m pytest -q -p no:cacheprovider tests/searcher/test_shard_devices.py \
   $([ "$device" = gpu ] && echo "-m gpu" || echo "-k ram"); }
-scans() { $front "$python" -m carpool bench shard --device "$device" --rows "${SCAN_ROWS:-50000,100000,200000,1000000}" \
-  --batches 1,8,64 --nprobe "$nprobe" --seconds 0.4 --json "$out/shard-$device.json"; }
+scans() { $front "$python" -m bench.gpu.scans --device "$device" --rows "${SCAN_ROWS:-50000,100000,200000,1000000}" \
+  --nprobe "$nprobe" --seconds 0.4 --json "$out/shard-$device.json"; }
 search() { # CORES: 2, as the machine of the other figures, then all
   local contestants=carpool,faiss-memory
   [ "$device" = ram ] || contestants=$contestants,gpu-shard-5,gpu-shard-10,gpu-shard-20,gpu-shard-all
@@ -49,8 +49,8 @@ search() { # CORES: 2, as the machine of the other figures, then all
     --memory-held-by none --work "$work/search" --json "$out/search-$device-$1.json"
 }
 steps() { $front "$python" -m bench.gpu.llm_steps --device "$device" --json "$out/llm-steps.json"; }
-hot_set() { taskset -c 0-1 "$python" -m carpool bench hot-set --index "$work/index" --questions "$work/grown/queries.npy" \
-  --nprobe "$nprobe" --threads 0 --rounds 8 --splits 3 --json "$out/hot-set-gpu.json"; }
+hot_set() { taskset -c 0-1 "$python" -m carpool bench paper vectorlite --index "$work/index" --questions "$work/grown/queries.npy" \
+  --nprobe "$nprobe" --rounds 8 --splits 3 --json "$out/hot-set-gpu.json"; }
 
 export -f setup index conformance scans search steps hot_set
 export device rows nlist nprobe work out wheels front back SCAN_ROWS

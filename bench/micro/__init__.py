@@ -1,1 +1,1 @@
-"""Benchmarks of one part each: grouping, the raw disk, devices of the hot shard."""
+"""The raw disk, measured beside a benchmark."""

@@ -9,6 +9,7 @@ from bench.core.command import command_of
 from bench.papers.aquapipe.options import SpeculationOptions
 from bench.papers.cagr.cli import cagr
 from bench.papers.ragcache.options import RagCacheOptions
+from bench.papers.vectorlite.options import VectorLiteOptions
 
 paper = typer.Typer(
     name="paper",
@@ -19,6 +20,7 @@ Example:  carpool bench paper cagr 6 --index my-index --data DATA
 """,
 )
 PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "vectorlite": (VectorLiteOptions, "bench.papers.vectorlite.figures"),
     "ragcache": (RagCacheOptions, "bench.papers.ragcache.orders"),
     "hedrarag": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
     "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),

@@ -1,4 +1,4 @@
-"""The options of `carpool bench simulator` and `hot-set-drift`. Light to import."""
+"""The options of `carpool bench simulator`. Light to import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from bench.core.options import (
     NprobeOption,
     SeedOption,
     WorkOption,
-    counts_of,
 )
 
 
@@ -73,34 +72,3 @@ def simulator(options: SimulatorOptions) -> bool:
     from bench.simulator.command import compare_with_simulator
 
     return compare_with_simulator(options)
-
-
-def hot_set_drift(
-    index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")],
-    data: DataOption = None,
-    nprobe: NprobeOption = 24,
-    windows: Annotated[
-        str, typer.Option("--windows", metavar="N,N", help="Queries in a window.")
-    ] = "20,100",
-    json_file: JsonOption = None,
-) -> None:
-    """How soon does the hot shard follow when questions change, and what do swaps cost?
-
-    Simulates a searcher with a shard on a GPU: HotpotQA questions, then Natural Questions. Costs of
-    the CPU and the disk are measured first; those of the GPU are assumed, from its data sheet.
-
-    Ends with 1 when Carpool's hit rate is not within 3 points of a fresh calibration after 20
-    windows, p99 during swaps is over 1.2 times that without any, or clusters leave in 200 windows
-    of the same questions.
-
-    Example:  carpool bench hot-set-drift --index my-index --data DATA --json drift.json
-    """
-    from bench.data.evaluation import find_data
-    from bench.simulator import hot_set_drift as bench
-
-    options = bench.HotSetDriftOptions(
-        nprobe=nprobe,
-        windows=counts_of("--windows", windows),
-    )
-    if not bench.run(index, find_data(data), options, json_file):
-        raise typer.Exit(1)

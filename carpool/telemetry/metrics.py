@@ -259,11 +259,6 @@ class SearcherMetrics:
             "share of the shard is its hit rate.",
             "side",
         )
-        self.shard_hit_rate_expected = make.gauge(
-            "shard_hit_rate_expected",
-            "The hit rate that was expected of the hot shard at start. A lower rate for long: "
-            "questions change faster than clusters are swapped.",
-        )
         self.shard_bytes = make.gauge("shard_bytes", "Bytes of the clusters in the hot shard.")
         self.shard_swaps = make.counter(
             "shard_swaps_total",

@@ -183,13 +183,12 @@ class CodesExecutor:
                     self._is_stopped = True
 
     def _join(self, group: SearchGroup) -> None:
-        is_first = group.window is None or group.window != self._window
-        if is_first:
+        if group.window is None or group.window != self._window:
             self._window = group.window
             self._codes.expect(group.horizon or dict.fromkeys(group.next_query, 1))
         if self._shard is not None:
             probes = [search.clusters for search in group.searches]
-            self._shard.shard.add_group(probes, group.waiting if is_first else None)
+            self._shard.shard.add_queries(probes)
         for search in group.searches:
             self._begin(search)
 

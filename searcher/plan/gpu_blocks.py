@@ -65,6 +65,37 @@ class GpuBlocks:
         return max(1, min(wanted, QUERIES_MAX))
 
 
+LIBRARY_BYTES = 64 << 20
+"""The workspace of cuBLAS, 32 MiB on a Hopper, and small temporary arrays."""
+_STEP_BYTES = 4 << 20
+
+
+def gpu_bytes_for(
+    clusters_bytes: int, *, dimension: int, stored_bytes: int, computed_bytes: int, nlist: int
+) -> int:
+    """Returns how many bytes of a GPU leave `clusters_bytes` for clusters; see `divide_gpu_memory`.
+
+    That is what to set as `shard_bytes_max`.
+    """
+    bytes_max = clusters_bytes
+    while True:
+        blocks = divide_gpu_memory(
+            bytes_max,
+            dimension=dimension,
+            stored_bytes=stored_bytes,
+            computed_bytes=computed_bytes,
+            nlist=nlist,
+        )
+        if blocks is not None and blocks.capacity_bytes >= clusters_bytes:
+            return bytes_max + LIBRARY_BYTES
+        bytes_max += _STEP_BYTES
+
+
+def block_bytes(*, dimension: int, stored_bytes: int) -> int:
+    """Returns what a block takes, with its books."""
+    return BLOCK_ROWS * dimension * stored_bytes + BOOKS_BYTES
+
+
 def blocks_of(row_count: int) -> int:
     """Returns how many blocks a cluster of `row_count` rows takes."""
     return -(-row_count // BLOCK_ROWS)

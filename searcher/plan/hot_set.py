@@ -1,4 +1,4 @@
-"""Which clusters a hot shard holds at first: the hottest, and as few as the targets allow. Pure.
+"""How many clusters a hot shard must hold: the hottest, and as few as the targets allow. Pure.
 
 VectorLiteRAG, section 4.1, Eq. 6 to 10. The hot sets are nested: each has one cluster more than the
 last, by the number of probes. The chosen one is the smallest for which there is a size of batch
@@ -9,14 +9,12 @@ searched), and that answers as many queries a second as the LLM (Eq. 7).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from schemas.record import ClusterId
 from searcher.plan.beta_binomial import BetaBinomial, Float64, correlations
 from searcher.plan.search_times import QUERIES_A_SCAN, SearchTimes, batch_time_us
 
@@ -63,21 +61,20 @@ class NestedHotSets:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HotSetChoice:
-    """The chosen clusters, hottest first, and what the model expects of them.
+class HotSet:
+    """A hot set of `clusters` clusters, the hottest ones, and what the model expects of it.
 
-    `size_bytes`: in the shard. `mean_hit_rate`, `least_hit_rate`: of batches of `batch` queries,
-    which are searched in `search_us`. `meets`: whether the targets are met. `reason`: a sentence.
+    `mean_hit_rate`, `least_hit_rate`: of batches of `batch` queries, the size that is the best for
+    the targets; they are searched in `search_us`. `meets`: whether the targets are met.
     """
 
-    clusters: tuple[ClusterId, ...]
+    clusters: int
     size_bytes: int
     mean_hit_rate: float
     least_hit_rate: float
     batch: int
     search_us: float
     meets: bool
-    reason: str
 
 
 def nested_hot_sets(probes: Sequence[Int64], size_bytes: Int64) -> NestedHotSets:
@@ -115,135 +112,63 @@ def nested_hot_sets(probes: Sequence[Int64], size_bytes: Int64) -> NestedHotSets
     )
 
 
-class BestBatch(NamedTuple):
-    """A size of batch, its time, and how much of a target it takes: above 1 where one is missed."""
-
-    strain: float
-    batch: int
-    took_us: float
-
-
-def choose_hot_set(
-    probes: Sequence[Int64],
-    size_bytes: Int64,
-    times: SearchTimes,
-    *,
-    target_us: float,
-    queries_per_s: float,
-    bytes_max: int,
-) -> HotSetChoice:
-    """Returns the smallest hot set that meets both targets, of at most `bytes_max`.
-
-    A target of 0 is none; without any, or where none of that size meets them, it is the largest
-    that fits. `probes`, `size_bytes`: see `nested_hot_sets`. Without profiled queries it is empty.
-    """
-    sets = nested_hot_sets(probes, size_bytes)
-    return choose_among(
-        sets, times, target_us=target_us, queries_per_s=queries_per_s, bytes_max=bytes_max
-    )
-
-
-def largest_hot_set(probes: Sequence[Int64], size_bytes: Int64, bytes_max: int) -> HotSetChoice:
-    """Returns the hot set that takes all of `bytes_max`; `batch` and `search_us` are 0: not known.
-
-    For where search times are not known; see `choose_hot_set` for the arguments.
-    """
-    sets = nested_hot_sets(probes, size_bytes)
-    number = sets.fitting(bytes_max) if sets.queries else 0
-    return HotSetChoice(
-        clusters=tuple(map(ClusterId, sets.clusters[:number].tolist())),
-        size_bytes=int(sets.size_bytes[number]),
-        mean_hit_rate=float(sets.means[number]),
-        least_hit_rate=sets.hits(number).expected_least(1),
-        batch=0,
-        search_us=0.0,
-        meets=True,
-        reason=_why(sets, number, bytes_max, has_target=False, meets=True),
-    )
-
-
-def choose_among(
+def judge_hot_set(
     sets: NestedHotSets,
+    clusters: int,
     times: SearchTimes,
     *,
     target_us: float,
     queries_per_s: float,
-    bytes_max: int,
-) -> HotSetChoice:
-    """Returns one of `sets`; see `choose_hot_set`."""
-    has_target = target_us > 0 or queries_per_s > 0
+) -> HotSet:
+    """Returns what to expect of the hottest `clusters` clusters. A target of 0 is none."""
+    hits = sets.hits(clusters, cautious=True)
 
-    def best_of(number: int) -> BestBatch:
-        hits = sets.hits(number, cautious=True)
-        return best_batch(hits, times, target_us=target_us, queries_per_s=queries_per_s)
-
-    number = sets.fitting(bytes_max)
-    if not sets.queries:
-        number = 0
-    elif has_target and best_of(number).strain <= 1:
-        number = _first(number, lambda fewer: best_of(fewer).strain <= 1)
-    best = best_of(number)
-    meets = best.strain <= 1
-    return HotSetChoice(
-        clusters=tuple(map(ClusterId, sets.clusters[:number].tolist())),
-        size_bytes=int(sets.size_bytes[number]),
-        mean_hit_rate=float(sets.means[number]),
-        least_hit_rate=sets.hits(number).expected_least(best.batch),
-        batch=best.batch,
-        search_us=best.took_us,
-        meets=meets,
-        reason=_why(sets, number, bytes_max, has_target=has_target, meets=meets)
-        + f"; batches of {best.batch} are searched in {best.took_us / 1000:.2f} ms, "
-        f"{best.batch * 1e6 / best.took_us:,.0f} queries a second",
-    )
-
-
-def best_batch(
-    hits: BetaBinomial, times: SearchTimes, *, target_us: float, queries_per_s: float
-) -> BestBatch:
-    """Returns the size of batch that is farthest from missing a target. `hits`: of a query."""
-
-    def of(batch: int) -> BestBatch:
+    def strain(batch: int) -> tuple[float, int, float]:
+        """How much of a target a size of batch takes: above 1 where one is missed."""
         took_us = batch_time_us(times, hits, batch)
         late = 2 * took_us / target_us if target_us > 0 else 0.0  # Eq. 9
         slow = queries_per_s * took_us / 1e6 / batch  # Eq. 6 and 7
-        return BestBatch(max(late, slow), batch, took_us)
+        return max(late, slow), batch, took_us
 
-    return min(map(of, batch_sizes(times.threads)))
+    worst, batch, took_us = min(map(strain, _batch_sizes(times.threads)))
+    return HotSet(
+        clusters=clusters,
+        size_bytes=int(sets.size_bytes[clusters]),
+        mean_hit_rate=float(sets.means[clusters]),
+        least_hit_rate=sets.hits(clusters).expected_least(batch),
+        batch=batch,
+        search_us=took_us,
+        meets=worst <= 1,
+    )
 
 
-def batch_sizes(threads: int) -> list[int]:
-    """Returns the sizes that are considered: those that keep all threads at work to the end."""
+def choose_hot_set(
+    sets: NestedHotSets, times: SearchTimes, *, target_us: float, queries_per_s: float
+) -> HotSet:
+    """Returns the smallest hot set that meets both targets; all clusters where none does.
+
+    Bisects: of more clusters no query has fewer hits.
+    """
+
+    def judged(clusters: int) -> HotSet:
+        return judge_hot_set(
+            sets, clusters, times, target_us=target_us, queries_per_s=queries_per_s
+        )
+
+    missing, chosen = -1, judged(len(sets.clusters))
+    while chosen.meets and chosen.clusters - missing > 1:
+        middle = judged((missing + chosen.clusters) // 2)
+        if middle.meets:
+            chosen = middle
+        else:
+            missing = middle.clusters
+    return chosen
+
+
+def _batch_sizes(threads: int) -> list[int]:
+    """The sizes that are considered: those that keep all threads at work to the end."""
     at_once = QUERIES_A_SCAN * threads
     return [*range(1, min(at_once, BATCH_MAX) + 1), *range(2 * at_once, BATCH_MAX + 1, at_once)]
-
-
-def _first(number: int, meets: Callable[[int], bool]) -> int:
-    """The fewest clusters that meet the targets. `number` do, and fewer have never more hits."""
-    missing = -1
-    while number - missing > 1:
-        middle = (missing + number) // 2
-        if meets(middle):
-            number = middle
-        else:
-            missing = middle
-    return number
-
-
-def _why(sets: NestedHotSets, number: int, bytes_max: int, *, has_target: bool, meets: bool) -> str:
-    """Says why the hot set of `number` clusters is the chosen one."""
-    of_index = f"{sets.size_bytes[number] / max(1, sets.size_bytes[-1]):.0%} of the index"
-    if not sets.queries:
-        return "no questions were profiled, so the shard starts empty"
-    if not has_target:
-        return f"no target is set, so the shard takes what {bytes_max:,} bytes hold, {of_index}"
-    if not meets and number + 1 < len(sets.size_bytes):
-        return f"the targets need more than {bytes_max:,} bytes, which hold {of_index}"
-    if not meets:
-        return "the targets are not met even with the whole index in the shard"
-    if not number:
-        return "the targets are met without a shard"
-    return f"{number:,} clusters, {of_index}, are the fewest that meet the targets"
 
 
 def _places_for_others(counts: Int64, clusters: Int64) -> Int64:

@@ -24,11 +24,9 @@ from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
-from searcher.plan.gpu_blocks import BLOCK_ROWS, blocks_of, divide_gpu_memory
+from searcher.plan.gpu_blocks import BLOCK_ROWS, LIBRARY_BYTES, blocks_of, divide_gpu_memory
 from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers, Vectors
 
-LIBRARY_BYTES = 64 << 20
-"""The workspace of cuBLAS, 32 MiB on a Hopper, and small temporary arrays."""
 _SQ8_ZERO = 127
 """The code of `sq8` that stands for 0: a row is (codes - 127) times a step."""
 _NOTHING = float("-inf")

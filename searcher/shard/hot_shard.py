@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -51,11 +51,10 @@ class HotShard:
         device: ShardDevice,
         rows: ReadsClusters,
         swaps: HotSwaps,
-        first: Sequence[ClusterId],
         first_rows: Int64,
         metrics: Metrics,
     ) -> None:
-        """Owns `device` and `rows`. Begins to load `first`, the clusters that `swaps` calls hot.
+        """Owns `device`, which is empty, and `rows`.
 
         `first_rows`: (nlist,) int64, the first row of each cluster.
         """
@@ -73,7 +72,6 @@ class HotShard:
         self._changes: list[tuple[ClusterId, bool]] = []  # that `HotSwaps` does not know yet
         self._orders: queue.SimpleQueue[Swaps | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._swap, name="shard-swaps", daemon=True)
-        self._orders.put(Swaps(leave=(), enter=tuple(first)))
         self._thread.start()
 
     @property
@@ -120,15 +118,9 @@ class HotShard:
         self._metrics.shard_probes.labels(side="shard").inc(held)
         self._metrics.shard_probes.labels(side="codes").inc(probed - held)
 
-    def add_group(
-        self, probes: Sequence[Sequence[ClusterId]], waiting: Mapping[ClusterId, float] | None
-    ) -> None:
-        """Counts the clusters of each query of a group.
-
-        `waiting`: how many queries of later windows probe a cluster; None: unchanged since the
-        last group.
-        """
-        self._swaps.add_window(probes, waiting)
+    def add_queries(self, probes: Sequence[Sequence[ClusterId]]) -> None:
+        """Counts the clusters of each query of a group."""
+        self._swaps.add_queries(probes)
 
     def begin_substage(self) -> None:
         """Called when a scan begins. Begins swaps where they are due."""

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from searcher.plan.cluster_blocks import ClusterBlocks
 from searcher.plan.gpu_blocks import (
     BLOCK_ROWS,
+    LIBRARY_BYTES,
     QUERIES_MAX,
     blocks_of,
     divide_gpu_memory,
+    gpu_bytes_for,
 )
 
 MIB = 1 << 20
@@ -62,6 +64,15 @@ def test_a_budget_of_a_gibibyte_is_nearly_all_for_rows() -> None:
     assert blocks is not None
     assert blocks.count * BLOCK_ROWS * 768 > 0.9 * 1024 * MIB
     assert blocks.chunk_blocks(32, is_copied=False) * BLOCK_ROWS == 262_144
+
+
+def test_a_gpu_of_these_bytes_holds_these_clusters() -> None:
+    sizes = {"dimension": 384, "stored_bytes": 1, "computed_bytes": 2, "nlist": 1_000}
+    for clusters_bytes in (MIB, 100 * MIB, 4096 * MIB):
+        bytes_max = gpu_bytes_for(clusters_bytes, **sizes) - LIBRARY_BYTES
+        blocks = divide_gpu_memory(bytes_max, **sizes)
+        assert blocks is not None and blocks.capacity_bytes >= clusters_bytes
+        assert bytes_max < 1.5 * clusters_bytes + 256 * MIB
 
 
 def test_a_cluster_takes_whole_blocks() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.shard.held_out import last_scan
+from bench.papers.vectorlite.held_out import last_scan
 from carpool.errors import RetryableError
 from searcher.plan.beta_binomial import BetaBinomial, correlations
-from searcher.plan.hot_set import HotSetChoice, choose_hot_set, nested_hot_sets
+from searcher.plan.hot_set import HotSet, choose_hot_set, judge_hot_set, nested_hot_sets
 from searcher.plan.search_times import (
     SearchTimes,
     TimeSample,
@@ -78,18 +78,8 @@ def test_degenerate_hit_rates_have_a_least_one() -> None:
         assert either.expected_least(batch) == pytest.approx(0.5**batch, abs=1e-6)
 
 
-@given(shares, shares, st.integers(1, 40))
-def test_the_least_of_one_is_the_mean_and_falls_with_the_batch(
-    mean: float, correlation: float, nprobe: int
-) -> None:
-    hits = BetaBinomial(mean, correlation, nprobe)
-    least = [hits.expected_least(batch) for batch in range(1, 21)]
-    assert least[0] == pytest.approx(mean, abs=1e-6)
-    assert (np.diff(least) <= 1e-12).all() and least[-1] >= 0
-
-
-@pytest.mark.parametrize("batch", [1, 2, 8, 64])
-@pytest.mark.parametrize(("mean", "correlation"), [(0.3, 0.0), (0.5, 0.2), (0.9, 0.6)])
+@pytest.mark.parametrize("batch", [1, 2, 64])
+@pytest.mark.parametrize(("mean", "correlation"), [(0.3, 0.0), (0.9, 0.6)])
 @pytest.mark.parametrize("together", [1, 4])
 def test_the_least_hit_rate_is_that_of_drawn_batches(
     batch: int, mean: float, correlation: float, together: int
@@ -162,8 +152,8 @@ def test_up_to_as_many_queries_as_threads_the_worst_one_decides() -> None:
         assert batch_time_us(TIMES, hits, batch) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("batch", [1, 2, 8, 10, 40, 80])
+@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.parametrize("batch", [1, 8, 10, 80])
 def test_a_batch_takes_what_threads_need_that_share_it(batch: int, threads: int) -> None:
     random = np.random.default_rng(8)
     mean, scale, nprobe = 0.6, 1 / 0.25 - 1, 24
@@ -192,67 +182,57 @@ def worlds(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray]:
     worlds(),
     st.sampled_from([0, 500, 2500, 3500, 4400, 10**6]),
     st.sampled_from([0, 300, 900, 1500, 10**6]),
-    st.integers(0, 60),
 )
 def test_the_choice_is_the_smallest_prefix_that_meets_the_targets(
-    world: tuple[list[np.ndarray], np.ndarray], target_us: int, rate: int, bytes_max: int
+    world: tuple[list[np.ndarray], np.ndarray], target_us: int, rate: int
 ) -> None:
     probes, sizes = world
-
-    def choose(limit: int) -> HotSetChoice:
-        return choose_hot_set(
-            probes, sizes, TIMES, target_us=target_us, queries_per_s=rate, bytes_max=limit
-        )
-
-    choice = choose(bytes_max)
     sets = nested_hot_sets(probes, sizes)
     counts = np.bincount(np.concatenate([*probes, []]).astype(int), minlength=len(sizes))
     order = sorted(range(len(sizes)), key=lambda cluster: (-counts[cluster], cluster))
-    assert list(choice.clusters) == order[: len(choice.clusters)]
-    assert choice.size_bytes == sum(sizes[cluster] for cluster in choice.clusters) <= bytes_max
-    assert 0 <= choice.least_hit_rate <= choice.mean_hit_rate + 1e-6 and choice.reason
+    assert sets.clusters.tolist() == order
+    choice = choose_hot_set(sets, TIMES, target_us=target_us, queries_per_s=rate)
+    assert choice.size_bytes == sum(sizes[cluster] for cluster in order[: choice.clusters])
+    assert 0 <= choice.least_hit_rate <= choice.mean_hit_rate + 1e-6
     if choice.meets:
         assert not target_us or 2 * choice.search_us <= target_us + 1e-6
         assert not rate or choice.batch * 1e6 / choice.search_us >= rate - 1e-6
-    if not sets.queries:
-        assert choice.clusters == ()
-    elif choice.meets and choice.clusters and (target_us or rate):
-        assert not sizes[choice.clusters[-1]] or not choose(choice.size_bytes - 1).meets
-    elif not (choice.meets and (target_us or rate)):
-        left = order[len(choice.clusters) :]
-        assert not left or choice.size_bytes + sizes[left[0]] > bytes_max
+    else:
+        assert choice.clusters == len(sizes)
+    for fewer in range(choice.clusters):
+        judged = judge_hot_set(sets, fewer, TIMES, target_us=target_us, queries_per_s=rate)
+        assert not judged.meets
+
+
+def chosen(
+    probes: list[np.ndarray], target_us: float, rate: float, times: SearchTimes = TIMES
+) -> HotSet:
+    sets = nested_hot_sets(probes, np.full(200, 10, np.int64))
+    return choose_hot_set(sets, times, target_us=target_us, queries_per_s=rate)
 
 
 def test_harder_targets_need_as_many_bytes_or_more() -> None:
-    probes, sizes = queries_of(3, 400, 200, 12), np.full(200, 10, np.int64)
-    targets = [4500, 4000, 3500, 3000, 2500, 2000, 1000]
-    choices = [
-        choose_hot_set(probes, sizes, TIMES, target_us=one, queries_per_s=0, bytes_max=2000)
-        for one in targets
-    ]
-    chosen = [choice.size_bytes for choice in choices]
-    assert chosen == sorted(chosen) and chosen[0] == 0 < chosen[2] < chosen[-1]
-    with_rate = choose_hot_set(
-        probes, sizes, TIMES, target_us=4000, queries_per_s=1000, bytes_max=2000
-    )
+    probes = queries_of(3, 400, 200, 12)
+    choices = [chosen(probes, one, 0) for one in (4500, 4000, 3500, 3000, 2500, 2000, 1000)]
+    sizes = [choice.size_bytes for choice in choices]
+    assert sizes == sorted(sizes) and sizes[0] == 0 < sizes[2] < sizes[-1]
+    with_rate = chosen(probes, 4000, 1000)
     assert with_rate.size_bytes >= choices[1].size_bytes and with_rate.batch > 1
 
 
 def test_more_threads_need_fewer_bytes_for_a_rate() -> None:
-    probes, sizes = queries_of(4, 400, 200, 12), np.full(200, 10, np.int64)
+    probes = queries_of(4, 400, 200, 12)
     for target_us in (0, 6000):
-        chosen = [
-            choose_hot_set(
+        sizes = [
+            chosen(
                 probes,
-                sizes,
+                target_us,
+                1500,
                 SearchTimes(fixed_us=100, other_us=20, scan_us=2000, threads=threads),
-                target_us=target_us,
-                queries_per_s=1500,
-                bytes_max=2000,
             ).size_bytes
             for threads in (2, 4, 16)
         ]
-        assert chosen == sorted(chosen, reverse=True) and chosen[0] > chosen[-1]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
 
 
 @pytest.mark.parametrize("count", [30, 100])
@@ -291,16 +271,3 @@ def test_clusters_that_the_index_does_not_have_are_refused() -> None:
     for cluster in (-1, 3):
         with pytest.raises(ValueError, match="does not have"):
             nested_hot_sets([np.array([cluster])], np.ones(3, np.int64))
-
-
-def test_a_large_index_is_chosen_from_at_once() -> None:
-    probes = queries_of(7, 100, 4000, 145) * 100
-    choice = choose_hot_set(
-        probes,
-        np.full(4000, 1000, np.int64),
-        TIMES,
-        target_us=4000,
-        queries_per_s=1500,
-        bytes_max=4_000_000,
-    )
-    assert choice.meets and choice.clusters

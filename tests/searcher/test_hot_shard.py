@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,18 +112,6 @@ class NoSwaps(HotSwaps):
         return None
 
 
-class Heard(NoSwaps):
-    """Notes what is said of each group."""
-
-    def add_window(
-        self, probes: Sequence[Collection[ClusterId]], horizon: Mapping[ClusterId, float] | None
-    ) -> None:
-        heard.append(([tuple(one) for one in probes], horizon))
-
-
-heard: list[tuple[list[tuple[ClusterId, ...]], Mapping[ClusterId, float] | None]] = []
-
-
 @dataclass
 class WithShard:
     here: Running
@@ -157,8 +145,7 @@ def with_shard(
     shard = HotShard(
         device,
         ClusterRowsReader(opened, SegmentFiles(index.paths, "auto")),
-        planner(sizes, bytes_max, hot, np.zeros(NLIST)),
-        hot,
+        planner(sizes, bytes_max),
         first_rows(opened.layout, opened.extents),
         metrics,
     )
@@ -168,6 +155,7 @@ def with_shard(
         ) as here:
             both = WithShard(here, shard, device)
             if hot:
+                shard._orders.put(Swaps(leave=(), enter=tuple(hot)))
                 both.wait_for(hot)
             yield both
             if shard.is_open:
@@ -270,21 +258,6 @@ def test_a_scan_that_ends_after_it_was_given_up_is_ignored(
         wait_until(lambda: bool(ended))
         assert not shard_scans.end(ended[0])
         shard_scans.close()
-
-
-def test_every_cluster_is_scanned_on_one_side(index: SmallIndex) -> None:
-    searches = questions(index, 40, 5)
-    with with_shard(index, codec="flat") as both:  # its scans propose enough rows at once
-        both.here.search(searches)
-        in_shard = {
-            (number, cluster)
-            for number, search in enumerate(searches)
-            for cluster in search.clusters
-            if cluster in HOT
-        }
-        assert sum(map(len, both.device.scanned)) == len(in_shard)
-        assert both.metric("shard_probes_total", side="shard") == len(in_shard)
-        assert both.metric("shard_probes_total", side="codes") == 40 * 5 - len(in_shard)
 
 
 def test_queries_that_are_scanned_again_are_counted_once(index: SmallIndex) -> None:
@@ -401,19 +374,6 @@ def test_a_damaged_cluster_is_not_loaded(tmp_path: Path) -> None:
         both.shard._orders.put(Swaps(leave=(), enter=HOT))
         both.wait_for(others)
         assert both.metric("shard_swaps_total", result="failed") == 1
-
-
-def test_the_first_group_of_a_window_says_what_waits(index: SmallIndex) -> None:
-    heard.clear()
-    searches = questions(index, 4, 2)
-    waiting: list[dict[ClusterId, float]] = [{HOT[0]: 3.0}, {}, {HOT[1]: 1.0}, {}]
-    with with_shard(index, planner=Heard) as both:
-        for search, window, waits in zip(searches, ("a", "a", "b", None), waiting, strict=True):
-            group = SearchGroup(searches=(search,), window=window, waiting=waits)
-            both.here.executor.join(group)
-            both.here.take(1)
-    assert [probes for probes, _ in heard] == [[search.clusters] for search in searches]
-    assert [horizon for _, horizon in heard] == [{HOT[0]: 3.0}, None, {HOT[1]: 1.0}, {}]
 
 
 def test_clusters_that_queries_probe_enter_and_those_that_they_do_not_leave(

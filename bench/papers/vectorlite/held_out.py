@@ -7,10 +7,12 @@ question takes the time of its misses.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from bench.baselines.contestant import Int64
 from searcher.plan.beta_binomial import Float64
 from searcher.plan.search_times import QUERIES_A_SCAN, SearchTimes
+
+Int64 = npt.NDArray[np.int64]
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 DRAWS = 1000
@@ -30,59 +32,44 @@ class HeldOut:
         self._nlist = len(clusters)
         self._seed = seed
 
-    def hit_rates(self, number: int) -> Float64:
-        """Returns the hit rate of each question for the hottest `number` clusters."""
-        rates: Float64 = (self._places < number).mean(axis=1)
+    def hit_rates(self, clusters: int, batch: int) -> Float64:
+        """Returns the hit rates of drawn batches, for the hottest `clusters`: (`DRAWS`, batch)."""
+        drawn = np.random.default_rng([self._seed, batch]).integers(
+            len(self._places), size=(DRAWS, batch)
+        )
+        rates: Float64 = (self._places < clusters).mean(axis=1)[drawn]
         return rates
 
-    def least_hit_rate(self, number: int, batch: int) -> float:
-        """Returns the mean of the least hit rates of the drawn batches."""
-        return float(self.hit_rates(number)[self._drawn(batch)].min(axis=1).mean())
+    def meets(
+        self, times: SearchTimes, clusters: int, *, target_us: float, queries_per_s: float
+    ) -> bool:
+        """Returns whether the hottest `clusters` meet the targets, with the best size of batch.
 
-    def strain(
-        self, times: SearchTimes, number: int, *, target_us: float, queries_per_s: float
-    ) -> float:
-        """Returns how much of the targets the hottest `number` clusters take; at most 1: they meet.
-
-        For a size of batch that is the larger of two shares: twice the mean time of the drawn
-        batches, of `target_us` (a question waits for its batch as long as it is searched), and
-        `queries_per_s`, of the questions of a batch by that time. The best size counts. A target of
-        0 is none. The mean is what the model predicts; a single batch may take longer.
+        Twice the mean time of the drawn batches is within `target_us`, because a question waits for
+        its batch as long as it is searched. A target of 0 is none.
         """
-        rates = self.hit_rates(number)
-        strains = []
         for batch in BATCHES:
-            misses = 1 - rates[self._drawn(batch)]
-            scans_us = times.scan_us * last_scan(misses, times.threads)
-            took_us = times.fixed_us + times.other_us * batch + float(scans_us.mean())
-            late = 2 * took_us / target_us if target_us else 0.0
-            strains.append(max(late, queries_per_s * took_us / 1e6 / batch))
-        return min(strains)
+            misses = 1 - self.hit_rates(clusters, batch)
+            scans_us = times.scan_us * float(last_scan(misses, times.threads).mean())
+            took_us = times.fixed_us + times.other_us * batch + scans_us
+            is_soon = not target_us or 2 * took_us <= target_us
+            if is_soon and batch * 1e6 / took_us >= queries_per_s:
+                return True
+        return False
 
-    def fewest(self, times: SearchTimes, *, target_us: float, queries_per_s: float) -> int | None:
-        """Returns the fewest of the hottest clusters that meet the targets; None: not even all.
+    def fewest(self, times: SearchTimes, *, target_us: float, queries_per_s: float) -> int:
+        """Returns the fewest of the hottest clusters that meet the targets; all where none do.
 
         Bisects: the batches are the same, so that more clusters take less time.
         """
-
-        def meets(number: int) -> bool:
-            wanted = {"target_us": target_us, "queries_per_s": queries_per_s}
-            return self.strain(times, number, **wanted) <= 1
-
         low, high = -1, self._nlist
-        if not meets(high):
-            return None
         while high - low > 1:
             middle = (low + high) // 2
-            if meets(middle):
+            if self.meets(times, middle, target_us=target_us, queries_per_s=queries_per_s):
                 high = middle
             else:
                 low = middle
         return high
-
-    def _drawn(self, batch: int) -> Int64:
-        random = np.random.default_rng([self._seed, batch])
-        return random.integers(len(self._places), size=(DRAWS, batch))
 
 
 def last_scan(misses: Float64, threads: int) -> Float64:

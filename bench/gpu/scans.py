@@ -6,11 +6,12 @@ figures depend on nothing else, so no data are needed.
 
 from __future__ import annotations
 
+import argparse
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,20 +47,20 @@ SWAP_SLOWDOWN_MAX = 1.1
 PROMISED_BATCH = 64
 
 
-class ShardOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured. `rows`: of the shard; `batches`: questions of a scan.
 
     `seconds`: of each measurement, at least.
     """
 
     device: DeviceName
-    numbers: tuple[ShardNumbers, ...]
     rows: tuple[int, ...]
-    batches: tuple[int, ...]
-    dimension: int
     nprobe: int
     seconds: float
-    seed: int
+    numbers: tuple[ShardNumbers, ...] = ("float16", "sq8")
+    batches: tuple[int, ...] = (1, 8, 64)
+    dimension: int = 384
+    seed: int = 0
 
 
 class ScanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,47 +83,32 @@ class ScanRow(msgspec.Struct, frozen=True, kw_only=True):
 class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     """Loads of clusters one by one, alone and during scans, and scans during loads.
 
-    `fixed_us`, `bytes_per_s`: the line of the time of a load over its bytes. The time has the
-    encoding of the vectors in it. `slowdown_p50`, `slowdown_p99`: scan time during loads to scan
-    time alone.
+    The time of a load has the encoding of the vectors in it. `slowdown_p50`, `slowdown_p99`: scan
+    time during loads to scan time alone.
     """
 
     numbers: ShardNumbers
     rows: int
     load_ms: Spread
-    fixed_us: float
-    bytes_per_s: float
     loaded_bytes_per_s: float
     loaded_bytes_per_s_during_scans: float
     slowdown_p50: float
     slowdown_p99: float
 
 
-class ScanLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The line through the median times of scans of all clusters, for a batch size: the constants
-    of a cost model.
-    """
-
-    numbers: ShardNumbers
-    batch: int
-    fixed_us: float
-    bytes_per_s: float
-
-
-class ShardResult(msgspec.Struct, frozen=True, kw_only=True):
+class ScanResults(msgspec.Struct, frozen=True, kw_only=True):
     """`copied_bytes_per_s`: read and written by a copy within the memory of the device."""
 
     device: str
     copied_bytes_per_s: float
     scans: tuple[ScanRow, ...]
-    lines: tuple[ScanLine, ...]
     loads: tuple[LoadRow, ...]
 
 
 class FilledShard:
     """A device with clusters. The first are the hottest; the last are probed by no question."""
 
-    def __init__(self, options: ShardOptions, numbers: ShardNumbers, rows: int) -> None:
+    def __init__(self, options: ScanOptions, numbers: ShardNumbers, rows: int) -> None:
         self._random = np.random.default_rng(options.seed)
         self._options = options
         self.numbers = numbers
@@ -180,7 +166,7 @@ class FilledShard:
         return np.array_split(self._random.permutation(self.swapped.start), batch)
 
 
-def run(options: ShardOptions, json_file: Path | None) -> bool:
+def run(options: ScanOptions, json_file: Path | None) -> bool:
     """Measures, prints and reports. Returns whether every promise was kept; only a GPU has some.
 
     Raises `ConfigError` where there is no such device.
@@ -197,15 +183,14 @@ def run(options: ShardOptions, json_file: Path | None) -> bool:
             scans += scan_rows(shard, options, rows, copied_bytes_per_s)
             loads.append(load_row(shard, options, rows, load_s))
             shard.device.close()
-    result = ShardResult(
+    result = ScanResults(
         device=_device_name(device),
         copied_bytes_per_s=copied_bytes_per_s,
         scans=tuple(scans),
-        lines=scan_lines(scans),
         loads=tuple(loads),
     )
     promises = gpu_promises(result) if options.device == "gpu" else {}
-    report = start.report("shard", settings=options, promises=promises, results=result)
+    report = start.report("gpu-scans", settings=options, promises=promises, results=result)
     return finish(report, json_file, lambda console: _print(console, result))
 
 
@@ -253,7 +238,7 @@ def _row_counts(rows: int, random: np.random.Generator) -> Int64:
 
 
 def scan_rows(
-    shard: FilledShard, options: ShardOptions, rows: int, copied_bytes_per_s: float
+    shard: FilledShard, options: ScanOptions, rows: int, copied_bytes_per_s: float
 ) -> list[ScanRow]:
     """Times scans of every batch size, of the hot clusters of each question and of all clusters."""
     found = []
@@ -295,7 +280,7 @@ def time_scans(
 
 
 def load_row(
-    shard: FilledShard, options: ShardOptions, rows: int, load_s: Sequence[float]
+    shard: FilledShard, options: ScanOptions, rows: int, load_s: Sequence[float]
 ) -> LoadRow:
     """Times scans while a thread drops and loads clusters. `load_s`: of all clusters, alone."""
     alone_s, _ = time_scans(shard, shard.hot_probes, PROMISED_BATCH, options.seconds)
@@ -316,16 +301,12 @@ def load_row(
         is_over.set()
         thread.join()
     load_ms = spread(one * 1e3 for one in load_s)
-    sizes = shard.row_counts * shard.row_bytes
-    fixed_us, bytes_per_s = line_of(sizes[1:], np.array(load_s[1:]))  # the first starts libraries
     alone, during = spread(alone_s), spread(during_s)
     assert load_ms is not None and alone is not None and during is not None
     return LoadRow(
         numbers=shard.numbers,
         rows=rows,
         load_ms=load_ms,
-        fixed_us=fixed_us,
-        bytes_per_s=bytes_per_s,
         loaded_bytes_per_s=shard.size_bytes(range(len(load_s))) / sum(load_s),
         loaded_bytes_per_s_during_scans=shard.size_bytes([one for one, _ in loaded])
         / sum(seconds for _, seconds in loaded),
@@ -334,33 +315,7 @@ def load_row(
     )
 
 
-def line_of(sizes_bytes: npt.NDArray[Any], times_s: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Returns the line of times over bytes: microseconds of no bytes, and bytes a second."""
-    slope, fixed_s = np.polyfit(sizes_bytes, times_s, 1)
-    return round(float(fixed_s) * 1e6, 1), float(1 / slope)
-
-
-def scan_lines(scans: Sequence[ScanRow]) -> tuple[ScanLine, ...]:
-    """Returns the line of each batch size that was measured with two numbers of rows or more."""
-    lines = []
-    whole = [row for row in scans if row.probes == "all"]
-    for numbers, batch in sorted({(row.numbers, row.batch) for row in whole}):
-        points = [
-            (row.scanned_bytes, row.scan_ms.p50 / 1e3)
-            for row in whole
-            if (row.numbers, row.batch) == (numbers, batch)
-        ]
-        if len(points) < 2:
-            continue
-        sizes, times_s = map(np.array, zip(*points, strict=True))
-        fixed_us, bytes_per_s = line_of(sizes, times_s)
-        lines.append(
-            ScanLine(numbers=numbers, batch=batch, fixed_us=fixed_us, bytes_per_s=bytes_per_s)
-        )
-    return tuple(lines)
-
-
-def gpu_promises(result: ShardResult) -> dict[str, bool]:
+def gpu_promises(result: ScanResults) -> dict[str, bool]:
     """Returns what a GPU must keep."""
     shares = [
         row.bandwidth_share
@@ -380,7 +335,7 @@ def gpu_promises(result: ShardResult) -> dict[str, bool]:
     return promises
 
 
-def _print(console: Console, result: ShardResult) -> None:
+def _print(console: Console, result: ScanResults) -> None:
     console.print(f"{result.device}: a copy moves {result.copied_bytes_per_s / 1e9:.1f} GB/s")
     table = Table(title="Scans")
     for column in ("numbers", "rows", "batch", "probes", "p50 ms", "p99 ms", "MB", "of bandwidth"):
@@ -397,11 +352,6 @@ def _print(console: Console, result: ShardResult) -> None:
             f"{row.bandwidth_share:.0%}",
         )
     console.print(table)
-    for line in result.lines:
-        console.print(
-            f"{line.numbers}, batch {line.batch}: {line.fixed_us:.0f} µs and "
-            f"{line.bytes_per_s / 1e9:.1f} GB/s"
-        )
     table = Table(title="Loads")
     for column in ("numbers", "rows", "p50 ms", "MB/s", "MB/s during scans", "scans p50", "p99"):
         table.add_column(column, justify="left" if column == "numbers" else "right")
@@ -416,3 +366,25 @@ def _print(console: Console, result: ShardResult) -> None:
             f"{load.slowdown_p99:.2f} x",
         )
     console.print(table)
+
+
+def main() -> None:
+    """Reads the options, and measures. Ends with 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("ram", "gpu"), default="gpu")
+    parser.add_argument("--rows", default="100000,400000", help="rows of the shard, with commas")
+    parser.add_argument("--nprobe", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, at least")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    options = ScanOptions(
+        device=given.device,
+        rows=tuple(map(int, given.rows.split(","))),
+        nprobe=given.nprobe,
+        seconds=given.seconds,
+    )
+    sys.exit(0 if run(options, given.json) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tests of `bench.gpu`, on the device that every machine has."""

@@ -1,1 +1,0 @@
-"""Tests of `bench.micro`: benchmarks of single parts."""
