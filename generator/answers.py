@@ -50,7 +50,7 @@ RECORD_EXTRA_BYTES = 4 * 1024
 
 
 def answered(
-    work: QueryInProgress, generated: Generated, now_us: int, warmed: Warmed, *, citations_max: int
+    work: QueryInProgress, generated: Generated, now_us: int, warmed: Warmed
 ) -> tuple[Answer, Citations]:
     """Returns the answer that the model wrote, and its citations.
 
@@ -61,9 +61,7 @@ def answered(
     """
     retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
-    citations = cite(
-        written.answer, written.numbers, passages=len(prepared.given), citations_max=citations_max
-    )
+    citations = cite(written.answer, written.numbers, passages=len(prepared.given))
     quotes = _quotes(retrieval, prepared)
     chars_max = prepared.answer_chars_max
     is_full = chars_max is not None and len(written.answer) >= chars_max

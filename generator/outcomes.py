@@ -150,9 +150,7 @@ class Outcomes:
         """Returns the answer that the model wrote, ready to be handed over."""
         finished, now_us = generated.finished, self._clock.now_us()
         warmed = self._on_answered(work, finished.cached_tokens)
-        answer, citations = answered(
-            work, generated, now_us, warmed, citations_max=self._settings.citations_max
-        )
+        answer, citations = answered(work, generated, now_us, warmed)
         url = self._servers[work.server].address
         operation = inference(work, finished, now_us, model=self._model, url=url)
         late = self._late(work.unit.record, work.progress)

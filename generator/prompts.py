@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from carpool.errors import ConfigError
 from generator.llm.protocol import AnswerForm, LlmRequest
 from generator.plan.answer_text import answer_schema, text_regex
-from generator.plan.order.passage_orders import passage_orders
 from generator.plan.prompt import Template, fill, parse_template
 from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
@@ -25,8 +24,6 @@ BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
 JSON_SUFFIX = "_json"
 """A template NAME_json takes the place of NAME where the answer is a JSON object."""
-PASSAGE_ORDERS_MAX = 24
-"""Orders of passages that are tried for one prompt: all orders of four passages."""
 ANSWER_CHARS_PER_TOKEN = 2
 """Bounds the text of an answer to 2 characters for each token of `max_tokens`.
 
@@ -78,11 +75,8 @@ def prepare_prompt(
     *,
     has_model: bool = True,
     form: AnswerForm = "json",
-    order: Sequence[int] | None = None,
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
-
-    `order`: the ranks of the passages by score, from 0, in the order of the prompt; None: by score.
 
     A retrieval without hits is sent to the model too: its prompt says that nothing was found.
     The answer is extractive without a model (`has_model`), or where the query asks for it. Raises
@@ -100,11 +94,10 @@ def prepare_prompt(
             field="$.text",
         )
     template = _template(wishes.template or settings.template, templates, form)
-    hits = retrieval.hits if order is None else tuple(retrieval.hits[place] for place in order)
     prompt = fill(
         template,
         query.text or "",
-        hits,
+        retrieval.hits,
         passages_max=settings.passages_max,
         passage_chars_max=settings.passage_chars_max,
         prompt_chars_max=settings.prompt_chars_max,
@@ -117,7 +110,7 @@ def prepare_prompt(
         user=prompt.user,
         segments=prompt.segments,
         max_tokens=max_tokens,
-        temperature=settings.temperature if wishes.temperature is None else wishes.temperature,
+        temperature=wishes.temperature or 0.0,
         seed=wishes.seed,
         priority=priority_in_class(retrieval.source.topic, query.priority),
         schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max)
@@ -128,7 +121,7 @@ def prepare_prompt(
     return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
-        given=hits[: prompt.passages],
+        given=retrieval.hits[: prompt.passages],
         answer_chars_max=answer_chars_max if form == "json" else None,
         passage_chars_max=settings.passage_chars_max,
         is_extractive=is_extractive,
@@ -148,32 +141,6 @@ def _template(name: str, templates: Mapping[str, Template], form: AnswerForm) ->
             field="$.generation.template",
         )
     return template
-
-
-def passage_orders_of(
-    retrieval: Retrieval, prepared: PreparedPrompt, settings: GeneratorSettings
-) -> tuple[tuple[int, ...], ...]:
-    """Returns the orders in which the passages of a prompt may stand, that of the scores first."""
-    by_score = retrieval.hits[: len(prepared.given)]
-    if not (by_score and settings.score_loss_max) or settings.order == "arrival":
-        return (tuple(range(len(by_score))),)
-    return passage_orders(
-        [hit.score for hit in by_score],
-        score_loss_max=settings.score_loss_max,
-        orders_max=PASSAGE_ORDERS_MAX,
-    )
-
-
-def in_order(
-    prepared: PreparedPrompt,
-    order: Sequence[int],
-    retrieval: Retrieval,
-    settings: GeneratorSettings,
-    templates: Mapping[str, Template],
-) -> PreparedPrompt:
-    """Returns a prompt with its passages in another order: the same ones, numbered anew."""
-    again = prepare_prompt(retrieval, settings, templates, form=prepared.request.form, order=order)
-    return replace(again, request=replace(again.request, priority=prepared.request.priority))
 
 
 def reusable_key(

@@ -32,8 +32,9 @@ from generator.llm.protocol import (
 from generator.llm.servers import LlmServers
 from generator.llm_requests import RequestsInFlight, check_id
 from generator.outcomes import Outcomes
+from generator.plan.cached_prefixes import blocks_of
 from generator.plan.concurrency import FIRST, next_concurrency
-from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
+from generator.plan.dispatch import Dispatcher, DispatchLimits
 from generator.plan.dispatch_events import (
     AnswerCancelled,
     CacheChanged,
@@ -63,7 +64,6 @@ from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
 from generator.plan.speculation.factory import SpeculationName, make_policy
 from generator.plan.speculation.protocol import EngineLoad
-from generator.prompt_forms import PromptForms
 from generator.prompts import (
     PreparedPrompt,
     load_templates,
@@ -135,25 +135,24 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
-        prompts_max = settings.prompts_max(len(servers))
         self._dispatcher = Dispatcher(
             DispatchLimits(
                 concurrency=settings.concurrency or FIRST,
-                prompts_max=prompts_max,
+                prompts_max=settings.prompts_max(len(servers)),
                 backoff_us_min=llm.backoff_ms_min * 1_000,
                 backoff_us_max=llm.backoff_ms_max * 1_000,
                 retry_after_us_max=RETRY_AFTER_US_MAX,
                 tries_max=llm.tries_max,
             ),
             servers=len(servers),
-            order=CacheOrder(name=settings.order, overtaken_max=prompts_max) if endpoints else None,
+            order=settings.order if endpoints else None,
         )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
         self._troubles = ["has not answered yet"] * len(servers)
         self._is_draining = False
         self._is_closed = False
-        self._forms = PromptForms(servers.tokenize, settings, templates)
+        self._block_tokens = 0  # of the servers; 0: not known
         self._caches = ServerCaches(
             endpoints, servers.labels, self._cache_changed, metrics.generator
         )
@@ -165,7 +164,7 @@ class GeneratorStage:
             run=self._requests.prepare,
             choose=self._server_to_warm,
             load=self._load,
-            block_tokens=lambda: self._forms.block_tokens,
+            block_tokens=lambda: self._block_tokens,
             metrics=metrics,
             clock=clock,
         )
@@ -226,7 +225,7 @@ class GeneratorStage:
             self._queries[unit.id] = work
             self._queries_bytes += unit.message.size_bytes
         self._happened(PromptArrived(prompt=prompt))
-        with self._lock:  # after its arrival: forms of an unknown prompt are ignored
+        with self._lock:  # after its arrival: blocks of an unknown prompt are ignored
             if not self._is_closed:
                 self._requests.soon(partial(self._warmer.searched, retrieval))
                 self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
@@ -347,7 +346,7 @@ class GeneratorStage:
         return None if prepared.is_extractive else prepared
 
     def _server_to_warm(self, token_ids: tuple[int, ...], warm_ups: Sequence[int]) -> int:
-        size = self._forms.block_tokens
+        size = self._block_tokens
         digests = digests_of(token_ids, block_tokens=size) if size else ()
         with self._lock:
             return self._dispatcher.server_to_warm(digests, warm_ups)
@@ -371,12 +370,9 @@ class GeneratorStage:
 
     def _do(self, action: DispatchAction) -> None:
         match action:
-            case SendPrompt(id=id, attempt=attempt, server=server, form=form):
+            case SendPrompt(id=id, attempt=attempt, server=server):
                 if (work := self._get(id)) is not None:  # else revoked: a CancelRequest follows
                     work.progress.attempts, work.server = attempt, server
-                    if form is not None:
-                        with self._lock:
-                            self._forms.put_in(work, form)
                     self._warmer.make_room(server)
                     self._requests.send(id, self._ask(work))
             case CheckServer(server=server):
@@ -439,24 +435,25 @@ class GeneratorStage:
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
         try:
-            forms = await self._forms.find(work)
+            work.token_ids = await self._servers.tokenize(work.prepared.request)
         except LlmRefusal:
             return  # the request finds out, and reports it
         except Exception as error:
             self._broke(work.unit.id, error)
             return
-        if forms:
-            self._happened(PromptTokenized(id=work.unit.id, forms=forms))
+        if work.token_ids and self._block_tokens:
+            blocks = blocks_of(work.token_ids, self._block_tokens)
+            self._happened(PromptTokenized(id=work.unit.id, blocks=blocks))
 
     def _cache_changed(self, server: int, event: KvTreeEvent) -> None:
-        """Passes on a KV event. If the size of blocks changes, the forms are made again."""
+        """Passes on a KV event. If the size of blocks changes, prompts are cut anew."""
         self._happened(CacheChanged(server=server, event=event))
         with self._lock:
             trees = [self._dispatcher.tree(one) for one in range(len(self._servers))]
         self._measure_cache(server)
         size = self._caches.block_tokens([tree.block_tokens for tree in trees if tree is not None])
-        if size and size != self._forms.block_tokens:
-            self._forms.block_tokens = size
+        if size and size != self._block_tokens:
+            self._block_tokens = size
             with self._lock:
                 waiting = tuple(self._queries.values())
             for work in waiting:

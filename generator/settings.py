@@ -11,7 +11,7 @@ from msgspec import Meta
 from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
 from generator.plan.concurrency import FOUND_MAX
-from generator.plan.order.factory import OrderName
+from generator.plan.dispatch import OrderName
 from generator.plan.speculation.factory import SpeculationName
 
 PROMPTS_A_SLOT = 8
@@ -43,17 +43,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "llm.kv_events; without them prompts go in the order of arrival"
         ),
     ] = "cached_prefix"
-    score_loss_max: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=2,
-            description="Passages of a prompt may be reordered, so that more of the prompt is "
-            "cached; the score of a passage may be higher than that of an earlier passage by at "
-            "most this value; 0: the order of the scores; too low saves little, too high puts the "
-            "best passage last",
-        ),
-    ] = 0.0
     template: Annotated[
         str,
         Meta(
@@ -115,24 +104,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "lets one query block a request slot",
         ),
     ] = 2_048
-    temperature: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=2,
-            description="Sampling temperature, unless the query says; 0 is deterministic, higher "
-            "varies more",
-        ),
-    ] = 0.0
-    citations_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000,
-            description="Citations in an answer, the first ones; too low loses some, too high "
-            "makes records large",
-        ),
-    ] = 64
     dedup_horizon_ms: Annotated[
         int,
         Meta(
@@ -143,16 +114,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "slow",
         ),
     ] = 86_400_000
-    dedup_ids_max: Annotated[
-        int,
-        Meta(
-            ge=1_000,
-            le=100_000_000,
-            description="Query ids whose answers are remembered, about 400 bytes each, and as "
-            "many prompts, about 320 bytes each; too low forgets the oldest, which are generated "
-            "again if published again, too high takes memory",
-        ),
-    ] = 1_000_000
     reuse: Annotated[
         bool,
         Meta(

@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from generator.plan.cached_prefixes import CachedPrefixes, PromptBlocks
 from generator.plan.kv_tree import (
     BlockDigest,
     BlocksRemoved,
@@ -29,11 +30,9 @@ from generator.plan.kv_tree import (
     KvTree,
     digests_of,
 )
-from generator.plan.order.cached_prefixes import CachedPrefixes, PromptForm
-from generator.plan.order.protocol import Order
-from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt, ServerCache
+from generator.plan.queue import Choose, Prompt, PromptQueue, QueuedPrompt, ServerCache
 
-MakeOrder = Callable[[CachedPrefixes], Order | None]
+MakeOrder = Callable[[CachedPrefixes], Choose | None]
 """Makes the order of one server; of arrival: None."""
 
 
@@ -156,10 +155,10 @@ class BlockSimulator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedPrompt:
-    """A prompt in the forms in which it may be sent, the preferred first, and the ids of each."""
+    """A prompt as token ids, and its blocks."""
 
-    forms: tuple[PromptForm, ...]
-    token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[int, ...]
+    blocks: PromptBlocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,45 +180,38 @@ def replay(
     make_order: MakeOrder,
     *,
     backlog: int,
-    overtaken_max: int | None = None,
 ) -> TokenCounts:
-    """Sends prompts as the generator would. The backlog is refilled before each, to the end.
-
-    In the order of arrival a prompt is sent in its first form. `overtaken_max` None: no bound.
-    """
+    """Sends prompts as the generator would. The backlog is refilled before each, to the end."""
     tree = KvTree(block_tokens=size.block_tokens)
     prefixes = CachedPrefixes(tree)
-    order = make_order(prefixes)
-    queue = PromptQueue(ServerCache(prefixes=prefixes, order=order), overtaken_max=overtaken_max)
+    queue = PromptQueue(ServerCache(prefixes=prefixes, choose=make_order(prefixes)))
     server = BlockSimulator(size)
     arriving, waiting = enumerate(prompts), 0
     cached = computed = 0
     for seq in itertools.count():
         for id, prompt in itertools.islice(arriving, backlog - waiting):
-            forms = () if order is None else prompt.forms
-            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, forms=forms)))
+            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, blocks=prompt.blocks)))
             waiting += 1
         queued = queue.take_next(now_us=0)
         if queued is None:
             break
         waiting -= 1
-        prompt = prompts[queued.prompt.id]
-        place = prompt.forms.index(queued.form) if queued.form else 0
-        found = server.start(prompt.token_ids[place])
+        found = server.start(prompts[queued.prompt.id].token_ids)
         cached, computed = cached + found.cached, computed + found.computed
         queue.cache_changed(tree.step(server.take_batch(seq)))
     return TokenCounts(cached=cached, computed=computed)
 
 
 def computed_once(prompts: Sequence[RenderedPrompt], block_tokens: int) -> TokenCounts:
-    """Returns what no order surpasses while prompts are sent in their first form.
+    """Returns what no order surpasses.
 
     No block is computed twice: all prompts are known in advance, and memory has no bound.
     """
-    forms = [prompt.forms[0] for prompt in prompts]
-    blocks = {digest for form in forms for digest in form.digests}
+    digests = {digest for prompt in prompts for digest in prompt.blocks.digests}
     # What follows the last full block is computed for each prompt, also for an equal one.
-    rest = sum(form.tokens - block_tokens * len(form.digests) for form in forms)
-    computed = block_tokens * len(blocks) + rest
-    tokens = sum(form.tokens for form in forms)
+    rest = sum(
+        prompt.blocks.tokens - block_tokens * len(prompt.blocks.digests) for prompt in prompts
+    )
+    computed = block_tokens * len(digests) + rest
+    tokens = sum(prompt.blocks.tokens for prompt in prompts)
     return TokenCounts(cached=tokens - computed, computed=computed)

@@ -308,7 +308,7 @@ class GeneratorMetrics:
         )
         self.dedup_ids = make.gauge(
             "answer_ledger_ids",
-            "Answered query ids in memory. Near generator.dedup_ids_max the oldest are forgotten.",
+            "Answered query ids in memory. Near a million the oldest are forgotten.",
         )
         self.dedup_decisions = make.counter(
             "answer_ledger_decisions_total",

@@ -61,6 +61,9 @@ from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, CANCELS, priority_in_class
 
+IDS_MAX = 1_000_000
+"""Ids with an answer, prompts, and cancels that are remembered: about 400, 320 and 100 bytes each.
+The oldest is forgotten first, and generated again if it is published again."""
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
 CONFLICT = (
@@ -124,15 +127,15 @@ class DedupStage:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._dedup = AnswerDedup(ids_max=settings.dedup_ids_max)
-        self._reuse = PromptReuse(keys_max=settings.dedup_ids_max)
+        self._dedup = AnswerDedup(ids_max=IDS_MAX)
+        self._reuse = PromptReuse(keys_max=IDS_MAX)
         self._reuse_held_until_us = 0
         self._horizon_us = settings.dedup_horizon_ms * 1_000
         self._assigned: set[TopicPartition] = set()
         self._waiting: dict[int, tuple[Unit[Any], int]] = {}  # with the arrival
         self._waiting_bytes = 0
         self._decided: deque[DedupAction | ReuseAction] = deque()
-        self._cancels = Cancels(cancels_max=settings.dedup_ids_max)
+        self._cancels = Cancels(cancels_max=IDS_MAX)
         self._cancelled: deque[int] = deque()  # units
         self._tables: list[TopicTable] = []
         self._sink: Sink | None = None
@@ -141,7 +144,7 @@ class DedupStage:
             self,
             clock,
             horizon_ms=settings.dedup_horizon_ms,
-            rows_max=settings.dedup_ids_max,
+            rows_max=IDS_MAX,
         )
         self._tables.append(self.table)
         if cancels is not None:
@@ -151,7 +154,7 @@ class DedupStage:
                     CancelsReader(self._cancel_read),
                     clock,
                     horizon_ms=CANCELS.retention_ms,
-                    rows_max=settings.dedup_ids_max,
+                    rows_max=IDS_MAX,
                 )
             )
         if drafts is not None:

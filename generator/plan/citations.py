@@ -9,6 +9,9 @@ from dataclasses import dataclass
 MARKER = re.compile(r"\[\s*(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\s*\]", re.ASCII)
 """`[2]` or `[1, 3]`. Numbers have at most three digits, as `top_k` has: a year is no marker."""
 
+CITATIONS_MAX = 64
+"""More would make records large."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cited:
@@ -27,11 +30,11 @@ class Citations:
     invented: tuple[Cited, ...]
 
 
-def cite(answer: str, listed: Sequence[int], *, passages: int, citations_max: int) -> Citations:
+def cite(answer: str, listed: Sequence[int], *, passages: int) -> Citations:
     """Returns the citations of `answer`: its markers in order, then numbers that were only listed.
 
     A number counts once for each marker, and once in the list. Numbers outside of 1 to `passages`
-    are invented, and stay in the text. The first `citations_max` of each kind are returned.
+    are invented, and stay in the text. The first `CITATIONS_MAX` of each kind are returned.
     """
     marked = [
         Cited(n=int(number), start=match.start(), end=match.end())
@@ -42,4 +45,4 @@ def cite(answer: str, listed: Sequence[int], *, passages: int, citations_max: in
     written = [*marked, *(Cited(n=n) for n in dict.fromkeys(listed) if n not in in_text)]
     valid = [cited for cited in written if 1 <= cited.n <= passages]
     invented = [cited for cited in written if not 1 <= cited.n <= passages]
-    return Citations(valid=tuple(valid[:citations_max]), invented=tuple(invented[:citations_max]))
+    return Citations(valid=tuple(valid[:CITATIONS_MAX]), invented=tuple(invented[:CITATIONS_MAX]))

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.dispatch_events import (
     AnswerCancelled,
     CacheChanged,
@@ -45,8 +47,6 @@ from generator.plan.dispatch_events import (
 )
 from generator.plan.health import CHECK, ServerHealth
 from generator.plan.kv_tree import BlockDigest, KvTree, KvTreeEvent, ServerLost
-from generator.plan.order.cached_prefixes import CachedPrefixes
-from generator.plan.order.factory import OrderName, make_order
 from generator.plan.queue import PromptQueue, QueuedPrompt, ServerCache
 
 LEAD_MAX = 1
@@ -72,19 +72,7 @@ class DispatchLimits:
     tries_max: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheOrder:
-    """The order of prompts at servers whose KV events are followed.
-
-    `overtaken_max`: how often a prompt may be overtaken; None: no bound. `block_tokens`: tokens of
-    a block, equal for all servers, because the digests of a prompt are made once; None: as the KV
-    events say. A server with blocks of another size counts as having nothing cached, because none
-    of its blocks has such a digest.
-    """
-
-    name: OrderName
-    block_tokens: int | None = None
-    overtaken_max: int | None = None
+OrderName = Literal["arrival", "cached_prefix"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,9 +102,13 @@ class Dispatcher:
     """See the module. Not thread-safe: the caller locks. A step costs O(prompts * servers)."""
 
     def __init__(
-        self, limits: DispatchLimits, *, servers: int = 1, order: CacheOrder | None = None
+        self, limits: DispatchLimits, *, servers: int = 1, order: OrderName | None = None
     ) -> None:
-        """`order` None: KV events are not followed, and prompts go in the order of arrival."""
+        """`order` None: KV events are not followed, and prompts go in the order of arrival.
+
+        The digests of a prompt are made once for all servers. So one with blocks of another size
+        counts as having nothing cached, because none of its blocks has such a digest.
+        """
         self._limits = limits
         self._servers = tuple(
             _LlmServer(
@@ -126,13 +118,16 @@ class Dispatcher:
                     retry_after_us_max=limits.retry_after_us_max,
                 ),
                 concurrency=limits.concurrency,
-                tree=None if order is None else KvTree(block_tokens=order.block_tokens),
+                tree=None if order is None else KvTree(),
             )
             for _ in range(servers)
         )
+        known = [CachedPrefixes(one.tree) for one in self._servers if one.tree is not None]
         self._queue = PromptQueue(
-            *_caches(order, [server.tree for server in self._servers]),
-            overtaken_max=None if order is None else order.overtaken_max,
+            *(
+                ServerCache(prefixes=one, choose=one.choose if order == "cached_prefix" else None)
+                for one in known
+            )
         )
         self._in_flight: dict[int, QueuedPrompt] = {}
         self._now_us = 0
@@ -252,10 +247,10 @@ class Dispatcher:
                 actions.append(AnswerCancelled(id=id))
             case PromptHastened():
                 self._hasten(event)
-            case PromptTokenized(id=id, forms=forms):
-                self._queue.set_forms(id, forms)
+            case PromptTokenized(id=id, blocks=blocks):
+                self._queue.set_blocks(id, blocks)
                 if (queued := self._in_flight.get(id)) is not None:  # it may come back
-                    queued.prompt = replace(queued.prompt, forms=forms)
+                    queued.prompt = replace(queued.prompt, blocks=blocks)
 
     def _follow_server(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
         """Takes an event about what a server did."""
@@ -393,16 +388,5 @@ class Dispatcher:
         queued.is_begun = False
         server.in_flight += 1
         self._in_flight[id] = queued
-        actions.append(
-            SendPrompt(id=id, attempt=queued.attempts, server=queued.server, form=queued.form)
-        )
+        actions.append(SendPrompt(id=id, attempt=queued.attempts, server=queued.server))
         return id
-
-
-def _caches(order: CacheOrder | None, trees: Sequence[KvTree | None]) -> list[ServerCache]:
-    caches = []
-    for tree in trees:
-        if order is not None and tree is not None:
-            prefixes = CachedPrefixes(tree)
-            caches.append(ServerCache(prefixes=prefixes, order=make_order(order.name, prefixes)))
-    return caches

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from generator.plan.cached_prefixes import PromptBlocks
 from generator.plan.kv_tree import KvTreeEvent
-from generator.plan.order.cached_prefixes import PromptForm
 from generator.plan.queue import Prompt
 
 
@@ -22,10 +22,10 @@ class PromptArrived:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptTokenized:
-    """The token ids of a prompt are known. `forms`: the ways to send it, the preferred first."""
+    """The token ids of a prompt are known, and so its blocks."""
 
     id: int
-    forms: tuple[PromptForm, ...]
+    blocks: PromptBlocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,15 +132,11 @@ DispatchEvent: TypeAlias = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendPrompt:
-    """Send this prompt to this server; it is the `attempt`th time, counted from 1.
-
-    `form`: in which of its forms; None: as it is.
-    """
+    """Send this prompt to this server; it is the `attempt`th time, counted from 1."""
 
     id: int
     attempt: int
     server: int
-    form: PromptForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

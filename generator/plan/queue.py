@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
+from generator.plan.cached_prefixes import CachedPrefixes, PromptBlocks
 from generator.plan.kv_tree import KvTreeStep
-from generator.plan.order.cached_prefixes import CachedForm, CachedPrefixes, PromptForm
-from generator.plan.order.overtaking import Overtaking
-from generator.plan.order.protocol import NextPrompt, Order
 
 OLDEST_EVERY = 16
-"""Every 16th prompt sent is the one that waited longest, so no priority starves a prompt."""
+"""Every 16th prompt sent is the one that waited longest, so no priority and no order starves a
+prompt: it waits for at most 16 times as many prompts as waited when it came."""
+Choose = Callable[[Sequence[int]], int]
+"""Returns the next of several prompts, which are in the order of arrival and at least one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCache:
     """What a server has cached of the waiting prompts, and how the next one for it is chosen.
 
-    `order` chooses among prompts of one priority and one tenant that have no deadline; None: the
-    order of arrival.
+    `choose`: among prompts of one priority and one tenant that have no deadline; None: the order of
+    arrival.
     """
 
     prefixes: CachedPrefixes
-    order: Order | None = None
+    choose: Choose | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,8 @@ class Prompt:
     """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds.
 
     `due_us`: the deadline of another query that waits for the same answer; it affects the order
-    only. `forms`: the ways to send the prompt, once its tokens are known. `warmed_at`: the server
-    that was warmed for the prompt.
+    only. `blocks`: None while its tokens are not known. `warmed_at`: the server that was warmed for
+    the prompt.
     """
 
     id: int
@@ -42,7 +43,7 @@ class Prompt:
     deadline_us: int | None = None
     due_us: int | None = None
     tenant: str = ""
-    forms: tuple[PromptForm, ...] = ()
+    blocks: PromptBlocks | None = None
     warmed_at: int | None = None
 
     def is_late(self, now_us: int) -> bool:
@@ -81,8 +82,7 @@ class QueuedPrompt:
     `is_begun`: the server has begun to answer the last try. `failures`: those that the prompt may
     have caused. `answered_at_failure`: how many prompts each server had answered when it last
     failed on this prompt. `not_before_us`: when the prompt may be sent again. Of the last try:
-    `server`, `form` (None: as the prompt is) and `cached_tokens`, the tokens that the tree had as
-    cached.
+    `server`, and `cached_tokens`, the tokens that the tree had as cached.
     """
 
     prompt: Prompt
@@ -92,7 +92,6 @@ class QueuedPrompt:
     answered_at_failure: dict[int, int] = field(default_factory=dict)
     not_before_us: int = 0
     server: int = 0
-    form: PromptForm | None = None
     cached_tokens: int | None = None
 
 
@@ -107,13 +106,12 @@ class PromptQueue:
     in the same way.
     """
 
-    def __init__(self, *caches: ServerCache, overtaken_max: int | None = None) -> None:
+    def __init__(self, *caches: ServerCache) -> None:
         """`caches`: one for each server, or none; all have an order, or none has."""
         self._waiting: dict[int, QueuedPrompt] = {}
         self._taken = 0
         self._caches = caches
-        self._has_order = any(cache.order is not None for cache in caches)
-        self._overtaking = Overtaking(overtaken_max)
+        self._has_order = any(cache.choose is not None for cache in caches)
         self._tenants = DeficitRoundRobin(quantum=1, weight_of=lambda _: 1)
         self._with_work: set[str] = set()
 
@@ -129,18 +127,18 @@ class PromptQueue:
     def add(self, queued: QueuedPrompt) -> None:
         """Adds a prompt that is new, or that was refused."""
         self._waiting[queued.prompt.id] = queued
-        if queued.prompt.forms:
+        if queued.prompt.blocks is not None:
             for cache in self._caches:
-                cache.prefixes.add(queued.prompt.id, queued.prompt.forms)
+                cache.prefixes.add(queued.prompt.id, queued.prompt.blocks)
 
-    def set_forms(self, id: int, forms: Sequence[PromptForm]) -> None:
-        """Notes in which forms a waiting prompt may be sent. Ignores one that does not wait."""
+    def set_blocks(self, id: int, blocks: PromptBlocks) -> None:
+        """Notes the blocks of a waiting prompt. Ignores one that does not wait."""
         queued = self._waiting.get(id)
         if queued is not None:
-            queued.prompt = replace(queued.prompt, forms=tuple(forms))
+            queued.prompt = replace(queued.prompt, blocks=blocks)
             for cache in self._caches:
                 cache.prefixes.remove(id)
-                cache.prefixes.add(id, forms)
+                cache.prefixes.add(id, blocks)
 
     def cache_changed(self, step: KvTreeStep, server: int = 0) -> None:
         """Follows what a server has cached."""
@@ -157,7 +155,6 @@ class PromptQueue:
         if queued is not None:
             for cache in self._caches:
                 cache.prefixes.remove(id)
-            self._overtaking.forget(id)
         return queued
 
     def has_probe(self) -> bool:
@@ -182,17 +179,13 @@ class PromptQueue:
             return None
         first = min(ready, key=Prompt.urgency)
         if (self._taken + 1) % OLDEST_EVERY == 0:
-            oldest = min(ready, key=Prompt.arrival)
-            if not self._has_order or not first.is_equal_to(oldest):
-                return self._take(oldest.id, servers)
+            return self._take(min(ready, key=Prompt.arrival).id, servers)
         if not self._has_order or first.orders_by_us() is not None:
             return self._take(first.id, servers)
         ids = self._of_tenant([prompt for prompt in ready if prompt.is_equal_to(first)])
-        allowed = self._overtaking.allowed(ids)
-        choices = [(server, self._choose(server, allowed)) for server in servers]
-        server, chosen = max(choices, key=lambda choice: self._gain(choice[0], choice[1].id))
-        self._overtaking.sent(chosen.id, ids)
-        return self._take(chosen.id, (server,), chosen.form)
+        choices = [(server, self._choose(server, ids)) for server in servers]
+        server, id = max(choices, key=lambda choice: self._gain(*choice))
+        return self._take(id, (server,))
 
     def has_ready(self, now_us: int) -> bool:
         """Returns whether a prompt may be sent now."""
@@ -212,37 +205,25 @@ class PromptQueue:
         assert turn is not None, "a prompt is ready, so its tenant has work"
         return [prompt.id for prompt in sorted(of_tenant[turn], key=Prompt.arrival)]
 
-    def _choose(self, server: int, ids: Sequence[int]) -> NextPrompt:
-        order = self._caches[server].order
-        assert order is not None, "all servers have an order, or none has"
-        return order.choose(ids)
-
-    def _cached(self, server: int, id: int) -> CachedForm | None:
-        """Returns what the server has cached of a waiting prompt; None if that is not known."""
-        prefixes = self._caches[server].prefixes if self._caches else None
-        return None if prefixes is None or prefixes.tree.is_blind else prefixes.cached(id)
+    def _choose(self, server: int, ids: Sequence[int]) -> int:
+        choose = self._caches[server].choose
+        assert choose is not None, "all servers have an order, or none has"
+        return choose(ids)
 
     def _gain(self, server: int, id: int) -> float:
-        found = self._cached(server, id)
+        prefixes = self._caches[server].prefixes if self._caches else None
+        found = None if prefixes is None else prefixes.cached_over_computed(id)
         if found is None:  # most prompts that were warmed are sent before their blocks are known
             return float(self._waiting[id].prompt.warmed_at == server)
-        return found.cached_over_computed
+        return found
 
-    def _take(
-        self, id: int, servers: Sequence[int], form: PromptForm | None = None
-    ) -> QueuedPrompt:
-        """Removes a prompt, and assigns it to the server that has most of it cached.
-
-        `form` None: the one of which most is cached.
-        """
+    def _take(self, id: int, servers: Sequence[int]) -> QueuedPrompt:
+        """Removes a prompt, and assigns it to the server that has most of it cached."""
         server = max(servers, key=lambda server: self._gain(server, id))
-        found = self._cached(server, id)
+        prefixes = self._caches[server].prefixes if self._caches else None
+        cached_tokens = None if prefixes is None else prefixes.cached_tokens(id)
         queued = self.remove(id)
         assert queued is not None, f"prompt {id} does not wait"
         self._taken += 1
-        queued.server, queued.form, queued.cached_tokens = server, form, None
-        if found is not None:
-            queued.form = form or found.form
-            tree = self._caches[server].prefixes.tree
-            queued.cached_tokens = tree.cached_tokens(queued.form.digests)
+        queued.server, queued.cached_tokens = server, cached_tokens
         return queued

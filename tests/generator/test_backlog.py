@@ -17,9 +17,8 @@ from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import HELD_US, CommitPlanner
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Done
+from generator.plan.cached_prefixes import CachedPrefixes, blocks_of
 from generator.plan.kv_tree import KvTree
-from generator.plan.order.cached_prefix import CachedPrefix
-from generator.plan.order.cached_prefixes import CachedPrefixes, form_of
 from schemas.topics import RETRIEVALS
 from tests.records import a_message
 
@@ -121,14 +120,14 @@ def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata() -> No
         CachedPrefixes(tree),
         BlockSimulator(CacheSize(blocks=600, block_tokens=BLOCK)),
     )
-    order, intake = CachedPrefix(prefixes), Intake()
+    intake = Intake()
     running: list[int] = []
     overtaken = 0
     for seq in range(RECORDS):
         for number in intake.fill():
-            prefixes.add(number, [form_of((0,), tokens[number], BLOCK)])
+            prefixes.add(number, blocks_of(tokens[number], BLOCK))
         waiting = [number for number in intake.backlog if number not in running]
-        number = order.choose(waiting).id
+        number = prefixes.choose(waiting)
         overtaken += number != waiting[0]
         prefixes.remove(number)
         server.start(tokens[number])

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.dispatch import CacheOrder, Dispatcher, DispatchLimits
+from generator.plan.cached_prefixes import blocks_of
+from generator.plan.dispatch import Dispatcher, DispatchLimits, OrderName
 from generator.plan.dispatch_events import (
     CacheChanged,
     CancelRequest,
@@ -40,8 +42,6 @@ from generator.plan.dispatch_events import (
     TimePassed,
 )
 from generator.plan.kv_tree import BlocksStored, KvBatch
-from generator.plan.order.cached_prefixes import form_of
-from generator.plan.order.factory import ORDER_NAMES, OrderName
 from generator.plan.queue import OLDEST_EVERY, Prompt
 from tests.transcripts import Execute
 
@@ -129,13 +129,13 @@ def test_dispatch_transcript(path: Path, check_transcript: Callable[[Path, Execu
 
 
 def new_dispatcher(
-    *, servers: int = 1, order: CacheOrder | None = None, **limits: int
+    *, servers: int = 1, order: OrderName | None = None, **limits: int
 ) -> Dispatcher:
     return Dispatcher(replace(LIMITS, **limits), servers=servers, order=order)
 
 
 def open_dispatcher(
-    *, servers: int = 1, order: CacheOrder | None = None, **limits: int
+    *, servers: int = 1, order: OrderName | None = None, **limits: int
 ) -> Dispatcher:
     """A dispatcher without prompts, whose servers have passed a check."""
     dispatcher = new_dispatcher(servers=servers, order=order, **limits)
@@ -185,11 +185,12 @@ STEPS = st.lists(
 
 
 BLOCK = 4
+ORDERS: tuple[OrderName, ...] = get_args(OrderName)
 PROMPTS = ((1,) * 9, (*(1,) * 4, *(2,) * 8))
-FORMS = tuple(form_of((0,), ids, BLOCK) for ids in PROMPTS)
+BLOCKS = tuple(blocks_of(ids, BLOCK) for ids in PROMPTS)
 STORED = tuple(
-    BlocksStored(names=form.digests, parent=None, token_ids=ids[: BLOCK * len(form.digests)])
-    for form, ids in zip(FORMS, PROMPTS, strict=True)
+    BlocksStored(names=blocks.digests, parent=None, token_ids=ids[: BLOCK * len(blocks.digests)])
+    for blocks, ids in zip(BLOCKS, PROMPTS, strict=True)
 )
 
 
@@ -283,7 +284,7 @@ def event_of(
                     arrival_us=now_us,
                     priority=number % 2,
                     deadline_us=deadline_us,
-                    forms=(FORMS[next_id % 2],),
+                    blocks=BLOCKS[next_id % 2],
                 )
             )
         case "check" if accounts.checked:
@@ -322,12 +323,11 @@ def event_of(
 # ---- against a plain bookkeeper, over random histories
 
 
-@given(STEPS, st.integers(1, 3), st.sampled_from([None, *ORDER_NAMES]))
+@given(STEPS, st.integers(1, 3), st.sampled_from([None, *ORDERS]))
 def test_over_any_history_each_query_ends_once_or_is_still_there(
-    steps: list[tuple[str, int, int]], servers: int, name: OrderName | None
+    steps: list[tuple[str, int, int]], servers: int, order: OrderName | None
 ) -> None:
     limits = replace(LIMITS, tries_max=2)
-    order = None if name is None else CacheOrder(name=name, block_tokens=BLOCK, overtaken_max=2)
     dispatcher, accounts = Dispatcher(limits, servers=servers, order=order), Accounts()
     accounts.limits, accounts.next_seqs = [limits.concurrency] * servers, [0] * servers
     now_us, next_id = 0, 0
@@ -432,9 +432,8 @@ def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expir
 # ---- several servers that say what they have cached
 
 
-def caching_dispatcher(name: OrderName, **limits: int) -> Dispatcher:
+def caching_dispatcher(order: OrderName, **limits: int) -> Dispatcher:
     """Two open servers; the first has the first prompt cached, the second the other one."""
-    order = CacheOrder(name=name, block_tokens=BLOCK)
     dispatcher = open_dispatcher(servers=2, order=order, prompts_max=20, **limits)
     for server in range(2):
         batch = KvBatch(seq=0, events=(STORED[server],))
@@ -442,34 +441,34 @@ def caching_dispatcher(name: OrderName, **limits: int) -> Dispatcher:
     return dispatcher
 
 
-def arrive(dispatcher: Dispatcher, id: int, form: int) -> list[SendPrompt]:
-    prompt = Prompt(id=id, arrival_us=id, forms=(FORMS[form],))
-    actions = dispatcher.step(PromptArrived(prompt=prompt), 1)
+def arrive(dispatcher: Dispatcher, id: int, prompt: int) -> list[SendPrompt]:
+    event = PromptArrived(prompt=Prompt(id=id, arrival_us=id, blocks=BLOCKS[prompt]))
+    actions = dispatcher.step(event, 1)
     dispatcher.check_integrity()
     return [action for action in actions if isinstance(action, SendPrompt)]
 
 
-@pytest.mark.parametrize("order", ORDER_NAMES)
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached(order: OrderName) -> None:
     dispatcher = caching_dispatcher(order, concurrency=8)
-    (sent,) = arrive(dispatcher, 1, form=1)
-    assert (sent.server, sent.form) == (1, FORMS[1])
-    (sent,) = arrive(dispatcher, 2, form=0)
+    (sent,) = arrive(dispatcher, 1, prompt=1)
+    assert sent.server == 1
+    (sent,) = arrive(dispatcher, 2, prompt=0)
     assert sent.server == 0
 
 
 def test_a_server_with_more_than_its_share_of_the_work_gives_prompts_to_others() -> None:
     dispatcher = caching_dispatcher("arrival", concurrency=8)
-    servers = [sent.server for id in range(6) for sent in arrive(dispatcher, id, form=1)]
+    servers = [sent.server for id in range(6) for sent in arrive(dispatcher, id, prompt=1)]
     assert servers == [1, 1, 0, 1, 0, 1], "server 1 has at most two requests more"
 
 
 def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
     dispatcher = caching_dispatcher("cached_prefix", concurrency=1)
     for id in (1, 2):
-        arrive(dispatcher, id, form=0)
+        arrive(dispatcher, id, prompt=0)
     for id in (3, 4, 5):
-        assert arrive(dispatcher, id, form=id % 2) == []
+        assert arrive(dispatcher, id, prompt=id % 2) == []
     for ended, next_id, server in ((2, 3, 1), (1, 4, 0), (3, 5, 1)):
         (sent,) = [
             action
@@ -481,29 +480,29 @@ def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
 
 def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() -> None:
     dispatcher = caching_dispatcher("arrival", concurrency=8)
-    (sent,) = arrive(dispatcher, 1, form=1)
+    (sent,) = arrive(dispatcher, 1, prompt=1)
     actions = dispatcher.step(RequestRefused(id=1, server=1, is_lost=True), 2)
-    assert actions == (SendPrompt(id=1, attempt=2, server=0, form=FORMS[1]),)
+    assert actions == (SendPrompt(id=1, attempt=2, server=0),)
     lost, kept = dispatcher.tree(1), dispatcher.tree(0)
     assert lost is not None and lost.is_blind and len(lost) == 0
     assert kept is not None and len(kept) == 2
     dispatcher.step(TimePassed(), 102)
     dispatcher.step(CheckPassed(server=1), 102)
-    (sent,) = arrive(dispatcher, 2, form=1)
+    (sent,) = arrive(dispatcher, 2, prompt=1)
     assert sent.server == 0, "server 0 has a block of the prompt"
 
 
 def test_a_warm_up_goes_to_an_open_server_with_a_place_that_has_most_cached() -> None:
     dispatcher = caching_dispatcher("arrival", concurrency=2)
-    warm = [dispatcher.server_to_warm(form.digests, (0, 0)) for form in FORMS[:2]]
+    warm = [dispatcher.server_to_warm(blocks.digests, (0, 0)) for blocks in BLOCKS]
     assert warm == [0, 1]
     assert [dispatcher.server_to_warm((), each) for each in ((0, 0), (1, 0), (0, 1))] == [0, 1, 0]
-    assert dispatcher.server_to_warm(FORMS[1].digests, (0, 2)) == 0, "the other one is full"
-    (sent,) = arrive(dispatcher, 1, form=1)
+    assert dispatcher.server_to_warm(BLOCKS[1].digests, (0, 2)) == 0, "the other one is full"
+    (sent,) = arrive(dispatcher, 1, prompt=1)
     assert sent.server == 1
     assert dispatcher.server_to_warm((), (0, 0)) == 0, "the other one has a prompt"
     dispatcher.step(RequestRefused(id=1, server=1), 2)
-    assert dispatcher.server_to_warm(FORMS[1].digests, (0, 0)) == 0, "the other one is not open"
+    assert dispatcher.server_to_warm(BLOCKS[1].digests, (0, 0)) == 0, "the other one is not open"
 
 
 def test_a_prompt_with_unknown_blocks_goes_to_the_server_that_was_warmed_for_it() -> None:
@@ -523,20 +522,20 @@ def test_a_gap_in_a_servers_events_asks_for_a_replay() -> None:
     assert dispatcher.step(event, 1) == (ReplayCache(server=1, replay_from=1),)
 
 
-def test_forms_that_become_known_later_count_also_after_a_refusal() -> None:
+def test_blocks_that_become_known_later_count_also_after_a_refusal() -> None:
     dispatcher = caching_dispatcher("arrival", concurrency=1)
     for id in (1, 2):
         dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id)), 1)
-    dispatcher.step(PromptTokenized(id=1, forms=(FORMS[0],)), 1)
+    dispatcher.step(PromptTokenized(id=1, blocks=BLOCKS[0]), 1)
     dispatcher.step(RequestRefused(id=1, server=0), 1)
     actions = dispatcher.step(RequestEnded(id=2), 1)
-    assert SendPrompt(id=1, attempt=2, server=1, form=FORMS[0]) in actions
+    assert SendPrompt(id=1, attempt=2, server=1) in actions
 
 
 def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
     dispatcher = caching_dispatcher("arrival")
-    arrive(dispatcher, 1, form=0)
-    arrive(dispatcher, 2, form=1)
+    arrive(dispatcher, 1, prompt=0)
+    arrive(dispatcher, 2, prompt=1)
     dispatcher.step(RequestEnded(id=1, cached_tokens=8), 2)
     dispatcher.step(RequestEnded(id=2, cached_tokens=4), 2)
     trees = [dispatcher.tree(server) for server in range(2)]
@@ -544,9 +543,8 @@ def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
 
 
 def test_an_answer_is_not_compared_with_a_cache_of_which_nothing_was_known() -> None:
-    order = CacheOrder(name="cached_prefix", block_tokens=BLOCK)
-    dispatcher = open_dispatcher(servers=2, order=order, prompts_max=20)
-    (sent,) = arrive(dispatcher, 1, form=0)
+    dispatcher = open_dispatcher(servers=2, order="cached_prefix", prompts_max=20)
+    (sent,) = arrive(dispatcher, 1, prompt=0)
     dispatcher.step(RequestEnded(id=1, cached_tokens=BLOCK), 2)
     tree = dispatcher.tree(sent.server)
     assert tree is not None and tree.is_blind and tree.checked == 0

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from carpool.errors import ConfigError
 from generator.plan.prompt import FilledPrompt, Template, fill, parse_template
-from generator.prompts import in_order, load_templates, passage_orders_of, prepare_prompt
+from generator.prompts import load_templates
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.retrieval import Hit
-from tests.records import a_query, a_retrieval, some_hits
+from tests.records import some_hits
 
 CONTENT = """A comment, which may name [system] in a line.
 
@@ -215,43 +212,3 @@ def test_a_question_that_does_not_fit_is_refused_with_its_length() -> None:
 def test_a_placeholder_in_a_question_or_passage_is_not_filled() -> None:
     prompt = filled("{{passages}} {{n}}", hits("{{text}} {x} %s", title="{{question}}"))
     assert prompt.user == "P:\n[1] {{question}}: {{text}} {x} %s\nQ: {{passages}} {{n}}"
-
-
-@given(st.permutations(range(4)), st.integers(1, 4), st.integers(400, 2_000))
-def test_passages_in_another_order_are_the_same_ones_numbered_anew(
-    order: list[int], passages_max: int, prompt_chars_max: int
-) -> None:
-    """Citations, quotes and the passages of the prompt follow; what the form may cite does not."""
-    settings = GeneratorSettings(passages_max=passages_max, prompt_chars_max=prompt_chars_max)
-    templates = load_templates(settings)
-    found = tuple(hits("a " * 9, "b " * 90, "c", "d " * 20))
-    retrieval = a_retrieval(a_query(text="why?"), found)
-    by_score = prepare_prompt(retrieval, settings, templates, form="text")
-    kept = [place for place in order if place < len(by_score.given)]
-    hastened = replace(by_score, request=replace(by_score.request, priority=-3))
-    prompt = in_order(hastened, kept, retrieval, settings, templates)
-    assert [hit.doc_id for hit in prompt.given] == [found[place].doc_id for place in kept]
-    for number, hit in enumerate(prompt.given, start=1):
-        assert f"[{number}] {hit.title}:" in prompt.request.user
-    assert len(prompt.request.user) == len(by_score.request.user)
-    assert prompt.request == replace(
-        hastened.request, user=prompt.request.user, segments=prompt.request.segments
-    )
-    again = in_order(prompt, range(len(kept)), retrieval, settings, templates)
-    assert again == hastened
-
-
-def test_only_passages_with_nearly_equal_scores_change_places_and_only_if_it_is_set() -> None:
-    found = some_hits(3)  # scores 0.9, 0.8, 0.7
-    retrieval = a_retrieval(a_query(text="why?"), found)
-
-    def orders(**given: object) -> tuple[tuple[int, ...], ...]:
-        settings = msgspec.convert(given, GeneratorSettings)
-        prepared = prepare_prompt(retrieval, settings, load_templates(settings))
-        return passage_orders_of(retrieval, prepared, settings)
-
-    assert orders() == ((0, 1, 2),)
-    assert orders(order="arrival", score_loss_max=1) == ((0, 1, 2),)
-    assert orders(order="cached_prefix", score_loss_max=0.05) == ((0, 1, 2),)
-    assert orders(order="cached_prefix", score_loss_max=0.15) == ((0, 1, 2), (0, 2, 1), (1, 0, 2))
-    assert orders(order="cached_prefix", passages_max=0) == ((),)

@@ -1,4 +1,4 @@
-"""The stage follows what its LLM server has cached: which prompt is next, and in which form."""
+"""The stage follows what its LLM server has cached: which prompt is next."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def tell(
 
 
 def tokenized(run: Running) -> bool:
-    """Whether the forms of all waiting prompts are known to the dispatcher."""
-    return all(queued.prompt.forms for queued in run.stage._dispatcher._queue)
+    """Whether the blocks of all waiting prompts are known to the dispatcher."""
+    return all(queued.prompt.blocks for queued in run.stage._dispatcher._queue)
 
 
 @pytest.fixture
@@ -158,53 +158,6 @@ def test_without_zeromq_one_line_says_so_and_prompts_go_in_the_order_of_arrival(
     assert [entry["log_level"] for entry in logs if "pyzmq" in entry["event"]] == ["warning"]
 
 
-def test_passages_of_nearly_equal_scores_stand_as_they_are_cached_and_citations_follow(
-    publisher: KvPublisher,
-) -> None:
-    """The model cites passage 1 of its prompt, which is the second one by score."""
-    best, second, third = passage("best", 0.90), passage("second", 0.88), passage("third", 0.50)
-    text = '{"answer":"Of second-3. [1]","citations":[1]}'
-    engine = WaitingLlm(script=[Reply(), Reply(text=text)])
-    with following(engine, publisher, order="cached_prefix", score_loss_max=0.03) as run:
-        run.offer(unit("q0"), unit("second-3 ?", found=(best, second, third)))
-        tell(run, publisher, ids_of("other", second, best)[:60])
-        run.wait(lambda: tokenized(run))
-        engine.go.set()
-        _, answer = run.wait_for_answers(2)
-    request = engine.requests[1]
-    lines = [line for line in request.user.splitlines() if line.startswith("[")]
-    assert [line.partition(":")[0] for line in lines] == [
-        "[1] Title second",
-        "[2] Title best",
-        "[3] Title third",
-    ]
-    (citation,) = answer.citations
-    assert (citation.n, citation.doc_id, citation.score) == (1, "second", 0.88)
-    assert citation.snippet.startswith("second-0 ")
-    (quote,) = answer.quotes
-    assert (quote.n, quote.doc_id) == (1, "second")
-    assert [(each.id, each.in_prompt) for each in answer.retrieved] == [
-        ("best", True),
-        ("second", True),
-        ("third", True),
-    ], "what was found stays in the order of the scores"
-
-
-def test_a_prompt_that_comes_back_may_be_sent_in_another_form(publisher: KvPublisher) -> None:
-    found = (passage("best", 0.9), passage("second", 0.9))
-    engine = WaitingLlm(script=[Reply(text="", error=LlmRefusal("busy", "later"))])
-    with following(engine, publisher, score_loss_max=0.03) as run:
-        run.offer(unit("q", found=found))
-        tell(run, publisher, ids_of("q", *reversed(found)))
-        engine.go.set()
-        (answer,) = run.wait_for_answers(1)
-    first, again = engine.requests
-    assert "[1] Title best" in first.user and "[1] Title second" in again.user
-    assert (first.id, first.priority, first.schema) == (again.id, again.priority, again.schema)
-    assert answer.citations[0].doc_id == "second"
-    assert answer.attempts == 2
-
-
 @pytest.mark.parametrize(("reported", "event"), [(0, "agreed"), (BLOCK, "more"), (None, None)])
 def test_each_answer_is_compared_with_what_was_expected(
     publisher: KvPublisher, reported: int | None, event: str | None
@@ -240,7 +193,7 @@ def test_a_server_that_cannot_be_reached_counts_as_having_nothing_cached(
         assert run.metric("kv_cache_blocks", server="memory") == 0
 
 
-def test_blocks_of_another_size_after_a_restart_make_other_forms(publisher: KvPublisher) -> None:
+def test_blocks_of_another_size_after_a_restart_cut_prompts_anew(publisher: KvPublisher) -> None:
     engine = WaitingLlm()
     with following(engine, publisher) as run:
         run.offer(*(unit(f"q{n}", found=(passage(f"p{n}"),)) for n in range(3)))
@@ -254,7 +207,7 @@ def test_blocks_of_another_size_after_a_restart_make_other_forms(publisher: KvPu
         run.wait(lambda: run.metric("kv_cache_known", server="memory") == 1)
         size = len(ids) // (2 * BLOCK)
         queue = run.stage._dispatcher._queue
-        run.wait(lambda: all(len(one.prompt.forms[0].digests) <= size for one in queue))
+        run.wait(lambda: all(len(one.prompt.blocks.digests) <= size for one in queue))
         engine.go.set()
         run.wait_for_answers(3)
     assert engine.questions() == ["q0", "q2", "q1"]
@@ -330,7 +283,7 @@ def test_a_server_with_blocks_of_another_size_is_named_once_and_gets_prompts(
         tell(run, publisher, ids_of("a", passage("a")), "first")
         for topic in "bc":
             tell(run, other, ids_of(topic, passage(topic)), "second")
-        assert run.stage._forms.block_tokens == BLOCK
+        assert run.stage._block_tokens == BLOCK
         for engine in engines:
             engine.go.set()
         run.offer(*(unit("about b", found=(passage("b"),)) for _ in range(4)))

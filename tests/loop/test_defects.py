@@ -73,14 +73,14 @@ STEPS: dict[str, Callable[..., bool]] = {
     "generator.dedup.stage:DedupStage._generate": mentioned,
     "generator.dedup.stage:DedupStage._pass_on": mentioned,
     "generator.service:prepare_prompt": mentioned,
-    "generator.service:PromptForms.find": mentioned,
+    "generator.service:LlmServers.tokenize": lambda _, request: "guilty" in request.user,
     "generator.service:stream_answer": lambda _, request: "guilty" in request.user,
     "generator.outcomes:Outcomes.written": mentioned,
     "generator.outcomes:answered": mentioned,
     "generator.outcomes:bounded_answer_output": mentioned,
 }
 """Each step, and whether a call of it is about the query."""
-BESIDE_THE_REPLY = "generator.service:PromptForms.find"
+BESIDE_THE_REPLY = "generator.service:LlmServers.tokenize"
 SUBMITTED = "carpool.loop.work_observer:WorkObserver.finished"
 WITHOUT_QUERY: dict[str, Callable[..., bool]] = {
     "searcher.passages.passage_reader:PassageReader.read": lambda *_: True,

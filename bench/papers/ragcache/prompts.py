@@ -11,10 +11,9 @@ from bench.papers.ragcache.streams import Ask
 from bench.simulator.prompt_cache import RenderedPrompt
 from carpool.errors import ConfigError
 from generator.llm.token_prompts import PromptTokenizer
-from generator.plan.order.cached_prefixes import form_of
-from generator.plan.order.passage_orders import passage_orders
+from generator.plan.cached_prefixes import blocks_of
 from generator.plan.prompt import Template, fill
-from generator.prompts import PASSAGE_ORDERS_MAX, load_templates
+from generator.prompts import load_templates
 from generator.settings import GeneratorSettings
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
@@ -50,36 +49,21 @@ class Renderer:
         self._block_tokens = block_tokens
         self._ids: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
 
-    async def render(self, ask: Ask, score_loss_max: float | None) -> RenderedPrompt:
-        """Returns a prompt in all forms; None: in the order of the scores only."""
-        orders: Sequence[tuple[int, ...]] = (tuple(range(len(ask.passages))),)
-        if score_loss_max is not None:
-            orders = passage_orders(
-                ask.scores, score_loss_max=score_loss_max, orders_max=PASSAGE_ORDERS_MAX
-            )
-        ids = [
-            await self._render(ask.question, tuple(ask.passages[place] for place in places))
-            for places in orders
-        ]
-        forms = (
-            form_of(places, each, self._block_tokens)
-            for places, each in zip(orders, ids, strict=True)
-        )
-        return RenderedPrompt(forms=tuple(forms), token_ids=tuple(ids))
-
-    async def _render(self, question: str, passages: tuple[int, ...]) -> tuple[int, ...]:
-        key = (question, passages)
+    async def render(self, ask: Ask) -> RenderedPrompt:
+        """Returns a prompt, its passages in the order of the scores."""
+        key = (ask.question, ask.passages)
         if key not in self._ids:
             filled = fill(
                 self._template,
-                question,
-                [self._hit(row) for row in passages],
-                passages_max=len(passages),
+                ask.question,
+                [self._hit(row) for row in ask.passages],
+                passages_max=len(ask.passages),
                 passage_chars_max=self._settings.passage_chars_max,
                 prompt_chars_max=self._settings.prompt_chars_max,
             )
             self._ids[key] = await self._tokenizer.ids(filled.system, filled.segments)
-        return self._ids[key]
+        ids = self._ids[key]
+        return RenderedPrompt(token_ids=ids, blocks=blocks_of(ids, self._block_tokens))
 
     def _hit(self, row: int) -> Hit:
         passage = self._passages[row]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.papers.ragcache.cache_aware import CacheAware
+from bench.papers.ragcache.cache_aware import cache_aware
 from bench.simulator.prompt_cache import (
     BlockSimulator,
     CacheSize,
@@ -15,9 +15,9 @@ from bench.simulator.prompt_cache import (
     computed_once,
     replay,
 )
+from generator.plan.cached_prefixes import CachedPrefixes, blocks_of
 from generator.plan.kv_tree import KvTree, digests_of
-from generator.plan.order.cached_prefix import CachedPrefix
-from generator.plan.order.cached_prefixes import form_of
+from generator.plan.queue import Choose
 
 BLOCK = 4
 
@@ -97,7 +97,7 @@ def prompt(question: int, *passages: int) -> RenderedPrompt:
     """A block for the head, one for each passage, and two tokens."""
     body = [passage for passage in passages for _ in range(BLOCK)]
     ids = (*[0] * BLOCK, *body, 1_000 + question, 2_000)
-    return RenderedPrompt(forms=(form_of((0, 1), ids, BLOCK),), token_ids=(ids,))
+    return RenderedPrompt(token_ids=ids, blocks=blocks_of(ids, BLOCK))
 
 
 PROMPTS = [prompt(*each) for each in ((0, 1, 2), (1, 3, 4), (2, 2, 1), (3, 5, 6), (4, 3, 2))]
@@ -105,7 +105,11 @@ PROMPTS.append(PROMPTS[0])
 SIZE = CacheSize(blocks=9, block_tokens=BLOCK, concurrency=1, output_tokens=0)
 
 
-@pytest.mark.parametrize("order", [lambda _: None, CacheAware, CachedPrefix])
+def ours(prefixes: CachedPrefixes) -> Choose:
+    return prefixes.choose
+
+
+@pytest.mark.parametrize("order", [lambda _: None, cache_aware, ours])
 def test_no_order_surpasses_the_bound(order: MakeOrder) -> None:
     bound = computed_once(PROMPTS, BLOCK)
     assert replay(PROMPTS, SIZE, order, backlog=6).cached_share <= bound.cached_share
@@ -123,6 +127,6 @@ def test_with_memory_for_all_the_order_of_arrival_reaches_the_bound() -> None:
 
 def test_a_backlog_sends_together_what_begins_alike() -> None:
     twice = [prompt(n, 1 + n % 6, 9) for n in range(12)]  # each first passage comes back after six
-    alone, together = (replay(twice, SIZE, CachedPrefix, backlog=n) for n in (1, 12))
+    alone, together = (replay(twice, SIZE, ours, backlog=n) for n in (1, 12))
     assert alone.cached == 11 * BLOCK, "the head alone"
     assert together.cached == (11 + 6 * 2) * BLOCK, "and two blocks of every second prompt"

@@ -1,1 +1,0 @@
-"""Which waiting prompt is next, given what the server has cached."""
