@@ -92,7 +92,7 @@ def run_service(
     clock = SystemClock()
     metrics = Metrics()
     group = kafka.group_of(name)
-    tracer = make_tracer(service=name, group=group, metrics=metrics)
+    tracer = make_tracer(service=name, group=group)
     deployment = check_deployment(
         kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics, service=name
     )

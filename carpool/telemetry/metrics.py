@@ -118,12 +118,6 @@ class LoopMetrics:
             "topic",
             "partition",
         )
-        self.spans = make.counter(
-            "spans_total",
-            "Spans of traces by outcome: exported, failed, dropped. A rise of the last two: the "
-            "collector is too slow or unreachable.",
-            "outcome",
-        )
 
 
 class IndexMetrics:

@@ -13,12 +13,10 @@ from opentelemetry.trace import SpanKind
 
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Operation
 from carpool.loop.tracing.otel import OtelTracer
 from carpool.loop.tracing.tracer import with_traceparent
 from carpool.telemetry.logs import trace_id_of
-from carpool.telemetry.metrics import Metrics
 from schemas.group import GroupedQuery
 from schemas.record import Headers, Record, header
 from tests.loop.spans import ASKED, ASKED_HEADERS, TRACE_ID, query
@@ -32,9 +30,7 @@ class Traced:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        span_queue = SpanQueue(InMemorySpanExporter(), Metrics())
-        span_queue.close()
-        self.tracer = OtelTracer(provider.get_tracer("test"), span_queue, group=group)
+        self.tracer = OtelTracer(provider.get_tracer("test"), provider.shutdown, group=group)
 
     def open(
         self,

@@ -9,7 +9,7 @@ context of that span. An operation for many queries has a span of its own with a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
-from carpool.loop.tracing.export import SpanQueue
 from carpool.loop.tracing.operation import Attribute, Operation
 from carpool.loop.tracing.tracer import Tracer, with_traceparent
 from schemas.group import Group
@@ -59,10 +58,10 @@ class _GroupSpan:
 class OtelTracer(Tracer):
     """Makes a span of each step of a record."""
 
-    def __init__(self, tracer: OtelApiTracer, span_queue: SpanQueue, *, group: str) -> None:
-        """`group`: the consumer group of the service. `close` closes `span_queue`."""
+    def __init__(self, tracer: OtelApiTracer, close: Callable[[], None], *, group: str) -> None:
+        """`group`: the consumer group of the service. `close` exports what is left."""
         self._tracer = tracer
-        self._span_queue = span_queue
+        self._close = close
         self._group = group
         self._lock = threading.Lock()
         self._parts: dict[tuple[int, int], _PartSpans] = {}
@@ -133,7 +132,7 @@ class OtelTracer(Tracer):
 
     def close(self) -> None:
         """See `Tracer.close`. Spans of uncommitted work are not exported: the work is repeated."""
-        self._span_queue.close()
+        self._close()
 
     # Spans.
 
