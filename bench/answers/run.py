@@ -96,7 +96,7 @@ def measure(
     if (passages := passages_for(vllm)) is not None:
         run.settings.setdefault(environment_name("generator", "passages_max"), str(passages))
     questions = [Question(id=each.id, text=each.question) for each in gold]
-    with run.session(SERVICES, run.index, run.folder, llm_url=url) as session:
+    with run.session(SERVICES, llm_url=url) as session:
         load = session.ask(
             questions,
             run.plan,

@@ -3,53 +3,43 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
-import confluent_kafka
 import msgspec
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from bench.core.kafka import kafka_settings
 from bench.core.stack import Stack
-from bench.core.topic_recorder import TopicRecorder, end_offsets
+from bench.core.topic_recorder import TopicRecorder
 from carpool.clock import SystemClock
-from carpool.errors import CarpoolError, RetryableError
+from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.client_config import client_config
-from carpool.kafka.clients import Position
 from carpool.kafka.embedded import EmbeddedBroker
-from carpool.kafka.librdkafka.partition_handover import commit_now
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import TopicReader
 from producers.arrival_times import bounded, even, poisson
-from producers.publish_queries import LOGGER, Publisher
+from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan, LoadSummary, QuestionSender, SentQuestion, run_load
 from producers.settings import ClientSettings
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, read_with
-
-INPUTS = {"grouper": QUERIES, "searcher": GROUPS, "generator": RETRIEVALS}
-"""The topic that each service reads, besides the topic of the class `batch`."""
+from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
 QUIET_TIMEOUT_S = 180.0
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
-
-PREFIX = "carpool-bench"
-"""Of topics and groups on the brokers of others."""
-COORDINATOR_TIMEOUT_S = 180.0
-COORDINATOR_PAUSE_S = 0.1
+DELETE_TIMEOUT_S = 30.0
 
 
 class SentLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, by question id, and whether a record of each came back."""
+    """What was sent, by question id."""
 
     sent: dict[str, SentQuestion]
     summary: LoadSummary
-    is_complete: bool = False
 
 
 class Session:
@@ -118,10 +108,10 @@ class Session:
         load = self.send(
             questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed, on_sent=on_sent
         )
-        is_complete = self.recorder.wait(
+        self.recorder.wait(
             load.sent.keys(), topics, stalled_s=stalled_s, settle_s=settle_s, on_progress=on_seen
         )
-        return msgspec.structs.replace(load, is_complete=is_complete)
+        return load
 
     def wait_quiet(self, *services: str) -> None:
         """Waits until no work of `services` is uncommitted. Raises `CarpoolError` after 180 s."""
@@ -153,41 +143,33 @@ def open_session(
     services: Sequence[str],
     settings: Mapping[str, str],
     llm_url: str | None = None,
-    commands: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[Session]:
     """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
 
     `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
-    where `services` has the generator. `commands`: see `Stack`. Logs are written to `work_dir`. The
-    services read what is published from now on. Raises `CarpoolError` with the
-    end of a service's log when it does not start.
+    where `services` has the generator. Logs are written to `work_dir`. Topics and groups have a
+    prefix of the session; the topics are deleted at the end. Raises `CarpoolError` with the end of
+    a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
-    clock = SystemClock()
+    clock, prefix = SystemClock(), f"bench-{uuid.uuid4().hex[:8]}"
     with ExitStack() as opened:
-        brokers = bootstrap
-        if brokers is None:
+        if bootstrap is None:
             embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
-            brokers = opened.enter_context(embedded).bootstrap
-        kafka = kafka_settings(settings, bootstrap=brokers, prefix=PREFIX)
+            bootstrap = opened.enter_context(embedded).bootstrap
+        kafka = kafka_settings(settings, bootstrap=bootstrap, prefix=prefix)
         create_topics(kafka)
-        if bootstrap is not None:
-            for service in services:
-                for topic in read_with(INPUTS[service]):
-                    begin_at_end(kafka, kafka.group_of(service), topic.name)
+        opened.callback(delete_topics, kafka)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
-        recorder = opened.enter_context(
-            TopicRecorder(kafka, topics, clock, from_beginning=bootstrap is None)
-        )
+        recorder = opened.enter_context(TopicRecorder(kafka, topics, clock))
         stack = opened.enter_context(
             Stack(
-                bootstrap=brokers,
+                bootstrap=bootstrap,
                 index_dir=index_dir,
                 work_dir=work_dir,
                 services=services,
-                settings={**settings, "CARPOOL_KAFKA_PREFIX": PREFIX},
+                settings={**settings, "CARPOOL_KAFKA_PREFIX": prefix},
                 llm_url=llm_url,
-                commands=commands,
             )
         )
         publisher = Publisher(kafka, ClientSettings())
@@ -195,26 +177,11 @@ def open_session(
         yield Session(stack=stack, recorder=recorder, publisher=publisher, clock=clock)
 
 
-def begin_at_end(kafka: KafkaSettings, group: str, topic: str) -> None:
-    """Commits the ends of `topic` for `group`, which has no member yet. Blocks.
-
-    Raises `RetryableError` when the group's coordinator does not answer within 180 s: brokers
-    that have just started need some time.
-    """
-    until_s = time.monotonic() + COORDINATOR_TIMEOUT_S
-    consumer = confluent_kafka.Consumer(
-        client_config(kafka) | {"group.id": group, "enable.auto.commit": False}, logger=LOGGER
-    )
-    try:
-        while True:
-            try:
-                with TopicReader(kafka, SystemClock(), name="bench-ends") as reader:
-                    ends = end_offsets(reader, topic)
-                commit_now(kafka, consumer, {at: Position(end, "") for at, end in ends.items()})
-                return
-            except RetryableError:
-                if time.monotonic() > until_s:
-                    raise
-            time.sleep(COORDINATOR_PAUSE_S)
-    finally:
-        consumer.close()
+def delete_topics(kafka: KafkaSettings) -> None:
+    """Deletes the topics of a prefix, where the brokers allow it. Blocks."""
+    admin = AdminClient(client_config(kafka))
+    found = admin.list_topics(timeout=DELETE_TIMEOUT_S).topics
+    names = [name for name in found if name.startswith(kafka.prefix)]
+    for future in admin.delete_topics(names).values() if names else ():
+        with suppress(KafkaException):
+            future.result(DELETE_TIMEOUT_S)

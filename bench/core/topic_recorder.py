@@ -1,7 +1,7 @@
 """Records everything that is written to some topics, with the time of arrival.
 
-No consumer group: partitions are assigned, and offsets are taken before anything is published, so
-nothing is skipped. Values stay bytes until after the run, so that reading costs the run little.
+No consumer group: topics are read from their beginning, so nothing is skipped. Values stay bytes
+until after the run, so that reading costs the run little.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
-from carpool.kafka.records import Message, TopicPartition
+from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader, is_final
 from schemas.record import Headers, header
@@ -42,13 +42,8 @@ class ReceivedRecord(msgspec.Struct, frozen=True, kw_only=True):
 class TopicRecorder:
     """Reads whole topics on a thread. A context manager."""
 
-    def __init__(
-        self, kafka: KafkaSettings, topics: Sequence[str], clock: Clock, *, from_beginning: bool
-    ) -> None:
-        """Takes the offsets to begin at: the current ends, or the beginnings.
-
-        Raises `RetryableError` when no broker answers.
-        """
+    def __init__(self, kafka: KafkaSettings, topics: Sequence[str], clock: Clock) -> None:
+        """Raises `RetryableError` when no broker answers, `ConfigError` for an unknown topic."""
         self._lock = threading.Lock()
         self._records: dict[str, list[ReceivedRecord]] = {topic: [] for topic in topics}
         self._keys: dict[str, set[str]] = {topic: set() for topic in topics}
@@ -68,8 +63,9 @@ class TopicRecorder:
                 "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             },
         )
-        ends = {at: end for topic in topics for at, end in end_offsets(self._reader, topic).items()}
-        self._reader.add(dict.fromkeys(ends, OFFSET_BEGINNING) if from_beginning else ends)
+        for topic in topics:
+            places = self._reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
+            self._reader.add(dict.fromkeys(places, OFFSET_BEGINNING))
         self._thread = threading.Thread(target=self._run, name="topic-recorder", daemon=True)
 
     def records(self, topic: str) -> tuple[ReceivedRecord, ...]:
@@ -158,12 +154,3 @@ class TopicRecorder:
         self._stopping.set()
         self._thread.join()
         self._reader.close()
-
-
-def end_offsets(reader: TopicReader, topic: str) -> dict[TopicPartition, int]:
-    """Returns the end of every partition of `topic`. Blocks up to `TIMEOUT_S` for leaders.
-
-    Raises `ConfigError` for a topic that does not exist, `RetryableError` for silent brokers.
-    """
-    places = reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
-    return {at: reader.bounds(at, patience_s=TIMEOUT_S)[1] for at in places}

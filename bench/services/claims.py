@@ -74,7 +74,7 @@ def run(options: ClaimsOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     run = open_run("claims", options)
     claims, manifest = run.questions(CLAIMS), run.index.manifest
-    with progress_bars() as tell, run.session(SERVICES, run.index, run.folder) as session:
+    with progress_bars() as tell, run.session(SERVICES) as session:
         load = session.ask(
             claims,
             msgspec.structs.replace(run.plan, nprobe=options.nprobe),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from bench.core.machine import data_file
@@ -46,27 +45,16 @@ class CorpusRun(ServicesRun, frozen=True, kw_only=True):
         )
 
     def session(
-        self,
-        services: Sequence[str],
-        index: BenchIndex,
-        folder: Path,
-        *,
-        llm_url: str | None = None,
-        settings: Mapping[str, str] = MappingProxyType({}),
-        commands: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        self, services: Sequence[str], name: str = "", *, llm_url: str | None = None
     ) -> AbstractContextManager[Session]:
-        """Returns a session with `services` on `index`; see `open_session`.
-
-        `settings`: beside those of the run.
-        """
+        """Returns a session with `services`; see `open_session`. `name`: of the folder of logs."""
         return open_session(
             bootstrap=self.options.bootstrap,
-            index_dir=index.dir,
-            work_dir=folder,
+            index_dir=self.index.dir,
+            work_dir=self.folder / name,
             services=services,
-            settings={**self.settings, **settings},
+            settings=self.settings,
             llm_url=llm_url,
-            commands=commands,
         )
 
     def facts(self, *files: Path) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def _open_hops(
     kafka = kafka_settings(settings, bootstrap=bootstrap)
     create_topics(kafka, TOPICS)
     with ExitStack() as opened:
-        last = TopicRecorder(kafka, [TOPICS[-1].name], clock, from_beginning=True)
+        last = TopicRecorder(kafka, [TOPICS[-1].name], clock)
         recorder = opened.enter_context(last)
         pids = []
         for number, (source, target) in enumerate(pairwise(TOPICS), start=1):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from bench.core.accounting import Accounting
-from bench.core.memory import MemoryPeaks, MemoryWatch
+from bench.core.memory import MemoryUse, memory_of
 from bench.core.progress import Tell, progress_bars
 from bench.core.session import SentLoad, Session
 from bench.core.spread import Spread, spreads
@@ -68,7 +68,7 @@ class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: CacheUse
     audited_ids: int
     bytes_a_query: float
-    memory: dict[str, MemoryPeaks]
+    memory: dict[str, MemoryUse]
 
     @property
     def records_agree_with_metrics(self) -> bool:
@@ -107,34 +107,27 @@ def run(options: TrafficOptions) -> bool:
 def measure(run: CorpusRun, kind: Kind, rate_per_s: float, tell: Tell) -> TrafficResult:
     """Runs one load. Blocks. Raises `CarpoolError` when the run itself failed."""
     questions = run.questions(TRAFFIC, kind)
-    with run.session(SERVICES, run.index, run.folder / kind) as session:
+    with run.session(SERVICES, kind) as session:
         searcher = session.stack["searcher"]
-        with MemoryWatch({name: session.stack[name].pid for name in SERVICES}) as watch:
-            session.ask(questions[:WARM_UP], run.plan, rate_per_s=rate_per_s)
-            session.wait_quiet(*SERVICES)
-            before = read_counters(searcher)
-            load = session.ask(
-                questions,
-                run.plan,
-                rate_per_s=rate_per_s,
-                arrivals="poisson",
-                seed=run.options.seed,
-                settle_s=SETTLE_S,
-                on_sent=lambda done: tell(f"{kind}: sent", done, len(questions)),
-                on_seen=lambda done: tell(f"{kind}: back", done, len(questions)),
-            )
-            session.wait_quiet(*SERVICES)
-            after = read_counters(searcher)
-        counters = {name: after[name] - before[name] for name in after}
-        return _result(session, load, counters, watch.peaks())
+        session.ask(questions[:WARM_UP], run.plan, rate_per_s=rate_per_s)
+        session.wait_quiet(*SERVICES)
+        before = read_counters(searcher)
+        load = session.ask(
+            questions,
+            run.plan,
+            rate_per_s=rate_per_s,
+            arrivals="poisson",
+            seed=run.options.seed,
+            settle_s=SETTLE_S,
+            on_sent=lambda done: tell(f"{kind}: sent", done, len(questions)),
+            on_seen=lambda done: tell(f"{kind}: back", done, len(questions)),
+        )
+        session.wait_quiet(*SERVICES)
+        after = read_counters(searcher)
+        return _result(session, load, {name: after[name] - before[name] for name in after})
 
 
-def _result(
-    session: Session,
-    load: SentLoad,
-    counters: Mapping[str, int],
-    memory: dict[str, MemoryPeaks],
-) -> TrafficResult:
+def _result(session: Session, load: SentLoad, counters: Mapping[str, int]) -> TrafficResult:
     ids, recorder = load.sent.keys(), session.recorder
     records = recorder.records(RETRIEVALS.name)
     found = final_retrievals(records, ids)
@@ -152,7 +145,7 @@ def _result(
         ),
         audited_ids=counters["audited_ids"],
         bytes_a_query=(counters["demand_bytes"] + counters["prefetch_bytes"]) / max(1, len(found)),
-        memory=memory,
+        memory={name: memory_of(session.stack[name].pid) for name in SERVICES},
     )
 
 

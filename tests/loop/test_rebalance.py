@@ -49,7 +49,7 @@ def under_load(folder: Path) -> Iterator[str]:
         kafka = KafkaSettings(bootstrap=server.bootstrap)
         make_topics(kafka, SOURCE, PARTITIONS)
         load = CopyLoad(kafka, SOURCE, partitions=PARTITIONS, rate_per_s=120)
-        recorder = TopicRecorder(kafka, [COPIES], SystemClock(), from_beginning=True)
+        recorder = TopicRecorder(kafka, [COPIES], SystemClock())
         with recorder, a_member(server.bootstrap, "first"):
             load.start()
             yield server.bootstrap

@@ -199,7 +199,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path) -> Iterator[LiveRun]
         supervisor = ProcessSupervisor(dict(supervised(stack, cluster, stand_ins)))
         admin = AdminClient({"bootstrap.servers": cluster.own_addresses, "log_level": 0})
         withdrawals = Withdrawals(kafka, asked.withdrawn, plan.seed)
-        recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock(), from_beginning=True)
+        recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock())
         yield LiveRun(
             cluster=cluster,
             kafka=kafka,

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from bench.core.kafka import kafka_settings
 from bench.core.stack import parse_settings
 from carpool.errors import ConfigError
+from carpool.settings import environment_name
+from cli.all_settings import CarpoolSettings
+
+NO_SETTINGS = {"CARPOOL_DATA", "CARPOOL_CGROUPS", "CARPOOL_KAFKA"}
+
+
+def test_every_setting_that_a_benchmark_names_exists() -> None:
+    known = {
+        environment_name(section.name, field.name)
+        for section in msgspec.structs.fields(CarpoolSettings)
+        for field in msgspec.structs.fields(section.type)
+    }
+    for path in Path("bench").rglob("*.py"):
+        named = set(re.findall(r"CARPOOL_[A-Z_]*[A-Z]", path.read_text()))
+        assert named - NO_SETTINGS <= known, path
 
 
 def test_settings_of_services_become_their_environment() -> None:

@@ -6,13 +6,12 @@ import gzip
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.core.memory import MemoryWatch
+from bench.core.memory import memory_of
 from bench.data.evaluation import find_data, read_evidence, read_passages, read_vectors
 from carpool.errors import ConfigError
 
@@ -66,11 +65,11 @@ def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
         read_vectors(path)
 
 
-def test_a_watch_keeps_the_peak_of_each_process_and_passes_over_those_that_end() -> None:
+def test_the_kernel_says_the_memory_of_a_process() -> None:
+    found = memory_of(os.getpid())
+    assert 1 << 20 < found.resident_bytes <= found.resident_bytes_max
+    assert 0 < found.anonymous_bytes_max < found.resident_bytes_max
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    with MemoryWatch({"here": os.getpid(), "gone": ended.pid}, interval_s=0.001) as watch:
-        while not watch.peaks():
-            time.sleep(0.001)
-    assert watch.peaks().keys() == {"here"}
-    assert watch.peaks()["here"].resident_bytes_max > 1 << 20
+    with pytest.raises(ConfigError, match="it has ended"):
+        memory_of(ended.pid)

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from msgspec.structs import replace
 
 from bench.core.accounting import account
-from bench.core.memory import MemoryPeaks
+from bench.core.memory import MemoryUse
 from bench.core.spread import spread
 from bench.services.bare_hop import ends_of, records_of
 from bench.services.claims import evidence_share
@@ -124,8 +124,10 @@ TRAFFIC = TrafficResult(
     audited_ids=0,
     bytes_a_query=0.0,
     memory={
-        "searcher": MemoryPeaks(anonymous_bytes_max=160 * MIB, resident_bytes_max=0, samples=1),
-        "grouper": MemoryPeaks(anonymous_bytes_max=0, resident_bytes_max=800 * MIB, samples=1),
+        "searcher": MemoryUse(
+            resident_bytes=0, resident_bytes_max=0, anonymous_bytes_max=160 * MIB
+        ),
+        "grouper": MemoryUse(resident_bytes=0, resident_bytes_max=800 * MIB, anonymous_bytes_max=0),
     },
 )
 
