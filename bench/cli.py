@@ -10,7 +10,7 @@ from bench.core.command import command_of
 from bench.data.grown.cli import data as grow_data
 from bench.papers.cli import paper
 from bench.reliability.options import ChaosOptions, TornOptions
-from bench.retrieval.cli import search
+from bench.search.options import SearchOptions
 from bench.services.options import (
     ClaimsOptions,
     OverheadOptions,
@@ -18,7 +18,7 @@ from bench.services.options import (
     ThroughputOptions,
     TrafficOptions,
 )
-from bench.simulator.cli import simulator
+from bench.simulator.options import SimulatorOptions
 
 app = typer.Typer(
     name="bench",
@@ -41,7 +41,7 @@ Which order saves tokens?      carpool bench paper ragcache orders --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 Which clusters on the GPU?     carpool bench paper vectorlite --index DIR --questions FILE
-Does the simulator agree?      carpool bench simulator --data DATA
+Do plans read what they say?   carpool bench simulator --index DIR
 What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
 Does batch work delay others?  carpool bench priorities
 A figure of a paper, here?     carpool bench paper cagr 6 --index DIR
@@ -60,12 +60,12 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "throughput": (ThroughputOptions, "bench.services.throughput"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),
+    "search": (SearchOptions, "bench.search.run"),
+    "simulator": (SimulatorOptions, "bench.simulator.command"),
 }
 """The options of each command, and the module whose `run` takes them."""
 
 for name, (options, module) in COMMANDS.items():
     app.command(name=name)(command_of(options, module))
-for command in (search, simulator):
-    app.command()(command)
 app.add_typer(paper, name="paper")
 app.command(name="data")(grow_data)

@@ -8,11 +8,9 @@ if TYPE_CHECKING:
     from carpool.telemetry.metrics import Metrics
 
 
-def bytes_read(metrics: Metrics) -> tuple[int, int]:
-    """Returns the bytes that the searcher has read on demand, and those read ahead."""
-    count = metrics.registry.get_sample_value
-    demanded, codes, ahead = (
-        int(count("carpool_bytes_read_total", {"purpose": purpose}) or 0)
-        for purpose in ("demand", "codes", "prefetch")
+def bytes_read(metrics: Metrics) -> int:
+    """Returns the bytes that the searcher has read from disk: clusters, codes, rows, and ahead."""
+    return sum(
+        int(metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": each}) or 0)
+        for each in ("demand", "codes", "prefetch")
     )
-    return demanded + codes, ahead

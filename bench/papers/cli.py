@@ -7,7 +7,7 @@ import typer
 
 from bench.core.command import command_of
 from bench.papers.aquapipe.options import SpeculationOptions
-from bench.papers.cagr.cli import cagr
+from bench.papers.cagr.options import CagrOptions
 from bench.papers.ragcache.options import RagCacheOptions
 from bench.papers.vectorlite.options import VectorLiteOptions
 
@@ -20,6 +20,7 @@ Example:  carpool bench paper cagr 6 --index my-index --data DATA
 """,
 )
 PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "cagr": (CagrOptions, "bench.papers.cagr.figures"),
     "vectorlite": (VectorLiteOptions, "bench.papers.vectorlite.figures"),
     "ragcache": (RagCacheOptions, "bench.papers.ragcache.orders"),
     "hedrarag": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
@@ -27,6 +28,5 @@ PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
 }
 """The options of each paper's figures, and the module whose `run` makes them."""
 
-paper.command()(cagr)
 for name, (options, module) in PAPERS.items():
     paper.command(name=name)(command_of(options, module))

@@ -1,6 +1,6 @@
-"""The searcher on virtual time: windows of cluster ids, planned by the searcher's own planner.
+"""The searcher's plans without a disk, to judge what they read.
 
 *Invariant:* no decision is made here: `searcher.plan` decides what is read, evicted and scored, and
-when a query is answered. So bytes are those of a real run of the same windows, and latencies are as
-accurate as the costs. Absent on purpose: Kafka, embedding, the time of grouping, the vectors.
+when a query is answered. So bytes are those of a real run of the same windows. Absent on purpose:
+time, Kafka, embedding, the vectors.
 """

@@ -1,129 +1,98 @@
-"""What `carpool bench simulator` does: real and simulated runs, their table and report."""
+"""What `carpool bench simulator` does: real and simulated bytes, their table and report."""
 
 from __future__ import annotations
 
-import statistics
-
+import msgspec
+import numpy as np
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.command import reported
-from bench.core.progress import progress_bars
+from bench.core.options import counts_of
 from bench.core.report import RunStart, finish
-from bench.data.clusters import open_clusters
-from bench.data.evaluation import Float32, find_data
-from bench.data.index import BenchIndex, corpus_index
-from bench.data.trace import read_questions
-from bench.simulator.agreement import OFF_MAX, Comparison, SimulatorAgreement, compare, is_close
-from bench.simulator.cli import SimulatorOptions
-from carpool.disk.index import OpenIndex
-from carpool.embedding import EmbeddingSettings
+from bench.data.clusters import clusters_bytes, open_clusters
+from bench.data.index import BenchIndex
+from bench.data.oracles import static_oracle_bytes
+from bench.search.questions import choose_questions, question_paths, read_question_vectors
+from bench.simulator.options import SimulatorOptions
+from bench.simulator.search_plane import SearchedPlane, Windows
+from carpool.disk.centroids import probe
 from carpool.errors import ConfigError
-from carpool.terminal import TerminalConsole
+from searcher.build import ExactOptions
+from searcher.settings import SearcherSettings
+
+READ_TIMEOUT_MS = 30_000
 
 
-def compare_with_simulator(options: SimulatorOptions) -> bool:
-    """Compares real runs and simulated ones; returns whether all agree. Blocks.
+class SimulatorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of all queries, in windows of `window`. `oracle_bytes`: of the static oracle."""
 
-    Raises `ConfigError` without data or index, and for options that do not fit them.
+    window: int
+    real_bytes: int
+    simulated_bytes: int
+    oracle_bytes: int
+
+
+def run(options: SimulatorOptions) -> bool:
+    """Compares real runs with simulated ones; returns whether their bytes are equal. Blocks.
+
+    Raises `ConfigError` for options that do not fit the index or the questions.
     """
     start = RunStart.now()
-    compared = [
-        Comparison(
-            nprobe=options.nprobe,
-            window=size,
-            budget_share=options.budget_share,
-            rounds=options.rounds,
+    (paths,) = question_paths(options.questions, 1, options.data)
+    index = open_clusters(options.index)
+    nlist, dimension = index.centroids.shape
+    if options.nprobe > nlist:
+        raise ConfigError(
+            f"--nprobe {options.nprobe} is more than the {nlist} clusters of {options.index}"
         )
-        for size in options.window
-    ]
-    data = find_data(options.data)
-    console = TerminalConsole(stderr=True)
-    index_dir = options.index or (options.work / f"index-{options.nlist}-{options.seed}").resolve()
-    if options.index is None:
-        corpus_index(
-            data,
-            index_dir=index_dir,
-            nlist=options.nlist,
-            seed=options.seed,
-            embedding=EmbeddingSettings(),
-            note=console.print,
+    vectors, _ = choose_questions(
+        read_question_vectors(paths), dimension, options.queries, options.seed
+    )
+    budget_bytes = int(options.budget_share * clusters_bytes(index))
+    settings = structs.replace(
+        SearcherSettings(direct_io="auto", read_timeout_ms=READ_TIMEOUT_MS),
+        budget_bytes=budget_bytes,
+    )
+    plane = SearchedPlane(index=index, settings=settings, options=ExactOptions())
+    sizes = np.array([extent.size_bytes for extent in index.extents], np.int64)
+    rows = []
+    for size in counts_of("--windows", options.windows):
+        windows = Windows(
+            vectors=vectors, probes=probe(index.centroids, vectors, options.nprobe), size=size
         )
-    index = open_clusters(index_dir)
-    vectors = read_questions(data, options.seed)
-    _check_questions(vectors, index, options, max(each.questions_min for each in compared))
-    vectors = vectors[: options.questions]
-    with threadpool_limits(limits=1, user_api="blas"), progress_bars(console) as tell:
-        agreements = [compare(index, vectors, each, tell) for each in compared]
+        parts = [windows.probes[windows.members(number)] for number in range(windows.count)]
+        rows.append(
+            SimulatorRow(
+                window=size,
+                real_bytes=plane.real_bytes(windows),
+                simulated_bytes=plane.simulated_bytes(windows),
+                oracle_bytes=static_oracle_bytes(parts, sizes, budget_bytes),
+            )
+        )
     report = start.report(
         "simulator",
         settings=reported(options),
         promises={
-            "the simulator reads the bytes of every real run": all(
-                each.bytes_are_equal for each in agreements
-            ),
-            f"mean, p50 and p99 are within {OFF_MAX:.0%} of the real ones": all(
-                each.latencies_agree for each in agreements
-            ),
+            "the simulator reads the bytes of the real run": all(
+                row.real_bytes == row.simulated_bytes for row in rows
+            )
         },
-        results=agreements,
+        results=rows,
         index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
-
-    def show(output: Console) -> None:
-        for each in agreements:
-            output.print(agreement_table(each))
-
-    return finish(report, options.json_file, show)
+    return finish(report, options.json_file, lambda console: _print(console, rows))
 
 
-def agreement_table(found: SimulatorAgreement) -> Table:
-    """Returns a line for bytes and one for each figure of the latencies."""
-    title = f"windows of {found.compared.window}"
-    table = Table("", "real", "simulated", "ratio", "holds", title=title, title_justify="left")
-    real_bytes = statistics.median(found.real_bytes)
-    table.add_row(
-        "bytes",
-        f"{int(real_bytes):,}",
-        f"{found.simulated_bytes:,}",
-        "equal" if found.bytes_are_equal else f"{found.simulated_bytes / real_bytes:.3f}",
-        _yes(found.bytes_are_equal),
-    )
-    for name, ratio in found.ratios.items():
-        cells = (f"{getattr(ms, name):,.1f}" for ms in (found.real_ms, found.simulated_ms))
-        table.add_row(f"{name} ms", *cells, f"{ratio:.2f}", _yes(is_close(ratio)))
-    return table
-
-
-def _check_questions(
-    vectors: Float32, index: OpenIndex, options: SimulatorOptions, questions_min: int
-) -> None:
-    """Raises `ConfigError` where questions or probes do not fit the index or the windows."""
-    manifest = index.manifest
-    if questions_min > options.questions:
-        raise ConfigError(
-            f"--questions {options.questions} are too few for windows of {max(options.window)}: a "
-            "full window must be left to measure costs. Ask for "
-            f"{questions_min} or more"
+def _print(console: Console, rows: list[SimulatorRow]) -> None:
+    table = Table("window", "bytes read", "simulated", "equal", "x the static oracle")
+    for row in rows:
+        table.add_row(
+            str(row.window),
+            f"{row.real_bytes:,}",
+            f"{row.simulated_bytes:,}",
+            "yes" if row.real_bytes == row.simulated_bytes else "NO",
+            f"{row.real_bytes / row.oracle_bytes:.3f}",
         )
-    if vectors.shape[1] != manifest.dimension:
-        raise ConfigError(
-            f"the questions of the data have vectors of dimension {vectors.shape[1]}, and "
-            f"{index.dir} is of dimension {manifest.dimension}: another model made them. Name an "
-            "index that was built with the model of the data"
-        )
-    if len(vectors) < options.questions:
-        raise ConfigError(
-            f"the data have {len(vectors)} distinct questions, and --questions asks for "
-            f"{options.questions}; ask for fewer"
-        )
-    if options.nprobe > manifest.nlist:
-        raise ConfigError(
-            f"--nprobe {options.nprobe} is more than the {manifest.nlist} clusters of "
-            f"{index.dir}; ask for fewer"
-        )
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "NO"
+    console.print(table)

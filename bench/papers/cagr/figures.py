@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
 from bench.core.report import RunStart, finish
@@ -18,6 +18,7 @@ from bench.core.spread import Spread
 from bench.data.evaluation import EvaluationData, find_data
 from bench.data.index import BenchIndex
 from bench.papers.cagr.method import ClusterByCluster, Method
+from bench.papers.cagr.options import CagrOptions
 from bench.papers.cagr.overlap import BATCH, Overlap, overlap_of
 from bench.papers.cagr.published import PublishedSearch
 from bench.papers.cagr.run import FILES, RunFigures, load_questions, measure
@@ -83,14 +84,6 @@ RUNS: dict[int, tuple[Run, ...]] = {
 """The figures that show measurements of a search; Fig. 1 searches nothing, Fig. 3 is a drawing."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of each run. `queries`: measured, at most."""
-
-    queries: int
-    warm_up_s: float
-    seed: int
-
-
 class MeasuredRun(msgspec.Struct, frozen=True):
     """A run and what it measured."""
 
@@ -98,35 +91,27 @@ class MeasuredRun(msgspec.Struct, frozen=True):
     figures: RunFigures
 
 
-def show_figure(
-    figure: int,
-    index_dir: Path,
-    *,
-    data_dir: Path | None,
-    model: str | None,
-    load: Load,
-    json_file: Path | None,
-) -> bool:
-    """Measures and prints a figure; returns whether every promise was kept. Blocks for minutes.
-
-    `model`: None for the index's own.
-    """
+def run(options: CagrOptions) -> bool:
+    """Measures and prints a figure; returns whether every promise was kept. Blocks for minutes."""
+    figure = options.figure
+    if figure not in (1, *RUNS):
+        raise ConfigError("which figure? Name 1, 2, 4, 5, 6 or 7")
     start = RunStart.now()
-    data, index = find_data(data_dir), open_index(index_dir)
+    data, index = find_data(options.data), open_index(options.index)
     try:
         with threadpool_limits(limits=1, user_api="blas"), progress_bars() as tell:
-            embedder = _embedder(index, model)
+            embedder = _embedder(index, options.model)
             overlaps = _overlaps(index, embedder, data) if figure == 1 else []
             runs = [
-                MeasuredRun(run, _measured(run, index, embedder, data, load, tell))
-                for run in RUNS.get(figure, ())
+                MeasuredRun(one, _measured(one, index, embedder, data, options, tell))
+                for one in RUNS.get(figure, ())
             ]
     finally:
         index.close()
     used = FILES if overlaps else dict.fromkeys(one.run.dataset for one in runs)
     report = start.report(
         "paper cagr",
-        settings={"figure": figure, "load": load},
+        settings=reported(options),
         promises={
             "bytes by the kernel agree with our own count within 2 % or 16 MiB": all(
                 one.figures.bytes_agree for one in runs
@@ -142,11 +127,16 @@ def show_figure(
         for line in STATED[figure]:
             console.print(f"the paper: {line}", soft_wrap=True)
 
-    return finish(report, json_file, show)
+    return finish(report, options.json_file, show)
 
 
 def _measured(
-    run: Run, index: OpenIndex, embedder: Embedder, data: EvaluationData, load: Load, tell: Tell
+    run: Run,
+    index: OpenIndex,
+    embedder: Embedder,
+    data: EvaluationData,
+    options: CagrOptions,
+    tell: Tell,
 ) -> RunFigures:
     method = run.open(index)
     try:
@@ -154,11 +144,11 @@ def _measured(
             method,
             index,
             embedder,
-            load_questions(data, run.dataset, load.queries),
+            load_questions(data, run.dataset, options.queries),
             nprobe=run.nprobe,
             entries=run.entries,
-            warm_up_s=load.warm_up_s,
-            seed=load.seed,
+            warm_up_s=options.warm_up_s,
+            seed=options.seed,
             tell=lambda step, done, total: tell(
                 f"{run.dataset}, {run.method}, nprobe {run.nprobe}: {step}", done, total
             ),

@@ -15,8 +15,7 @@ from bench.data.evaluation import EvaluationData
 from bench.data.oracles import static_oracle_bytes
 from bench.papers.cagr.method import Answer, Batch, Method
 from bench.papers.cagr.overlap import Int32
-from bench.retrieval.cells import agrees
-from bench.retrieval.kernel import process_read_bytes
+from bench.search.kernel import agrees, process_read_bytes
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.embedding import Embedder

@@ -25,7 +25,7 @@ from bench.papers.vectorlite.printed import (
     clusters_as_printed,
     least_hit_rate_eq4,
 )
-from bench.retrieval.questions import read_question_vectors
+from bench.search.questions import read_question_vectors
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex

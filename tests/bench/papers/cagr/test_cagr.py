@@ -76,7 +76,7 @@ def test_every_figure_prints_the_paper_the_runs_and_an_oracle(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("3", "--index", "x"), "Name 1, 2, 4"),
+        (("3", "--index", "INDEX"), "Name 1, 2, 4"),
         (("5", "--index", "INDEX"), "name one of nlist 100"),
         (("5", "--index", "INDEX", "--model", "hashing:8"), "another embedding model"),
     ],
