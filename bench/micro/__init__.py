@@ -1,1 +1,0 @@
-"""The raw disk, measured beside a benchmark."""
