@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from carpool.clock import SystemClock
 from carpool.terminal import TerminalConsole, harmless, print_json, print_json_line, print_plain
+
+if TYPE_CHECKING:
+    from indexer.progress import ProgressReport
 
 __all__ = [
     "facts",
@@ -16,6 +21,7 @@ __all__ = [
     "print_json",
     "print_json_line",
     "print_plain",
+    "step_progress",
     "table",
 ]
 
@@ -28,6 +34,13 @@ def people() -> TerminalConsole:
 def output() -> TerminalConsole:
     """Returns the console for results. No colours without a terminal, or with NO_COLOR."""
     return TerminalConsole()
+
+
+def step_progress() -> ProgressReport:
+    """Returns what a long command tells of its steps, for people."""
+    from indexer.progress import PlainProgress
+
+    return PlainProgress(people(), SystemClock())
 
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:

@@ -10,10 +10,9 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.console import facts, output, people, print_json, table
+from cli.console import facts, output, print_json, step_progress, table
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, load_client_side
-from cli.step_progress import step_progress
 
 if TYPE_CHECKING:
     from carpool.disk.index import OpenIndex
@@ -111,21 +110,21 @@ def hot_set(
     wishes = given(config, assignments, embedding={"model": model}, kafka={"bootstrap": bootstrap})
     settings = load(CarpoolSettings, wishes)
     targets = {"target_us": 1_000 * target_ms, "queries_per_s": queries_per_s}
-    with step_progress(people()) as progress:
-        from carpool.disk.index import open_index
-        from indexer.questions import questions_of_file, questions_of_log
+    progress = step_progress()
+    from carpool.disk.index import open_index
+    from indexer.questions import questions_of_file, questions_of_log
 
-        index = open_index(index_dir)
-        try:
-            source = index.manifest, settings.embedding, last
-            if questions is not None:
-                asked = questions_of_file(questions, *source)
-            else:
-                kafka = load_client_side(wishes).kafka
-                asked = questions_of_log(kafka, *source, SystemClock(), progress)
-            report = _report(index, settings.searcher, asked, nprobe, targets, progress)
-        finally:
-            index.close()
+    index = open_index(index_dir)
+    try:
+        source = index.manifest, settings.embedding, last
+        if questions is not None:
+            asked = questions_of_file(questions, *source)
+        else:
+            kafka = load_client_side(wishes).kafka
+            asked = questions_of_log(kafka, *source, SystemClock(), progress)
+        report = _report(index, settings.searcher, asked, nprobe, targets, progress)
+    finally:
+        index.close()
     if as_json:
         print_json(report)
     else:

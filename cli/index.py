@@ -11,19 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.clock import SystemClock
-from cli.console import facts, output, people, print_json
+from cli.console import facts, output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.gpu_split import gpu_split
 from cli.hot_set import hot_set
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, load_client_side
-from cli.step_progress import step_progress
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
     from carpool.disk.manifest import RecallTable
     from indexer.build import BuildReport
-    from indexer.stats import IndexStats, Spread
+    from indexer.stats import IndexStats
     from indexer.verify import VerifyReport
 
 PROBLEMS_SHOWN = 50
@@ -167,9 +166,9 @@ def build(
     After a kill the same command continues: passages, vectors, clusters and finished segments are
     stored in DIR/.build. Bad lines are counted, listed with their number and skipped.
 
-    Memory: indexer.memory_bytes (1 GiB), about 300 MB, and 20 bytes for each passage. Disk: a build
-    that embeds takes twice the size of the vectors (4 * dimension bytes for each passage) until it
-    is complete.
+    Memory: indexer.memory_bytes (1 GiB), about 300 MB, and 20 to 70 bytes for each passage. Disk:
+    a build that embeds takes twice the size of the vectors (4 * dimension bytes for each passage)
+    until it is complete.
 
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same. Clusters without rows are left out.
@@ -205,10 +204,8 @@ def build(
         fields={field: name for field, name in named if name is not None},
         prompt_chars=settings.generator.passage_chars_max,
     )
-    console = people()
-    with step_progress(console) as progress:
-        report = build_index(request, settings, SystemClock(), progress)
-    _print_build(report, out, console, as_json=as_json)
+    report = build_index(request, settings, SystemClock(), step_progress())
+    _print_build(report, out, people(), as_json=as_json)
 
 
 @app.command()
@@ -221,8 +218,7 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
     """
     from indexer.verify import verify_index
 
-    with step_progress(people()) as progress:
-        report = verify_index(index_dir, progress)
+    report = verify_index(index_dir, step_progress())
     if as_json:
         print_json(
             {
@@ -278,13 +274,13 @@ def tune(
     )
     manifest = read_manifest(index_dir)
     embedding = load(IndexerConfig, wishes).embedding
-    with step_progress(people()) as progress:
-        if questions is not None:
-            asked = questions_of_file(questions, manifest, embedding, last)
-        else:
-            kafka = load_client_side(wishes).kafka
-            asked = questions_of_log(kafka, manifest, embedding, last, SystemClock(), progress)
-        tuned = tune_index(index_dir, asked, progress)
+    progress = step_progress()
+    if questions is not None:
+        asked = questions_of_file(questions, manifest, embedding, last)
+    else:
+        kafka = load_client_side(wishes).kafka
+        asked = questions_of_log(kafka, manifest, embedding, last, SystemClock(), progress)
+    tuned = tune_index(index_dir, asked, progress)
     assert tuned.recall is not None
     if as_json:
         print_json(tuned.recall)
@@ -374,23 +370,17 @@ def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_j
 
 
 def _print_stats(index_dir: Path, found: IndexStats) -> None:
+    spread = found.cluster_rows
     rows = {
         "version": f"{found.index_version}, format {found.format}",
         "passages": f"{found.row_count:,} of dimension {found.dimension}, {found.vector_dtype}",
         "codes": ", ".join(found.codes) or "none: queries are searched exactly",
         "model": f"{found.embedding_model_name} ({found.embedding_model})",
-        "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint}), "
-        f"{found.clusters_empty} empty",
+        "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint})",
         "probed by default": f"{found.nprobe_default} clusters a query",
-        "passages a cluster": _spread(found.cluster_rows),
-        "evenness": f"largest {found.cluster_rows_max_factor}x the mean, smallest "
-        f"{found.cluster_rows_min_factor}x, skew {found.cluster_skew}",
-        "bytes a cluster": _spread(found.cluster_size_bytes),
+        "passages a cluster": f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, "
+        f"max {spread.max:,}; skew {found.cluster_skew}",
     }
-    rows["pages"] = (
-        f"{found.page_bytes:,} bytes, {found.rows_per_page} passages each, "
-        f"{100 * found.page_use:.1f} % used, in {found.segment_count} segments"
-    )
     rows |= {name: f"{size_bytes:,} bytes" for name, size_bytes in found.files_bytes.items()}
     rows["together"] = f"{found.size_bytes:,} bytes"
     output().print(facts(rows, title=str(index_dir)))
@@ -410,7 +400,3 @@ def _print_recall(index_dir: Path, found: RecallTable) -> None:
             "-" if row.cpu_us is None else f"{row.cpu_us / 1000:.1f}",
         )
     output().print(table)
-
-
-def _spread(spread: Spread) -> str:
-    return f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, max {spread.max:,}"

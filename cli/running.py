@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
 from carpool.terminal import without_password
 from cli.all_settings import CarpoolSettings
-from cli.console import output, people, table
+from cli.console import output, people
 from cli.demo import DemoRun, conclude
 from cli.runfile import Run, RunFile
 from cli.stack import STOP_ORDER, StackPlan, broker_spec, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
 from cli.up_settings import UpSettings
-
-STATE_STYLES = {
-    "ready": "green",
-    "starting": "yellow",
-    "restarting": "red",
-    "stopping": "dim",
-    "ended": "dim",
-}
 
 
 def run_everything(
@@ -104,21 +92,21 @@ def _start(
     passed: Sequence[str],
     console: Console,
 ) -> None:
-    with _live_list(supervisor, console) as show:
-        if plan.broker_port is not None:
-            supervisor.start(broker_spec(plan, settings.up))
-            supervisor.wait_ready(show)
-        # Before any client looks for them: a broker that makes topics on demand would make them in
-        # another shape.
-        create_topics(msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap))
-        if plan.vllm_port is not None:
-            supervisor.start(vllm_spec(plan, settings))
-        if plan.shares_gpu:
-            # vLLM takes for its own what others allocate on the GPU while it starts.
-            supervisor.wait_ready(show)
-        for spec in service_specs(plan, settings, passed):
-            supervisor.start(spec)
+    show = _changes(supervisor, console)
+    if plan.broker_port is not None:
+        supervisor.start(broker_spec(plan, settings.up))
         supervisor.wait_ready(show)
+    # Before any client looks for them: a broker that makes topics on demand would make them in
+    # another shape.
+    create_topics(msgspec.structs.replace(settings.kafka, bootstrap=plan.bootstrap))
+    if plan.vllm_port is not None:
+        supervisor.start(vllm_spec(plan, settings))
+    if plan.shares_gpu:
+        # vLLM takes for its own what others allocate on the GPU while it starts.
+        supervisor.wait_ready(show)
+    for spec in service_specs(plan, settings, passed):
+        supervisor.start(spec)
+    supervisor.wait_ready(show)
 
 
 def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
@@ -150,42 +138,23 @@ def _ask(
     conclude(demo, console, ask_command(settings.up))
 
 
-@contextmanager
-def _live_list(supervisor: Supervisor, console: Console) -> Iterator[Callable[[], None]]:
-    """Shows a table on a terminal; elsewhere, a line for each change."""
-    if not console.is_terminal:
-        told: dict[str, str] = {}
+def _changes(supervisor: Supervisor, console: Console) -> Callable[[], None]:
+    """Returns a function that prints a line for each part that has changed."""
+    told: dict[str, str] = {}
 
-        def tell() -> None:
-            for part in supervisor.parts():
-                line = _line(part)
-                if told.get(part.spec.name) != line:
-                    told[part.spec.name] = line
-                    console.print(
-                        f"{line} after {part.since_s:.1f} s" if part.state == "ready" else line
-                    )
+    def tell() -> None:
+        for part in supervisor.parts():
+            line = _line(part)
+            if told.get(part.spec.name) != line:
+                told[part.spec.name] = line
+                console.print(
+                    f"{line} after {part.since_s:.1f} s" if part.state == "ready" else line
+                )
 
-        yield tell
-        return
-    with Live(
-        console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-    ) as live:
-        yield lambda: live.update(_table(supervisor.parts()), refresh=True)
+    return tell
 
 
 def _line(part: Part) -> str:
     return f"{part.spec.name}: {part.state}" + (
         f" ({part.missing})" if part.missing else f" at {part.spec.address}"
     )
-
-
-def _table(parts: Sequence[Part]) -> Table:
-    made = table()
-    for part in parts:
-        made.add_row(
-            Text(part.spec.name, "bold"),
-            Text(part.state, STATE_STYLES[part.state]),
-            f"{part.since_s:.1f} s",
-            part.missing or part.spec.address,
-        )
-    return made

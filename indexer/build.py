@@ -23,7 +23,7 @@ from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.corpus import CorpusReader, file_sha256
-from indexer.duplicates import IdLog, find_duplicates
+from indexer.duplicates import SeenIds
 from indexer.plan.resume import Resume, plan_resume
 from indexer.plan.shards import SHARD_ROWS, plan_shards
 from indexer.plan.state import (
@@ -51,7 +51,6 @@ from indexer.vectors import (
 from indexer.workspace import BUILD_NAME, Workspace
 from indexer.write import documents_build_id
 
-IDS_NAME = "ids"
 LONGER = "longer than the {} characters that a prompt shows (generator.passage_chars_max)"
 PROBLEMS_LISTED = 20
 """Reasons of bad lines that are listed; all lines are counted."""
@@ -255,11 +254,9 @@ class _Build:
 
         Repeated ids are known at the end only: a set of all ids would grow with the corpus.
         """
-        path = self.workspace.folder / IDS_NAME
-        with IdLog(path) as ids:
-            done = self._read_once(corpus, ids=ids)
-        duplicates = find_duplicates(path, memory_bytes=self.config.indexer.memory_bytes)
-        path.unlink()
+        ids = SeenIds()
+        done = self._read_once(corpus, ids=ids)
+        duplicates = ids.repeated()
         if count := duplicates.count(1):
             self.progress.note(
                 f"{count:,} lines have the id of an earlier line: reading again, without them"
@@ -268,7 +265,7 @@ class _Build:
         return done
 
     def _read_once(
-        self, corpus: CorpusIdentity, *, ids: IdLog | None = None, duplicates: bytes = b""
+        self, corpus: CorpusIdentity, *, ids: SeenIds | None = None, duplicates: bytes = b""
     ) -> DocumentsDone:
         """Reads the corpus into a new document store, and the accepted ids into `ids`."""
         limits, finished = self.config.indexer, self.workspace.finished

@@ -64,7 +64,7 @@ class CorpusReader:
     ) -> None:
         """`fields`: the names of `id`, `text` or `title` in this corpus, where they are others.
 
-        `duplicates`: the lines that have the id of an earlier line, of `find_duplicates`.
+        `duplicates`: the lines that have the id of an earlier line, of `SeenIds.repeated`.
         """
         self._path = path
         self._passage_bytes_max = passage_bytes_max

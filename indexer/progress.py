@@ -1,22 +1,8 @@
-"""Shows progress of a build: a bar with rate and time left on a terminal, else plain lines."""
+"""Shows progress of a long command: a line at the start and the end of each step, and between."""
 
 from __future__ import annotations
 
-from typing import Self
-
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
 from carpool.clock import Clock
 
@@ -40,7 +26,7 @@ SilentProgress = ProgressReport
 
 
 class PlainProgress(ProgressReport):
-    """Writes a line at the start and the end of each step, and every few seconds: for logs."""
+    """Writes a line at the start and the end of each step, and every few seconds."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
@@ -84,48 +70,3 @@ def describe_progress(step: str, done: int, total: int, resumed: int, elapsed_us
     left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
     return f"{step}: {done:,} of {total:,} ({100 * done // max(1, total)} %), {speed}/s{left}"
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
-
-
-class BarProgress(ProgressReport):
-    """A bar for each step; a context manager, for terminals."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._task: TaskID | None = None
-        self._bars = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
-
-    def start(self, step: str, total: int, done: int = 0) -> None:
-        """Adds a bar."""
-        self._task = self._bars.add_task(step, total=total, completed=done)
-
-    def advance(self, count: int) -> None:
-        """Moves the newest bar."""
-        if self._task is not None:
-            self._bars.advance(self._task, count)
-
-    def note(self, text: str) -> None:
-        """Writes a line above the bars."""
-        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        """Shows the bars."""
-        self._bars.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Leaves the bars as they are."""
-        self._bars.stop()

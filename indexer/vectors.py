@@ -112,21 +112,6 @@ class Vectors:
             on_rows(len(chunk))
 
 
-class MemoryVectors(Vectors):
-    """Rows in memory, for benchmarks and tests that cluster as a build does."""
-
-    def __init__(self, rows: Float32) -> None:
-        """`rows`: (row_count, dimension) float32, row-normalised; not copied."""
-        super().__init__([], dimension=rows.shape[1])
-        self._rows = rows
-        self.row_count = len(rows)
-
-    def chunks(self, *, are_as_stored: bool = False) -> Iterator[tuple[int, Float32]]:
-        """Yields (first row, a view of the rows) in order."""
-        for first in range(0, self.row_count, CHUNK_ROWS):
-            yield first, self._rows[first : first + CHUNK_ROWS]
-
-
 def _as_float32(rows: npt.NDArray[np.floating], is_normalised: bool) -> Float32:
     vectors: Float32 = rows.astype(np.float32, copy=False)
     if is_normalised:

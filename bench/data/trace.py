@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from carpool.disk.centroids import probe
 from indexer.clustering import ITERATIONS, assign_rows, train_centroids
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
-from indexer.vectors import MemoryVectors, Vectors
+from indexer.vectors import CHUNK_ROWS, Vectors
 from searcher.plan.slices import SliceId
 
 Clusters = tuple[SliceId, ...]
@@ -52,6 +52,21 @@ def cut(queries: Sequence[Clusters], window: int) -> tuple[TraceWindow, ...]:
     return tuple(
         tuple(queries[at : at + window]) for at in range(0, len(queries) - window + 1, window)
     )
+
+
+class MemoryVectors(Vectors):
+    """Rows in memory, which are clustered as a build does."""
+
+    def __init__(self, rows: Float32) -> None:
+        """`rows`: (row_count, dimension) float32, row-normalised; not copied."""
+        super().__init__([], dimension=rows.shape[1])
+        self._rows = rows
+        self.row_count = len(rows)
+
+    def chunks(self, *, are_as_stored: bool = False) -> Iterator[tuple[int, Float32]]:
+        """Yields (first row, a view of the rows) in order."""
+        for first in range(0, self.row_count, CHUNK_ROWS):
+            yield first, self._rows[first : first + CHUNK_ROWS]
 
 
 class Clustered(NamedTuple):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from carpool.disk.pages import PageLayout
 
 ROW_OVERHEAD_BYTES = 24
 """Memory of a collected row besides its vector: its number, its position, and the number again."""
-ID_BYTES = 112
-"""Memory of an id while repeated ids are found: the entry, its sorted digest, and the sort."""
-ID_MEMORY_MIN_BYTES = 16 << 20
-"""The least memory for ids, whatever the setting: little beside the process, and few passes."""
 
 
 def sample_rows_max(
@@ -65,8 +60,3 @@ def plan_passes(
     if first < len(row_counts):
         passes.append(range(first, len(row_counts)))
     return tuple(passes)
-
-
-def id_passes(count: int, *, memory_bytes: int) -> int:
-    """Returns how many passes find repeated ids among `count` ids, so that each fits in memory."""
-    return max(1, math.ceil(count * ID_BYTES / max(memory_bytes, ID_MEMORY_MIN_BYTES)))

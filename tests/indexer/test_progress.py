@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from indexer.progress import BarProgress, PlainProgress, describe_progress
+from indexer.progress import PlainProgress, describe_progress
 
 
 class StillClock:
@@ -42,17 +42,3 @@ def test_plain_progress_says_something_at_start_every_five_seconds_and_at_the_en
         "embedding: 100 of 100 (100 %), 5/s",
         "done [all]",
     ]
-
-
-def test_a_terminal_gets_a_bar_with_rate_and_time_left() -> None:
-    out = io.StringIO()
-    with BarProgress(
-        Console(file=out, force_terminal=True, width=120, color_system=None)
-    ) as progress:
-        progress.start("embedding", 100)
-        progress.advance(60)
-        progress.note("half [way]")
-        progress.advance(40)
-    assert "100/100" in out.getvalue()
-    assert "/s" in out.getvalue()
-    assert "half [way]" in out.getvalue()

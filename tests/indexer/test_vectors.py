@@ -18,7 +18,6 @@ from indexer.corpus import file_sha256
 from indexer.plan.shards import plan_shards
 from indexer.sequential import SequentialFile
 from indexer.vectors import (
-    MemoryVectors,
     RowFile,
     Vectors,
     open_precomputed,
@@ -50,9 +49,6 @@ def test_chunks_are_the_same_whatever_the_files(
     vectors = saved_shards(tmp_path_factory.mktemp("v"), rows, shard_rows)
     with patch.object(module, "CHUNK_ROWS", chunk_rows):
         chunks = [(first, chunk.copy()) for first, chunk in vectors.chunks()]
-        assert [first for first, _ in MemoryVectors(rows).chunks()] == [
-            first for first, _ in chunks
-        ]
     assert [first for first, _ in chunks] == list(range(0, row_count, chunk_rows))
     assert np.array_equal(np.concatenate([chunk for _, chunk in chunks]), rows)
 
