@@ -331,6 +331,6 @@ def test_300_mutated_replies_end_in_an_answer_or_a_reason() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3_600)
-def test_10_000_mutated_replies_end_in_an_answer_or_a_reason() -> None:
-    check(fuzz(10_000, seed=2))
+@pytest.mark.parametrize("seed", [2, 3, 4, 5])
+def test_2_500_mutated_replies_end_in_an_answer_or_a_reason(seed: int) -> None:
+    check(fuzz(2_500, seed))
