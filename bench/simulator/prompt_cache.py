@@ -50,11 +50,16 @@ class CacheSize:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptTokens:
-    """The tokens of one prompt at its start: `cached` and `computed`."""
+class TokenCounts:
+    """Tokens of a prompt, or of all prompts of a run."""
 
     cached: int
     computed: int
+
+    @property
+    def cached_share(self) -> float:
+        """The share of the prompt tokens that were cached."""
+        return self.cached / (self.cached + self.computed)
 
 
 class BlockSimulator:
@@ -70,7 +75,7 @@ class BlockSimulator:
         self._started = 0
         self._events: list[KvEvent] = []
 
-    def start(self, token_ids: Sequence[int]) -> PromptTokens:
+    def start(self, token_ids: Sequence[int]) -> TokenCounts:
         """Starts the request of a prompt, and ends others whose slot or blocks it needs.
 
         Raises `ValueError` for a prompt that does not fit the memory.
@@ -102,7 +107,7 @@ class BlockSimulator:
             )
         self._running.append(held)
         cached_tokens = cached * size.block_tokens
-        return PromptTokens(cached=cached_tokens, computed=len(token_ids) - cached_tokens)
+        return TokenCounts(cached=cached_tokens, computed=len(token_ids) - cached_tokens)
 
     def take_batch(self, seq: int) -> KvBatch:
         """Returns what was stored and removed since the last call, as the server would say it."""
@@ -159,19 +164,6 @@ class RenderedPrompt:
 
     token_ids: tuple[int, ...]
     blocks: PromptBlocks
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenCounts:
-    """Prompt tokens of a run that were cached, and those that were computed."""
-
-    cached: int
-    computed: int
-
-    @property
-    def cached_share(self) -> float:
-        """The share of the prompt tokens that were cached."""
-        return self.cached / (self.cached + self.computed)
 
 
 def replay(

@@ -17,11 +17,10 @@ class RagCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     blocks by LRU: in the order of arrival, in RAGCache's order, in ours, and as if no block were
     computed twice (the oracle: memory without end, all prompts known). Streams: the questions as
     they come (natural), drawn by Zipf 1.0 (zipf), in the shape of RAGPulse's trace (ragpulse).
-    Passages may change places where the loss of score allows it. Speculative pipelining (5.3) is a
-    row of `carpool bench paper aquapipe speculation`.
+    Speculative pipelining (5.3) is a row of `carpool bench paper aquapipe speculation`.
 
-    Ends with 1 when our order, a backlog of 1,024 and a loss of 0.05 find less than 21 % of the
-    tokens of the natural stream in the cache, 67 % by Zipf, or 30 % in RAGPulse's shape.
+    Ends with 1 when our order and a backlog of 1,024 find less than 14 % of the tokens of the
+    natural stream in the cache, 65 % by Zipf, or 20 % in RAGPulse's shape.
 
     Example:  carpool bench paper ragcache orders --data DATA
     """

@@ -23,8 +23,6 @@ from bench.papers.ragcache.streams import StreamName, make_stream, natural_strea
 from bench.simulator.prompt_cache import (
     CacheSize,
     MakeOrder,
-    RenderedPrompt,
-    TokenCounts,
     computed_once,
     replay,
 )
@@ -42,33 +40,21 @@ SHARE_MIN: dict[StreamName, float] = {"natural": 0.14, "zipf": 0.65, "ragpulse":
 """Promised of `cached_prefix`."""
 
 
-class OrderCase(msgspec.Struct, frozen=True, kw_only=True):
-    """An order of prompts. `backlog`: prompts that wait; the oracle knows all."""
-
-    order: str
-    backlog: int = BACKLOG
-
-
-class OrderRow(OrderCase, frozen=True, kw_only=True):
-    """An order, and what was cached."""
+class OrderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An order of prompts in a stream, and what was cached."""
 
     stream: StreamName
+    order: str
     cached_share: float
     computed_per_answer: float
 
 
+OURS = "cached_prefix"
 ORDERS: dict[str, MakeOrder] = {
     "arrival": lambda _: None,
     "cache_aware": cache_aware,
-    "cached_prefix": lambda prefixes: prefixes.choose,
+    OURS: lambda prefixes: prefixes.choose,
 }
-OURS = OrderCase(order="cached_prefix")
-CASES = (
-    OrderCase(order="arrival", backlog=1),
-    OrderCase(order="cache_aware"),
-    OURS,
-    OrderCase(order="oracle", backlog=0),
-)
 
 
 def run(options: RagCacheOptions) -> bool:
@@ -96,58 +82,48 @@ def run(options: RagCacheOptions) -> bool:
 async def measure(
     data: EvaluationData, model_dir: Path, prompts: int, seed: int, tell: Tell
 ) -> list[OrderRow]:
-    """Returns a row for each stream and case."""
+    """Returns a row for each stream and order."""
     natural = natural_stream(data, passages=PASSAGES)
     renderer = Renderer(data, model_dir, block_tokens=SIZE.block_tokens)
     rows: list[OrderRow] = []
     for stream in get_args(StreamName):
         asks = make_stream(stream, natural, asks=prompts, seed=seed)
         rendered = [await renderer.render(ask) for ask in asks]
-        for number, case in enumerate(CASES, 1):
-            found = cached_in(case, rendered)
-            rows.append(
-                OrderRow(
-                    **msgspec.structs.asdict(case),
-                    stream=stream,
-                    cached_share=found.cached_share,
-                    computed_per_answer=found.computed / prompts,
-                )
+        found = {}
+        for number, (order, make_order) in enumerate(ORDERS.items(), 1):
+            found[order] = replay(rendered, SIZE, make_order, backlog=BACKLOG)
+            tell(stream, number, len(ORDERS))
+        found["oracle"] = computed_once(rendered, SIZE.block_tokens)
+        rows += (
+            OrderRow(
+                stream=stream,
+                order=order,
+                cached_share=each.cached_share,
+                computed_per_answer=each.computed / prompts,
             )
-            tell(stream, number, len(CASES))
+            for order, each in found.items()
+        )
     return rows
-
-
-def cached_in(case: OrderCase, prompts: Sequence[RenderedPrompt]) -> TokenCounts:
-    """Returns what is cached of `prompts`."""
-    if case.order == "oracle":
-        return computed_once(prompts, SIZE.block_tokens)
-    return replay(prompts, SIZE, ORDERS[case.order], backlog=case.backlog)
 
 
 def promises_of(rows: Sequence[OrderRow]) -> dict[str, bool]:
     """Returns each promise and whether it was kept."""
     return {
-        f"{row.stream}: cached_prefix finds {SHARE_MIN[row.stream]:.0%} or more": (
+        f"{row.stream}: {OURS} finds {SHARE_MIN[row.stream]:.0%} or more": (
             row.cached_share >= SHARE_MIN[row.stream]
         )
         for row in rows
-        if row.order == OURS.order
+        if row.order == OURS
     }
 
 
 def print_rows(console: Console, rows: Sequence[OrderRow]) -> None:
     """Prints what the paper states, and a line for each order."""
     console.print(STATED)
-    streams = get_args(StreamName)
-    table = Table(
-        *("order", "backlog", *streams),
-        title="Cached share of the prompt tokens; computed tokens an answer",
-    )
-    for case in CASES:
-        cells = [
-            f"{row.cached_share:.1%}; {row.computed_per_answer:.0f}"
-            for row in rows
-            if row.order == case.order
-        ]
-        table.add_row(case.order, str(case.backlog or "all"), *cells)
+    title = f"Cached share of the prompt tokens; computed tokens an answer; a backlog of {BACKLOG}"
+    table = Table("order", *get_args(StreamName), title=title)
+    for order in (*ORDERS, "oracle"):
+        some = (row for row in rows if row.order == order)
+        cells = (f"{row.cached_share:.1%}; {row.computed_per_answer:.0f}" for row in some)
+        table.add_row(order, *cells)
     console.print(table)

@@ -47,12 +47,11 @@ class Renderer:
         self._passages = read_passages(data.corpus_path)
         self._tokenizer = PromptTokenizer(tokenize, segments_max=SEGMENTS_MAX)
         self._block_tokens = block_tokens
-        self._ids: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+        self._known: dict[Ask, RenderedPrompt] = {}
 
     async def render(self, ask: Ask) -> RenderedPrompt:
         """Returns a prompt, its passages in the order of the scores."""
-        key = (ask.question, ask.passages)
-        if key not in self._ids:
+        if ask not in self._known:
             filled = fill(
                 self._template,
                 ask.question,
@@ -61,9 +60,10 @@ class Renderer:
                 passage_chars_max=self._settings.passage_chars_max,
                 prompt_chars_max=self._settings.prompt_chars_max,
             )
-            self._ids[key] = await self._tokenizer.ids(filled.system, filled.segments)
-        ids = self._ids[key]
-        return RenderedPrompt(token_ids=ids, blocks=blocks_of(ids, self._block_tokens))
+            ids = await self._tokenizer.ids(filled.system, filled.segments)
+            blocks = blocks_of(ids, self._block_tokens)
+            self._known[ask] = RenderedPrompt(token_ids=ids, blocks=blocks)
+        return self._known[ask]
 
     def _hit(self, row: int) -> Hit:
         passage = self._passages[row]

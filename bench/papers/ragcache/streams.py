@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, Float32, read_vectors
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_vectors
 
 StreamName = Literal["natural", "zipf", "ragpulse"]
 RECENT_ASKS = 100
@@ -24,11 +24,10 @@ _ROWS_AT_A_TIME = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """A question, and the rows of its passages in the corpus with their scores, best first."""
+    """A question, and the rows of its passages in the corpus, best first."""
 
     question: str
     passages: tuple[int, ...]
-    scores: tuple[float, ...]
 
 
 def natural_stream(data: EvaluationData, *, passages: int) -> tuple[Ask, ...]:
@@ -38,9 +37,11 @@ def natural_stream(data: EvaluationData, *, passages: int) -> tuple[Ask, ...]:
     vectors = read_vectors(data.vectors_path(TRAFFIC))
     asks: list[Ask] = []
     for begin in range(0, len(vectors), _ROWS_AT_A_TIME):
-        rows, scores = _best(corpus, vectors[begin : begin + _ROWS_AT_A_TIME], passages)
-        for at, of in zip(rows.tolist(), scores.tolist(), strict=True):
-            asks.append(Ask(question=texts[len(asks)], passages=tuple(at), scores=tuple(of)))
+        scores = vectors[begin : begin + _ROWS_AT_A_TIME] @ corpus.T
+        rows = np.argpartition(-scores, passages, axis=1)[:, :passages]
+        order = np.lexsort((rows, -np.take_along_axis(scores, rows, axis=1)), axis=1)
+        for best in np.take_along_axis(rows, order, axis=1).tolist():
+            asks.append(Ask(question=texts[len(asks)], passages=tuple(best)))
     return tuple(asks)
 
 
@@ -58,17 +59,6 @@ def make_stream(name: StreamName, natural: Sequence[Ask], *, asks: int, seed: in
             return _ragpulse(natural, asks, rng)
 
 
-def _best(
-    corpus: Float32, queries: Float32, top_k: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Returns rows and scores, (n, top_k), by score and then by row."""
-    scores = queries @ corpus.T
-    rows = np.argpartition(-scores, top_k, axis=1)[:, :top_k]
-    found = np.take_along_axis(scores, rows, axis=1)
-    order = np.lexsort((rows, -found), axis=1)
-    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(found, order, axis=1)
-
-
 def _zipf(ranks: int, exponent: float) -> npt.NDArray[np.float64]:
     weights = np.arange(1, ranks + 1, dtype=np.float64) ** -exponent
     shares: npt.NDArray[np.float64] = weights / weights.sum()
@@ -76,7 +66,7 @@ def _zipf(ranks: int, exponent: float) -> npt.NDArray[np.float64]:
 
 
 def _ragpulse(natural: Sequence[Ask], asks: int, rng: np.random.Generator) -> list[Ask]:
-    """Questions and scores are the natural ones; which passages they get is drawn."""
+    """Questions are the natural ones; which passages they get is drawn."""
     known = sorted({passage for ask in natural for passage in ask.passages})
     popular = rng.permutation(known)
     recent: deque[tuple[int, ...]] = deque(maxlen=RECENT_ASKS)
@@ -102,7 +92,7 @@ def _ragpulse(natural: Sequence[Ask], asks: int, rng: np.random.Generator) -> li
         drawn_in_all += len(drawn)
         seen += sum(passage in window for passage in drawn)
         recent.append(tuple(drawn))
-        stream.append(Ask(question=ask.question, passages=tuple(drawn), scores=ask.scores))
+        stream.append(Ask(question=ask.question, passages=tuple(drawn)))
     return stream
 
 

@@ -34,10 +34,7 @@ def test_cache_aware_gives_the_order_of_arrival_while_nothing_is_known() -> None
 
 
 def test_streams_repeat_as_they_should() -> None:
-    natural = [
-        Ask(question=str(n), passages=(3 * n, 3 * n + 1, 3 * n + 2), scores=(0.9, 0.8, 0.7))
-        for n in range(1_000)
-    ]
+    natural = [Ask(question=str(n), passages=(3 * n, 3 * n + 1, 3 * n + 2)) for n in range(1_000)]
     assert make_stream("natural", natural, asks=2_000, seed=0) == natural * 2
     zipf = make_stream("zipf", natural, asks=2_000, seed=0)
     assert zipf == make_stream("zipf", natural, asks=2_000, seed=0)
@@ -51,9 +48,7 @@ def test_streams_repeat_as_they_should() -> None:
 
 
 def test_the_promises_are_of_our_row() -> None:
-    row = OrderRow(
-        **msgspec.structs.asdict(OURS), stream="zipf", cached_share=0.65, computed_per_answer=1
-    )
+    row = OrderRow(order=OURS, stream="zipf", cached_share=0.65, computed_per_answer=1)
     changed = msgspec.structs.replace
     assert list(promises_of([row]).values()) == [True]
     assert list(promises_of([changed(row, cached_share=0.64)]).values()) == [False]
