@@ -160,9 +160,7 @@ def _report(
         why = "the targets are not met even with the whole index in the shard"
     elif chosen.clusters:
         why = "the fewest clusters that meet the targets"
-        bytes_max = gpu_bytes_for(
-            chosen.size_bytes, **stored, computed_bytes=COMPUTED_BYTES, nlist=manifest.nlist
-        )
+        bytes_max = gpu_bytes_for(chosen.size_bytes, manifest.nlist)
     sizes = {sets.fitting(share * float(sets.size_bytes[-1])) for share in SHARES}
     return HotSetReport(
         questions=sets.queries,

@@ -279,20 +279,18 @@ def open_search_plane(
     `CorruptionError` where checksums of codes are damaged.
     """
     chosen = None
-    shard_bytes = 0
     if _may_scan_codes(index, settings):
         # FAISS takes 30 MB, and an exact search does not need it.
         from searcher.codes.open import choose_codes, log_choice, open_codes_plane
-        from searcher.open_shard import budget_bytes_of, open_shard
+        from searcher.open_shard import open_shard
 
-        shard_bytes = budget_bytes_of(settings)
-        codes_bytes = settings.budget_bytes - _exact_bytes_min(index) - shard_bytes
+        codes_bytes = settings.budget_bytes - _exact_bytes_min(index)
         chosen = choose_codes(index, codes_bytes)
         log_choice(index, chosen, codes_bytes)
     if chosen is None:
         _check_no_shard(settings)
         return open_exact_plane(index, settings, metrics, clock, open_reads=open_reads)
-    exact_bytes = settings.budget_bytes - chosen.memory_bytes - shard_bytes
+    exact_bytes = settings.budget_bytes - chosen.memory_bytes
     exact = open_exact_plane(
         index,
         msgspec.structs.replace(settings, budget_bytes=exact_bytes),
@@ -313,7 +311,7 @@ def open_search_plane(
     except BaseException:
         exact.close()
         raise
-    memory_bytes = chosen.memory_bytes + exact.memory.arena_bytes_total + shard_bytes
+    memory_bytes = chosen.memory_bytes + exact.memory.arena_bytes_total
     metrics.searcher.budget_bytes.set(memory_bytes)
     return BothPlanes(
         codes=by_codes,
@@ -323,11 +321,8 @@ def open_search_plane(
 
 
 def bytes_for_codes(index: OpenIndex, settings: SearcherSettings) -> int:
-    """Returns what passages, exact searches and a hot shard leave of `budget_bytes` for codes."""
-    from searcher.open_shard import budget_bytes_of
-
-    beside_bytes = PASSAGE_BUFFERS_BYTES + _exact_bytes_min(index) + budget_bytes_of(settings)
-    return settings.budget_bytes - beside_bytes
+    """Returns what passages and exact searches leave of `budget_bytes` for codes."""
+    return settings.budget_bytes - PASSAGE_BUFFERS_BYTES - _exact_bytes_min(index)
 
 
 def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:

@@ -14,20 +14,14 @@ from searcher.settings import SearcherSettings
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import numbers_for
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.open import open_device
 from searcher.store.files import SegmentFiles
 
 _log = structlog.get_logger(__name__)
 
-RAM_SHARE = 8
-"""By default a shard in memory takes this part of `budget_bytes`."""
-
-
-def budget_bytes_of(settings: SearcherSettings) -> int:
-    """Returns what the hot shard takes of `budget_bytes`: nothing where it is on a GPU."""
-    if settings.shard != "ram":
-        return 0
-    return settings.shard_bytes_max or settings.budget_bytes // RAM_SHARE
+DEVICE = "cuda"
+"""As PyTorch names it; tests take `cpu`."""
+FREE_SHARE = 2
+"""By default the shard takes this part of what is free on the GPU."""
 
 
 def open_shard(
@@ -39,19 +33,20 @@ def open_shard(
     """
     if settings.shard == "none":
         return None
-    bytes_max = settings.shard_bytes_max or budget_bytes_of(settings) or _free_gpu_bytes()
+    from searcher.shard.gpu import GpuShard, free_gpu_bytes  # PyTorch takes long to import
+
+    bytes_max = settings.shard_bytes_max or free_gpu_bytes() // FREE_SHARE
     numbers = numbers_for(index.manifest.row_count, index.manifest.dimension, bytes_max)
-    device = open_device(
-        settings.shard,
+    device = GpuShard(
         numbers,
         nlist=index.manifest.nlist,
         rotation=read_rotation(index.dir, index.manifest),
         bytes_max=bytes_max,
+        device=DEVICE,
     )
     sizes = np.array([device.size_bytes(count) for count in codes.row_counts.tolist()])
     _log.info(
         "hot shard",
-        device=settings.shard,
         numbers=numbers,
         capacity_bytes=device.capacity_bytes,
         of_all=round(min(1.0, device.capacity_bytes / max(1, int(sizes.sum()))), 3),
@@ -63,10 +58,3 @@ def open_shard(
         codes.first_rows,
         metrics,
     )
-
-
-def _free_gpu_bytes() -> int:
-    """Returns what the GPU may give where no number is set: half of what is free."""
-    from searcher.shard.gpu import free_gpu_bytes
-
-    return free_gpu_bytes() // 2

@@ -97,20 +97,19 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 256
     shard: Annotated[
-        Literal["none", "ram", "gpu"],
+        Literal["none", "gpu"],
         msgspec.Meta(
             description="Where the hot shard is: the clusters that most queries probe, scanned "
-            "there instead of as codes. gpu: on the first GPU that PyTorch sees. ram: in memory of "
-            "budget_bytes, the reference for tests; it is hardly faster than codes. It needs an "
-            "index with codes."
+            "there instead of as codes. gpu: on the first GPU that PyTorch sees. It needs an index "
+            "with codes."
         ),
     ] = "none"
     shard_bytes_max: Annotated[
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes that the hot shard takes at most; 0: half of what is free on the "
-            "GPU at start, or an eighth of budget_bytes. Too low: few queries hit it. Too high: "
-            "the LLM server lacks memory for its KV cache.",
+            description="Bytes of the GPU that the hot shard takes; 0: half of what is free at "
+            "start. Too low: few queries hit it. Too high: the LLM server lacks memory for its KV "
+            "cache.",
         ),
     ] = 0

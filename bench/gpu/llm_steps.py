@@ -61,9 +61,7 @@ def scan_for_ever(device: str, is_wanted: Event, is_over: Event, times: Any) -> 
     """Scans a shard of `SCAN_ROWS` while `is_wanted`, and sends the median time of each spell."""
     from bench.gpu.scans import FilledShard, ScanOptions
 
-    options = ScanOptions(
-        device="gpu" if device == "cuda" else "ram", rows=(SCAN_ROWS,), nprobe=85, seconds=0
-    )
+    options = ScanOptions(device=device, rows=(SCAN_ROWS,), nprobe=85, seconds=0)
     shard = FilledShard(options, "float16", SCAN_ROWS)
     for cluster in range(len(shard.row_counts)):
         shard.load(cluster)
@@ -166,10 +164,10 @@ class Steps:
 def main() -> None:
     """Measures, prints, and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("gpu", "ram"), default="gpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
-    device = "cuda" if given.device == "gpu" else "cpu"
+    device = given.device
     from bench.gpu.scans import copy_bytes_per_s
 
     context = multiprocessing.get_context("spawn")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Measures the hot shard on a GPU, in order of worth. Each step has a time limit and writes its files as it ends.
 #   bench/gpu/run.sh WHEELS DATA OUT [STEP...]      README.md beside this file explains it.
-# DEVICE=ram tries all of it without a GPU. ROWS, NPROBE, NLIST: of the grown set and its index.
+# DEVICE=cpu tries all of it without a GPU. ROWS, NPROBE, NLIST: of the grown set and its index.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 wheels=$1 data=$2 out=$3
 shift 3
-device=${DEVICE:-gpu} rows=${ROWS:-1000000} nlist=${NLIST:-1000} nprobe=${NPROBE:-85}
+device=${DEVICE:-cuda} rows=${ROWS:-1000000} nlist=${NLIST:-1000} nprobe=${NPROBE:-85}
 python=${PYTHON:-python3}
 work=$PWD/.carpool/gpu
 mkdir -p "$work" "$out"
@@ -38,19 +38,19 @@ index() {
     --vector-dtype float16 --codes rabitq4 --set indexer.memory_bytes=8589934592
 }
 conformance() { $front "$python" -m pytest -q -p no:cacheprovider tests/searcher/test_shard_devices.py \
-  $([ "$device" = gpu ] && echo "-m gpu" || echo "-k ram"); }
+  $([ "$device" = cuda ] && echo "-m gpu" || echo "-k on-cpu"); }
 scans() { $front "$python" -m bench.gpu.scans --device "$device" --rows "${SCAN_ROWS:-50000,100000,200000,1000000}" \
   --nprobe "$nprobe" --seconds 0.4 --json "$out/shard-$device.json"; }
 search() { # CORES: 2, as the machine of the other figures, then all
   local contestants=carpool,faiss-memory
-  [ "$device" = ram ] || contestants=$contestants,gpu-shard-5,gpu-shard-10,gpu-shard-20,gpu-shard-all
+  [ "$device" = cpu ] || contestants=$contestants,gpu-shard-5,gpu-shard-10,gpu-shard-20,gpu-shard-all
   taskset -c "0-$(($1 - 1))" "$python" -m carpool bench search --index "$work/index" --questions "$work/grown/queries.npy" \
     --contestants "$contestants" --nprobe "$nprobe" --windows 100 --seeds 1 --queries 1600 --memory 4 \
     --memory-held-by none --work "$work/search" --json "$out/search-$device-$1.json"
 }
 steps() { $front "$python" -m bench.gpu.llm_steps --device "$device" --json "$out/llm-steps.json"; }
 hot_set() { taskset -c 0-1 "$python" -m carpool bench paper vectorlite --index "$work/index" --questions "$work/grown/queries.npy" \
-  --nprobe "$nprobe" --rounds 8 --splits 3 --json "$out/hot-set-gpu.json"; }
+  --nprobe "$nprobe" --rounds 8 --splits 3 --json "$out/hot-set.json"; }
 
 export -f setup index conformance scans search steps hot_set
 export device rows nlist nprobe work out wheels front back SCAN_ROWS

@@ -25,7 +25,7 @@ from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
-from searcher.shard.open import DeviceName, open_device
+from searcher.shard.gpu import GpuShard
 
 CLUSTER_ROWS = 1000
 HOT_SHARE = 0.2
@@ -53,7 +53,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     `seconds`: of each measurement, at least.
     """
 
-    device: DeviceName
+    device: str
     rows: tuple[int, ...]
     nprobe: int
     seconds: float
@@ -117,13 +117,13 @@ class FilledShard:
         self.nlist = round(len(self.row_counts) / HOT_SHARE)
         pool = self._random.standard_normal((POOL_ROWS, options.dimension), np.float32)
         self._pool = pool / np.linalg.norm(pool, axis=1, keepdims=True)
-        self.device: ShardDevice = open_device(
-            options.device,
+        self.device: ShardDevice = GpuShard(
             numbers,
             nlist=self.nlist,
             rotation=random_rotation(options.dimension, options.seed),
             # Room for what a device needs beside vectors.
             bytes_max=int(rows * self.row_bytes * 1.25) + (256 << 20),
+            device=options.device,
         )
 
     @property
@@ -172,8 +172,7 @@ def run(options: ScanOptions, json_file: Path | None) -> bool:
     Raises `ConfigError` where there is no such device.
     """
     start = RunStart.now()
-    device = _torch_device(options.device)
-    copied_bytes_per_s = copy_bytes_per_s(device)
+    copied_bytes_per_s = copy_bytes_per_s(options.device)
     scans: list[ScanRow] = []
     loads: list[LoadRow] = []
     for numbers in options.numbers:
@@ -184,18 +183,14 @@ def run(options: ScanOptions, json_file: Path | None) -> bool:
             loads.append(load_row(shard, options, rows, load_s))
             shard.device.close()
     result = ScanResults(
-        device=_device_name(device),
+        device=_device_name(options.device),
         copied_bytes_per_s=copied_bytes_per_s,
         scans=tuple(scans),
         loads=tuple(loads),
     )
-    promises = gpu_promises(result) if options.device == "gpu" else {}
+    promises = gpu_promises(result) if options.device == "cuda" else {}
     report = start.report("gpu-scans", settings=options, promises=promises, results=result)
     return finish(report, json_file, lambda console: _print(console, result))
-
-
-def _torch_device(name: DeviceName) -> str:
-    return "cuda" if name == "gpu" else "cpu"
 
 
 def _device_name(device: str) -> str:
@@ -213,7 +208,7 @@ def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "this machine has no CUDA device that PyTorch can use; measure --device ram, or run "
+            "this machine has no CUDA device that PyTorch can use; measure --device cpu, or run "
             "this on a machine with a GPU"
         )
     source = torch.ones(size_bytes, dtype=torch.uint8, device=device)
@@ -371,7 +366,7 @@ def _print(console: Console, result: ScanResults) -> None:
 def main() -> None:
     """Reads the options, and measures. Ends with 1 when a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("ram", "gpu"), default="gpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rows", default="100000,400000", help="rows of the shard, with commas")
     parser.add_argument("--nprobe", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, at least")

@@ -67,28 +67,12 @@ class GpuBlocks:
 
 LIBRARY_BYTES = 64 << 20
 """The workspace of cuBLAS, 32 MiB on a Hopper, and small temporary arrays."""
-_STEP_BYTES = 4 << 20
 
 
-def gpu_bytes_for(
-    clusters_bytes: int, *, dimension: int, stored_bytes: int, computed_bytes: int, nlist: int
-) -> int:
-    """Returns how many bytes of a GPU leave `clusters_bytes` for clusters; see `divide_gpu_memory`.
-
-    That is what to set as `shard_bytes_max`.
-    """
-    bytes_max = clusters_bytes
-    while True:
-        blocks = divide_gpu_memory(
-            bytes_max,
-            dimension=dimension,
-            stored_bytes=stored_bytes,
-            computed_bytes=computed_bytes,
-            nlist=nlist,
-        )
-        if blocks is not None and blocks.capacity_bytes >= clusters_bytes:
-            return bytes_max + LIBRARY_BYTES
-        bytes_max += _STEP_BYTES
+def gpu_bytes_for(clusters_bytes: int, nlist: int) -> int:
+    """Returns how many bytes of a GPU leave `clusters_bytes` for clusters: a `shard_bytes_max`."""
+    scan_bytes = SCRATCH_BYTES_MAX + STAGING_BYTES_MAX + QUERIES_MAX * (nlist + 1)
+    return clusters_bytes + scan_bytes + LIBRARY_BYTES
 
 
 def block_bytes(*, dimension: int, stored_bytes: int) -> int:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from carpool.errors import RetryableError
 from schemas.record import ClusterId
-from schemas.retrieval import Tier
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -34,7 +33,7 @@ class ShardFullError(RetryableError):
 
 
 class ShardDevice(Protocol):
-    """Clusters on a device. `tier`: where answers say that they were.
+    """Clusters on a device.
 
     `codec`: the codec whose margin holds for the estimates (`carpool.codes.margin`).
     `capacity_bytes`: what clusters may take together, each the `size_bytes` of its rows.
@@ -43,7 +42,6 @@ class ShardDevice(Protocol):
     after `load` has returned, and dropped only if no scan uses it; the caller sees to both.
     """
 
-    tier: Tier
     codec: str
     capacity_bytes: int
 

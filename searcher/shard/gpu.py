@@ -22,7 +22,6 @@ from carpool.codes.codec import SQ8_REACH
 from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
-from schemas.retrieval import Tier
 from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
 from searcher.plan.gpu_blocks import BLOCK_ROWS, LIBRARY_BYTES, blocks_of, divide_gpu_memory
 from searcher.shard.device import Float32, Int64, ShardFullError, ShardNumbers, Vectors
@@ -73,8 +72,6 @@ class GpuShard:
     Loads have a stream and pinned memory of their own, so that they overlap scans. Blocks that are
     being written may be scanned; no query asks for them, so what comes out is dropped.
     """
-
-    tier: Tier = "gpu"
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 CLOSE_TIMEOUT_S = 0.5
+SHARD_TIER: Tier = "gpu"
+"""Where answers say that the clusters were."""
 
 
 class ReadsClusters(Protocol):
@@ -73,11 +75,6 @@ class HotShard:
         self._orders: queue.SimpleQueue[Swaps | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._swap, name="shard-swaps", daemon=True)
         self._thread.start()
-
-    @property
-    def tier(self) -> Tier:
-        """Where answers say that the clusters were."""
-        return self._device.tier
 
     @property
     def codec(self) -> str:

@@ -11,6 +11,7 @@ from searcher.plan.gpu_blocks import (
     BLOCK_ROWS,
     LIBRARY_BYTES,
     QUERIES_MAX,
+    block_bytes,
     blocks_of,
     divide_gpu_memory,
     gpu_bytes_for,
@@ -67,12 +68,17 @@ def test_a_budget_of_a_gibibyte_is_nearly_all_for_rows() -> None:
 
 
 def test_a_gpu_of_these_bytes_holds_these_clusters() -> None:
-    sizes = {"dimension": 384, "stored_bytes": 1, "computed_bytes": 2, "nlist": 1_000}
-    for clusters_bytes in (MIB, 100 * MIB, 4096 * MIB):
-        bytes_max = gpu_bytes_for(clusters_bytes, **sizes) - LIBRARY_BYTES
-        blocks = divide_gpu_memory(bytes_max, **sizes)
-        assert blocks is not None and blocks.capacity_bytes >= clusters_bytes
-        assert bytes_max < 1.5 * clusters_bytes + 256 * MIB
+    for stored_bytes in (1, 2):
+        for count in (10, 10_000, 300_000):
+            wanted = count * block_bytes(dimension=384, stored_bytes=stored_bytes)
+            blocks = divide_gpu_memory(
+                gpu_bytes_for(wanted, 1_000) - LIBRARY_BYTES,
+                dimension=384,
+                stored_bytes=stored_bytes,
+                computed_bytes=2,
+                nlist=1_000,
+            )
+            assert blocks is not None and blocks.count >= count
 
 
 def test_a_cluster_takes_whole_blocks() -> None:

@@ -21,15 +21,13 @@ from carpool.disk.rotation import read_rotation
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from schemas.record import ClusterId
-from schemas.retrieval import Tier
 from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
 from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
-from searcher.shard.device import Float32, Int64, ShardDevice, ShardNumbers
+from searcher.shard.device import Float32, Int64, ShardDevice, ShardFullError, ShardNumbers
 from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.open import DeviceName, open_device
 from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
 from searcher.store.files import SegmentFiles
 from tests.clocks import HandClock
@@ -72,7 +70,6 @@ class FailingDevice:
 
     def __init__(self, device: ShardDevice) -> None:
         self.device = device
-        self.tier: Tier = "gpu"  # so that results say which side scanned a cluster
         self.codec, self.capacity_bytes = device.codec, device.capacity_bytes
         self.scan_error: Exception | None = None
         self.load_error: Exception | None = None
@@ -132,20 +129,19 @@ def with_shard(
     hot: Sequence[ClusterId] = HOT,
     *,
     codec: str = "rabitq4",
-    name: DeviceName = "ram",
     numbers: ShardNumbers = "float16",
-    bytes_max: int = 16 << 20,
+    room_share: float = 1.0,
     paged_share: float | None = None,
     planner: type[HotSwaps] = NoSwaps,
 ) -> Iterator[WithShard]:
     opened, metrics = open_index(index.dir), Metrics()
-    device = FailingDevice(device_of(opened, name, numbers, bytes_max))
+    device = FailingDevice(device_of(opened, numbers))
     counts = [extent.row_count for extent in opened.extents]
     sizes = np.array([device.size_bytes(count) for count in counts])
     shard = HotShard(
         device,
         ClusterRowsReader(opened, SegmentFiles(index.paths, "auto")),
-        planner(sizes, bytes_max),
+        planner(sizes, int(room_share * sizes.sum())),
         first_rows(opened.layout, opened.extents),
         metrics,
     )
@@ -165,25 +161,19 @@ def with_shard(
         opened.close()
 
 
-def device_of(
-    opened: OpenIndex, name: DeviceName, numbers: ShardNumbers, bytes_max: int
-) -> ShardDevice:
+def device_of(opened: OpenIndex, numbers: ShardNumbers) -> ShardDevice:
     rotation = read_rotation(opened.dir, opened.manifest)
-    if name == "gpu":  # by the same code, on the CPU
-        return GpuShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=bytes_max, device="cpu")
-    return open_device(name, numbers, nlist=NLIST, rotation=rotation, bytes_max=bytes_max)
+    return GpuShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=16 << 20, device="cpu")
 
 
 @pytest.mark.parametrize(
-    ("codec", "name", "numbers", "mode", "missed_max"),
+    ("codec", "numbers", "mode", "missed_max"),
     [
         pytest.param(*device, *promise, marks=() if number % 2 == nth else pytest.mark.long)
         for number, device in enumerate(
             [
-                ("rabitq4", "ram", "float16"),
-                ("rabitq1", "ram", "sq8"),
-                ("rabitq2", "gpu", "sq8"),
-                ("flat", "gpu", "float16"),
+                ("rabitq4", "float16"),
+                ("rabitq2", "sq8"),
             ]
         )
         for nth, promise in enumerate([("default", 4), ("margin", 1)])
@@ -192,15 +182,14 @@ def device_of(
 def test_a_promise_is_kept_and_scores_are_exact(
     index: SmallIndex,
     codec: str,
-    name: DeviceName,
     numbers: ShardNumbers,
     mode: SearchMode,
     missed_max: int,
 ) -> None:
-    searches = with_mode(questions(index, 300, 5), mode)
-    with with_shard(index, codec=codec, name=name, numbers=numbers) as both:
+    searches = with_mode(questions(index, 150, 5), mode)
+    with with_shard(index, codec=codec, numbers=numbers) as both:
         found = both.here.search(searches)
-    assert missed(index, searches, found) <= missed_max  # of 2,100 ids
+    assert missed(index, searches, found) <= missed_max  # of 1,050 ids
     for search in searches:
         result = found[search.key]
         assert result is not None and result.mode == mode and not result.skipped
@@ -352,10 +341,9 @@ def test_a_device_that_fails_at_a_load_is_not_used_any_more(index: SmallIndex) -
 def test_a_cluster_that_does_not_fit_is_searched_by_codes(index: SmallIndex) -> None:
     searches = questions(index, 20, 5)
     with with_shard(index, ()) as both:
-        both.device.device._free_bytes = both.device.size_bytes(600)  # type: ignore[attr-defined]
+        both.device.load_error = ShardFullError("no room")
         both.shard._orders.put(Swaps(leave=(), enter=ALL))
-        wait_until(lambda: both.metric("shard_swaps_total", result="full") > 0)
-        wait_until(lambda: both.shard._orders.empty())
+        wait_until(lambda: both.metric("shard_swaps_total", result="full") == NLIST)
         assert both.shard.is_open
         assert missed(index, searches, both.here.search(searches)) == 0
 
@@ -379,9 +367,7 @@ def test_a_damaged_cluster_is_not_loaded(tmp_path: Path) -> None:
 def test_clusters_that_queries_probe_enter_and_those_that_they_do_not_leave(
     index: SmallIndex,
 ) -> None:
-    sizes = [extent.row_count * (2 * DIMENSION + 8) for extent in index.extents]
-    room = sum(sizes) // 2
-    with with_shard(index, (), codec="flat", bytes_max=room, planner=HotSwaps) as both:
+    with with_shard(index, (), codec="flat", room_share=0.5, planner=HotSwaps) as both:
         for hot in (range(6), range(6, NLIST)):
             pairs = itertools.cycle(itertools.combinations(hot, 2))
             for _ in range(100):  # 8,000 queries

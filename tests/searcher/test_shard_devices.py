@@ -20,7 +20,6 @@ from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from searcher.shard.device import ShardFullError, ShardNumbers
 from searcher.shard.gpu import LIBRARY_BYTES, GpuShard
-from searcher.shard.open import open_device
 from tests.searcher.codes_rig import directions
 from tests.searcher.shard_devices import (
     COUNTS,
@@ -258,9 +257,7 @@ def test_clusters_may_come_and_go_in_any_order(kind: Kind) -> None:
 def test_a_machine_without_a_gpu_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"searcher\.shard to none"):
-        open_device(
-            "gpu", "float16", nlist=NLIST, rotation=np.eye(8, dtype="f4"), bytes_max=1 << 30
-        )
+        GpuShard("float16", nlist=NLIST, rotation=np.eye(8, dtype="f4"), bytes_max=1 << 30)
 
 
 @pytest.mark.parametrize("numbers", ["float16", "sq8"])
@@ -281,7 +278,7 @@ def test_a_gpu_allocates_no_more_than_the_budget(numbers: ShardNumbers) -> None:
     before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     rotation = random_rotation(384, 0)
-    device = open_device("gpu", numbers, nlist=clusters, rotation=rotation, bytes_max=budget)
+    device = GpuShard(numbers, nlist=clusters, rotation=rotation, bytes_max=budget)
     for cluster in range(clusters):
         device.load(ClusterId(cluster), cluster * rows, directions(rows, 384, cluster))
     for query_count, probed, count in ((64, clusters, 2048), (1, 3, 20), (64, 2, 500)):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from searcher.executor import SearchGroup
     from searcher.local import SearchThread
     from searcher.settings import SearcherSettings
-    from searcher.shard.open import DeviceName
 
 BUFFERS_BYTES = 64 << 20
 """Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
@@ -71,11 +70,8 @@ class Carpool:
     shard, as a share of the index's; it is filled with what the earlier questions probe.
     """
 
-    def __init__(
-        self, mode: SearchMode, shard: DeviceName | None = None, shard_share: float = 0.0
-    ) -> None:
+    def __init__(self, mode: SearchMode, shard_share: float = 0.0) -> None:
         self._mode = mode
-        self._shard = shard
         self._shard_share = shard_share
         self._top_k = 0
         self._next_key = 0
@@ -98,10 +94,10 @@ class Carpool:
             read_timeout_ms=READ_TIMEOUT_MS,
         )
         self.metrics, self._top_k = Metrics(), data.top_k
-        if self._shard is not None:
-            settings = self._with_shard(index, settings, self._shard)
+        if self._shard_share:
+            settings = self._with_shard(index, settings)
         self._thread: SearchThread = SearchThread(self._plane(index, settings))
-        if self._shard is not None:
+        if self._shard_share:
             self._fill_shard(data)
 
     def search(self, window: AskedWindow) -> Iterator[FoundRows]:
@@ -168,27 +164,15 @@ class Carpool:
         self._next_key += len(searches)
         return SearchGroup(searches=searches, window=self._next_key, horizon=horizon)
 
-    def _with_shard(
-        self, index: OpenIndex, settings: SearcherSettings, device: DeviceName
-    ) -> SearcherSettings:
+    def _with_shard(self, index: OpenIndex, settings: SearcherSettings) -> SearcherSettings:
         from searcher.plan.gpu_blocks import gpu_bytes_for
 
         nlist, dimension = index.centroids.shape
         number_bytes = 2 if self._shard_share > 1 else 1  # as the searcher stores all, or some rows
         rows_bytes = int(self._shard_share * index.manifest.row_count * dimension * number_bytes)
-        if device == "ram":
-            settings = msgspec.structs.replace(
-                settings, budget_bytes=settings.budget_bytes + rows_bytes
-            )
-        else:
-            rows_bytes = gpu_bytes_for(
-                rows_bytes,
-                dimension=dimension,
-                stored_bytes=number_bytes,
-                computed_bytes=2,
-                nlist=nlist,
-            )
-        return msgspec.structs.replace(settings, shard=device, shard_bytes_max=rows_bytes)
+        return msgspec.structs.replace(
+            settings, shard="gpu", shard_bytes_max=gpu_bytes_for(rows_bytes, nlist)
+        )
 
     def _fill_shard(self, data: SearchData) -> None:
         """Asks the earlier questions until they have filled the shard, and no cluster enters."""
@@ -221,7 +205,7 @@ def _gpu(share: str) -> ContestantEntry:
         summary=f"as carpool, with {'all clusters' if share == 'all' else part} on a GPU",
         is_exact=False,
         needs_gpu=True,
-        make=partial(Carpool, "default", "gpu", SHARD_SHARES[share]),
+        make=partial(Carpool, "default", SHARD_SHARES[share]),
     )
 
 

@@ -22,7 +22,7 @@ from bench.gpu.scans import (
 )
 
 OPTIONS = ScanOptions(
-    device="ram",
+    device="cpu",
     rows=(4 * CLUSTER_ROWS,),
     batches=(1, 3),
     dimension=16,

@@ -19,6 +19,7 @@ from bench.search.contestants.registry import ENTRIES, chosen_names
 from bench.search.measure import windows_of
 from carpool.disk.document_rows import place_count
 from carpool.errors import ConfigError
+from searcher import open_shard
 
 UNLIMITED = Limits(memory_bytes=None, threads=1, window=7)
 SEARCHES_ALL_ROWS = "faiss-hnsw"
@@ -108,8 +109,11 @@ def test_lancedb_finds_rows_in_every_fragment_of_a_table(
         contestant.close()
 
 
-def test_a_hot_shard_holds_what_earlier_questions_probe(data: SearchData) -> None:
-    contestant = Carpool("default", "ram", 0.5)
+def test_a_hot_shard_holds_what_earlier_questions_probe(
+    data: SearchData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_shard, "DEVICE", "cpu")
+    contestant = Carpool("default", 0.5)
     contestant.open(data, UNLIMITED)
 
     def metric(name: str, **labels: str) -> float:
