@@ -82,11 +82,13 @@ class Loop(Generic[R]):
             stalled_after_us=stalled_after_us,
         )
         self.in_flight = InFlight(records_ahead_max)
-        self._priorities = self._sorted_by_class(consumer)
-        self._consumer: ConsumerClient = self._priorities or consumer
-        self._throttle = Throttle(
-            finished_bytes_max=finished_bytes_max, has_queues=self._priorities is not None
+        self._consumer = PriorityConsumer(
+            consumer,
+            (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.extra_classes),
+            unfinished_parts=self._busy_parts,
+            clock=clock,
         )
+        self._throttle = Throttle(finished_bytes_max=finished_bytes_max)
         self._reoffers: deque[Unit[Any]] = deque()
         self._delayed = RetryDelay()
         self.sink = LoopSink(
@@ -120,18 +122,6 @@ class Loop(Generic[R]):
         self._wake_us: int | None = None
         self._not_ready: tuple[str, ...] = ("starting",)
         self.last_step_us = clock.now_us()
-
-    def _sorted_by_class(self, consumer: ConsumerClient) -> PriorityConsumer | None:
-        intake = self._intake
-        if not intake.extra_classes:
-            return None
-        own = PriorityClass(topic=intake.topic, weight=intake.weight)
-        return PriorityConsumer(
-            consumer,
-            (own, *intake.extra_classes),
-            unfinished_parts=self._busy_parts,
-            clock=self._clock,
-        )
 
     def _busy_parts(self) -> Mapping[str, int]:
         """The unfinished parts by topic, without those that only wait for another process."""
@@ -340,21 +330,16 @@ class Loop(Generic[R]):
         action = self._throttle.next(
             credit,
             finished_bytes=self.in_flight.finished_bytes,
-            is_failed=self._is_stopped,
-            now_us=self._clock.now_us(),
+            is_stopped=self._is_stopped,
         )
         if action == "take":
             self._resume()
             self._take_burst(credit)
-        elif action == "fill" and self._priorities is not None:
-            self._priorities.fill_queues(BLOCKED_POLL_S)
-        elif action == "wait":
-            self._stopping.wait(BLOCKED_POLL_S)
+        elif action == "fill":
+            self._consumer.fill_queues(BLOCKED_POLL_S)
         else:
             self._pause()
-            message = self._poll(BLOCKED_POLL_S)
-            if message is not None and self.failure is None:
-                self._accept(message)  # a record that was polled and dropped would be lost
+            self._poll(BLOCKED_POLL_S)
 
     def _take_burst(self, credit: Credit) -> None:
         records, size_bytes = min(credit.records, BURST_MAX), credit.size_bytes

@@ -1,4 +1,4 @@
-"""Decides whether the loop accepts records, waits, or pauses its partitions. Pure."""
+"""Decides whether the loop accepts records, only sorts them, or pauses its partitions. Pure."""
 
 from __future__ import annotations
 
@@ -15,58 +15,31 @@ Each poll costs a tenth of a millisecond of CPU time.
 """
 BLOCKED_POLL_S = 0.005
 """How often the credit is checked while nothing can be taken in."""
-PAUSE_AFTER_US = 50_000
-"""How long nothing can be taken in before partitions are paused.
 
-A pause discards what the client fetched ahead, and most gaps between two credits are shorter than
-fetching it again. Until then the loop does not poll, which also delays commits.
-"""
-
-IntakeAction = Literal["take", "fill", "wait", "pause"]
-"""take: poll and offer. fill: fill the queues of the priority classes. wait: do not poll.
-pause: pause all partitions and poll, to stay a member.
+IntakeAction = Literal["take", "fill", "pause"]
+"""take: poll and offer. fill: fill the queues of the priority classes, which pause the topics whose
+queue is full. pause: pause all partitions and poll, to stay a member.
 """
 
 
 class Throttle:
     """Times are epoch microseconds. Not thread-safe."""
 
-    def __init__(self, *, finished_bytes_max: int, has_queues: bool) -> None:
-        """`finished_bytes_max`: bytes of outputs that may wait for their commit.
-
-        `has_queues`: whether the consumer queues records by priority class, and pauses the topics
-        whose queue is full.
-        """
+    def __init__(self, *, finished_bytes_max: int) -> None:
+        """`finished_bytes_max`: bytes of outputs that may wait for their commit."""
         self._finished_bytes_max = finished_bytes_max
-        self._has_queues = has_queues
-        self._blocked_since_us: int | None = None
         self._paused_since_us: int | None = None
 
     @property
     def is_paused(self) -> bool:
         return self._paused_since_us is not None
 
-    def next(
-        self,
-        credit: Credit,
-        *,
-        finished_bytes: int,
-        is_failed: bool,
-        now_us: int,
-    ) -> IntakeAction:
+    def next(self, credit: Credit, *, finished_bytes: int, is_stopped: bool) -> IntakeAction:
         """Returns the next action. "take" requires `resume`, "pause" requires `pause`."""
-        has_credit = credit.records > 0 and credit.size_bytes > 0
-        is_full = finished_bytes >= self._finished_bytes_max
-        if has_credit and not is_full and not is_failed:
-            self._blocked_since_us = None
-            return "take"
-        if self._blocked_since_us is None:
-            self._blocked_since_us = now_us
-        if is_failed:
+        if is_stopped:
             return "pause"
-        if self._has_queues:
-            return "fill"
-        return "wait" if now_us - self._blocked_since_us < PAUSE_AFTER_US else "pause"
+        has_credit = credit.records > 0 and credit.size_bytes > 0
+        return "take" if has_credit and finished_bytes < self._finished_bytes_max else "fill"
 
     def pause(self, now_us: int) -> bool:
         """Notes a pause; False if the partitions are already paused."""

@@ -112,11 +112,10 @@ class WorkObserver:
     def taken(self, message: Message) -> None:
         """Notes an accepted record, before it is decoded."""
         source = message.source
-        self._stalls.took(
-            TopicPartition(source.topic, source.partition), source.timestamp_ms, message.received_us
-        )
+        at = TopicPartition(source.topic, source.partition)
+        self._stalls.took(at, source.timestamp_ms, self._clock.now_us())
         if not message.unreadable:  # else nothing was read
-            self._fetch_errors.read(TopicPartition(source.topic, source.partition))
+            self._fetch_errors.read(at)
         self._consumed(source.topic).inc()
         if source.timestamp_ms:
             wait_us = message.received_us - source.timestamp_ms * 1_000

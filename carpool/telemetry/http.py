@@ -120,47 +120,10 @@ class TelemetryServer:
         Serves at most `connections_max` connections at a time, each for `request_timeout_s`.
         `/metrics` has `registry`, and `process_*`: memory, CPU, start and open files.
         """
-        process = CollectorRegistry()
-        ProcessCollector(registry=process)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
-                if path == "/metrics":
-                    page = generate_latest(registry) + generate_latest(process)
-                    self._reply(200, page, CONTENT_TYPE_LATEST)
-                elif path == "/healthz":
-                    alive = is_alive()
-                    self._reply(200 if alive else 503, orjson.dumps({"alive": alive}))
-                elif path == "/readyz":
-                    reasons = list(not_ready())
-                    self._reply(
-                        503 if reasons else 200,
-                        orjson.dumps({"ready": not reasons, "missing": reasons}),
-                    )
-                else:
-                    self._reply(404, orjson.dumps({"pages": ["/healthz", "/readyz", "/metrics"]}))
-
-            def do_HEAD(self) -> None:
-                self.do_GET()
-
-            def _reply(
-                self, status: int, body: bytes, content_type: str = "application/json"
-            ) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Does not log scrapes."""
-
         try:
             self._server = _Server(
                 (host, port),
-                Handler,
+                _pages(registry, is_alive, not_ready),
                 connections_max=connections_max,
                 request_timeout_s=request_timeout_s,
             )
@@ -180,3 +143,47 @@ class TelemetryServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2)
+
+
+def _pages(
+    registry: CollectorRegistry,
+    is_alive: Callable[[], bool],
+    not_ready: Callable[[], Sequence[str]],
+) -> type[BaseHTTPRequestHandler]:
+    """Returns the handler of requests for the pages."""
+    process = CollectorRegistry()
+    ProcessCollector(registry=process)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                page = generate_latest(registry) + generate_latest(process)
+                self._reply(200, page, CONTENT_TYPE_LATEST)
+            elif path == "/healthz":
+                alive = is_alive()
+                self._reply(200 if alive else 503, orjson.dumps({"alive": alive}))
+            elif path == "/readyz":
+                reasons = list(not_ready())
+                self._reply(
+                    503 if reasons else 200,
+                    orjson.dumps({"ready": not reasons, "missing": reasons}),
+                )
+            else:
+                self._reply(404, orjson.dumps({"pages": ["/healthz", "/readyz", "/metrics"]}))
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def _reply(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Does not log scrapes."""
+
+    return Handler

@@ -117,8 +117,7 @@ class LlmServer:
     Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
     `knee`: up to so many requests at once, each is as fast as a single request; more requests share
-    the speed at the knee. `more_words`: words by which each answer is longer. `kv_events`: where
-    the stand-in says what it caches, as vLLM does.
+    the speed at the knee. `kv_events`: where the stand-in says what it caches, as vLLM does.
     """
 
     def __init__(
@@ -131,7 +130,6 @@ class LlmServer:
         takes_chats: bool = True,
         caches_prefixes: bool = False,
         knee: int | None = None,
-        more_words: int = 0,
         kv_events: str | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
@@ -148,7 +146,6 @@ class LlmServer:
         self._latency_s = latency_ms / 1_000
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
         self._knee = knee
-        self._more_words = more_words
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -346,7 +343,7 @@ class LlmServer:
         self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
     ) -> None:
         """Writes the answer as tokens, as a whole, or up to the fault."""
-        text = write(prompt_text(chat.messages), chat.response_format, more_words=self._more_words)
+        text = write(prompt_text(chat.messages), chat.response_format)
         tokens = words(text)
         limits = (chat.max_tokens, chat.max_completion_tokens, len(tokens))
         limit = next(each for each in limits if each is not None)
@@ -441,7 +438,6 @@ def main() -> int:
     add("--latency-ms", type=float, default=0.0, help="wait before the first token")
     add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
     add("--knee", type=int, help="requests at once above which each more slows all; None: no limit")
-    add("--more-words", type=int, default=0, help="words by which each answer is longer")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
     add("--kv-events", help="where to say what it caches, for llm.kv_events")
     add("--broken", type=msgspec.json.decode, default={}, help="`LlmServer.broken`, in JSON")

@@ -39,17 +39,12 @@ def cited_number(prompt: str) -> int | None:
     return numbers[int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % len(numbers)]
 
 
-def write(prompt: str, response_format: Mapping[str, Any] | None, *, more_words: int = 0) -> str:
-    """Returns a sentence, or an object that is valid under the requested JSON schema.
-
-    `more_words`: of the sentence, so that it takes longer to write.
-    """
+def write(prompt: str, response_format: Mapping[str, Any] | None) -> str:
+    """Returns a sentence, or an object that is valid under the requested JSON schema."""
     number = cited_number(prompt)
     digest = hashlib.sha256(prompt.encode()).hexdigest()[:8]
-    sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}" + (
-        "".join(f" and-{count}" for count in range(more_words))
-        + (f" [{number}]." if number else ".")
-    )
+    cited = f" [{number}]." if number else "."
+    sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}{cited}"
     if not response_format or response_format.get("type") not in ("json_schema", "json_object"):
         return sentence
     if response_format["type"] == "json_object":  # the object that the prompt asks for

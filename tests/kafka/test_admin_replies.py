@@ -16,7 +16,6 @@ from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from tests.waiting import wait_until
 
 AT = TopicPartition("questions", 0)
 
@@ -51,14 +50,6 @@ def test_a_client_with_an_open_request_ends_on_the_thread_that_drops_it(
         assert Watched.ended_on == [threading.get_ident()]
     finally:
         gc.enable()
-
-
-def test_a_request_that_no_broker_answers_can_be_repeated() -> None:
-    ends = EndOffsets(SETTINGS)
-    ends.known([AT], ask=True)
-    wait_until(lambda: ends._ends.is_idle, "the request ends")
-    assert ends.known([AT], ask=False) == {}
-    ends.close()
 
 
 def test_an_error_reply_references_no_frame_of_its_caller() -> None:

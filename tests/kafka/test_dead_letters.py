@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.dead_letters.letter import (
-    CUT_VALUE_BYTES,
     DeadLetter,
     Reason,
     make_letter,
@@ -134,12 +133,6 @@ def test_a_letter_of_a_decompressed_record_of_any_size_fits_its_topic(
     assert letter.reason == "too_large"
     if record_bytes(bytes(key_bytes), bytes(value_bytes), headers) <= QUERIES.max_message_bytes:
         assert is_kept, "what its source takes is never cut"
-
-
-def test_a_letter_that_was_cut_names_the_size_of_its_record() -> None:
-    letter = read(letter_of(bytes(5_000_000)))
-    assert letter.errors["truncated.from.bytes"] == "5000000"
-    assert letter.value == bytes(CUT_VALUE_BYTES), "spaces are not worth a megabyte of letter"
 
 
 def test_a_letter_of_a_record_that_could_not_be_unpacked_is_not_replayed() -> None:
@@ -278,17 +271,3 @@ def written(settings: KafkaSettings, output: Output) -> bool:
     assert producer.produce(output, reports.append)
     assert producer.close(WAIT_S) == 0
     return reports == [None]
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("topic", [topic.name for topic in TOPICS])
-def test_our_producers_write_a_record_as_large_as_its_topic_takes(
-    kafka_bootstrap: str, topic: str
-) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap)
-    create_topics(settings)
-    limit = next(each.max_message_bytes for each in TOPICS if each.name == topic)
-    value = bytes(limit - record_bytes(b"k", b"", ()) - 8)
-    while record_bytes(b"k", value, ()) < limit:
-        value += b"x"
-    assert written(settings, Output(topic=topic, key=b"k", value=value))

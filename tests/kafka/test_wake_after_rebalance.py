@@ -12,7 +12,6 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
 
 from carpool.kafka.librdkafka import consumer as module
 from carpool.kafka.settings import KafkaSettings
@@ -70,15 +69,6 @@ def test_retained_partitions_are_requested_after_the_revocation(broker: Reached)
     assert ("ask", [1 - gone]) in after
     one.close()
     two.close()
-
-
-def test_partitions_added_to_a_live_topic_are_read(broker: Reached) -> None:
-    one = Member(broker, "a").await_partitions()
-    topic, count = broker.settings.broker_topic(broker.topic), PARTITIONS + 2
-    admin = AdminClient({"bootstrap.servers": broker.settings.bootstrap})
-    admin.create_partitions([NewPartitions(topic, count)])[topic].result(10)
-    one.await_partitions(count)
-    one.close()
 
 
 @pytest.mark.parametrize("how", ["pause", "hold"])

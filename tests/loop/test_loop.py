@@ -21,7 +21,6 @@ from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, LateOutputs
-from carpool.loop.throttle import PAUSE_AFTER_US
 from schemas.errors import RecordError
 from schemas.query import Query
 from tests.loop.support import GROUP, Bench, HandStage, result, turn, with_taken
@@ -146,9 +145,9 @@ def test_two_members_share_the_partitions_and_a_crash_hands_them_over() -> None:
 
 
 def test_without_credit_the_backlog_waits_at_the_broker() -> None:
-    _, stage, loop, consumer = with_taken(Bench(), "a", "b", "c", credit=2)
+    _, stage, loop, _ = with_taken(Bench(), "a", "b", "c", credit=2)
     assert [unit.record.text for unit in stage.units] == ["a", "b"]
-    assert sum(consumer.waiting().values()) == stage.ticks[-1] == 1
+    assert sum(loop._consumer.waiting().values()) == stage.ticks[-1] == 1
     stage.finish("a")
     stage.units.pop(0)
     turn(loop)
@@ -168,34 +167,6 @@ def test_credit_that_one_record_uses_up_is_not_exceeded_within_a_round() -> None
     bench.publish("a", "bbb", "c", "d", "e")
     turn(loop, 5)
     assert [unit.record.text for unit in stage.units] == ["a", "bbb"]
-
-
-def test_partitions_are_paused_only_after_a_while_without_credit() -> None:
-    bench, stage = Bench(), HandStage(credit=1)
-    loop, consumer = bench.loop(stage)
-    paused: list[bool] = []
-    consumer.pause = lambda: paused.append(True)
-    bench.publish("a", "b")
-    turn(loop)
-    stage.finish("a")
-    stage.units.clear()
-    turn(loop)
-    assert [unit.record.text for unit in stage.units] == ["b"]
-    assert not paused
-    bench.clock.sleep(PAUSE_AFTER_US)
-    turn(loop, 1)
-    assert paused == [True]
-
-
-def test_a_record_polled_from_a_paused_partition_is_not_lost() -> None:
-    bench, stage = Bench(), HandStage(credit=1)
-    loop, consumer = bench.loop(stage)
-    consumer.pause = lambda: None
-    bench.publish("a", "b", "c")
-    turn(loop)
-    bench.clock.sleep(PAUSE_AFTER_US)
-    turn(loop)
-    assert [unit.record.text for unit in stage.units] == ["a", "b", "c"]
 
 
 def test_a_bad_record_becomes_a_dead_letter_with_its_reason() -> None:
@@ -252,17 +223,6 @@ def test_a_batch_that_cannot_be_unpacked_becomes_a_letter_without_bytes() -> Non
     assert headers["rag.errors.offset"] == b"1"
     assert b"rag.queries.v1[0], offsets 1 to 1" in (headers["rag.errors.exception.message"] or b"")
     assert bench.committed() == (3, "")
-
-
-def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_stops_the_service() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, consumer = bench.loop(stage, bad_input="stop")
-    unpacked_never(consumer, 1)
-    bench.publish("good", "bomb", "after")
-    turn(loop)
-    assert isinstance(loop.failure, DeploymentError)
-    assert "offsets 1 to 1, cannot be unpacked" in str(loop.failure)
-    assert [unit.record.text for unit in stage.units] == ["good"]
 
 
 def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() -> None:
@@ -508,17 +468,6 @@ def test_stop_drains_units_in_flight_and_leaves_the_group() -> None:
     assert sorted(bench.results()) == ["a/0", "b/0"]
     assert bench.committed() == (2, "")
     assert bench.broker.groups["carpool-test"].members == []
-
-
-def test_a_drain_does_not_wait_for_a_stage_that_is_not_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench, stage, loop, _ = with_taken(Bench(), "a")
-    monkeypatch.setattr(stage, "not_ready", lambda: ("the LLM server refuses",))
-    began_us = bench.clock.now_us()
-    loop.drain(began_us + 5_000)
-    assert loop.in_flight.units == 1
-    assert bench.clock.now_us() < began_us + 100
 
 
 def test_a_rejected_unit_ends_with_all_its_parts() -> None:

@@ -99,19 +99,6 @@ def test_an_urgent_record_fetched_behind_thousands_is_returned_within_a_turn() -
     assert handed.index(URGENT) <= sortings + QUANTUM_BYTES // RECORD_COST_BYTES
 
 
-def test_only_a_topic_with_a_full_queue_is_paused() -> None:
-    rig = TwoTopics()
-    rig.inner.fetch(BATCH, RECORDS_MAX + 500)
-    for _ in range(8):
-        rig.take()
-    assert rig.inner.paused == {BATCH}
-    rig.inner.fetch(URGENT, 1)
-    assert URGENT in {rig.take() for _ in range(9)}
-    while len(rig.inner.paused) and rig.parts[BATCH] < RECORDS_MAX:
-        assert rig.take() == BATCH
-    assert not rig.inner.paused
-
-
 def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
     rig = TwoTopics()
     rig.inner.fetch(BATCH, 3)
@@ -121,18 +108,6 @@ def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
     assert rig.take() is None
     rig.consumer.resume()
     assert [rig.take(), rig.take(), rig.take()] == [BATCH, BATCH, None]
-
-
-def test_an_empty_client_is_polled_once_in_a_round() -> None:
-    rig = TwoTopics()
-    rig.inner.fetch(URGENT, 2)
-    assert [rig.take(0.05), rig.take()] == [URGENT, URGENT]
-    rig.inner.waits.clear()
-    assert rig.take() is None
-    assert not rig.inner.waits, "the consumer knew that no record was left"
-    assert rig.take() is None
-    rig.inner.fetch(URGENT, 1)
-    assert rig.take() == URGENT, "the client is polled again"
 
 
 def test_blocked_records_do_not_cause_busy_polling() -> None:

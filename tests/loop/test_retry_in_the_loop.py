@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections import Counter
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from carpool.clock import SystemClock
 from carpool.errors import DeploymentError
-from carpool.kafka.admin import create_topics
-from carpool.kafka.checks import DeliveryName
-from carpool.kafka.librdkafka import LibrdkafkaProducer
 from carpool.kafka.records import Output
-from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import read_topic
-from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.member_health import AWAY_US_MIN
-from carpool.loop.priority.intake_queues import Intake, PriorityClass
-from carpool.loop.retry import FailureLimits, attempt_of, origin_of, read_query
+from carpool.loop.priority.intake_queues import PriorityClass
+from carpool.loop.retry import FailureLimits, origin_of
 from carpool.loop.stage import Done, Unit
-from carpool.telemetry.metrics import Metrics
-from carpool.testing.kafka import KafkaServer
 from schemas.query import Query
 from schemas.record import header
-from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
-from tests.loop.support import Bench, HandStage, result, turn
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
+from tests.loop.support import Bench, HandStage, turn
 from tests.records import a_failure
-from tests.waiting import WAIT_S, wait_until
 
 RETRIED = (PriorityClass(topic=RETRIES.name),)
 
@@ -112,20 +97,6 @@ def test_after_its_last_attempt_a_query_has_one_answer_and_one_letter() -> None:
     for outcome, times in (("again", 2), ("failed", 1)):
         labels = {"stage": "grouper", "outcome": outcome}
         assert bench.metric("query_failures_total", **labels) == times
-
-
-def test_a_letter_that_any_tool_writes_again_with_all_headers_is_a_new_query() -> None:
-    bench, stage, loop = started("a")
-    for _ in range(3):
-        stage.fail_units("a")
-        turn(loop)
-        bench.wait(loop)
-    (letter,) = bench.broker.records(QUERIES_DEAD.name)
-    bench.broker.append(QUERIES.name, letter.value, headers=letter.headers, partition=0)
-    turn(loop)
-    again = stage.unit("a")
-    assert (again.source.place, origin_of(again.message)) == (f"{QUERIES.name}/0/1", again.source)
-    assert attempt_of(again.message.headers) == 1, "it has all its attempts"
 
 
 def test_refused_queries_have_their_letters_and_never_stop_the_service() -> None:
@@ -245,16 +216,6 @@ def test_a_result_ends_a_row_of_failures_and_an_answer_or_a_scan_does_not(topic:
     assert not loop.in_flight.is_assigned, "it has left its group"
 
 
-def test_rejected_records_are_no_burst() -> None:
-    bench, _, loop = started()
-    for _ in range(200):
-        bench.broker.append(QUERIES.name, b"{", partition=0)
-    turn(loop)
-    assert loop.failure is None
-    assert len(bench.broker.records(QUERIES_DEAD.name)) == 200
-    assert bench.committed()[0] == 200
-
-
 def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:
     bench, stage, loop = started("a", partitions=2)
     stage.fail_units("a")
@@ -271,18 +232,6 @@ def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:
     assert [unit.record.text for unit in other.units] == ["a"]
 
 
-class TwiceFailing(HandStage):
-    """Fails each query twice, then finishes it."""
-
-    def offer(self, unit: Unit[Query], now_us: int) -> None:
-        assert self.sink is not None
-        text = unit.record.text or ""
-        if attempt_of(unit.message.headers) > 2:
-            self.sink.done(Done(parts=((unit.id, 0),), outputs=(result(text),)))
-            return
-        self.sink.done(failed(unit))
-
-
 def test_a_retry_of_a_newer_service_waits_and_is_not_refused() -> None:
     bench, stage, loop = started()
     newer = (("ce_dataschema", b"urn:carpool:query:2"),)
@@ -292,52 +241,3 @@ def test_a_retry_of_a_newer_service_waits_and_is_not_refused() -> None:
     assert "rag.retries.v1[0] at 0 cannot be read by this build" in str(loop.failure)
     assert stage.units == []
     assert bench.broker.records(QUERIES_DEAD.name) == bench.broker.records(RETRIEVALS.name) == []
-
-
-@pytest.mark.kafka
-@pytest.mark.slow
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_queries_are_retried_through_a_real_broker_and_answered_once(
-    tmp_path: Path, delivery: DeliveryName
-) -> None:
-    texts = [f"q{number}" for number in range(300)]
-    with KafkaServer(tmp_path / "kafka") as server:
-        settings = KafkaSettings(bootstrap=server.bootstrap, partitions=2, instance_id="a")
-        create_topics(settings)
-        producer, reports = LibrdkafkaProducer(settings), list[object]()
-        for text in texts:
-            producer.produce(
-                Output(topic=QUERIES.name, key=None, value=text.encode()), reports.append
-            )
-        assert producer.close(WAIT_S) == 0
-        clock, group = SystemClock(), f"round-{delivery}"
-        loop = Loop[Query](
-            name="grouper",
-            group=group,
-            intake=Intake(
-                topic=QUERIES.name,
-                decode=read_query,
-                bad_input="refuse",
-                extra_classes=(PriorityClass(topic=RETRIES.name),),
-            ),
-            stage=TwiceFailing(),
-            consumer=make_consumer(settings, group, clock, delivery),
-            make_delivery=make_delivery(settings, group, delivery),
-            clock=clock,
-            metrics=Metrics(CollectorRegistry()),
-            limits=FailureLimits(retry_delay_us=300_000, in_a_row_max=10_000),
-        )
-        running = threading.Thread(target=lambda: loop.run(drain_us=10_000_000))
-        running.start()
-        read = partial(read_topic, settings, clock, name="test")
-        wait_until(lambda: len(list(read(GROUPS.name))) >= len(texts), every_s=0.5)
-        loop.stop()
-        running.join(WAIT_S)
-        assert not running.is_alive() and loop.failure is None
-        assert Counter((message.value or b"").decode() for message in read(GROUPS.name)) == Counter(
-            texts
-        )
-        assert len(list(read(QUERIES.name))) == len(texts)
-        attempts = Counter(attempt_of(message.headers) for message in read(RETRIES.name))
-        assert attempts == {2: len(texts), 3: len(texts)}
-        assert list(read(RETRIEVALS.name)) == list(read(QUERIES_DEAD.name)) == []

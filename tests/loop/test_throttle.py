@@ -8,7 +8,6 @@ from carpool.loop.stage import Credit
 from carpool.loop.throttle import (
     BUSY_POLL_S,
     IDLE_POLL_S,
-    PAUSE_AFTER_US,
     IntakeAction,
     Throttle,
     poll_s,
@@ -18,39 +17,26 @@ NOW_US = 1_000_000_000
 SOME = Credit(records=1, size_bytes=1)
 
 
-def action(throttle: Throttle, now_us: int = NOW_US, **changed: object) -> IntakeAction:
-    state = {"finished_bytes": 0, "is_failed": False} | changed
-    credit = state.pop("credit", SOME)
-    return throttle.next(credit, **state, now_us=now_us)
-
-
 @pytest.mark.parametrize(
-    "blocked",
+    ("credit", "finished_bytes", "is_stopped", "action"),
     [
-        {"credit": Credit(records=0, size_bytes=1)},
-        {"credit": Credit(records=1, size_bytes=0)},
-        {"finished_bytes": 10},
+        (SOME, 9, False, "take"),
+        (Credit(records=0, size_bytes=1), 0, False, "fill"),
+        (Credit(records=1, size_bytes=0), 0, False, "fill"),
+        (SOME, 10, False, "fill"),
+        (SOME, 0, True, "pause"),
     ],
 )
-def test_without_room_the_loop_waits_and_pauses_only_after_a_while(blocked: dict) -> None:
-    throttle = Throttle(finished_bytes_max=10, has_queues=False)
-    assert action(throttle) == "take"
-    assert action(throttle, **blocked) == "wait"
-    assert action(throttle, NOW_US + PAUSE_AFTER_US - 1, **blocked) == "wait"
-    assert action(throttle, NOW_US + PAUSE_AFTER_US, **blocked) == "pause"
-    assert action(throttle, NOW_US + PAUSE_AFTER_US) == "take"
-    assert action(throttle, NOW_US + PAUSE_AFTER_US, **blocked) == "wait", "counted anew"
-    queues = Throttle(finished_bytes_max=10, has_queues=True)
-    assert action(queues, **blocked) == "fill"
-
-
-def test_a_failure_pauses_the_intake_immediately() -> None:
-    throttle = Throttle(finished_bytes_max=10, has_queues=True)
-    assert action(throttle, is_failed=True) == "pause"
+def test_without_room_records_are_only_sorted_and_a_failure_pauses_the_intake(
+    credit: Credit, finished_bytes: int, is_stopped: bool, action: IntakeAction
+) -> None:
+    throttle = Throttle(finished_bytes_max=10)
+    found = throttle.next(credit, finished_bytes=finished_bytes, is_stopped=is_stopped)
+    assert found == action
 
 
 def test_a_pause_begins_once_and_its_length_is_returned_at_its_end() -> None:
-    throttle = Throttle(finished_bytes_max=10, has_queues=False)
+    throttle = Throttle(finished_bytes_max=10)
     assert throttle.resume(NOW_US) is None
     assert [throttle.pause(NOW_US), throttle.pause(NOW_US + 5)] == [True, False]
     assert throttle.is_paused
