@@ -37,7 +37,6 @@ from cli.up_settings import UpSettings
 LOOPBACK = "127.0.0.1"
 EMBEDDED = "embedded"
 HTTP_PORT = "the pages of the services (up.http_port)"
-LOCAL_BACKOFF_MS_MAX = 2_000
 _LLM = environment_name("llm", "")
 BROKER, VLLM = "broker", "vLLM"
 SERVICES = tuple(INPUTS)
@@ -178,9 +177,6 @@ def service_specs(
     ]
     if plan.vllm_port:
         own.append("llm.sends_priority=true")  # ours is started with the scheduler that takes it
-        # It takes a minute to start on this machine: frequent checks find it ready without delay.
-        own.append(f"llm.backoff_ms_max={min(settings.llm.backoff_ms_max, LOCAL_BACKOFF_MS_MAX)}")
-        own.append(f"llm.backoff_ms_min={min(settings.llm.backoff_ms_min, LOCAL_BACKOFF_MS_MAX)}")
         own.append(f"llm.kv_events={plan.kv_events or ''}")
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")

@@ -62,8 +62,9 @@ from generator.plan.dispatch_events import (
 from generator.plan.kv_tree import KvTreeEvent, digests_of
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
-from generator.plan.speculation.factory import SpeculationName, make_policy
-from generator.plan.speculation.protocol import EngineLoad
+from generator.plan.speculation.auto import Auto
+from generator.plan.speculation.likely import Likely
+from generator.plan.speculation.protocol import EngineLoad, NoSpeculation, SpeculationPolicy
 from generator.prompts import (
     PreparedPrompt,
     load_templates,
@@ -89,6 +90,8 @@ INTAKE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the records that wait or are in flight; more than the largest record has."""
 LOOK_S = 0.5
 """With concurrency 0: the time between two looks at a server."""
+BACKOFF_US_MIN, BACKOFF_US_MAX = 100_000, 2_000_000
+"""First and longest pause of a server that refuses; each more refusal doubles it."""
 RETRY_AFTER_US_MAX = 120_000_000
 """The longest pause that a server may ask for (Retry-After)."""
 
@@ -139,8 +142,8 @@ class GeneratorStage:
             DispatchLimits(
                 concurrency=settings.concurrency or FIRST,
                 prompts_max=settings.prompts_max(len(servers)),
-                backoff_us_min=llm.backoff_ms_min * 1_000,
-                backoff_us_max=llm.backoff_ms_max * 1_000,
+                backoff_us_min=BACKOFF_US_MIN,
+                backoff_us_max=BACKOFF_US_MAX,
                 retry_after_us_max=RETRY_AFTER_US_MAX,
                 tries_max=llm.tries_max,
             ),
@@ -159,7 +162,7 @@ class GeneratorStage:
         self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._warmer = Warmer(
             servers,
-            make_policy(_speculation(settings, servers, follows_caches=bool(endpoints))),
+            _speculation(settings, servers, follows_caches=bool(endpoints)),
             prepare=self._prepare_draft,
             run=self._requests.prepare,
             choose=self._server_to_warm,
@@ -545,9 +548,11 @@ class GeneratorStage:
 
 def _speculation(
     settings: GeneratorSettings, servers: LlmServers, *, follows_caches: bool
-) -> SpeculationName:
+) -> SpeculationPolicy:
     """Returns the policy of warm-ups: none where a prompt may miss the server that was warmed."""
-    if len(servers) == 1 or follows_caches or settings.speculation == "none":
-        return settings.speculation
+    if settings.speculation == "none":
+        return NoSpeculation()
+    if len(servers) == 1 or follows_caches:
+        return Auto(Likely())
     log.info("several LLM servers are warmed only if llm.kv_events says what they have cached")
-    return "none"
+    return NoSpeculation()

@@ -12,7 +12,6 @@ from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
 from generator.plan.concurrency import FOUND_MAX
 from generator.plan.dispatch import OrderName
-from generator.plan.speculation.factory import SpeculationName
 
 PROMPTS_A_SLOT = 8
 PROMPTS_A_SERVER = 2 * FOUND_MAX
@@ -123,7 +122,7 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = True
     speculation: Annotated[
-        SpeculationName,
+        Literal["none", "auto"],
         Meta(
             description="Which warm-ups are sent while a search runs, from the drafts of searchers "
             "with `searcher.drafts_after_ms`: `auto`, the passages that were final in most earlier "
@@ -183,21 +182,11 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Secret, Meta(description="Key of the server, if it needs one; from the environment only")
     ] = Secret()
     answer_form: Annotated[
-        Literal[
-            "auto",
-            "text",
-            "json",
-            "json_schema",
-            "json_schema_unbounded",
-            "json_object",
-            "json_by_prompt",
-        ],
+        Literal["auto", "text", "json"],
         Meta(
             description="Form in which the model writes an answer: `text`, sentences that end with "
             "markers such as [1]; `json`, an object (a third of its tokens is not text), "
-            "requested in the strictest of the next forms that the server accepts; `json_schema`; "
-            "`json_schema_unbounded`, without lengths; `json_object`, any JSON; `json_by_prompt`, "
-            "requested in the prompt only; `auto`, text with vLLM, else json"
+            "requested as strictly as the server accepts; `auto`, text with vLLM, else json"
         ),
     ] = "auto"
     sends_priority: Annotated[
@@ -216,21 +205,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "separated by commas. Empty: prompts are sent in the order of arrival"
         ),
     ] = ""
-    prompts: Annotated[
-        Literal["auto", "text"],
-        Meta(
-            description="How prompts are sent: `auto` as token ids, where the server makes them, "
-            "else as chat text; `text` always as chat text: for a model whose reasoning the server "
-            "takes out of its chats"
-        ),
-    ] = "auto"
-    max_tokens_field: Annotated[
-        Literal["auto", "max_tokens", "max_completion_tokens"],
-        Meta(
-            description="Name of the field that bounds an answer; `auto`: max_tokens, until the "
-            "server asks for the other one"
-        ),
-    ] = "auto"
     extra_headers: Annotated[
         Secret,
         Meta(
@@ -246,15 +220,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "settings"
         ),
     ] = msgspec.field(default_factory=dict)
-    connect_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=600,
-            description="Seconds to connect; too low fails on a slow network, too high notices an "
-            "outage late",
-        ),
-    ] = 5.0
     first_token_timeout_s: Annotated[
         float,
         Meta(
@@ -273,19 +238,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
             "notices a hanging server late",
         ),
     ] = 30.0
-    backoff_ms_min: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=600_000,
-            description="First pause after a refusal, doubled with each more; too low sends a "
-            "refusing server many requests",
-        ),
-    ] = 500
-    backoff_ms_max: Annotated[
-        int,
-        Meta(ge=1, le=3_600_000, description="Longest pause between tries; too high resumes late"),
-    ] = 4_000
     tries_max: Annotated[
         int,
         Meta(
@@ -302,11 +254,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     def check(self) -> list[str]:
         """Returns the conflicts between values."""
         problems = []
-        if self.backoff_ms_min > self.backoff_ms_max:
-            problems.append(
-                f"backoff_ms_min {self.backoff_ms_min} is more than backoff_ms_max "
-                f"{self.backoff_ms_max}"
-            )
         urls = self.base_urls()
         for text in urls:
             url = urlsplit(text)

@@ -29,7 +29,7 @@ from generator.answers import (
     given_again,
     replayed,
 )
-from generator.dedup.cancels_log import CancelsReader
+from generator.dedup.records_reader import RecordsReader
 from generator.outcomes import STARTED
 from generator.plan.answer_dedup import (
     AnswerBeside,
@@ -53,7 +53,6 @@ from generator.plan.reuse import (
 )
 from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
 from generator.settings import GeneratorSettings
-from generator.warming.drafts_log import HORIZON_MS, READ_MAX, DraftsReader
 from schemas.answer import Answer
 from schemas.cancel import Cancel
 from schemas.codec import decode, tenant_of
@@ -64,6 +63,8 @@ from schemas.topics import ANSWERS, CANCELS, priority_in_class
 IDS_MAX = 1_000_000
 """Ids with an answer, prompts, and cancels that are remembered: about 400, 320 and 100 bytes each.
 The oldest is forgotten first, and generated again if it is published again."""
+DRAFTS_HORIZON_MS, DRAFTS_MAX = 2_000, 1_000
+"""Older drafts, at a start, are of searches that have ended."""
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
 CONFLICT = (
@@ -151,16 +152,24 @@ class DedupStage:
             self._tables.append(
                 TopicTable(
                     cancels,
-                    CancelsReader(self._cancel_read),
+                    RecordsReader(
+                        Cancel, self._cancel_read, without="withdrawn queries are generated"
+                    ),
                     clock,
                     horizon_ms=CANCELS.retention_ms,
                     rows_max=IDS_MAX,
                 )
             )
         if drafts is not None:
-            reader = DraftsReader(within.draft)
-            table = TopicTable(drafts, reader, clock, horizon_ms=HORIZON_MS, rows_max=READ_MAX)
-            self._tables.append(table)
+            self._tables.append(
+                TopicTable(
+                    drafts,
+                    RecordsReader(Retrieval, self._draft_read, without="no prompt is warmed"),
+                    clock,
+                    horizon_ms=DRAFTS_HORIZON_MS,
+                    rows_max=DRAFTS_MAX,
+                )
+            )
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
         metrics.generator.followers.set_function(lambda: self._reuse.followers)
 
@@ -439,6 +448,10 @@ class DedupStage:
             ), "bytes add up"
 
     # ---- the threads of the tables
+
+    def _draft_read(self, draft: Retrieval, written_ms: int) -> None:
+        if not draft.is_final:
+            self._within.draft(draft)
 
     def _cancel_read(self, cancel: Cancel, written_ms: int) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_events import ServerError, ServerEvents, WrongPage
-from generator.llm.server_facts import ServerFacts, after_refusal, assumed, response_format
+from generator.llm.server_facts import ServerFacts, after_refusal, response_format
 from generator.llm.server_load import requests_waiting
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.settings import LlmSettings
@@ -38,6 +38,7 @@ from schemas.record import well_formed
 log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 2.0
 SEGMENTS_MAX = 10_000
 """Passages whose token ids are kept, about 2 KB each."""
@@ -96,7 +97,7 @@ class OpenAiLlm:
     def _client(self) -> AsyncOpenAI:
         if self._client_or_none is None:
             settings = self._settings
-            timeout = Timeout(None, connect=settings.connect_timeout_s)
+            timeout = Timeout(None, connect=CONNECT_TIMEOUT_S)
             self._client_or_none = AsyncOpenAI(
                 base_url=settings.base_url,
                 api_key=settings.api_key.value
@@ -222,14 +223,13 @@ class OpenAiLlm:
         self._tokenizer.forget()
         version = await self._version()
         self._is_vllm = version is not None
-        reason = "llm.prompts is text" if self._settings.prompts == "text" else ""
-        if not reason:
-            try:
-                system, begin = _SAMPLE_PROMPT
-                self._sample_ids = await self._tokenizer.ids(system, (begin, *SAMPLE))
-            except CannotTokenize as error:
-                reason = str(error)
-        before = self._facts or assumed(self._settings)
+        reason = ""
+        try:
+            system, begin = _SAMPLE_PROMPT
+            self._sample_ids = await self._tokenizer.ids(system, (begin, *SAMPLE))
+        except CannotTokenize as error:
+            reason = str(error)
+        before = self._facts or ServerFacts()
         self._facts = facts = replace(before, vllm_version=version, takes_ids=not reason)
         if self._said != (facts, reason):
             self._said = (facts, reason)
@@ -315,7 +315,7 @@ class OpenAiLlm:
         status, detail = error.status_code, detail_of(error)
         if status not in _FORM or is_too_long(detail):
             return False
-        learned = after_refusal(facts, self._settings, detail, has_answered=self._has_answered)
+        learned = after_refusal(facts, detail, has_answered=self._has_answered)
         if has_ids and (status in _NOT_THERE or (learned is None and not self._has_answered)):
             learned = replace(facts, takes_ids=False)
         if learned is None:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from generator.settings import LlmSettings
-
 JsonForm = Literal["json_schema", "json_schema_unbounded", "json_object", "json_by_prompt"]
 """How a server is told that an answer is JSON, from the strictest to nothing.
 
@@ -40,42 +38,20 @@ class ServerFacts:
     left_out: frozenset[str] = frozenset()
 
 
-def assumed(settings: LlmSettings) -> ServerFacts:
-    """Returns what is taken for true before the server was asked: the settings, or the usual."""
-    field = settings.max_tokens_field
-    json_form: JsonForm = "json_schema"
-    match settings.answer_form:
-        case "auto" | "text" | "json":
-            pass
-        case chosen:
-            json_form = chosen
-    return ServerFacts(
-        json_form=json_form,
-        max_tokens_field="max_tokens" if field == "auto" else field,
-    )
-
-
-def after_refusal(
-    facts: ServerFacts, settings: LlmSettings, message: str, *, has_answered: bool
-) -> ServerFacts | None:
+def after_refusal(facts: ServerFacts, message: str, *, has_answered: bool) -> ServerFacts | None:
     """Returns the facts after a refusal with this message; None if it says nothing about them.
 
     A server that `has_answered` in this form refuses the prompt, not the form. Only the lengths in
     a schema depend on the prompt. Each refusal takes something away, so there are few in a row.
     """
     words = message.lower()
-    is_free = settings.answer_form in ("auto", "json") and facts.json_form != "json_by_prompt"
-    if is_free and facts.json_form == "json_schema" and any(word in words for word in _OF_BOUNDS):
+    if facts.json_form == "json_schema" and any(word in words for word in _OF_BOUNDS):
         return replace(facts, json_form="json_schema_unbounded")
     if has_answered:
         return None
-    if (
-        "max_completion_tokens" in words
-        and facts.max_tokens_field == "max_tokens"
-        and settings.max_tokens_field == "auto"
-    ):
+    if "max_completion_tokens" in words and facts.max_tokens_field == "max_tokens":
         return replace(facts, max_tokens_field="max_completion_tokens")
-    if is_free and any(word in words for word in _OF_FORM):
+    if facts.json_form != "json_by_prompt" and any(word in words for word in _OF_FORM):
         return replace(facts, json_form=JSON_FORMS[JSON_FORMS.index(facts.json_form) + 1])
     for name in _OPTIONAL:
         if name in words and name not in facts.left_out:

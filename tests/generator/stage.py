@@ -29,7 +29,7 @@ from tests.clocks import NOW_US, HandClock
 from tests.records import a_message, a_query, a_retrieval, a_source, a_unit, some_hits
 from tests.waiting import wait_until
 
-LLM = LlmSettings(backoff_ms_min=1, backoff_ms_max=2)
+LLM = LlmSettings()
 PROBES = (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), tier="ssd"))
 _ids = itertools.count(1)
 

@@ -25,7 +25,6 @@ from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
 from generator.dedup.stage import DedupStage
-from generator.llm.memory import MemoryLlm
 from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
 from generator.service import GeneratorStage
@@ -35,6 +34,7 @@ from schemas.codec import decode, decode_retrieval
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
 from tests.generator.dedup_support import answers_log, make_topics
+from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import LLM, unit
 from tests.memory_broker.broker import MemoryBroker
 from tests.memory_broker.consumer import MemoryConsumer

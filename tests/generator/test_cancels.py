@@ -8,7 +8,6 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.loop.stage import Unit
-from generator.llm.memory import MemoryLlm, Reply
 from generator.plan.cancels import Cancels
 from generator.settings import GeneratorSettings
 from schemas.cancel import Cancel
@@ -17,6 +16,7 @@ from schemas.record import Source
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, CANCELS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
 from tests.clocks import NOW_US
+from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import running, unit
 from tests.generator.test_answer_dedup_through_the_loop import (
     Service,

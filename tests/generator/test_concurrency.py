@@ -8,11 +8,11 @@ from unittest.mock import patch
 import pytest
 
 from carpool.testing.llm_server import LlmServer
-from generator.llm.memory import MemoryLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.server_load import requests_waiting
 from generator.plan.concurrency import FOUND_MAX, next_concurrency
 from generator.settings import GeneratorSettings, LlmSettings
+from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import running, unit
 from tests.rig.llm_dialects import DialectServer
 

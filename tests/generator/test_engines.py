@@ -18,7 +18,6 @@ from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
 from carpool.testing.llm_tokens import encode, render
 from generator.llm import server_events
-from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.openai_errors import retry_after
 from generator.llm.protocol import (
@@ -30,9 +29,10 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_events import ServerEvents
-from generator.llm.server_facts import assumed
+from generator.llm.server_facts import ServerFacts
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
+from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.rig.llm_dialects import DialectServer
 from tests.waiting import WAIT_S, wait_until
 
@@ -240,7 +240,7 @@ def test_a_port_without_a_server_is_unreachable() -> None:
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}/v1"
         for use in (collect, lambda engine: engine.check()):
             with pytest.raises(LlmRefusal, match="is it running") as error:
-                run(OpenAiLlm(LlmSettings(base_url=url, connect_timeout_s=WAIT_S)), use)
+                run(OpenAiLlm(LlmSettings(base_url=url)), use)
             assert (error.value.kind, error.value.is_suspect) == ("unreachable", False)
 
 
@@ -534,8 +534,8 @@ def test_the_connection_of_a_web_page_is_closed() -> None:
     async def ask() -> None:
         async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            engine = OpenAiLlm(LlmSettings(base_url=url, prompts="text"))
-            engine._facts = assumed(LlmSettings())
+            engine = OpenAiLlm(LlmSettings(base_url=url))
+            engine._facts = ServerFacts()
             with pytest.raises(LlmRefusal, match="is base_url right"):
                 await collect(engine)
             await asyncio.wait_for(left.wait(), WAIT_S)
@@ -587,14 +587,9 @@ def test_only_text_moves_the_deadline_and_it_has_an_end(
         async with await asyncio.start_server(forever, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
             engine = OpenAiLlm(
-                LlmSettings(
-                    base_url=url,
-                    prompts="text",
-                    first_token_timeout_s=0.5,
-                    next_token_timeout_s=0.3,
-                )
+                LlmSettings(base_url=url, first_token_timeout_s=0.5, next_token_timeout_s=0.3)
             )
-            engine._facts = assumed(LlmSettings())
+            engine._facts = ServerFacts()
             try:
                 with pytest.raises(LlmRefusal) as error:
                     request = replace(REQUEST, max_tokens=max_tokens)
@@ -610,7 +605,7 @@ def test_only_text_moves_the_deadline_and_it_has_an_end(
 
 
 def test_priority_and_seed_are_sent_if_requested() -> None:
-    facts = assumed(LlmSettings())
+    facts = ServerFacts()
     plain = OpenAiLlm(LlmSettings())._body(REQUEST, facts, ())
     assert "seed" not in plain and plain["extra_body"].keys() == {"response_format"}
     wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
@@ -625,7 +620,7 @@ def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() 
         with DialectServer(dialect) as server:
             engine = OpenAiLlm(settings(server, answer_form=form))
             run(engine, lambda engine: engine.check())
-            body = engine._body(request, assumed(LlmSettings()), ())
+            body = engine._body(request, ServerFacts(), ())
             forms[dialect, form] = (engine.form, body["extra_body"])
     assert forms["vllm", "auto"] == ("text", {"structured_outputs": {"regex": "a+"}})
     assert forms["openai", "auto"] == ("json", {})

@@ -223,8 +223,6 @@ class ReplayServer:
             yield LlmSettings(
                 base_url=f"http://127.0.0.1:{port}/v1",
                 model="m",
-                backoff_ms_min=1,
-                backoff_ms_max=2,
                 first_token_timeout_s=2.0,
                 next_token_timeout_s=1.0,
                 tries_max=TRIES_MAX,

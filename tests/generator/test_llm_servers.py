@@ -99,31 +99,12 @@ def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
     assert found["prompts"].startswith("token ids" if is_vllm else "chat text: POST /tokenize")
 
 
-def test_ids_and_text_of_one_prompt_are_the_same_prompt_to_the_server() -> None:
-    with LlmServer() as server:
-        (ids,) = asked(at(server), REQUEST)
-        assert server.last is not None and server.last.path == "/v1/completions"
-        (text,) = asked(at(server, prompts="text"), REQUEST)
-        assert server.last.path == "/v1/chat/completions"
-        assert ids == text
-        assert list(server.requests.completed_by_prompt.values()) == [2]
-
-
 def test_llama_cpp_gets_a_schema_without_lengths_where_they_are_too_long_for_its_grammar() -> None:
     with DialectServer("llama.cpp") as server:
         long = replace(REQUEST, schema=answer_schema(2, answer_chars_max=2_000))
         texts = asked(at(server), REQUEST, long, REQUEST)
         assert all(written(text).is_complete for text in texts)
         assert server.requests.completed == 3
-
-
-def test_a_form_that_was_set_is_not_changed_and_the_refusal_says_what_to_set() -> None:
-    fixed = {"answer_form": "json_schema", "max_tokens_field": "max_completion_tokens"}
-    with DialectServer("openai") as server, pytest.raises(LlmRefusal) as error:
-        asked(at(server, **fixed), REQUEST)
-    assert error.value.kind == "misfit"
-    assert "'maxLength' is not permitted" in str(error.value)
-    assert "llm.answer_form" in str(error.value)
 
 
 def test_extra_headers_and_fields_are_sent_and_headers_are_never_printed() -> None:

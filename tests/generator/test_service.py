@@ -12,8 +12,6 @@ import pytest
 
 import carpool
 from generator.answers import NOTHING_FOUND
-from generator.llm.memory import NAME as MEMORY
-from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
 from generator.llm.protocol import (
     AnswerForm,
@@ -40,6 +38,8 @@ from schemas.record import ClusterId, header
 from schemas.retrieval import Hit
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 from tests.clocks import HandClock
+from tests.generator.memory_llm import NAME as MEMORY
+from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import Running, running, unit
 from tests.records import some_hits
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings
 from schemas.retrieval import Hit
+from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import LLM, Running, running, unit
 from tests.records import a_query, a_retrieval
 from tests.rig.kv_events import KvPublisher

@@ -16,7 +16,6 @@ from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
 from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
-from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
@@ -26,6 +25,7 @@ from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.query import Generation
 from tests.clocks import NOW_US, HandClock
+from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import LLM, running, unit
 
 HANG = Reply(text="one two three", hangs_after=1)
@@ -39,7 +39,7 @@ def test_nothing_is_taken_before_the_server_answers_and_readiness_says_why() -> 
         run.wait(lambda: list(run.stage.not_ready()) == [reason])
         assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
         wake_us = run.tick()
-        assert wake_us == clock.time_us + 1_000, "the pause is over after backoff_ms_min"
+        assert wake_us == clock.time_us + 1_000, "the pause is over"
         clock.time_us = wake_us
         run.wait_until_open()
         assert run.stage.credit().records == 64
@@ -83,7 +83,9 @@ def test_each_try_has_its_own_generation_id() -> None:
     assert list(by_id)[-1] == answer.generation_id
 
 
-def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
+def test_a_query_that_the_server_keeps_failing_on_is_answered_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Picky(MemoryLlm):
         async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
             if "poison" in request.user:
@@ -91,7 +93,8 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
             async for event in super().stream(request):
                 yield event
 
-    llm = LlmSettings(backoff_ms_min=100, backoff_ms_max=100, tries_max=3)
+    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 100_000)
+    llm = LlmSettings(tries_max=3)
     answered = 0
     with running(Picky(), llm=llm) as run:
         run.offer(unit("poison"))
@@ -119,13 +122,7 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed() -> None:
 def test_a_query_whose_answers_always_break_off_fails_though_nobody_else_asks() -> None:
     fault = LlmFault(mode="reset", after_tokens=3)
     with LlmServer() as server, server.refusing(fault):
-        llm = LlmSettings(
-            base_url=server.url,
-            model=server.model,
-            backoff_ms_min=1,
-            backoff_ms_max=2,
-            tries_max=3,
-        )
+        llm = msgspec.structs.replace(served(server), tries_max=3)
         with running(OpenAiLlm(llm), llm=llm) as run:
             run.offer(unit())
             (answer,) = run.wait_for_answers(1)
@@ -355,7 +352,7 @@ def test_without_a_model_every_answer_says_so() -> None:
 
 
 def served(server: LlmServer) -> LlmSettings:
-    return LlmSettings(base_url=server.url, model=server.model, backoff_ms_min=5, backoff_ms_max=20)
+    return LlmSettings(base_url=server.url, model=server.model)
 
 
 # ---- over HTTP, against the stand-in

@@ -30,10 +30,6 @@ def load(**environ: str) -> Sections:
             {"CARPOOL_GENERATOR_MAX_TOKENS": "2049"},
             "max_tokens 2049 is more than max_tokens_cap 2048",
         ),
-        (
-            {"CARPOOL_LLM_BACKOFF_MS_MIN": "4001"},
-            "backoff_ms_min 4001 is more than backoff_ms_max 4000",
-        ),
         ({"CARPOOL_LLM_BASE_URL": "localhost:8000"}, "base_url 'localhost:8000' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://a/v1,b/v1"}, "base_url 'b/v1' is no URL"),
@@ -61,7 +57,6 @@ def test_kv_events_are_one_endpoint_a_server() -> None:
 def test_values_at_the_bounds_fit() -> None:
     load(
         CARPOOL_GENERATOR_MAX_TOKENS="2048",
-        CARPOOL_LLM_BACKOFF_MS_MIN="4000",
         CARPOOL_LLM_BASE_URL="https://llm.example/v1",
     )
 

@@ -12,25 +12,27 @@ import pytest
 from carpool.loop.stage import Credit
 from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME
-from generator.llm.memory import MemoryLlm, Reply
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.settings import LlmSettings
 from tests.clocks import NOW_US, HandClock
+from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import Running, running, unit
 from tests.rig.llm_dialects import DialectServer
-from tests.waiting import WAIT_S
 
-LLM = LlmSettings(backoff_ms_min=20, backoff_ms_max=50)
+LLM = LlmSettings()
 REQUEST = LlmRequest(id="1", system="s", user="why?", max_tokens=16, segments=("", "why?"))
 
 
 def engines_of(servers: Sequence[LlmServer]) -> list[OpenAiLlm]:
-    return [
-        OpenAiLlm(LlmSettings(base_url=server.url, model=server.model, connect_timeout_s=WAIT_S))
-        for server in servers
-    ]
+    return [OpenAiLlm(LlmSettings(base_url=one.url, model=one.model)) for one in servers]
+
+
+@pytest.fixture(autouse=True)
+def longer_pauses(quick_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 20_000)
+    monkeypatch.setattr("generator.service.BACKOFF_US_MAX", 50_000)
 
 
 def open_servers(run: Running, servers: Sequence[LlmServer]) -> list[bool]:

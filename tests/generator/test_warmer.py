@@ -15,11 +15,9 @@ from structlog.testing import capture_logs
 
 from carpool.telemetry.metrics import Metrics
 from generator import service
-from generator.llm.memory import MemoryLlm
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.plan.speculation.likely import Likely
-from generator.plan.speculation.none import NoSpeculation
 from generator.plan.speculation.protocol import EngineLoad
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings
@@ -27,6 +25,7 @@ from generator.warming.warmer import SEARCHES_MAX, WARM_UP_PRIORITY, Warmer
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock
+from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import LLM, running, unit
 from tests.records import a_query, a_retrieval, a_source, a_unit
 from tests.rig.kv_events import KvPublisher
@@ -38,8 +37,7 @@ TEMPLATES = load_templates(SETTINGS)
 @pytest.fixture(autouse=True)
 def warmed_from_the_first_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` waits until it knows that searches take long."""
-    policies = {"auto": Likely, "none": NoSpeculation}
-    monkeypatch.setattr(service, "make_policy", lambda name: policies[name]())
+    monkeypatch.setattr(service, "Auto", lambda policy: policy)
 
 
 def draft(n: int, passages: str, revision: int, **more: Any) -> Retrieval:

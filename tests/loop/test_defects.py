@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from generator.llm.memory import MemoryLlm
 from generator.llm.protocol import LlmEvent, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
@@ -29,6 +28,7 @@ from generator.settings import GeneratorSettings, LlmSettings
 from schemas.topics import ANSWERS, GROUPS, QUERIES_DEAD, RETRIEVALS, SCANS, Topic
 from tests.clocks import NOW_US
 from tests.e2e.support import build_index
+from tests.generator.memory_llm import MemoryLlm
 from tests.loop.pipeline import SERVICES, Pipeline
 from tests.rig.steps import Steps
 from tests.waiting import wait_until
@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 TRIES = 3
 ID = "q-guilty"
 OTHERS = [f"q-{number}" for number in range(7)]
-LLM = LlmSettings(model="memory", backoff_ms_min=1, backoff_ms_max=2)
+LLM = LlmSettings(model="memory")
 
 
 def mentioned(*arguments: Any) -> bool:
@@ -102,6 +102,8 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def with_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 1_000)
+    monkeypatch.setattr("generator.service.BACKOFF_US_MAX", 2_000)
     settings = GeneratorSettings()
     built = replace(
         SERVICES["generator"],

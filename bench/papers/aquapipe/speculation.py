@@ -23,7 +23,7 @@ from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSim
 from generator.plan.speculation import protocol
 from generator.plan.speculation.auto import Auto
 from generator.plan.speculation.likely import Likely, common
-from generator.plan.speculation.none import NoSpeculation
+from generator.plan.speculation.protocol import NoSpeculation
 from generator.plan.speculation.warm_ups import Passages, WarmUps
 
 STATED = (

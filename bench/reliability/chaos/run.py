@@ -57,9 +57,6 @@ START_TIMEOUT_S = 60.0
 ENVIRONMENT = {
     "CARPOOL_EMBEDDING_MODEL": MODEL,
     "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX),
-    # The stand-in fails on single questions. It need not be spared.
-    "CARPOOL_LLM_BACKOFF_MS_MIN": "20",
-    "CARPOOL_LLM_BACKOFF_MS_MAX": "200",
 }
 """Settings of the services: no embedding model, and an LLM that fails on some questions."""
 

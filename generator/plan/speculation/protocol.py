@@ -109,3 +109,11 @@ class SpeculationPolicy(Protocol):
         They may be of other queries than the event's. `load`: before the actions.
         """
         ...
+
+
+class NoSpeculation:
+    """Implements `SpeculationPolicy`: no warm-ups."""
+
+    def step(self, event: SpeculationEvent, load: EngineLoad) -> tuple[SpeculationAction, ...]:
+        """Does nothing."""
+        return ()

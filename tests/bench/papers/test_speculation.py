@@ -20,7 +20,7 @@ from generator.plan.speculation.protocol import (
     QueryAnswered,
     WarmUpEnded,
 )
-from tests.generator.test_speculation_policies import IDLE, draft, start, told
+from tests.generator.test_speculation import IDLE, draft, start, told
 
 
 def test_ragcache_begins_again_when_the_draft_changes() -> None:

@@ -7,8 +7,7 @@ import pytest
 from bench.papers.aquapipe.speculation import Oracle
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation
-from generator.plan.speculation.none import NoSpeculation
-from generator.plan.speculation.protocol import SpeculationPolicy
+from generator.plan.speculation.protocol import NoSpeculation, SpeculationPolicy
 
 LOAD = WarmUpLoad(
     search_us=1_000,
