@@ -104,7 +104,7 @@ def searcher(
     """
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
     from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
-    from searcher.service import build_stage
+    from searcher.service import QUERIES_IN_HAND_MAX, build_stage
 
     _run(
         "searcher",
@@ -118,7 +118,7 @@ def searcher(
             if settings.kafka.lanes > 1
             else None,
         ),
-        settings.searcher.queries_in_hand_max,
+        QUERIES_IN_HAND_MAX,
         Intake(
             topic=GROUPS.name,
             decode=lambda message: decode(Group, message.value, message.headers),

@@ -45,6 +45,10 @@ from searcher.settings import SearcherSettings
 
 _log = structlog.get_logger(__name__)
 
+QUERIES_IN_HAND_MAX = 256
+"""Queries that are searched together, and share each cluster that is read. More: a restart repeats
+more work, and lag is hidden in memory.
+"""
 GROUPS_IN_HAND_MAX = 256
 """Groups that are not finished. Queries are limited, too, so this is for groups of one query."""
 INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
@@ -156,7 +160,7 @@ class SearcherStage:
         Queries that wait for other lanes do not count: a group that another searcher waits for may
         come after theirs. Too many of a partition pause that partition.
         """
-        most = self._settings.queries_in_hand_max
+        most = QUERIES_IN_HAND_MAX
         with self._lock:
             if self._missing or len(self._parts) - self._waiting.total() >= most:
                 return Credit(records=0, size_bytes=0)

@@ -86,16 +86,6 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "milliseconds and send none.",
         ),
     ] = 0
-    queries_in_hand_max: Annotated[
-        int,
-        msgspec.Meta(
-            ge=1,
-            le=65_536,
-            description="Queries that are searched together. They share each cluster that is "
-            "read. Too low: clusters are read again for the queries that had to wait. Too high: a "
-            "restart repeats more work, and lag is hidden in memory.",
-        ),
-    ] = 256
     shard: Annotated[
         Literal["none", "gpu"],
         msgspec.Meta(

@@ -16,8 +16,8 @@ from searcher.store.page_reads import ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
-SLOTS = 2
-SLOT_PAGES = 128
+SLOTS = 4
+SLOT_PAGES = 64
 PASSAGE_BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
 """What passages take of `budget_bytes`."""
 

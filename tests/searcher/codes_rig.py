@@ -42,7 +42,6 @@ from tests.waiting import WAIT_S
 DIMENSION = 32
 NLIST = 12
 TOP_K = 7
-EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
 EVERY_PROMISE = pytest.mark.parametrize(
     ("codec", "mode", "missed_max"),
     [

@@ -5,28 +5,22 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from carpool.clock import SystemClock
-from carpool.disk.checked_file import CheckedFile
+from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.cluster_major_executor import ClusterMajorExecutor
-from searcher.executor import Search, SearchGroup, SearchResult
-from searcher.memory.arena import Arena, choose_block_bytes
-from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
-from searcher.plan.cluster_major import ClusterMajorPlanner
-from searcher.plan.cut import Slices
-from searcher.plan.farthest_next_use import FarthestNextUse
-from searcher.plan.limits import ClusterMajorLimits
-from searcher.scoring.pool import ScoringPool
+from searcher.build import ExactOptions, open_exact_plane
+from searcher.executor import Executor, Search, SearchGroup, SearchResult
+from searcher.memory.cluster_memory import ClusterMemory
+from searcher.settings import SearcherSettings
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ThreadPageReads
-from searcher.store.reads_in_flight import ReadLimits
+from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.waker import Waker
 from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.searcher.faults import FAIL
@@ -91,12 +85,11 @@ class Trouble:
 class Running:
     """An executor at work."""
 
-    executor: ClusterMajorExecutor
+    executor: Executor
     memory: ClusterMemory
     metrics: Metrics
     trouble: Trouble
     found: queue.SimpleQueue[tuple[Search, SearchResult | None]]
-    thread: threading.Thread
     keys: int = 0
 
     def join(
@@ -145,65 +138,49 @@ def running(
     timeout_us: int = int(WAIT_S * 1e6),
     slice_bytes_max: int = 0,
 ) -> Iterator[Running]:
-    clock, metrics, layout = SystemClock(), Metrics(), index.manifest.layout()
-    slices = Slices(index.extents, layout, slice_bytes_max)
-    block_bytes = choose_block_bytes(layout.page_bytes, index.size_bytes // NLIST)
-    arena = Arena(int(share * index.size_bytes), block_bytes)
-    files = SegmentFiles(index.paths, "auto")
-    waker = Waker()
-    disk = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker)
-    trouble = Trouble(index, disk)
-    memory = ClusterMemory(
-        layout=layout,
-        extents=slices.extents,
-        paths=[str(path) for path in index.paths],
-        sums=[
-            CheckedFile.open(p, index.manifest.build_id, index.manifest.files) for p in index.paths
-        ],
-        arena=arena,
-        reads=disk,
-        waker=waker,
-        limits=ReadLimits(timeout_us=timeout_us),
-        flight=FlightLimits(in_flight_bytes=1 << 17, ahead_max=1, read_bytes_max=1 << 15),
-        metrics=metrics,
-        clock=clock,
+    opened, metrics, disks = open_index(index.dir), Metrics(), list[FaultyDisk]()
+    budget_bytes = int(share * index.size_bytes)
+
+    def open_reads(files: SegmentFiles, waker: Waker) -> PageReads:
+        disks.append(FaultyDisk(ThreadPageReads(files, waker, SystemClock(), 4), waker))
+        return disks[0]
+
+    plane = open_exact_plane(
+        opened,
+        SearcherSettings(
+            budget_bytes=budget_bytes,
+            scoring_threads=threads,
+            read_timeout_ms=timeout_us // 1_000,
+            direct_io="auto",
+        ),
+        metrics,
+        SystemClock(),
+        open_reads=open_reads,
+        options=ExactOptions(
+            read_ahead_bytes=budget_bytes // 4,
+            prefetch_bytes=int(prefetch * budget_bytes),
+            slice_bytes_max=slice_bytes_max,
+            in_flight_bytes=1 << 17,
+            ahead_max=1,
+        ),
     )
-    sizes = {
-        number: memory.arena_bytes(number) for number in map(ClusterId, range(len(slices.extents)))
-    }
-    limits = ClusterMajorLimits(
-        budget_bytes=arena.size_bytes,
-        read_ahead_bytes=arena.size_bytes // 4,
-        prefetch_bytes=int(prefetch * arena.size_bytes),
-        overtake_us=5_000,
+    executor, trouble = plane.executor, Trouble(index, disks[0])
+    found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
+    thread = threading.Thread(
+        target=executor.run, args=(lambda search, result: found.put((search, result)),)
     )
-    planner = ClusterMajorPlanner(limits, sizes, FarthestNextUse())
-    with closing(ScoringPool(threads)) as pool:
-        executor = ClusterMajorExecutor(
-            memory=memory,
-            slices=slices,
-            planner=planner,
-            pool=pool,
-            waker=waker,
-            metrics=metrics,
-            clock=clock,
-        )
-        found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
-        thread = threading.Thread(
-            target=executor.run, args=(lambda search, result: found.put((search, result)),)
-        )
-        thread.start()
-        try:
-            yield Running(executor, memory, metrics, trouble, found, thread)
-        finally:
-            trouble.release()
-            executor.stop()
-            thread.join(WAIT_S)
-            assert not thread.is_alive()
-            executor.check_integrity()
-            assert memory.close(WAIT_S)
-            files.close()
-            waker.close()
+    thread.start()
+    try:
+        yield Running(executor, plane.memory, metrics, trouble, found)
+    finally:
+        trouble.release()
+        executor.stop()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        executor.check_integrity()
+        plane.close()
+        opened.close()
+        assert plane.waker.descriptor < 0, "a read did not end"
 
 
 def questions(

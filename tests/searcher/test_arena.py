@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import psutil
 import pytest
 from hypothesis import given
@@ -92,27 +91,6 @@ def test_freeing_twice_or_a_part_is_a_fault_of_the_caller() -> None:
     with pytest.raises(AssertionError, match="not allocated"):
         arena.free(spans)
     arena.check_integrity()
-
-
-def test_the_memory_of_two_clusters_does_not_overlap_and_stays_aligned() -> None:
-    arena = Arena(6 * BLOCK, BLOCK)
-    one, two = take(arena, 2), take(arena, 3)
-    for number, spans in enumerate((one, two), start=1):
-        for view in arena.views(spans):
-            view[:] = bytes([number]) * view.nbytes
-    for number, spans in enumerate((one, two), start=1):
-        for view in arena.views(spans):
-            content = np.frombuffer(view, dtype=np.uint8)
-            assert (content == number).all()
-            assert content.ctypes.data % BLOCK == 0
-
-
-def test_views_outlive_the_arena() -> None:
-    arena = Arena(2 * BLOCK, BLOCK)
-    (view,) = arena.views(take(arena, 1))
-    view[0] = 7
-    arena.close()
-    assert view[0] == 7
 
 
 @given(st.lists(st.one_of(st.integers(1, 9), st.integers(-12, -1)), max_size=60))

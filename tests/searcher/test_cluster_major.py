@@ -62,14 +62,6 @@ def test_what_is_read_ahead_is_bounded_by_read_ahead_bytes() -> None:
     assert here.reads == [0, 1, 2]
 
 
-def test_a_query_that_joins_shares_the_read_that_is_on_its_way() -> None:
-    here = world([10] * 3, 30)
-    here.join(0, [(0, 1)])
-    here.join(1, [(1, 2)])
-    here.work(min, lambda: len(here.finished) == 2)
-    assert sorted(here.reads) == [0, 1, 2]
-
-
 def test_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_without_read() -> None:
     here = world([10] * 2, 20)
     here.join(0, [(0,)])
@@ -81,16 +73,6 @@ def test_query_that_joins_while_its_cluster_is_being_scored_has_it_scored_withou
     assert list(here.finished) == [0]
     assert here.score()
     assert list(here.finished) == [0, 1] and here.reads == [0]
-
-
-def test_a_failed_read_finishes_only_the_queries_that_wanted_it() -> None:
-    here = world([10] * 3, 30)
-    here.join(0, [(0, 1), (1, 2)])
-    del here.reading[SliceId(0)]
-    here.tell(ReadFailed(slice_id=SliceId(0)))
-    assert here.skipped == {0: [0]}
-    here.work(min, lambda: len(here.finished) == 2)
-    assert here.finished == {0: (0,), 1: ()}
 
 
 def test_a_slow_head_is_passed_over_after_a_while() -> None:

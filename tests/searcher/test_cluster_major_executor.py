@@ -22,9 +22,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
     return make_index(tmp_path_factory.mktemp("index"))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(("size", "prefetch"), [(30, 0.0), (2, 0.2)])
-@pytest.mark.parametrize("slice_bytes_max", [0, 4096])
+@pytest.mark.parametrize(
+    ("threads", "size", "prefetch", "slice_bytes_max"), [(1, 30, 0.0, 0), (3, 2, 0.2, 4096)]
+)
 def test_windows_of_queries_find_exactly_what_an_exact_search_of_their_clusters_finds(
     index: SmallIndex, threads: int, size: int, prefetch: float, slice_bytes_max: int
 ) -> None:
@@ -64,28 +64,6 @@ def test_queries_that_join_while_others_are_searched_share_their_reads(index: Sm
             here.join(queries[start : start + 2], clusters[start : start + 2])
         here.take(40)
         assert here.bytes_read() <= index.size_bytes, "all of it fits, so nothing is read twice"
-
-
-def test_what_fails_or_is_damaged_is_skipped_by_those_who_wanted_it_and_says_why(
-    index: SmallIndex,
-) -> None:
-    queries, clusters = questions(index, 40, 3)
-    with running(index) as here:
-        here.trouble.failing, here.trouble.damaged = {1, 2}, {3}
-        here.join(queries, clusters)
-        for key, found in here.take(40).items():
-            assert found is not None
-            bad = [cluster for cluster in clusters[key] if cluster in (1, 2, 3)]
-            assert sorted(found.skipped) == sorted(bad)
-            assert len(found.errors) == len(bad)
-            assert {type(error) for error in found.errors} <= {RetryableError, CorruptionError}
-            good = [cluster for cluster in clusters[key] if cluster not in bad]
-            assert found.best.rows.tolist() == exact(index, queries[key], good)
-        here.trouble.failing, here.trouble.damaged = set(), set()
-        here.join(queries, clusters)
-        assert all(found is not None and not found.skipped for found in here.take(40).values()), (
-            "it was not kept"
-        )
 
 
 def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_it_is_searched(

@@ -81,19 +81,6 @@ def test_a_scattered_cluster_is_read_into_its_pieces_and_each_of_its_pages_is_ch
             flip(paths[extent.segment], at_bytes + 17)
 
 
-def test_what_is_evicted_gives_its_blocks_back(stored: Stored) -> None:
-    with running(stored) as it:
-        free_bytes = it.arena.free_bytes
-        it.read(A, B)
-        used_bytes = it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
-        assert it.arena.free_bytes == free_bytes - used_bytes
-        assert it.sample("resident_bytes", kind="resident") == used_bytes
-        it.memory.evict(A)
-        it.memory.evict(B)
-        assert it.arena.free_bytes == free_bytes
-        assert it.sample("resident_bytes", kind="resident") == 0
-
-
 def test_without_room_a_read_is_a_fault_of_the_planner(stored: Stored) -> None:
     with running(stored, arena_bytes=100_000) as it:
         it.read(A)
@@ -121,17 +108,6 @@ def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
         assert len(set(it.disk.seen)) == len(it.disk.seen)
 
 
-def test_a_page_of_another_place_never_passes_for_this_one(stored: Stored, tmp_path: Path) -> None:
-    extent, paths = stored.extents[C], stored.copied(tmp_path)
-    with paths[extent.segment].open("r+b") as file:
-        file.seek(extent.offset_bytes + stored.layout.page_bytes)
-        second = file.read(stored.layout.page_bytes)
-        file.seek(extent.offset_bytes)
-        file.write(second)
-    with running(stored, paths=paths) as it:
-        error_of(it.read(C)[C], CorruptionError)
-
-
 def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
     stored: Stored, tmp_path: Path
 ) -> None:
@@ -142,25 +118,6 @@ def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
         events = it.read(A, D)
         assert error_of(events[D], CorruptionError).offset_bytes == end_bytes
         assert isinstance(events[A], ReadDone)
-
-
-def test_reads_that_fail_and_then_go_through_are_not_noticed(stored: Stored) -> None:
-    failed: set[PageRead] = set()
-
-    def fail_once(read: PageRead) -> Fault:
-        if read in failed or read.offset_bytes % 3:
-            return None
-        failed.add(read)
-        return RetryableError("passing")
-
-    with running(stored, attempts=2, fault=fail_once) as it:
-        events = it.read(A, B)
-        assert all(isinstance(event, ReadDone) for event in events.values())
-        check_rows(it.memory, stored, A)
-        sizes = [stored.extents[cluster].size_bytes for cluster in (A, B)]
-        again_bytes = sum(read.size_bytes for read in failed)
-        assert failed and it.seen_bytes() == sum(sizes) + again_bytes, "only these, again"
-        assert it.sample("bytes_read_total", purpose="demand") == sum(sizes)
 
 
 def test_a_read_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(

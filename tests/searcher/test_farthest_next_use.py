@@ -27,31 +27,6 @@ def policy() -> FarthestNextUse:
     return FarthestNextUse(1)
 
 
-def test_an_empty_cache_has_no_victim(policy: FarthestNextUse) -> None:
-    policy.touch(A)
-    assert policy.victim(NOBODY) is None
-    assert policy.residents() == frozenset()
-
-
-def test_a_protected_cluster_is_never_the_victim_and_asking_changes_nothing(
-    policy: FarthestNextUse,
-) -> None:
-    fill(policy, A, B, C)
-    assert policy.victim(frozenset({A, B})) == C
-    assert policy.victim(frozenset({A, C})) == B
-    assert policy.victim(frozenset({A, B, C})) is None
-    assert policy.victim(NOBODY) == policy.victim(NOBODY)
-    assert policy.residents() == {A, B, C}
-
-
-def test_a_removed_cluster_may_be_inserted_again(policy: FarthestNextUse) -> None:
-    fill(policy, A, B)
-    policy.remove(A)
-    assert policy.victim(NOBODY) == B
-    policy.insert(A)
-    assert policy.residents() == {A, B}
-
-
 def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: FarthestNextUse) -> None:
     fill(policy, A)
     with pytest.raises(AssertionError):
@@ -105,30 +80,6 @@ def test_farthest_next_use_evicts_what_is_wanted_last_whatever_was_popular() -> 
         order.append(victim)
         policy.remove(victim)
     assert order == [D, C, B, A]
-
-
-def test_farthest_next_use_evicts_beyond_the_horizon_first_and_there_what_is_rarest() -> None:
-    policy = FarthestNextUse()
-    fill(policy, A, B, C, D)
-    policy.touch(A)
-    policy.touch(A)
-    policy.touch(B)
-    policy.set_horizon({C: 4})
-    assert policy.victim(NOBODY) == D  # nobody knows when, and it was used once
-    assert policy.victim(frozenset({D})) == B
-    assert policy.victim(frozenset({D, B})) == A
-    assert policy.victim(frozenset({A, B, D})) == C
-
-
-def test_farthest_next_use_lets_old_favourites_fade() -> None:
-    policy = FarthestNextUse(half_life_windows=2)
-    fill(policy, A, B)
-    for _ in range(9):
-        policy.touch(A)
-    for _ in range(10):
-        policy.set_horizon({})
-    policy.touch(B)  # 1 + 1/32 against 10/32
-    assert policy.victim(NOBODY) == A
 
 
 def test_farthest_next_use_still_ranks_clusters_after_thousands_of_windows() -> None:

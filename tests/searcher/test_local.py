@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.disk.documents import DOCUMENTS_NAME
 from carpool.embedding import EmbeddingSettings, load_embedder
-from carpool.errors import ConfigError, CorruptionError
+from carpool.errors import ConfigError
 from searcher.local import LocalSearcher
 from tests.searcher.helpers import SmallIndex, random_index
 
@@ -32,23 +31,6 @@ def test_vectors_find_the_best_rows_of_the_clusters_that_they_probe(
         assert [hit.title for hit in result.hits] == [f"Title {row}" for row in best]
         assert [hit.score for hit in result.hits] == pytest.approx(index.vectors[best] @ query)
         assert not result.skipped_clusters and not result.errors
-
-
-def test_a_damaged_cluster_is_skipped_and_named(own_index: SmallIndex) -> None:
-    own_index.damage(0)
-    with LocalSearcher(own_index.dir, budget_bytes=BUDGET_BYTES, nprobe=8) as searcher:
-        (result,) = searcher.search(own_index.vectors[:1])
-    assert result.skipped_clusters == (0,) and "cluster 0" in str(result.errors[0])
-    assert result.hits
-
-
-def test_a_damaged_passage_is_raised(own_index: SmallIndex) -> None:
-    with LocalSearcher(own_index.dir, budget_bytes=BUDGET_BYTES, nprobe=8) as searcher:
-        path = own_index.dir / DOCUMENTS_NAME
-        path.write_bytes(bytes(path.stat().st_size))
-        with pytest.raises(CorruptionError, match=DOCUMENTS_NAME):
-            searcher.search(own_index.vectors[:3])
-        assert searcher.search(own_index.vectors[:0]) == []
 
 
 def test_texts_are_embedded_by_the_model_of_the_index(tmp_path: Path) -> None:

@@ -261,14 +261,6 @@ def test_a_passing_error_is_tried_again_each_document_alone(folder: Path) -> Non
         }
 
 
-def test_without_a_second_try_a_passing_error_fails_the_results(folder: Path) -> None:
-    with reading(folder, attempts=1) as here:
-        here.pages.fault = lambda read: FAIL
-        found = here.read([[1], [2, 3], []])
-        assert isinstance(found[0], RetryableError) and isinstance(found[1], RetryableError)
-        assert found[2] == []
-
-
 def _first_byte(table: DocumentTable, number: int) -> int:
     at = table.entry_offset_bytes(number)
     content = Path(table.offsets_path).read_bytes()[at : at + ENTRY_BYTES]

@@ -81,8 +81,7 @@ def scattered(lanes: Sequence[Running], searches: Sequence[Search]) -> dict[int,
     return found
 
 
-@pytest.mark.parametrize("mode", ["default", "margin"])
-@pytest.mark.parametrize("paged_share", [None, 0.3])
+@pytest.mark.parametrize(("mode", "paged_share"), [("default", None), ("margin", 0.3)])
 def test_ids_scores_and_probes_are_those_of_one_searcher(
     index: SmallIndex, mode: SearchMode, paged_share: float | None
 ) -> None:
@@ -113,7 +112,6 @@ def test_a_lane_scans_only_its_own_clusters(index: SmallIndex) -> None:
     assert not len(result.best.rows) and result.rows_read == 0
 
 
-@pytest.mark.parametrize("paged_share", [None, 0.3])
 @pytest.mark.parametrize(
     "answer",
     [

@@ -75,8 +75,9 @@ class Searchers:
 
 
 @pytest.fixture
-def searchers(index: SmallIndex) -> Iterator[Searchers]:
-    with Searchers(index, queries_in_hand_max=4) as found:
+def searchers(index: SmallIndex, monkeypatch: pytest.MonkeyPatch) -> Iterator[Searchers]:
+    monkeypatch.setattr("searcher.service.QUERIES_IN_HAND_MAX", 4)
+    with Searchers(index) as found:
         yield found
 
 

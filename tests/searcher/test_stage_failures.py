@@ -36,7 +36,7 @@ from tests.searcher.helpers import (
     running,
     write_index,
 )
-from tests.searcher.stage import Gate, questions
+from tests.searcher.stage import questions
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,6 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
     assert set(run.sink.retrievals()) == {"q1-0"}
 
 
-def test_a_deadline_that_is_further_away_than_any_wait_is_a_deadline_like_others(
-    index: SmallIndex,
-) -> None:
-    gate = Gate(index)
-    with running(index, open_reads=gate) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, questions(1), deadline_us=2**62 * 1_000)), 0)
-        gate.arrived.acquire()
-        gate.open()
-        run.sink.wait_done(1)
-        found = run.search(make_group(index, questions(1), sequence=1))
-    assert set(found) == {"q0-0", "q1-0"}
-
-
 def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,21 +168,6 @@ def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
 
 
 # ---- damage
-
-
-def test_a_damaged_cluster_is_skipped_and_named_and_the_rest_is_scored(
-    own_index: SmallIndex,
-) -> None:
-    own_index.damage(2)
-    vector = questions(1)[0]
-    with running(own_index) as run:
-        found = run.search(make_group(own_index, [vector], clusters=[(1, 2, 3)]))["q0-0"]
-        assert run.count("clusters_damaged_total") == 1
-    assert found.skipped_clusters == (2,)
-    assert [hit.doc_id for hit in found.hits] == [
-        f"d{r}" for r in exact_top_k(own_index, vector, (1, 3), 5)
-    ]
-    assert [(p.cluster, p.tier) for p in found.probes] == [(1, "ssd"), (2, "ssd"), (3, "ssd")]
 
 
 def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_searched(
@@ -219,17 +190,6 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
         answer.error.message,
     )
     assert run.sink.retrievals()["q0-1"].skipped_clusters == (4,)
-
-
-def test_a_segment_that_was_cut_short_while_it_was_open_fails_only_what_needs_its_end(
-    own_index: SmallIndex,
-) -> None:
-    with running(own_index) as run:
-        run.wait_ready()
-        with own_index.segment_path.open("r+b") as file:
-            file.truncate(own_index.extents[7].offset_bytes)
-        found = run.search(make_group(own_index, questions(1), clusters=[(0, 7)]))["q0-0"]
-    assert found.skipped_clusters == (7,)
 
 
 def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
@@ -259,22 +219,6 @@ def test_a_query_that_brought_a_vector_travels_on_with_it(index: SmallIndex) -> 
         found = run.search(msgspec.structs.replace(group, queries=queries))
     assert found["q0-0"].query.vector == group.queries[0].vector
     assert found["q0-1"].query.vector is None
-
-
-def test_a_damaged_passage_fails_its_query(own_index: SmallIndex) -> None:
-    with running(own_index) as run:
-        run.wait_ready()
-        documents = own_index.dir / DOCUMENTS_NAME
-        documents.write_bytes(bytes(len(documents.read_bytes())))
-        run.search(make_group(own_index, questions(1)))
-    answer = run.sink.answers()["q0-0"]
-    assert answer.error is not None
-    assert (answer.status, answer.error.type, answer.error.retryable) == (
-        "failed",
-        "index_damaged",
-        False,
-    )
-    assert "passages" in answer.error.message
 
 
 def test_a_damaged_passage_fails_only_the_queries_that_found_it(own_index: SmallIndex) -> None:

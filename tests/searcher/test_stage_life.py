@@ -54,9 +54,12 @@ def test_credit_counts_the_groups_in_hand_and_their_bytes(index: SmallIndex) -> 
         run.sink.wait_done(3)
 
 
-def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(index: SmallIndex) -> None:
+def test_there_is_no_credit_once_as_many_queries_are_in_hand_as_may_be(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("searcher.service.QUERIES_IN_HAND_MAX", 4)
     gate = Gate(index)
-    with running(index, open_reads=gate, queries_in_hand_max=4) as run:
+    with running(index, open_reads=gate) as run:
         run.wait_ready()
         run.stage.offer(make_unit(0, make_group(index, questions(3))), 0)
         assert run.stage.credit().records > 0

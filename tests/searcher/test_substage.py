@@ -41,13 +41,3 @@ def test_a_query_alone_is_not_interrupted_for_others_that_are_not_there() -> Non
 def test_short_retrievals_are_not_cut_into_pieces_that_cost_as_much_as_they() -> None:
     budget = SubstageBudget(beta_us=100, retrieval_us=3_000)
     assert budget.budget_us < budget.budget_us_for(2) == TOGETHER_US
-
-
-def test_estimates_follow_what_scoring_took() -> None:
-    budget = SubstageBudget(ns_per_work=8)
-    before = budget.cost_us(10_000, 5)
-    for _ in range(200):
-        budget.scored(((10_000, 5), (2_000, 1)), 2 * before)
-    assert budget.cost_us(10_000, 5) + budget.cost_us(2_000, 1) == pytest.approx(
-        2 * before, rel=0.01
-    )

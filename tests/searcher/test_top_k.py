@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.query import TOP_K_MAX
-from searcher.scoring.top_k import Candidates, TopTable, best_of_each
+from searcher.scoring.top_k import Candidates, TopTable
 
 
 def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) -> Candidates:
@@ -19,13 +19,6 @@ def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) 
         np.array([row for _, _, row in found], np.int64),
         np.full(len(found), cluster, np.int64),
     )
-
-
-def test_zero_and_minus_zero_are_one_score() -> None:
-    order, _ = best_of_each(
-        np.zeros(2, np.intp), np.array([0.0, -0.0], np.float32), np.array([9, 3]), np.array([2])
-    )
-    assert order.tolist() == [1, 0]
 
 
 def test_the_floor_is_the_kth_best_score_and_there_is_none_below_k_results() -> None:
@@ -49,15 +42,6 @@ def test_a_slot_is_used_again_without_what_was_there() -> None:
     assert table.add(5) == slot
     assert [len(column) for column in table.best(slot)] == [0, 0, 0]
     assert table.best(other).rows.tolist() == [1]
-
-
-def test_a_result_does_not_change_when_the_table_does() -> None:
-    table = TopTable()
-    slot = table.add(1)
-    table.merge([scored(0, [slot], [(0, 1.0, 1)])])
-    before = table.best(slot)
-    table.merge([scored(1, [slot], [(0, 2.0, 2)])])
-    assert before.rows.tolist() == [1]
 
 
 def test_the_table_grows_and_keeps_its_results() -> None:
