@@ -26,8 +26,8 @@ setup-vllm: $(VENV)/.stamp-vllm model ## adds vLLM on the CPU and its model
 setup-bench: $(VENV)/.stamp-bench ## adds what the benchmarks compare with and draw with
 model: .carpool/models/smollm2-135m-instruct/config.json
 
-lint: setup ## ruff, mypy --strict, import-linter, the shape of the code and its lines
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python .ci/code_shape.py
+lint: setup ## ruff, mypy --strict, import-linter, the shape of the code and its lines, dead code
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python .ci/code_shape.py && $(BIN)/python .ci/dead_code.py
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 # A worker that dies ends the run: pytest-xdist would start another, and with files as units wait for ever.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -23,7 +21,6 @@ from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
 
-TINY_ROWS_PER_CLUSTER = 5
 ROUND_NPROBES = (1, 2, 5, 10, 15, 20, 30, 40, 50)
 
 
@@ -100,22 +97,6 @@ def corpus_index(
         seed=seed,
         embedding=embedding,
     )
-
-
-def tiny_index(
-    data: EvaluationData, *, work_dir: Path, nlist: int, embedding: EmbeddingSettings
-) -> BenchIndex:
-    """Returns an index with a few passages a cluster, and as many clusters as the real one.
-
-    It shows the memory that a searcher needs outside its budget.
-    """
-    rows = nlist * TINY_ROWS_PER_CLUSTER
-    index_dir = work_dir / "tiny-index"
-    corpus = work_dir / "tiny-corpus.jsonl"
-    with gzip.open(data.corpus_path, "rb") as lines:
-        corpus.write_bytes(b"".join(islice(lines, rows)))
-    vectors = read_vectors(data.vectors_path(CORPUS))[:rows]
-    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding)
 
 
 def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
