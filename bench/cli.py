@@ -7,7 +7,7 @@ import typer
 
 from bench.answers.options import AnswersOptions
 from bench.core.command import command_of
-from bench.data.grown.cli import data as grow_data
+from bench.data.grown.options import GrowOptions
 from bench.papers.cli import paper
 from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "priorities": (PrioritiesOptions, "bench.services.priorities"),
     "overhead": (OverheadOptions, "bench.services.overhead"),
     "throughput": (ThroughputOptions, "bench.services.throughput"),
+    "data": (GrowOptions, "bench.data.grown.grow"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),
     "search": (SearchOptions, "bench.search.run"),
@@ -68,4 +69,3 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 for name, (options, module) in COMMANDS.items():
     app.command(name=name)(command_of(options, module))
 app.add_typer(paper, name="paper")
-app.command(name="data")(grow_data)

@@ -61,17 +61,26 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         """Grown less real."""
         return self.grown.touched - self.real.touched
 
-    @property
-    def ceiling_excess(self) -> float:
-        """The middle of the largest and the smallest difference, which the fit brings to zero."""
-        return (max(self.ceiling_differences) + min(self.ceiling_differences)) / 2
+    def holds(self) -> bool:
+        """Whether every difference is within its tolerance."""
+        ceilings = all(abs(each) <= CEILING_TOLERANCE for each in self.ceiling_differences)
+        return ceilings and abs(self.touched_difference) <= TOUCHED_TOLERANCE
 
-    def holds(self, part: float = 1.0) -> bool:
-        """Whether every difference is within this part of its tolerance."""
-        ceilings = all(
-            abs(difference) <= CEILING_TOLERANCE * part for difference in self.ceiling_differences
-        )
-        return ceilings and abs(self.touched_difference) <= TOUCHED_TOLERANCE * part
+    def columns(self) -> dict[str, dict[str, str]]:
+        """Returns the columns of a table: real, grown, their difference, and what is allowed."""
+        names = [f"recall@{TOP_K} at nprobe {nprobe}" for nprobe in self.real.nprobes]
+        touched = f"clusters of {WINDOW_QUERIES} questions, nprobe {WINDOW_NPROBE}"
+
+        def column(ceilings: Sequence[float], clusters: float, sign: str = "") -> dict[str, str]:
+            found = dict(zip(names, (f"{each:{sign}.4f}" for each in ceilings), strict=True))
+            return found | {touched: f"{clusters:{sign}.2f}"}
+
+        return {
+            "real": column(self.real.ceilings, self.real.touched),
+            "grown": column(self.grown.ceilings, self.grown.touched),
+            "difference": column(self.ceiling_differences, self.touched_difference, "+"),
+            "allowed": column([CEILING_TOLERANCE] * len(names), TOUCHED_TOLERANCE),
+        }
 
 
 def nearest(path: Path, questions: Float32, on_rows: OnRows = lambda _: None) -> Int64:

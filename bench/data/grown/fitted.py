@@ -6,23 +6,22 @@ from pathlib import Path
 
 import msgspec
 
-from bench.data.grown.fit import FITTED_PART
 from carpool.errors import ConfigError
 
 GROWN_NAME = "grown.json"
+FITTED_PART = 3
+"""At most one question in three chose a spread, the last ones; the others judge the set."""
 
 
 class _Grown(msgspec.Struct):
     files: dict[str, str]
-    questions_fitted: int
 
 
 def fitted_count(questions: Path, rows: int) -> int:
     """Returns how many of the `rows` in the file `questions`, the last ones, must not be asked.
 
-    0 for a file that no `grown.json` beside it lists. Else at least the last third: a spread that
-    was given was fitted with them in another run. Raises `ConfigError` where `grown.json` cannot be
-    read.
+    0 for a file that no `grown.json` beside it lists. Raises `ConfigError` where `grown.json`
+    cannot be read.
     """
     path = questions.parent / GROWN_NAME
     try:
@@ -31,7 +30,7 @@ def fitted_count(questions: Path, rows: int) -> int:
         return 0
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"cannot read {path} ({error}), which says with which questions the set was fitted: "
+            f"cannot read {path} ({error}), which says that the questions are of a grown set: "
             "grow the set again, or copy the questions to another folder if they are others"
         ) from error
-    return max(found.questions_fitted, rows // FITTED_PART) if questions.name in found.files else 0
+    return rows // FITTED_PART if questions.name in found.files else 0

@@ -10,7 +10,6 @@ import numpy as np
 from bench.core.progress import Tell
 from bench.data.evaluation import Float32
 from bench.data.grown.behaviour import Acceptance
-from bench.data.grown.fit import Trial
 from bench.data.grown.fitted import GROWN_NAME
 from bench.data.grown.recipe import Draws, Recipe, draw, mix
 from bench.data.grown.sources import RealQuestions, Sources
@@ -27,7 +26,6 @@ QUERY_IDS_NAME = "queries.jsonl"
 class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
     """How a set was made and judged.
 
-    `questions_fitted`: this many, the last of `queries.npy`, chose the spread; see `fitted_count`.
     `source_sha256`: of the vectors of the passages. `files`: SHA-256 by name.
     """
 
@@ -36,9 +34,7 @@ class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
     passages: int
     sentences: int
     neighbours: int
-    trials: tuple[Trial, ...]
     questions_judged: int
-    questions_fitted: int
     acceptance: Acceptance
     source_sha256: str
     files: dict[str, str]

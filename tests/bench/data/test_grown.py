@@ -16,7 +16,8 @@ from bench.core.progress import silent
 from bench.data.evaluation import EvaluationData, find_data, read_vectors
 from bench.data.grown import grow as growing
 from bench.data.grown.fitted import fitted_count
-from bench.data.grown.grow import GrowRequest, RefusedError, grow
+from bench.data.grown.grow import RefusedError, grow
+from bench.data.grown.options import GrowOptions
 from bench.data.grown.output import GrownSet
 from bench.data.grown.recipe import draw
 from bench.data.grown.sources import Sources, load_sources
@@ -74,22 +75,22 @@ def read_grown(folder: Path) -> GrownSet:
     return msgspec.json.decode((folder / "grown.json").read_bytes(), type=GrownSet)
 
 
-def _request(tmp_path: Path, **changes: object) -> GrowRequest:
-    request = GrowRequest(
+def _options(tmp_path: Path, **changes: object) -> GrowOptions:
+    options = GrowOptions(
         out=tmp_path / "set",
-        row_count=ROWS,
+        rows=ROWS,
         seed=3,
         cache=tmp_path / "cache",
-        embedding=HASHING,
-        fit_questions=300,
+        model=HASHING.model,
+        spread=SPREAD,
     )
-    return msgspec.structs.replace(request, **changes)
+    return msgspec.structs.replace(options, **changes)
 
 
 @pytest.fixture(scope="module")
 def grown(data: EvaluationData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GrownSet]:
     folder = tmp_path_factory.mktemp("grown")
-    return folder / "set", grow(_request(folder), data, silent, print)
+    return folder / "set", grow(_options(folder), data, silent)
 
 
 def test_an_accepted_set_is_whole_and_says_how_it_was_made(
@@ -101,7 +102,6 @@ def test_an_accepted_set_is_whole_and_says_how_it_was_made(
     assert {path.name for path in folder.iterdir()} == {*found.files, "grown.json"}
     assert all(file_sha256(folder / name, "file") == sha256 for name, sha256 in found.files.items())
     assert found.sentences > PASSAGES
-    assert found.trials[-1].spread == found.recipe.spread
     assert not folder.with_name(folder.name + ".partial").exists()
 
 
@@ -120,24 +120,21 @@ def test_its_questions_are_the_real_ones_and_no_document_is_one(
     assert len(ids) == len(set(ids)) == len(queries) == len(np.unique(queries, axis=0))
     real /= np.linalg.norm(real, axis=1, keepdims=True)
     assert {row.tobytes() for row in queries} == {row.tobytes() for row in real}
-    assert len(queries) - grown[1].questions_fitted >= grown[1].questions_judged
+    judged = grown[1].questions_judged
+    assert judged + fitted_count(grown[0] / "queries.npy", len(queries)) <= len(queries)
 
 
 def test_the_command_gives_the_same_bytes_for_the_same_seed_and_says_what_it_accepted(
     grown: tuple[Path, GrownSet], data: EvaluationData, tmp_path: Path
 ) -> None:
-    arguments = _arguments(tmp_path, data, spread=grown[1].recipe.spread)
+    arguments = _arguments(tmp_path, data, spread=SPREAD)
     model = ["--seed", "3", "--model", HASHING.model, "--cache", str(tmp_path / "cache")]
     said = CliRunner().invoke(app, [*arguments, *model])
     assert said.exit_code == 0, said.output
     assert "accepted" in said.output
-    made = read_grown(tmp_path / "set")
-    assert made.files == grown[1].files
-    queries = tmp_path / "set" / "queries.npy"
-    count = len(np.load(queries, allow_pickle=False))
-    assert (
-        made.questions_fitted == fitted_count(queries, count) == count // 3
-    )  # although the spread was given
+    assert read_grown(tmp_path / "set").files == grown[1].files
+    assert fitted_count(tmp_path / "set" / "queries.npy", 9) == 3
+    assert fitted_count(tmp_path / "set" / "other.npy", 9) == 0
 
 
 def test_every_document_is_made_of_the_pieces_that_its_line_names(
@@ -177,7 +174,7 @@ def test_what_does_not_behave_as_the_real_set_is_refused_with_the_table_and_leav
     data: EvaluationData, tmp_path: Path
 ) -> None:
     with pytest.raises(RefusedError, match="nothing was written") as refused:
-        grow(_request(tmp_path, spread=40.0), data, silent, print)
+        grow(_options(tmp_path, spread=40.0), data, silent)
     assert not refused.value.acceptance.holds()
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     said = CliRunner().invoke(app, [*_arguments(tmp_path, data, spread=40.0), "--no-sentences"])
@@ -190,22 +187,21 @@ def test_what_cannot_be_grown_is_said_before_any_work(
     data: EvaluationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="ask for 1000 or more"):
-        grow(_request(tmp_path, row_count=500), data, silent, print)
+        grow(_options(tmp_path, rows=500), data, silent)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "something").touch()
     with pytest.raises(ConfigError, match="is there already"):
-        grow(_request(tmp_path), data, silent, print)
+        grow(_options(tmp_path), data, silent)
     with pytest.raises(ConfigError, match="have no embeddings/wikipedia-16k"):
         grow(
-            _request(tmp_path, out=tmp_path / "new"),
+            _options(tmp_path, out=tmp_path / "new"),
             EvaluationData(folder=tmp_path),
             silent,
-            print,
         )
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(growing.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match="make room"):
-        grow(_request(tmp_path, out=tmp_path / "new"), data, silent, print)
+        grow(_options(tmp_path, out=tmp_path / "new"), data, silent)
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
@@ -217,24 +213,15 @@ def test_a_disk_that_fills_up_leaves_nothing_and_says_so(
 
     monkeypatch.setattr(growing, "write_documents", full)
     with pytest.raises(ConfigError, match="No space left on device"):
-        grow(_request(tmp_path, spread=SPREAD), data, silent, print)
+        grow(_options(tmp_path, spread=SPREAD), data, silent)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 @pytest.mark.data
 @pytest.mark.long
 def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path) -> None:
-    request = GrowRequest(
-        out=tmp_path / "set",
-        row_count=24_000,
-        seed=1,
-        cache=tmp_path,
-        sentences=False,
-        fit_questions=1000,
-        judge_questions=2000,
-    )
-    found = grow(request, find_data(None, os.environ), silent, print)
-    assert found.acceptance.holds()
+    options = GrowOptions(out=tmp_path / "set", rows=24_000, seed=1, sentences=False)
+    assert grow(options, find_data(None, os.environ), silent).acceptance.holds()
 
 
 def _arguments(tmp_path: Path, data: EvaluationData, *, spread: float) -> list[str]:
