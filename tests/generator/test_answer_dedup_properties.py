@@ -273,22 +273,3 @@ def test_every_record_ends_as_if_one_were_processed_at_a_time(
     expected |= lost_retries(world.records, ends, expected)
     assert ends == {offset: [end] for offset, end in expected.items()}
     assert world.complete == set(range(len(world.records)))
-
-
-@settings(max_examples=60)
-@given(st.lists(publishes, min_size=2, max_size=8), st.lists(st.integers(0, 5), max_size=40))
-def test_two_queries_of_one_id_are_never_at_the_model_together(
-    published: list[tuple[str, str, str, Outcome]], choices: list[int]
-) -> None:
-    world = World()
-    for _, query_id, text, outcome in published:
-        world.publish(query_id, text, outcome)
-    for partition in range(PARTITIONS):
-        world.assign(partition)
-    for choice in choices:
-        (world.finish, world.commit)[choice % 2](choice)
-        world.offer(choice % PARTITIONS)
-        world.follow()
-        world.tick()
-        at_work = [offered.record.query.query_id for offered in world.within.units.values()]
-        assert len(at_work) == len(set(at_work))

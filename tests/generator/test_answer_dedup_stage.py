@@ -328,17 +328,6 @@ def test_deleted_answers_are_generated_again() -> None:
     assert list(bench.within.units) == [second.id]
 
 
-def test_answers_older_than_the_horizon_are_generated_again() -> None:
-    bench, first = Bench(), unit("why?")
-    bench.write(made(first.record))
-    bench.clock.time_us += 86_400_000_000 + 1_000
-    bench.assign()
-    bench.follow()
-    second = again(first)
-    bench.offer(second)
-    assert list(bench.within.units) == [second.id]
-
-
 def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
     bench, new = Bench(), unit("why?")
     bench.reader.trouble = RetryableError("no broker answers")
@@ -354,18 +343,6 @@ def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
     bench.follow()
     assert bench.stage.not_ready() == ()
     assert list(bench.within.units) == [new.id]
-
-
-def test_a_partition_that_comes_back_is_read_from_its_position() -> None:
-    bench, first = answered()
-    bench.reader.trouble = ConfigError("it is not begun a second time")
-    other = unit("who?")
-    bench.write(made(other.record))
-    bench.assign()
-    bench.offer(again(first), again(other))
-    bench.follow()
-    bench.follow()
-    assert [answer.replayed for answer in bench.sink.answers] == [True, True]
 
 
 def test_a_log_that_can_never_be_read_ends_the_service() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable
 
@@ -12,14 +11,10 @@ from prometheus_client import CollectorRegistry
 from carpool.clock import Clock, SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.clients import ConsumerClient
-from carpool.kafka.librdkafka import LibrdkafkaProducer
-from carpool.kafka.records import Output
-from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_table import TableLog
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
-from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.stage import Unit
@@ -33,7 +28,6 @@ from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
-from tests.generator.dedup_support import answers_log, make_topics
 from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import LLM, unit
 from tests.memory_broker.broker import MemoryBroker
@@ -231,106 +225,3 @@ def test_a_successor_makes_what_its_predecessor_did_not_and_nothing_twice(delive
         one.record.source: 1 for one in questions
     }
     assert len(second.engine.requests) == left
-
-
-FAR = 1_000_000
-
-
-class LongReader(MemoryAnswersLog):
-    """The answers of partition 0 are many: they are not read to their end before it is let."""
-
-    is_let = False
-
-    def end(self, partition: int) -> int:
-        return super().end(partition) + FAR * (partition == 0)
-
-    def position(self, partition: int) -> int:
-        return super().position(partition) + FAR * (partition == 0 and self.is_let)
-
-
-def test_ready_partitions_are_processed_while_answers_of_another_are_read(
-    delivery: str,
-) -> None:
-    broker, many = make_broker(), 60
-    questions = [unit(f"why {n}?", query={"query_id": f"q-{n}"}) for n in range(2 * many)]
-    for number, one in enumerate(questions):
-        headers = one.message.headers
-        broker.append(
-            RETRIEVALS.name, one.message.value, key=b"k", headers=headers, partition=number % 2
-        )
-    reader = LongReader(broker)
-    service = Service(broker, delivery, reader, GeneratorSettings(concurrency=1))
-    service.turn(lambda: len(answers(broker)) == many)
-    assert {one.query_id for one in answers(broker)} == {f"q-{n}" for n in range(1, 2 * many, 2)}
-    assert service.loop.in_flight.units == 0, "nothing of the other was taken in"
-    reader.is_let = True
-    service.turn(lambda: committed(broker) == 2 * many)
-    service.crash()
-    assert Counter(one.source for one in answers(broker)) == {
-        one.record.source: 1 for one in questions
-    }
-
-
-@pytest.mark.kafka
-def test_on_real_brokers_a_new_life_reads_what_an_earlier_one_committed(
-    kafka_bootstrap: str,
-) -> None:
-    name = uuid.uuid4().hex[:8]
-    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix=f"t-{name}", instance_id=name)
-    make_topics(settings)
-    log = answers_log(settings, SystemClock())
-    log.open()
-    for partition in range(settings.partitions):
-        log.begin(partition, log.end(partition))
-    found: list[Answer] = []
-
-    def read(count: int) -> bool:
-        for message in log.poll(0, 100):
-            answer = decode(Answer, message.value, message.headers)
-            if answer.query_id.startswith(name):
-                found.append(answer)
-        return len(found) >= count
-
-    def ask(*numbers: int) -> list[Unit[Retrieval]]:
-        questions = [unit(f"why {n}?", query={"query_id": f"{name}-{n}"}) for n in numbers]
-        producer = LibrdkafkaProducer(settings)
-        for one in questions:
-            key = one.record.query.query_id.encode()
-            value = one.message.value or b""
-            output = Output(
-                topic=RETRIEVALS.name, key=key, value=value, headers=one.message.headers
-            )
-            assert producer.produce(output, lambda error: None)
-        assert producer.close(20) == 0
-        return questions
-
-    first = RealService(settings)
-    asked = ask(*range(10))
-    first.turn(lambda: read(10))
-    first.end()
-    second = RealService(settings)
-    asked += ask(*range(5, 12))
-    second.turn(lambda: read(17))
-    second.end()
-    log.close()
-    assert Counter(one.source for one in found) == {one.record.source: 1 for one in asked}
-    assert Counter(one.replayed for one in found) == {False: 12, True: 5}
-    assert len(second.engine.requests) == 2
-
-
-class RealService(Life):
-    """A life that commits in transactions on a real broker."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        group, clock = settings.group_of("generator"), SystemClock()
-        super().__init__(
-            group,
-            make_consumer(settings, group, clock, "exactly_once"),
-            make_delivery(settings, group, "exactly_once"),
-            answers_log(settings, clock),
-            clock,
-        )
-
-    def end(self) -> None:
-        self.loop.drain(self.loop.last_step_us + 10_000_000)
-        self.loop.close()

@@ -10,42 +10,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bench.simulator.prompt_cache import BlockSimulator, CacheSize
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, with_instance_id
 from carpool.kafka.records import TopicPartition
 from carpool.loop.delivery.commit_planner import HELD_US, CommitPlanner
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Done
-from generator.plan.cached_prefixes import CachedPrefixes, blocks_of
-from generator.plan.kv_tree import KvTree
 from schemas.topics import RETRIEVALS
 from tests.records import a_message
 
 AT = TopicPartition(RETRIEVALS.name, 0)
 BACKLOG, RECORDS, FIRST_OFFSET = 1_024, 3_000, 10_000_000
 LONGEST_ID = "x" * 64
-BLOCK = 4
-
-
-def prompts(seed: int) -> list[tuple[int, ...]]:
-    """Tokens of prompts with three of 2,000 passages, popular by Zipf, and a question of its own.
-
-    Half of them repeat a list of passages.
-    """
-    rng = random.Random(seed)
-    weights = [1 / rank for rank in range(1, 2_001)]
-    lists: list[tuple[int, ...]] = []
-    made = []
-    for number in range(RECORDS):
-        if lists and rng.random() < 0.5:
-            passages = rng.choice(lists)
-        else:
-            passages = tuple(rng.choices(range(2_000), weights, k=3))
-            lists.append(passages)
-        body = [passage for passage in passages for _ in range(3 * BLOCK)]
-        made.append((*[-1] * BLOCK, *body, *[10_000 + number] * 5))
-    return made
 
 
 @dataclass
@@ -110,35 +86,6 @@ def drain(intake: Intake) -> None:
     assert intake.taken == RECORDS and not intake.backlog and intake.in_flight.units == 0
     assert intake.in_flight.committed_offsets() == {AT: FIRST_OFFSET + RECORDS}
     assert intake.bytes_max <= METADATA_BYTES_MAX
-
-
-def test_a_backlog_that_ends_in_the_order_of_the_cache_fits_the_metadata() -> None:
-    """One partition, overtaking without a bound: the worst that a member can have."""
-    tokens = prompts(seed=1)
-    tree = KvTree(block_tokens=BLOCK)
-    prefixes, server = (
-        CachedPrefixes(tree),
-        BlockSimulator(CacheSize(blocks=600, block_tokens=BLOCK)),
-    )
-    intake = Intake()
-    running: list[int] = []
-    overtaken = 0
-    for seq in range(RECORDS):
-        for number in intake.fill():
-            prefixes.add(number, blocks_of(tokens[number], BLOCK))
-        waiting = [number for number in intake.backlog if number not in running]
-        number = prefixes.choose(waiting)
-        overtaken += number != waiting[0]
-        prefixes.remove(number)
-        server.start(tokens[number])
-        prefixes.changed(tree.step(server.take_batch(seq)))
-        running.append(number)
-        if len(running) == 8:
-            intake.end(running.pop(0))
-    for number in running:
-        intake.end(number)
-    drain(intake)
-    assert overtaken > RECORDS / 2, "the order is not that of arrival"
 
 
 @pytest.mark.parametrize(

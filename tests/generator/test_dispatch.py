@@ -149,16 +149,6 @@ def sent_by(actions: tuple[DispatchAction, ...]) -> list[int]:
     return [action.id for action in actions if isinstance(action, SendPrompt)]
 
 
-@pytest.mark.parametrize("place", ["in flight", "waiting"])
-def test_a_prompt_that_comes_twice_is_a_fault_of_the_caller(place: str) -> None:
-    dispatcher = open_dispatcher(concurrency=1)
-    dispatcher.step(PromptArrived(prompt=Prompt(id=1, arrival_us=0)), 0)
-    dispatcher.step(PromptArrived(prompt=Prompt(id=2, arrival_us=0)), 0)
-    twice = Prompt(id=1 if place == "in flight" else 2, arrival_us=0)
-    with pytest.raises(AssertionError, match="came twice"):
-        dispatcher.step(PromptArrived(prompt=twice), 0)
-
-
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -399,17 +389,6 @@ def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then
     assert sent == [prompt.id for prompt in plain]
 
 
-def test_no_prompt_waits_without_end_for_more_urgent_ones() -> None:
-    dispatcher = open_dispatcher(concurrency=1, prompts_max=100)
-    dispatcher.step(PromptArrived(prompt=Prompt(id=0, arrival_us=1)), 1)
-    dispatcher.step(PromptArrived(prompt=Prompt(id=1, arrival_us=2, priority=10_000)), 2)
-    sent = [0]
-    for id in range(2, 40):
-        dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id + 1)), id + 1)
-        sent += sent_by(dispatcher.step(RequestEnded(id=sent[-1]), id + 1))
-    assert sent.index(1) < OLDEST_EVERY
-
-
 def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expires_as_before() -> (
     None
 ):
@@ -548,22 +527,3 @@ def test_an_answer_is_not_compared_with_a_cache_of_which_nothing_was_known() -> 
     dispatcher.step(RequestEnded(id=1, cached_tokens=BLOCK), 2)
     tree = dispatcher.tree(sent.server)
     assert tree is not None and tree.is_blind and tree.checked == 0
-
-
-def test_prompts_of_a_lost_server_are_answered_once_by_the_other() -> None:
-    dispatcher = open_dispatcher(servers=2, prompts_max=20)
-    for id in range(8):
-        dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id)), 1)
-    left = [0, 2]
-    delivered: list[int] = []
-    at_other = [1, 3]
-    for id in left:
-        actions = dispatcher.step(RequestRefused(id=id, server=0, suspect=True, is_lost=True), 10)
-        at_other += sent_by(actions)
-    while at_other:
-        actions = dispatcher.step(RequestEnded(id=at_other.pop(0)), 20)
-        dispatcher.check_integrity()
-        delivered += [one.id for one in actions if isinstance(one, DeliverAnswer)]
-        at_other += sent_by(actions)
-    assert sorted(delivered) == list(range(8))
-    assert delivered[2:4] == left, "those that were refused go first"

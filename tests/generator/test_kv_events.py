@@ -14,7 +14,7 @@ from generator.llm import kv_events
 from generator.llm.kv_events import KvEvents, events_of
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost, digests_of
 from tests.rig.kv_events import KvPublisher
-from tests.waiting import WAIT_S, wait_until_async
+from tests.waiting import wait_until_async
 
 BLOCK = 16
 A, B = tuple(range(100, 100 + 3 * BLOCK)), tuple(range(200, 200 + 2 * BLOCK))
@@ -101,29 +101,6 @@ def test_who_comes_late_asks_for_what_was_before(publisher: KvPublisher) -> None
     assert (publisher.replays, run.tree.replays, run.tree.emptied) == (1, 1, 0)
 
 
-def test_a_gap_is_filled_by_a_replay(publisher: KvPublisher) -> None:
-    async def work(run: Follower) -> None:
-        publisher.publish(publisher.store(A), publisher.store(B))
-        publisher.publish(publisher.remove(A), is_sent=False)
-        publisher.publish(publisher.remove(B, first=1))
-        await wait_until_async(lambda: run.cached(B) == 16)
-
-    run = follow(publisher, work)
-    assert run.cached(A) == 0
-    assert (run.tree.replays, run.tree.emptied, run.tree.is_blind) == (1, 0, False)
-
-
-def test_a_gap_that_the_server_has_forgotten_empties_the_tree(publisher: KvPublisher) -> None:
-    async def work(run: Follower) -> None:
-        publisher.publish(publisher.store(A))
-        publisher.publish(publisher.remove(A), is_sent=False, is_kept=False)
-        publisher.publish(publisher.store(B))
-        await wait_until_async(lambda: run.cached(B) == 32)
-
-    run = follow(publisher, work)
-    assert (run.cached(A), run.tree.emptied, run.tree.is_blind) == (0, 1, False)
-
-
 def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
     publisher: KvPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,18 +116,6 @@ def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
         run = follow(publisher, work)
     assert (run.cached(A), run.tree.emptied) == (0, 1)
     assert "the LLM server replays no KV events" in [entry["event"] for entry in logs]
-
-
-def test_numbers_that_jump_back_begin_a_new_tree(publisher: KvPublisher) -> None:
-    async def work(run: Follower) -> None:
-        for _ in range(3):
-            publisher.publish(publisher.store(A))
-        await wait_until_async(lambda: run.cached(A) == 48)
-        publisher.send(0, msgspec.msgpack.encode([0.0, [publisher.store(B)], 0]))
-        await wait_until_async(lambda: run.cached(B) == 32)
-
-    run = follow(publisher, work)
-    assert (run.cached(A), run.tree.emptied) == (0, 1)
 
 
 def test_after_a_restart_nothing_of_before_is_believed_and_it_connects_again(
@@ -271,21 +236,6 @@ def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatc
     silent, connected = asyncio.run(main())
     assert "--kv-events-config" in silent
     assert connected.startswith("follows")
-
-
-def test_an_error_of_the_listener_ends_the_subscriber(publisher: KvPublisher) -> None:
-    async def main() -> BaseException | None:
-        def fail(event: KvTreeEvent) -> None:
-            raise AssertionError("a bug")
-
-        subscriber = KvEvents(publisher.endpoint, fail, lambda: None)
-        running = asyncio.create_task(subscriber.run())
-        await wait_until_async(publisher.has_subscriber)
-        publisher.publish(publisher.store(A))
-        await asyncio.wait({running}, timeout=WAIT_S)
-        return running.exception()
-
-    assert isinstance(asyncio.run(main()), ExceptionGroup)
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,6 @@ def test_stored_blocks_are_cached_from_the_beginning_to_the_first_that_is_not() 
     tree.check_integrity()
 
 
-def test_a_server_with_too_many_blocks_empties_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_tree, "BLOCKS_MAX", 3)
-    tree = tree_with(STORED)
-    assert len(tree) == 3 and not tree.is_blind
-    more = BlocksStored(names=(9,), parent=None, token_ids=(7,) * BLOCK)
-    step = tree.step(KvBatch(seq=1, events=(more,)))
-    assert step.is_emptied and tree.is_blind and len(tree) == 0 and tree.emptied == 1
-    tree.check_integrity()
-
-
 def test_blocks_that_follow_an_unknown_one_are_ignored() -> None:
     tree = tree_with(BlocksStored(names=(2, 3), parent=1, token_ids=PROMPT[4:]))
     assert len(tree) == 0

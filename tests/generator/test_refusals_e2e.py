@@ -108,40 +108,6 @@ def test_sigterm_with_requests_in_flight_generates_none_of_them_twice(
     assert len(llm.requests.started_by_prompt) == QUERIES_COUNT
 
 
-def test_sigkill_with_requests_in_flight_repeats_at_most_those_and_none_that_was_committed(
-    broker: str, tmp_path: Path
-) -> None:
-    publisher = Publisher(broker)
-    ids = [f"kill-{number}" for number in range(3 * IN_FLIGHT)]
-
-    def committed_ids() -> set[str]:
-        return {each.body["query_id"] for each in read_to_end(broker, ANSWERS.name)} & set(ids)
-
-    with LlmServer(latency_ms=3_000) as llm:
-        stack = generator(broker, llm, tmp_path, concurrency=IN_FLIGHT)
-        with stack:
-            for query_id in ids:
-                ask(publisher, query_id)
-            publisher.flush()
-            wait_until(lambda: llm.requests.completed >= IN_FLIGHT, "the first are answered")
-            wait_until(lambda: llm.requests.in_flight == IN_FLIGHT, "all slots are taken again")
-            wait_until(lambda: len(committed_ids()) >= IN_FLIGHT, "what was answered is committed")
-            assert llm.requests.in_flight == IN_FLIGHT, "what was asked then is not answered yet"
-            stack["generator"].kill()
-            started = set(llm.requests.started_by_prompt)
-            committed = committed_ids()
-            assert committed
-            stack["generator"].start()
-            answers = answers_to(broker, "kill", len(ids))
-    assert Counter(each.body["query_id"] for each in answers) == Counter(ids)
-    repeated = {prompt for prompt, times in llm.requests.started_by_prompt.items() if times > 1}
-    assert max(llm.requests.started_by_prompt.values()) == 2
-    assert len(repeated) <= IN_FLIGHT
-    # Each that was asked before and has no answer had to be asked again, so any more would be one
-    # that was committed.
-    assert len(repeated) == len(started) - len(committed)
-
-
 @pytest.mark.parametrize("outage_s", [4.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_an_llm_server_that_refuses_costs_deadlines_and_nothing_else(
     broker: str, tmp_path: Path, outage_s: float

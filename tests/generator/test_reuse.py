@@ -13,8 +13,12 @@ from generator.plan.reuse import (
     ReuseAction,
     ReuseQuery,
 )
+from generator.prompts import load_templates, prepare_prompt, reusable_key
+from generator.settings import GeneratorSettings
 from schemas.answer import AnswerError
-from tests.records import a_source, an_answer
+from schemas.query import Generation
+from tests.generator.stage import unit
+from tests.records import a_source, an_answer, some_hits
 
 
 class Checked:
@@ -203,3 +207,36 @@ def test_a_key_depends_on_all_that_decides_an_answer() -> None:
     keys = {key(), *(key(**changes) for changes in others)}
     assert len(keys) == len(others) + 1 and None not in keys
     assert key(temperature=0.5) is None, "the model may answer otherwise"
+
+
+def key_of(*, reuse: bool = True, **given: Any) -> str | None:
+    settings = GeneratorSettings(reuse=reuse)
+    record = unit("why?", **given).record
+    prepared = prepare_prompt(record, settings, load_templates(settings))
+    return reusable_key(record, prepared, settings, "a model")
+
+
+def asking(**wishes: Any) -> dict[str, Any]:
+    return {"query": {"generation": Generation(**wishes)}}
+
+
+def test_no_answer_is_given_across_tenants_indexes_requests_or_passages() -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"headers": (("rag-tenant", b"acme"),)},
+        {"headers": (("rag-tenant", b"other"),)},
+        {"index_version": "v8"},
+        {"found": some_hits(1)},
+        asking(max_tokens=100),
+        asking(seed=1),
+        asking(temperature=0.7, seed=3),
+    ]
+    keys = [key_of(**each) for each in variants]
+    assert None not in keys and len(set(keys)) == len(variants)
+    assert keys == [key_of(**each) for each in variants]
+
+
+def test_what_cannot_be_given_again_has_no_key() -> None:
+    assert key_of(reuse=False) is None
+    for given in (asking(reuse=False), asking(temperature=0.7), {"skipped_clusters": (4,)}):
+        assert key_of(**given) is None

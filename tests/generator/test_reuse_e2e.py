@@ -7,22 +7,19 @@ are all different, so nothing is saved by the dedup of ids.
 from __future__ import annotations
 
 import random
-import re
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench.core.stack import ServiceProcess, Stack
+from bench.core.stack import Stack
 from carpool.testing.llm_server import LlmServer
 from schemas.answer import Answer
 from schemas.codec import decode, encode
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import LoggedRecord, Publisher, quick_settings, read_all, read_to_end
-from tests.generator.vllm_server import VllmServer
 from tests.records import a_query, a_retrieval, a_source, some_hits
 from tests.waiting import WAIT_S
 
@@ -78,12 +75,10 @@ def answers_after_a_kill(
     broker: str,
     stack: Stack,
     sent: Callable[[], int],
-    before: Callable[[ServiceProcess], None] = lambda _: None,
 ) -> tuple[list[Answer], int]:
     """Kills the generator after a third of the work; returns all answers in the end.
 
     And how many generations were lost: sent, and their answers were not in the log at the kill.
-    `before` is called with the process that is about to be killed.
     """
     process = stack["generator"]
 
@@ -91,7 +86,6 @@ def answers_after_a_kill(
         return len(found) >= DRAWN // 3 and process.metric("carpool_llm_requests_in_flight") > 0
 
     read_all(broker, ANSWERS.name, until=has_a_third, timeout_s=2 * WAIT_S)
-    before(process)
     process.kill()
     time.sleep(1)  # what is in transit arrives, and the server sees the disconnects
     lost = sent() - generated(answered(read_to_end(broker, ANSWERS.name)))
@@ -135,39 +129,3 @@ def test_200_questions_by_zipf_are_generated_once_each_through_a_kill(
         check(asked, answers, llm.requests.started, lost)
         once = [prompt for prompt, n in llm.requests.completed_by_prompt.items() if n > 1]
     assert len(once) <= lost, "only what was lost is generated twice"
-
-
-@pytest.mark.vllm
-@pytest.mark.long
-@pytest.mark.parametrize("fresh_broker", ["embedded"], indirect=True)
-def test_the_same_with_a_real_model(
-    fresh_broker: str, vllm_server: VllmServer, tmp_path: Path
-) -> None:
-    before = requests_ended(vllm_server)
-
-    def sent() -> int:
-        return requests_ended(vllm_server) - before
-
-    def stop_and_count(process: ServiceProcess) -> None:
-        """vLLM counts a request when it ends, and not if the client was gone."""
-        process.pause()
-        seen = -1
-        while seen != sent():
-            seen = sent()
-            time.sleep(3)
-
-    with generator(fresh_broker, tmp_path, vllm_server.url, vllm_server.model) as stack:
-        asked = publish_drawn(fresh_broker)
-        answers, lost = answers_after_a_kill(fresh_broker, stack, sent, stop_and_count)
-        assert lost > 0, "it was killed with requests in flight"
-        check(asked, answers, sent(), lost)
-
-
-def requests_ended(server: VllmServer) -> int:
-    """The requests that vLLM has finished."""
-    with urllib.request.urlopen(
-        server.url.removesuffix("/v1") + "/metrics", timeout=WAIT_S
-    ) as page:
-        text = page.read().decode()
-    values = re.findall(r"^vllm:request_success_total\{[^}]*\} ([0-9.e+]+)$", text, re.MULTILINE)
-    return int(sum(map(float, values)))

@@ -83,30 +83,6 @@ def test_a_follower_gets_the_answer_as_its_own_with_nothing_computed() -> None:
     assert bench.sink.answers[0].query_id == third.record.query.query_id, "from the log"
 
 
-def test_an_answer_that_was_handed_over_and_discarded_is_given_to_nobody() -> None:
-    bench, first, second = keyed(), unit("why?"), unit("why?")
-    bench.offer(first, second)
-    bench.within.finish(first.id, made(first.record, prompt_key="why?"))
-    bench.sink.dones.clear()  # the transaction was aborted
-    bench.offer(first)
-    bench.follow()
-    assert list(bench.within.units) == [second.id], "the follower leads, the other one follows"
-    answer_of(bench, second)
-    assert [answer.query_id for answer in bench.sink.answers] == [first.record.query.query_id]
-
-
-def test_a_follower_ends_at_its_own_deadline() -> None:
-    bench, first, second = keyed(), unit("why?"), unit("why?", query={"deadline": NOW_MS + 100})
-    bench.offer(first, second)
-    assert bench.within.hastened == [(first.id, 0, NOW_US + 100_000)]
-    bench.clock.time_us += 100_000
-    bench.follow()
-    assert set(bench.within.units) == {first.id, second.id}, "the stage within answers `expired`"
-    bench.within.finish(second.id, made(second.record, "expired"))
-    answer_of(bench, first)
-    assert bench.sink.dones == []
-
-
 def test_an_answer_that_is_older_than_the_horizon_is_not_given_again() -> None:
     bench, first = keyed(), unit("why?")
     bench.offer(first)

@@ -247,16 +247,6 @@ def test_a_text_that_fills_its_bound_was_cut_there() -> None:
     assert (answer.status, answer.finish_reason) == ("ok", "stop")
 
 
-def test_plain_text_of_a_server_without_structured_output_is_partial() -> None:
-    answer, _ = answer_to(Reply(text="Because [2]."))
-    assert (answer.status, answer.answer, answer.finish_reason) == (
-        "partial",
-        "Because [2].",
-        "stop",
-    )
-    assert [(citation.n, citation.start) for citation in answer.citations] == [(2, 8)]
-
-
 @pytest.mark.parametrize(
     ("text", "reason", "retryable"),
     [
@@ -434,17 +424,6 @@ def test_a_text_cites_by_its_markers_and_needs_none() -> None:
     assert (bare.status, bare.citations) == ("ok", ())
     pieces = [piece.text for piece in run.sink.partials() if piece.query_id == marked.query_id]
     assert pieces == ["Because. ", "[2]"]
-
-
-def test_a_text_that_was_cut_off_is_partial_and_an_empty_one_has_failed() -> None:
-    replies = [Reply(text="Because it", finish_reason="length"), Reply(text=" ")]
-    with running(MemoryLlm(script=replies, form="text")) as run:
-        run.offer(unit())
-        run.wait_for_answers(1)
-        run.offer(unit())
-        cut, empty = run.wait_for_answers(2)
-    assert (cut.status, cut.finish_reason, cut.answer) == ("partial", "length", "Because it")
-    assert empty.status == "failed"
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -111,26 +111,6 @@ def test_of_waiting_prompts_that_is_next_of_which_most_is_cached(
     assert engine.questions() == expected
 
 
-def test_what_is_cached_takes_no_turn_from_a_tenant_and_no_time_from_a_deadline(
-    publisher: KvPublisher,
-) -> None:
-    engine = WaitingLlm()
-    cached, other = passage("cached"), passage("other")
-    with following(engine, publisher) as run:
-        run.offer(unit("q0", found=(other,)))
-        for number in (1, 2, 3):
-            run.offer(unit(f"a{number}", found=(cached,), query={"tenant": "a"}))
-        run.offer(unit("b1", found=(other,), query={"tenant": "b"}))
-        due = run.clock.now_us() + 3_600_000_000
-        run.offer(unit("late", found=(other,), deadline_us=due))
-        tell(run, publisher, ids_of("a1", cached))
-        run.wait(lambda: tokenized(run))
-        engine.go.set()
-        run.wait_for_answers(6)
-    assert engine.questions()[:2] == ["q0", "late"], "one with a deadline goes first"
-    assert "b1" in engine.questions()[2:4], "tenants take turns"
-
-
 def test_without_kv_events_prompts_go_in_the_order_of_arrival() -> None:
     engine = WaitingLlm()
     with running(engine, GeneratorSettings(concurrency=1, reuse=False)) as run:
@@ -247,28 +227,6 @@ def test_each_server_takes_the_prompt_of_which_it_has_most_cached(publisher: KvP
         run.wait_for_answers(6)
     assert first.questions()[1:2] == ["about a"]
     assert second.questions()[1:2] == ["about b"]
-
-
-def test_a_server_that_fails_has_nothing_cached_until_its_events_say_so(
-    publisher: KvPublisher,
-) -> None:
-    lost = Reply(text="", error=LlmRefusal("unreachable", "it cannot be reached"))
-    first, second = engines = WaitingLlm(name="first"), WaitingLlm(name="second", script=[lost])
-    with (
-        KvPublisher(block_tokens=BLOCK) as other,
-        following_two(engines, (publisher, other)) as run,
-    ):
-        tell(run, publisher, ids_of("a", passage("a")), "first")
-        tell(run, other, ids_of("b", passage("b")), "second")
-        trees = [run.stage._dispatcher.tree(server) for server in range(2)]
-        assert [tree and len(tree) > 0 for tree in trees] == [True, True]
-        second.go.set()
-        run.wait(lambda: len(trees[1] or ()) == 0)
-        assert trees[1] is not None and trees[1].is_blind
-        assert trees[0] is not None and len(trees[0]) > 0
-        first.go.set()
-        answers = run.wait_for_answers(2)
-    assert {answer.status for answer in answers} == {"ok"}
 
 
 def test_a_server_with_blocks_of_another_size_is_named_once_and_gets_prompts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,6 @@ from prometheus_client import CollectorRegistry
 from carpool.errors import ConfigError
 from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
-from carpool.testing.llm_server import LlmFault, LlmServer
-from carpool.testing.llm_text import NAME
-from generator.llm.none import NoLlm
-from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmEvent, LlmFinished, LlmRefusal, LlmRequest
 from generator.service import INTAKE_BYTES_MAX, build_stage
 from generator.settings import GeneratorSettings, LlmSettings
@@ -117,20 +112,6 @@ def test_a_query_that_the_server_keeps_failing_on_is_answered_failed(
         "its tries are over: the loop adds a dead letter, and no other tries"
     )
     assert sum(answer.status == "ok" for answer in answers) == answered
-
-
-def test_a_query_whose_answers_always_break_off_fails_though_nobody_else_asks() -> None:
-    fault = LlmFault(mode="reset", after_tokens=3)
-    with LlmServer() as server, server.refusing(fault):
-        llm = msgspec.structs.replace(served(server), tries_max=3)
-        with running(OpenAiLlm(llm), llm=llm) as run:
-            run.offer(unit())
-            (answer,) = run.wait_for_answers(1)
-            broken = run.tokens("broken")
-        assert server.requests.started == 3
-    assert (answer.status, answer.attempts) == ("failed", 3)
-    assert answer.error is not None and "broke off" in answer.error.message
-    assert broken == 9
 
 
 def test_the_end_waits_for_answers_in_progress_and_not_for_a_refusing_server() -> None:
@@ -342,64 +323,4 @@ def test_a_query_chooses_among_the_templates_of_a_configured_folder(
     assert [request.system for request in engine.requests] == ["I am A.", "I am B."]
 
 
-def test_without_a_model_every_answer_says_so() -> None:
-    with running(NoLlm(), llm=LlmSettings(engine="none")) as run:
-        run.offer(unit())
-        (answer,) = run.wait_for_answers(1)
-    assert (answer.status, answer.model, answer.finish_reason) == ("ok", "none", "extractive")
-    assert answer.answer == answer.quotes[0].text
-    assert len(answer.retrieved) == 2
-
-
-def served(server: LlmServer) -> LlmSettings:
-    return LlmSettings(base_url=server.url, model=server.model)
-
-
 # ---- over HTTP, against the stand-in
-
-
-def test_questions_are_answered_once_each_by_a_server_that_sometimes_fails() -> None:
-    with LlmServer() as server, running(OpenAiLlm(served(server)), llm=served(server)) as run:
-        units = [unit(f"question {index}") for index in range(40)]
-        for index, one in enumerate(units):
-            run.wait(lambda: run.stage.credit().records > 0)
-            if index % 10 != 5:
-                run.offer(one)
-                continue
-            mode: Any = ("429", "503", "reset", "garbage")[index // 10]
-            server.fault = LlmFault(mode=mode, count=1, after_tokens=index // 10 % 3)
-            run.offer(one)
-            run.wait(lambda: server.requests.faulted == index // 10 + 1)  # noqa: B023
-        answers = run.wait_for_answers(len(units))
-        requests = server.requests
-    assert sorted(answer.query_id for answer in answers) == sorted(f"q-{one.id}" for one in units)
-    assert {answer.status for answer in answers} == {"ok"}
-    assert all(NAME in (answer.answer or "") and answer.citations for answer in answers)
-    assert (requests.faulted, requests.started) == (4, 44)
-    assert set(requests.completed_by_id.values()) == {1}
-    assert len(requests.completed_by_id) == 40
-
-
-def test_a_server_that_goes_away_and_comes_back_costs_no_query() -> None:
-    with LlmServer() as first:
-        port = first.port
-        llm = served(first)
-        engine = OpenAiLlm(llm)
-        with running(engine, llm=llm) as run:
-            run.offer(unit())
-            run.wait_for_answers(1)
-            first.__exit__()
-            run.offer(unit(), unit())
-            run.wait(lambda: bool(run.stage.not_ready()))
-            assert f"LLM server at http://127.0.0.1:{port}/v1 refuses: " in run.stage.not_ready()[0]
-            assert run.stage.credit().records == 0
-            with LlmServer(port=port):
-                answers = run.wait_for_answers(3)
-    assert [answer.status for answer in answers] == ["ok"] * 3
-
-
-def test_the_thread_ends_with_the_stage() -> None:
-    before = set(threading.enumerate())
-    with running(MemoryLlm()):
-        pass
-    assert set(threading.enumerate()) <= before

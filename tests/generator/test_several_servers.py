@@ -17,7 +17,7 @@ from generator.llm.protocol import LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.settings import LlmSettings
 from tests.clocks import NOW_US, HandClock
-from tests.generator.memory_llm import MemoryLlm, Reply
+from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import Running, running, unit
 from tests.rig.llm_dialects import DialectServer
 
@@ -87,10 +87,9 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
     assert set(completed.values()) == {1}, "none was generated twice to its end"
 
 
-@pytest.mark.parametrize("mode", ["429", "500", "reset", "garbage"])
-def test_a_server_that_refuses_all_prompts_gives_them_to_the_other(mode: str) -> None:
+def test_a_server_that_refuses_all_prompts_gives_them_to_the_other() -> None:
     with LlmServer() as refusing, LlmServer() as other:
-        refusing.fault = LlmFault(mode=mode)  # type: ignore[arg-type]
+        refusing.fault = LlmFault(mode="500")
         servers = [refusing, other]
         with running(engines_of(servers), llm=LLM) as run:
             run.wait(lambda: all(open_servers(run, servers)))
@@ -200,16 +199,6 @@ def test_a_prompt_is_tokenized_by_a_server_that_answers() -> None:
     assert asyncio.run(servers.tokenize(REQUEST)) == asyncio.run(up.tokenize(REQUEST))
     with pytest.raises(LlmRefusal, match="down b"):
         asyncio.run(LlmServers([Refusing("a"), Refusing("b")]).tokenize(REQUEST))
-
-
-def test_a_hanging_server_keeps_only_its_own_requests() -> None:
-    hanging = MemoryLlm(script=[Reply(text="one two", hangs_after=1)] * 8)
-    with running([hanging, MemoryLlm()], llm=LLM) as run:
-        run.wait(lambda: run.metric("llm_requests_in_flight") == 0 and run.stage.not_ready() == ())
-        run.offer(*(unit() for _ in range(40)))
-        run.wait(lambda: len(run.sink.dones) >= 32)
-        assert {answer.status for answer in run.sink.answers} == {"ok"}
-        assert run.metric("llm_requests_in_flight") <= 8
 
 
 def test_the_thread_ends_with_several_servers() -> None:

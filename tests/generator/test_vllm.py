@@ -24,7 +24,6 @@ from generator.plan.kv_tree import KvTree, KvTreeEvent, digests_of
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings, LlmSettings
 from schemas.answer import Answer
-from schemas.query import Generation
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from tests.clocks import HandClock
@@ -95,22 +94,6 @@ def test_real_questions_get_answers_that_cite_what_was_given(vllm_server: VllmSe
         assert answer.usage is not None
         assert answer.usage.input_tokens > 100 and answer.usage.output_tokens > 5
         assert {"queue_llm", "ttft", "decode", "total"} <= answer.timings_ms.keys()
-
-
-def test_a_repeated_question_finds_its_prompt_in_the_prefix_cache(vllm_server: VllmServer) -> None:
-    (first,) = asked(vllm_server, QUESTIONS[0])
-    (second,) = asked(vllm_server, QUESTIONS[0])
-    assert first.usage is not None and second.usage is not None and second.cache is not None
-    assert second.provenance == first.provenance
-    assert 0 < second.usage.cached_tokens <= second.usage.input_tokens
-    assert second.cache.kv_hit_tokens == second.usage.cached_tokens
-
-
-def test_too_few_tokens_leave_a_partial_answer(vllm_server: VllmServer) -> None:
-    (answer,) = asked(
-        vllm_server, "Tell everything about The Times.", generation=Generation(max_tokens=8)
-    )
-    assert (answer.status, answer.finish_reason) in (("partial", "length"), ("failed", "length"))
 
 
 def test_control_tokens_of_a_question_and_a_passage_are_no_control_tokens_to_the_model(
@@ -249,40 +232,6 @@ def test_full_blocks_of_a_warmed_prefix_are_hit_by_its_prompt(vllm_server: VllmS
     counts = use(vllm_server, hits)
     assert all(full > 2 * BLOCK_TOKENS for _, full in counts)
     assert [cached for cached, _ in counts] == [full for _, full in counts]
-
-
-def test_the_stage_orders_by_what_the_server_has_cached_and_is_right_about_it(
-    vllm_server: VllmServer,
-) -> None:
-    """Two prompts that share their passages go one after the other, though one came last."""
-    llm = LlmSettings(
-        base_url=vllm_server.url, model=vllm_server.model, kv_events=vllm_server.kv_events
-    )
-    label = vllm_server.url.removeprefix("http://").removesuffix("/v1")
-    settings = GeneratorSettings(concurrency=1, reuse=False, order="cached_prefix", max_tokens=16)
-    rounds = uuid.uuid4().hex  # blocks that the server has not cached before
-    passages = [
-        tuple(msgspec.structs.replace(hit, text=f"{rounds} {n} {hit.text}") for hit in PASSAGES)
-        for n in range(3)
-    ]
-    with running(OpenAiLlm(llm), settings, llm, RealClock(), until_open=False) as run:
-        run.wait(lambda: not run.stage.not_ready())
-
-        def counted(event: str) -> float:
-            return run.metric("kv_cache_events_total", server=label, event=event)
-
-        run.offer(unit(f"{rounds}?", found=passages[0]))
-        run.wait(lambda: run.metric("kv_cache_known", server=label) == 1)
-        for number in (0, 1, 2, 1, 0):
-            run.offer(unit(QUESTIONS[number], found=passages[number]))
-        run.wait(lambda: len(run.sink.dones) == 6)
-        # An event may come after the next prompt was sent: then the server has more than is known.
-        run.wait(lambda: counted("agreed") + counted("more") >= 1)
-        answers = run.sink.answers[1:]
-    assert (counted("less"), counted("unreadable"), counted("emptied")) == (0, 0, 0)
-    usages = [answer.usage for answer in answers]
-    cached = [usage.cached_tokens for usage in usages if usage is not None]
-    assert sum(tokens > min(cached) for tokens in cached) == 3, cached  # all share the template
 
 
 @pytest.mark.data

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -26,9 +25,8 @@ from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock
 from tests.generator.memory_llm import MemoryLlm
-from tests.generator.stage import LLM, running, unit
+from tests.generator.stage import running, unit
 from tests.records import a_query, a_retrieval, a_source, a_unit
-from tests.rig.kv_events import KvPublisher
 
 SETTINGS = GeneratorSettings(passages_max=3)
 TEMPLATES = load_templates(SETTINGS)
@@ -257,18 +255,6 @@ async def test_tokens_that_a_warm_up_found_cached_are_not_counted(rig: Rig) -> N
 
 
 @through
-async def test_a_warm_up_that_goes_on_with_another_counts_from_there(rig: Rig) -> None:
-    await rig.drafts(1, "abx", "aby", "abc")
-    rig.engine.warm_ups_hang = True
-    rig.warmer.draft(draft(1, "abc", 4))
-    rig.warmer.draft(draft(1, "abc", 5))
-    await rig.settle()
-    _, second = rig.engine.warmed
-    warmed = rig.warmer.answered(a_source(1).place, (9, 9), cached_tokens=0, wait_us=1)
-    assert (warmed.used, warmed.in_vain) == (0, len(second.token_ids))
-
-
-@through
 async def test_a_warm_up_that_is_refused_is_counted_and_begun_again(rig: Rig) -> None:
     async def refuse(request: LlmRequest) -> LlmFinished:
         raise LlmRefusal("busy", "no place")
@@ -334,23 +320,3 @@ def test_several_servers_are_not_warmed_unless_they_say_what_they_have_cached() 
         run.wait_for_answers(1)
     assert [engine.warmed for engine in engines] == [[], []]
     assert len([entry for entry in logs if "llm.kv_events" in entry["event"]]) == 1
-
-
-def test_a_prompt_goes_to_the_server_that_was_warmed_for_it() -> None:
-    """Both are idle, so it is sent before its blocks are known."""
-    engines = [MemoryLlm(), MemoryLlm()]
-    with KvPublisher(block_tokens=4) as one, KvPublisher(block_tokens=4) as other:
-        llm = msgspec.structs.replace(LLM, kv_events=f"{one.endpoint},{other.endpoint}")
-        with running(engines, SETTINGS, llm) as run:
-            run.wait(lambda: one.has_subscriber() and other.has_subscriber())
-            dispatcher = run.stage._dispatcher
-            run.wait(lambda: all(dispatcher.health(n).state == "open" for n in (0, 1)))
-            engines[0].warm_ups_hang = True
-            for n in (7, 8):
-                for revision in (1, 2, 3):
-                    run.stage.draft(draft(n, "abc", revision))
-            run.wait(lambda: [len(engine.warmed) for engine in engines] == [1, 1])
-            found = draft(8, "abc", 1, is_final=True)
-            run.offer(unit(found=found.hits, source=found.source))
-            run.wait_for_answers(1)
-    assert [len(engine.requests) for engine in engines] == [0, 1]
