@@ -33,10 +33,11 @@ from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.scan import Scan
 from schemas.topics import GROUPS
-from searcher.build import OpenReads, OpenSearcher, open_searcher
+from searcher.build import OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
 from searcher.executor import DraftWish, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
+from searcher.open_exact import OpenReads
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.lanes import Lanes
 from searcher.scatter.scan_records import result_of, scan_output

@@ -19,7 +19,7 @@ from bench.simulator.options import SimulatorOptions
 from bench.simulator.search_plane import SearchedPlane, Windows
 from carpool.disk.centroids import probe
 from carpool.errors import ConfigError
-from searcher.build import ExactOptions
+from searcher.open_exact import ExactOptions
 from searcher.settings import SearcherSettings
 
 READ_TIMEOUT_MS = 30_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +16,9 @@ from carpool.disk.index import OpenIndex
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.build import (
-    ExactOptions,
-    ExactPlane,
-    OpenExecutor,
-    PlaneParts,
-    cluster_major,
-    cluster_major_planner,
-    open_exact_plane,
-)
-from searcher.executor import Executor, Search, SearchGroup
+from searcher.executor import Search, SearchGroup
 from searcher.local import SearchThread
+from searcher.open_exact import ExactOptions, ExactPlane, open_exact_plane
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Event,
@@ -97,8 +89,7 @@ class SearchedPlane:
         clusters.
         """
         metrics = Metrics()
-        plane = self._open(metrics, lambda parts: cluster_major(parts, _planner(parts)))
-        thread = SearchThread(plane)
+        thread = SearchThread(self._open(metrics))
         try:
             for window in range(windows.count):
                 thread.join(_group(windows, window))
@@ -116,16 +107,11 @@ class SearchedPlane:
 
     def simulated_bytes(self, windows: Windows) -> int:
         """Returns the bytes that the planner reads for the same windows."""
-        planners: list[ClusterMajorPlanner] = []
-
-        def executor(parts: PlaneParts) -> Executor:
-            planners.append(_planner(parts))
-            return cluster_major(parts, planners[0])
-
-        self._open(Metrics(), executor).close()
+        plane = self._open(Metrics())
+        plane.close()
         slices = Slices(self.index.extents, self.index.layout, self.options.slice_bytes_max)
         sizes = [extent.size_bytes for extent in slices.extents]
-        simulation = PlanSimulation(planners[0], sizes)
+        simulation = PlanSimulation(plane.planner, sizes)
         for window in range(windows.count):
             queries = {
                 query: slices.of_all(tuple(map(ClusterId, windows.probes[query].tolist())))
@@ -135,18 +121,12 @@ class SearchedPlane:
             for cluster, ahead in windows.horizon(window).items():
                 horizon |= dict.fromkeys(slices.of_all((ClusterId(cluster),)), ahead)
             simulation.search(queries, horizon)
-        planners[0].check_integrity()
+        plane.planner.check_integrity()
         return simulation.bytes_read
 
-    def _open(self, metrics: Metrics, executor: OpenExecutor) -> ExactPlane:
-        return open_exact_plane(
-            self.index,
-            self.settings,
-            metrics,
-            SystemClock(),
-            executor=executor,
-            options=self.options,
-        )
+    def _open(self, metrics: Metrics) -> ExactPlane:
+        options = replace(self.options, overtake_us=OVERTAKE_US)
+        return open_exact_plane(self.index, self.settings, metrics, SystemClock(), options=options)
 
 
 class PlanSimulation:
@@ -181,10 +161,6 @@ class PlanSimulation:
                 self.bytes_read += self._size_bytes[action.slice_id]
             elif isinstance(action, FinishQuery):
                 self._waiting -= 1
-
-
-def _planner(parts: PlaneParts) -> ClusterMajorPlanner:
-    return cluster_major_planner(parts, overtake_us=OVERTAKE_US)
 
 
 def _group(windows: Windows, window: int) -> SearchGroup:

@@ -41,6 +41,14 @@ from searcher.store.waker import Waker
 _log = structlog.get_logger(__name__)
 
 
+IN_FLIGHT_BYTES = 48 << 20
+"""Less: a virtual disk, which completes reads in batches, idles, or it does during a sub-stage: new
+reads begin after it. More: urgent reads wait.
+"""
+AHEAD_MAX = 2
+"""Slices with the kernel for later queries; more would delay the reads of a new query."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlightLimits:
     """How much of what is to be read is with the kernel.
@@ -49,8 +57,8 @@ class FlightLimits:
     ahead. `read_bytes_max`: of one read; a page of the index at least.
     """
 
-    in_flight_bytes: int
-    ahead_max: int
+    in_flight_bytes: int = IN_FLIGHT_BYTES
+    ahead_max: int = AHEAD_MAX
     read_bytes_max: int = READ_BYTES_MAX
 
 
@@ -71,9 +79,9 @@ class ClusterMemory:
         reads: PageReads,
         waker: Waker,
         limits: ReadLimits,
-        flight: FlightLimits,
         metrics: Metrics,
         clock: Clock,
+        flight: FlightLimits = FlightLimits(),
     ) -> None:
         """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment.
 

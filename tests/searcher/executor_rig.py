@@ -15,9 +15,9 @@ from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.build import ExactOptions, open_exact_plane
 from searcher.executor import Executor, Search, SearchGroup, SearchResult
 from searcher.memory.cluster_memory import ClusterMemory
+from searcher.open_exact import ExactOptions, open_exact_plane
 from searcher.settings import SearcherSettings
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads, ThreadPageReads
@@ -157,11 +157,7 @@ def running(
         SystemClock(),
         open_reads=open_reads,
         options=ExactOptions(
-            read_ahead_bytes=budget_bytes // 4,
-            prefetch_bytes=int(prefetch * budget_bytes),
-            slice_bytes_max=slice_bytes_max,
-            in_flight_bytes=1 << 17,
-            ahead_max=1,
+            prefetch_bytes=int(prefetch * budget_bytes), slice_bytes_max=slice_bytes_max
         ),
     )
     executor, trouble = plane.executor, Trouble(index, disks[0])

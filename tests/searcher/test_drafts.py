@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from carpool.clock import SystemClock
 from carpool.disk.documents import Document
 from schemas.query import Generation
-from searcher.build import OpenReads
 from searcher.drafts import DRAFT_HITS_MAX, DraftRecords
 from searcher.executor import SearchDraft
+from searcher.open_exact import OpenReads
 from searcher.plan.cluster_steps import Joined, Wanted
 from searcher.plan.read_speed import ReadSpeed
 from searcher.scoring.top_k import TopK

@@ -13,9 +13,9 @@ from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.build import open_exact_plane
 from searcher.executor import Search, SearchGroup
 from searcher.local import SearchThread
+from searcher.open_exact import open_exact_plane
 from searcher.settings import SearcherSettings
 
 WAIT_S = 600.0

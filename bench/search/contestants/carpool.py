@@ -124,7 +124,8 @@ class Carpool:
 
     def _plane(self, index: OpenIndex, settings: SearcherSettings) -> SearchPlane:
         from carpool.clock import SystemClock
-        from searcher.build import BothPlanes, open_exact_plane, open_search_plane
+        from searcher.build import BothPlanes, open_search_plane
+        from searcher.open_exact import open_exact_plane
 
         clock = SystemClock()
         if self._mode == "exact":

@@ -15,7 +15,7 @@ from bench.simulator.search_plane import SearchedPlane, Windows
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import RetryableError
-from searcher.build import ExactOptions
+from searcher.open_exact import ExactOptions
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import normalised, random_index
 
