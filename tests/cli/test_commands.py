@@ -331,26 +331,9 @@ def test_version_names_the_packages_that_carpool_uses() -> None:
     assert {"carpool", "confluent-kafka"} <= carpool("version --json").json.keys()
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "200"])
-@pytest.mark.parametrize("prefix", ["", "a-prefix-of-forty-letters-as-some-people-have"])
-def test_the_list_of_topics_loses_no_letter_on_a_narrow_terminal(
-    columns: str, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setenv("CARPOOL_KAFKA_PREFIX", prefix)
-    shown = "".join(carpool("topics list").stdout.split())
-    for topic in carpool("topics list --json").json:
-        assert "".join(topic["purpose"].split()) in shown
-        assert topic["name"] in shown
-
-
 def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--install-completion" in carpool("--help").stdout
     monkeypatch.setenv("_CARPOOL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "carpool to")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert "topics" in carpool("").stdout
-
-
-def test_output_that_is_no_terminal_has_no_colours() -> None:
-    assert "\x1b[" not in carpool("topics list").stdout + carpool("config kafka").stdout

@@ -54,7 +54,7 @@ def plan_of(**more: dict[str, Any]) -> StackPlan:
         "index": {"dir": str(INDEX)},
         "searcher": {"shard": "gpu"},
         "vllm": {"port": 0},
-        "up": {f"{name}_port": 0 for name in ("broker", "grouper", "searcher", "generator")},
+        "up": {"broker_port": 0, "http_port": 0},
     }
     for section, values in more.items():
         flags[section] = flags.get(section, {}) | values

@@ -93,10 +93,6 @@ def test_an_invented_citation_is_shown_as_such() -> None:
     )
 
 
-def test_an_answer_is_shown_with_the_titles_of_its_citations() -> None:
-    assert shown(answer_text(cited("a", "b"))) == "In 1889 [1].\n  [1] A  (a)\n  [2] B  (b)\n"
-
-
 def test_an_answer_without_citations_shows_what_the_model_was_given() -> None:
     assert "no citation; the model was given: a, b" in shown(answer_text(cited()))
 
@@ -113,18 +109,6 @@ def test_a_quote_is_shown_beside_the_answer_and_a_url_with_its_citation() -> Non
     )
     extractive = msgspec.structs.replace(answer, answer="It is so.")
     assert "quote" not in shown(answer_text(extractive))
-
-
-def test_no_answer_is_shown_with_its_reason() -> None:
-    answer = unanswered(
-        query_id="q", status="expired", stage="searcher", error_type="expired", message="too late"
-    )
-    assert shown(answer_text(answer)) == "expired: too late\n"
-
-
-def test_markup_in_answers_and_titles_is_text() -> None:
-    answer = cited("[bold]x[/]")
-    assert "[bold]x[/]" in shown(answer_text(answer))
 
 
 def test_stages_stand_in_the_order_in_which_they_happen() -> None:

@@ -128,17 +128,6 @@ def test_a_child_that_crashes_again_and_again_is_given_up(
         supervisor.watch()
 
 
-def test_a_child_that_ends_before_it_was_ready_is_an_error_with_the_end_of_its_log(
-    tmp_path: Path,
-) -> None:
-    with (
-        Supervisor(WAIT_S, note=lambda line: None) as supervisor,
-        pytest.raises(CarpoolError, match=r"before it was ready(?s:.*)no such luck"),
-    ):
-        supervisor.start(spec(tmp_path, "searcher", "print('no such luck'); raise SystemExit(1)"))
-        supervisor.wait_ready()
-
-
 def test_the_tail_is_of_this_run_and_the_log_of_the_run_before_is_kept(tmp_path: Path) -> None:
     (tmp_path / "searcher.log").write_text("the run before\n")
     with (
@@ -197,21 +186,6 @@ def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_pat
     ):
         supervisor.start(spec(tmp_path, "generator", RUNS_UNTIL_TOLD, probe=lambda: "no model yet"))
         supervisor.wait_ready()
-
-
-def test_a_command_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    missing = ChildSpec(
-        name="broker",
-        command=["/no/such/broker"],
-        environ={},
-        log_file=tmp_path / "log",
-        probe=lambda: "",
-    )
-    with (
-        Supervisor(WAIT_S, note=lambda line: None) as supervisor,
-        pytest.raises(ConfigError, match="/no/such/broker"),
-    ):
-        supervisor.start(missing)
 
 
 def test_a_child_that_will_not_end_is_killed_with_all_that_it_started(

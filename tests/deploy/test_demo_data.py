@@ -47,13 +47,6 @@ def test_holes_of_stripped_markup_and_invisible_characters_are_closed(
     assert prepare_corpus.clean(raw) == cleaned
 
 
-def test_an_article_with_too_little_text_is_no_passage() -> None:
-    assert (
-        prepare_corpus.document({"title": "Stub", "extract": "Stub is short.", "topic": "Arts"})
-        is None
-    )
-
-
 def test_a_smaller_choice_is_part_of_a_larger_one_whatever_the_order_of_the_input() -> None:
     documents = [{"id": f"d{number}"} for number in range(500)]
     small, large = (
@@ -74,14 +67,6 @@ def test_every_question_of_the_demo_is_answered_by_a_chosen_article(tmp_path: Pa
     assert set(questions) == set(ANSWERED_BY)
     assert set(ANSWERED_BY.values()) == prepare_corpus.DEMO_IDS
     assert {line["id"] for line in lines[: len(ANSWERED_BY)]} == prepare_corpus.DEMO_IDS
-
-
-@needs_packages
-def test_the_corpus_is_the_same_at_every_run(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        prepare_corpus.main(["--out", str(tmp_path / name), "--passages", "100"])
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
 def test_a_model_that_is_there_is_not_converted_again(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
+from carpool.disk.centroids import probe
 from carpool.disk.documents import Document, DocumentStore, DocumentWriter
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.disk.settings import IndexSettings
@@ -63,14 +63,6 @@ def test_documents_come_back_in_the_order_that_was_asked_for(tmp_path: Path) -> 
                 store.get([row])
 
 
-def test_documents_of_another_build_are_refused_at_open(tmp_path: Path) -> None:
-    manifest = write_index(tmp_path, CONTENT)
-    with DocumentStore(tmp_path, ROWS, manifest.documents_build_id + 1) as store:
-        for row in range(ROWS):
-            with pytest.raises(CorruptionError, match=f"row {row} .*of another build"):
-                store.get([row])
-
-
 def test_a_document_above_the_limit_is_not_written(tmp_path: Path) -> None:
     writer = DocumentWriter(tmp_path, 1)
     with pytest.raises(ValueError, match="at most"):
@@ -116,18 +108,6 @@ def test_probing_refuses_no_probes_and_a_wrong_dimension() -> None:
         probe(centroids, centroids, 0)
     with pytest.raises(ValueError, match=r"expected \(n, 3\)"):
         probe(centroids, np.ones((1, 4), dtype=np.float32), 1)
-
-
-def test_the_fingerprint_of_centroids_follows_each_number_and_the_shape(tmp_path: Path) -> None:
-    centroids = np.arange(6, dtype=np.float32).reshape(2, 3)
-    changed = centroids.copy()
-    changed[1, 2] = np.nextafter(changed[1, 2], np.float32(9))
-    prints = {
-        centroids_fingerprint(array) for array in (centroids, changed, centroids.reshape(3, 2))
-    }
-    assert len(prints) == 3
-    write_centroids(tmp_path, centroids)
-    assert (tmp_path / CENTROIDS_NAME).stat().st_size == 24
 
 
 def test_settings_refuse_an_empty_folder() -> None:

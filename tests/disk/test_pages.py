@@ -49,18 +49,6 @@ def test_a_dimension_that_leaves_much_of_a_page_unused_gets_the_best_page() -> N
         choose_layout(20_000, "float32")
 
 
-@given(dimension=st.integers(1, 3000), dtype=dtypes, pages=st.integers(1, 16))
-def test_no_further_row_fits_a_page(dimension: int, dtype: VectorDtype, pages: int) -> None:
-    try:
-        layout = PageLayout(dimension=dimension, vector_dtype=dtype, page_bytes=pages * 4096)
-    except ValueError:
-        row_bytes = dimension * (4 if dtype == "float32" else 2)
-        assert row_bytes > pages * 4096
-        return
-    rows = layout.rows_per_page
-    assert rows * layout.row_bytes <= layout.page_bytes < (rows + 1) * layout.row_bytes
-
-
 @given(
     dimension=st.integers(1, 70),
     dtype=dtypes,
@@ -85,16 +73,6 @@ def test_rows_come_back_from_pages_in_one_piece_or_more(
         vectors if dtype == "float32" else vectors.astype(np.float16).astype(np.float32),
     )
     assert np.array_equal(found.rows, first_page * layout.rows_per_page + np.arange(count))
-
-
-def test_a_vector_is_in_one_page() -> None:
-    layout = PageLayout(dimension=300, vector_dtype="float32", page_bytes=4096)
-    vectors = np.arange(2100, dtype=np.float32).reshape(7, 300)
-    pages = encode_pages(layout, vectors)
-    for row in range(7):
-        page, slot = divmod(row, layout.rows_per_page)
-        start = slot * 1200
-        assert pages[page, start : start + 1200].tobytes() == vectors[row].tobytes()
 
 
 @pytest.mark.parametrize("page_bytes", [0, 4095, 6000])

@@ -16,7 +16,7 @@ from carpool.disk.files import read_exactly
 from carpool.disk.index import open_index
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout
-from carpool.disk.segments import SegmentWriter, build_id_of, check_header, read_cluster
+from carpool.disk.segments import SegmentWriter, build_id_of, check_header
 from carpool.errors import ConfigError, CorruptionError
 from tests.disk.helpers import (
     ROW_COUNTS,
@@ -24,7 +24,6 @@ from tests.disk.helpers import (
     entry_of,
     make_content,
     read_everything,
-    read_one,
     write_index,
 )
 
@@ -194,32 +193,6 @@ def test_a_header_of_another_build_says_so_and_a_damaged_one_too(tmp_path: Path)
     with pytest.raises(CorruptionError, match="header is damaged") as caught:
         check_header(path, LAYOUT, extents, build_id=BUILD_ID, segment=1)
     assert (caught.value.path, caught.value.offset_bytes) == (str(path), 0)
-
-
-def test_damage_names_the_page_and_its_byte(tmp_path: Path) -> None:
-    manifest = write_index(tmp_path, CONTENT)
-    index = open_index(tmp_path)
-    index.close()
-    extent = max(index.extents, key=lambda extent: extent.page_count)
-    path = index.segment_paths[extent.segment]
-    with path.open("r+b") as file:
-        file.seek(extent.offset_bytes + 2 * 4096 + 17)
-        file.write(b"\0\1\2")
-        file.flush()
-        with pytest.raises(CorruptionError, match=f"of cluster {extent.cluster} ") as caught:
-            read_cluster(
-                file.fileno(),
-                extent,
-                layout=index.layout,
-                path=str(path),
-                sums=index.row_sums[extent.segment],
-            )
-    assert (caught.value.path, caught.value.offset_bytes) == (
-        str(path),
-        extent.offset_bytes + 2 * 4096,
-    )
-    for other in set(range(manifest.nlist)) - {extent.cluster}:
-        assert len(read_one(index, other).rows) == ROW_COUNTS[other]
 
 
 @pytest.mark.parametrize(

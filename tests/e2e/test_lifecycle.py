@@ -107,24 +107,17 @@ def test_a_second_sigterm_ends_the_process_immediately(
     ("service", "settings", "says"),
     [
         (
-            "grouper",
-            {"CARPOOL_INDEX_DIR": "/nowhere/index"},
-            ["/nowhere/index", "carpool index build"],
-        ),
-        (
             "searcher",
             {"CARPOOL_INDEX_DIR": "/nowhere/index"},
             ["/nowhere/index", "carpool index build"],
         ),
         ("grouper", {"CARPOOL_EMBEDDING_MODEL": "hashing:32"}, ["hashing:64", "rebuild the index"]),
-        ("grouper", {"CARPOOL_EMBEDDING_MODEL": "/nowhere/model"}, ["/nowhere/model"]),
         ("searcher", {"CARPOOL_SEARCHER_BUDGET_BYTES": "4096"}, ["budget_bytes"]),
         (
             "searcher",
             {"CARPOOL_KAFKA_BOOTSTRAP": "127.0.0.1:1", "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "1000"},
             ["127.0.0.1:1", "no broker answers"],
         ),
-        ("grouper", {"CARPOOL_GROUPER_POLICY": "psychic"}, ["policy"]),
     ],
 )
 def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(

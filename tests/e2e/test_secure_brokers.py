@@ -146,14 +146,6 @@ def test_an_expired_certificate_is_one_line_that_says_how_to_see_it(
     assert "openssl x509 -noout -dates" in said
 
 
-def test_an_unknown_authority_is_one_line(server: SecureKafkaServer, small_index: Path) -> None:
-    said = run(
-        msgspec.structs.replace(tls(server, ""), ssl_ca_location=""), small_index, "searcher"
-    )
-    assert "cannot be trusted" in said
-    assert "ssl_ca_location" in said
-
-
 def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
     server: SecureKafkaServer, small_index: Path
 ) -> None:

@@ -89,11 +89,6 @@ def test_an_index_has_no_empty_clusters_so_copies_of_one_passage_hide_nothing(
         assert all(result.hits for result in searcher.search(queries))
 
 
-def test_one_passage_is_an_index(tmp_path: Path) -> None:
-    manifest = build(write_corpus(tmp_path / "c.jsonl", 1), tmp_path / "index").manifest
-    assert (manifest.row_count, manifest.nlist, manifest.nprobe_default) == (1, 1, 1)
-
-
 def test_bad_lines_are_skipped_and_counted_and_equal_ones_are_one_line(tmp_path: Path) -> None:
     corpus = tmp_path / "c.jsonl.gz"
     lines = [json.dumps(passage(row)) if row % 2 else "bad" for row in range(60)]
@@ -141,12 +136,6 @@ def test_a_corpus_without_a_passage_is_refused(tmp_path: Path, content: str) -> 
     (tmp_path / "c.jsonl").write_text(content)
     with pytest.raises(ConfigError, match="no passage"):
         build(tmp_path / "c.jsonl", tmp_path / "index")
-
-
-def test_a_missing_corpus_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no corpus"):
-        build(tmp_path / "c.jsonl", tmp_path / "index")
-    assert not (tmp_path / "index").exists()
 
 
 def test_a_complete_index_stays_unless_force_replaces_it(

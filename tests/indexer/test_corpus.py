@@ -12,7 +12,7 @@ import pytest
 
 from carpool.disk.documents import Document
 from carpool.errors import ConfigError
-from indexer.corpus import METADATA_BYTES_MAX, CorpusReader, bounded_metadata, passage_text
+from indexer.corpus import METADATA_BYTES_MAX, CorpusReader, bounded_metadata
 from indexer.plan.state import LineProblem
 
 GOOD = b'{"id":"a","title":"T","text":"x","metadata":{"k":[1]},"unknown":1}'
@@ -129,17 +129,6 @@ def test_a_line_that_is_told_to_be_a_duplicate_is_a_bad_line_unless_it_is_bad_an
     assert "not JSON" in nonsense.why
 
 
-def test_a_line_nested_too_deep_is_a_bad_line(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_bytes(
-        b'{"id":"b","text":"x","metadata":{"k":' + b"[" * 100_000 + b"]" * 100_000 + b"}}\n" + GOOD
-    )
-    problem, good = read(path, line_bytes_max=1_000_000)
-    assert isinstance(problem, LineProblem)
-    assert "not JSON" in problem.why
-    assert good == Document("a", "T", "x", {"k": [1]})
-
-
 def test_an_id_may_have_512_bytes_and_no_more(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(line(id="i" * 512, text="x") + b"\n" + line(id="i" * 513, text="x"))
@@ -217,11 +206,6 @@ def test_a_corpus_that_is_missing_or_a_folder_is_an_error(tmp_path: Path) -> Non
         read(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="cannot read the corpus"):
         read(tmp_path)
-
-
-def test_what_is_embedded_is_title_full_stop_text() -> None:
-    assert passage_text(Document("a", "The Times", "A newspaper.")) == "The Times. A newspaper."
-    assert passage_text(Document("a", "", "A newspaper.")) == "A newspaper."
 
 
 def test_metadata_is_kept_as_far_as_it_fits_and_the_url_first() -> None:

@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from carpool.disk.manifest import MANIFEST_NAME, is_newer, read_manifest
-from carpool.errors import ConfigError
 from indexer.promote import promote
 from tests.cli.support import carpool
 from tests.clocks import NOW_US, HandClock
@@ -36,8 +34,3 @@ def test_a_version_begins_with_its_time(tmp_path: Path) -> None:
     versions = [promote(index, HandClock(NOW_US + s * 1_000_000)) for s in (0, 1, 59, 60, 9_000)]
     assert versions == sorted(versions)
     assert not is_newer(versions[0], versions[0])
-
-
-def test_a_folder_without_an_index_cannot_be_promoted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no index"):
-        promote(tmp_path, HandClock())

@@ -12,7 +12,7 @@ from carpool.disk.extents import segment_name
 from carpool.disk.files import file_crc32
 from carpool.disk.index import files_of, index_files, open_index
 from carpool.disk.manifest import FileEntry, read_manifest, write_manifest
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import CarpoolError
 from indexer.progress import SilentProgress
 from indexer.stats import index_stats
 from indexer.verify import verify_index
@@ -104,11 +104,6 @@ def test_rows_that_are_counted_wrong_are_found_although_every_checksum_is_right(
     write_manifest(index_dir, msgspec.structs.replace(manifest, files=files))
     (problem, *_) = verify_index(index_dir, SilentProgress()).problems
     assert re.search(r"2 of \d+ rows are not in exactly one cluster|does not have the 120", problem)
-
-
-def test_a_folder_without_an_index_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="build one"):
-        verify_index(tmp_path, SilentProgress())
 
 
 def test_stats_are_those_of_the_clusters(index_dir: Path) -> None:

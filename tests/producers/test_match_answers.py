@@ -17,26 +17,6 @@ def answer(query_id: str, place: Place | None = None) -> Answer:
     return an_answer(query_id, source=source)
 
 
-def test_an_answer_goes_to_the_record_that_it_answers_and_not_to_its_namesake() -> None:
-    waiting = ExpectedAnswers()
-    first, second = waiting.expect("q"), waiting.expect("q")
-    assert waiting.placed(first, (0, 5)) is None
-    assert waiting.placed(second, (0, 9)) is None
-    assert waiting.answered(answer("q", (0, 9))) == (second,)
-    assert waiting.answered(answer("q", (0, 5))) == (first,)
-    assert waiting.answered(answer("q", (0, 1))) == ()
-    waiting.check_integrity()
-
-
-def test_an_answer_that_comes_before_the_acknowledgement_is_kept_until_then() -> None:
-    waiting = ExpectedAnswers()
-    ticket = waiting.expect("q")
-    old, mine = answer("q", (2, 3)), answer("q", (2, 7))
-    assert waiting.answered(old) == ()
-    assert waiting.answered(mine) == ()
-    assert waiting.placed(ticket, (2, 7)) is mine
-
-
 def test_where_the_broker_does_not_report_the_place_the_id_decides() -> None:
     waiting = ExpectedAnswers()
     ticket = waiting.expect("q")
@@ -49,17 +29,6 @@ def test_an_answer_without_a_source_goes_to_all_asks_with_its_id() -> None:
     tickets = (waiting.expect("q"), waiting.expect("q"))
     waiting.expect("other")
     assert waiting.answered(answer("q")) == tickets
-
-
-def test_what_is_forgotten_is_not_expected_and_may_be_forgotten_again() -> None:
-    waiting = ExpectedAnswers()
-    ticket = waiting.expect("q")
-    waiting.forget(ticket)
-    waiting.forget(ticket)
-    assert not waiting.expects("q")
-    assert waiting.placed(ticket, (0, 0)) is None
-    assert len(waiting) == 0
-    waiting.check_integrity()
 
 
 @dataclass

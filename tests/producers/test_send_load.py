@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,11 +126,6 @@ def test_refused_and_lost_questions_are_counted_and_delay_nothing() -> None:
     assert summary.first_error == "the queue is full"
 
 
-def test_what_was_never_acknowledged_is_counted() -> None:
-    summary = load(3, Broker(silent=2))
-    assert (summary.sent, summary.acknowledged, summary.unacknowledged) == (3, 1, 2)
-
-
 def test_a_stop_ends_the_load_before_the_next_question() -> None:
     sent = list[SentQuestion]()
     summary = load(100, Broker(), on_sent=sent.append, is_stopped=lambda: len(sent) == 2)
@@ -145,18 +139,6 @@ def test_deadlines_count_from_the_intended_time_and_ids_of_the_file_may_be_kept(
     assert (first.query_id, second.query_id) == ("q0", "q1")
     assert (first.deadline, second.deadline) == (START_US // 1000 + 2_000, START_US // 1000 + 2_100)
     assert (first.top_k, first.nprobe) == (4, 2)
-
-
-def test_vectors_travel_with_the_fingerprint_of_their_model() -> None:
-    broker = Broker()
-    questions = (Question(vector=struct.pack("<2f", 1, 0)),)
-    load(1, broker, questions=questions, plan=LoadPlan(embedding_model="abc"))
-    (query,) = broker.queries()
-    assert (query.text, query.vector, query.embedding_model) == (
-        None,
-        struct.pack("<2f", 1, 0),
-        "abc",
-    )
 
 
 def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None:

@@ -11,14 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from carpool.dead_letters.letter import Reason, make_letter
 from carpool.kafka.acls import READS, WRITES
-from carpool.loop.retry import FailureLimits, decide_retry
 from schemas.codec import PASSED_ON, encode
-from schemas.headers import ERROR_PREFIX, RETRY_HEADERS
+from schemas.headers import RETRY_HEADERS
 from schemas.record import Record
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, TOPICS, Topic
-from tests.records import a_failure, a_retrieval, a_source, an_answer
+from schemas.topics import ANSWERS, RETRIEVALS, TOPICS, Topic
+from tests.records import a_retrieval, an_answer
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 DOCUMENT = json.loads((SCHEMAS / "asyncapi.json").read_text())
@@ -84,21 +82,3 @@ def headers_of(topic: str) -> set[str]:
 def test_a_result_has_the_headers_that_the_document_names(topic: Topic, record: Record) -> None:
     _, headers = encode(record, event_id="e", source="s", time_us=0, passed_on=ASKED)
     assert {name for name, _ in headers} == headers_of(topic.name)
-
-
-def test_headers_of_the_services_are_named_where_services_write_them() -> None:
-    (retry,) = decide_retry(
-        a_failure(headers=ASKED), limits=FailureLimits(), group="g", stage="searcher", now_us=0
-    ).outputs
-    letter = make_letter(
-        source=a_source(),
-        key=b"k",
-        value=b"v" * 2_000_000,
-        headers=ASKED,
-        reason=Reason(group="g", stage="grouper", attempts=1, class_name="c", message="m"),
-    )
-    assert (retry.topic, letter.topic) == (RETRIES.name, QUERIES_DEAD.name)
-    for output in (retry, letter):
-        assert {name for name, _ in output.headers} <= headers_of(output.topic)
-    assert headers_of(QUERIES.name).isdisjoint(RETRY_HEADERS)
-    assert not any(name.startswith(ERROR_PREFIX) for name in headers_of(RETRIES.name))

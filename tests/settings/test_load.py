@@ -105,10 +105,6 @@ def test_a_secret_comes_from_the_environment_only_and_never_shows(tmp_path: Path
         load(tmp_path, '[window]\ntoken = "s3cret"\n')
 
 
-def test_variables_of_other_programs_are_left_alone(tmp_path: Path) -> None:
-    assert load(tmp_path, environ={"CARPOOL_DATA": "/somewhere", "PATH": "/bin"}).window == Window()
-
-
 def test_sasl_without_a_user_is_refused() -> None:
     assert KafkaSettings(security_protocol="SASL_SSL").check()
     assert not KafkaSettings(
