@@ -17,6 +17,7 @@ import structlog
 
 from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
+from carpool.kafka.checks import Deployment
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
 from carpool.kafka.deployment import WATCH_S, DeploymentWatch, check_deployment, require_fit
 from carpool.kafka.instance_id import configured_instance_id
@@ -93,12 +94,7 @@ def run_service(
     metrics = Metrics()
     group = kafka.group_of(name)
     tracer = make_tracer(service=name, group=group)
-    deployment = check_deployment(
-        kafka, kafka.delivery, TOPICS, group=group, inputs=intake.topics, service=name
-    )
-    for warning in deployment.warnings:
-        log.warning(warning)
-    require_fit(deployment)
+    deployment = _checked(kafka, name, group, intake.topics)
     if not deployment.abilities.transactions:  # the embedded broker: new records end no fetch
         fetch_wait = {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
         kafka = msgspec.structs.replace(kafka, librdkafka=fetch_wait | kafka.librdkafka)
@@ -114,9 +110,7 @@ def run_service(
         tracer=tracer,
         limits=FailureLimits(attempts_max=kafka.attempts_max),
     )
-    if deployment.abilities.transactions:  # the embedded broker cannot delete records
-        _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
-    _repeat(DeploymentWatch(kafka, TOPICS, group, deployment).step, WATCH_S)
+    _watch(kafka, group, deployment, loop)
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
     instance_id = configured_instance_id(kafka) if deployment.delivery == "exactly_once" else None
@@ -139,6 +133,26 @@ def run_service(
         tracer.close()
         if server is not None:
             server.close()
+
+
+def _checked(
+    kafka: KafkaSettings, name: StageName, group: str, inputs: Sequence[str]
+) -> Deployment:
+    """Returns the deployment, which fits; logs what may lose work later. Raises `ConfigError`."""
+    deployment = check_deployment(
+        kafka, kafka.delivery, TOPICS, group=group, inputs=inputs, service=name
+    )
+    for warning in deployment.warnings:
+        log.warning(warning)
+    require_fit(deployment)
+    return deployment
+
+
+def _watch(kafka: KafkaSettings, group: str, deployment: Deployment, loop: Loop[R]) -> None:
+    """Starts the threads that delete processed records, and that look at the topics."""
+    if deployment.abilities.transactions:  # the embedded broker cannot delete records
+        _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
+    _repeat(DeploymentWatch(kafka, TOPICS, group, deployment).step, WATCH_S)
 
 
 def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | None) -> None:

@@ -103,7 +103,7 @@ def searcher(
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
     settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
-    from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
+    from carpool.kafka.topic_log import TopicLog
     from searcher.service import QUERIES_IN_HAND_MAX, build_stage
 
     _run(
@@ -114,7 +114,7 @@ def searcher(
             settings.index,
             metrics,
             clock,
-            scans=LibrdkafkaTableLog(settings.kafka, clock, SCANS, like=GROUPS)
+            scans=TopicLog(settings.kafka, clock, SCANS, like=GROUPS)
             if settings.kafka.lanes > 1
             else None,
         ),
@@ -150,7 +150,7 @@ def generator(
     """
     llm = {"base_url": llm_url, "model": model}
     settings = _settings(config, assignments, bootstrap, port, llm=llm)
-    from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
+    from carpool.kafka.topic_log import TopicLog
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
 
@@ -159,12 +159,12 @@ def generator(
         settings,
         lambda metrics, clock: DedupStage(
             build_stage(settings.generator, settings.llm, metrics, clock),
-            LibrdkafkaTableLog(settings.kafka, clock, ANSWERS, like=RETRIEVALS, is_urgent=False),
+            TopicLog(settings.kafka, clock, ANSWERS, like=RETRIEVALS, is_urgent=False),
             settings.generator,
             metrics,
             clock,
-            LibrdkafkaTableLog(settings.kafka, clock, CANCELS, like=RETRIEVALS),
-            LibrdkafkaTableLog(settings.kafka, clock, RETRIEVAL_DRAFTS, like=RETRIEVALS)
+            TopicLog(settings.kafka, clock, CANCELS, like=RETRIEVALS),
+            TopicLog(settings.kafka, clock, RETRIEVAL_DRAFTS, like=RETRIEVALS)
             if settings.generator.speculation != "none"
             else None,
         ),

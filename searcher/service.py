@@ -25,7 +25,7 @@ from carpool.disk.manifest import Manifest, is_newer
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
 from carpool.kafka.records import Output, TopicPartition
-from carpool.kafka.topic_table import TableLog
+from carpool.kafka.topic_log import TopicLog
 from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
@@ -70,7 +70,7 @@ def build_stage(
     clock: Clock,
     *,
     open_reads: OpenReads | None = None,
-    scans: TableLog | None = None,
+    scans: TopicLog | None = None,
 ) -> SearcherStage:
     """Returns the searcher's stage. `open_reads` is for tests and benchmarks.
 
@@ -119,7 +119,7 @@ class SearcherStage:
         open_parts: Callable[[], OpenSearcher],
         metrics: Metrics,
         clock: Clock,
-        scans: TableLog | None = None,
+        scans: TopicLog | None = None,
     ) -> None:
         self._settings = settings
         self._open_parts = open_parts

@@ -159,24 +159,16 @@ def judge(
             f"Read on it {ACLS}"
         )
     problems += _internal_log_problems(facts, delivery)
-    may_lack = {topic.name for topic in named_at_brokers(settings, topics) if topic.best_effort}
-    for name, operation in facts.lacking:
-        (warnings if name in may_lack or operation == "DELETE" else problems).append(
-            f"topic {name}: these credentials lack the right {operation.title()} {ACLS}"
-        )
     for topic in named_at_brokers(settings, topics):
         found = facts.topics.get(topic.name)
-        if found is None and topic.name in facts.hidden_topics:
-            problems.append(
-                f"topic {topic.name} cannot be seen by these credentials, whether it exists or "
-                f"not: allow Describe on it {ACLS}"
-            )
-            continue
         if found is None:
-            (warnings if topic.best_effort else problems).append(
-                f"topic {topic.name} does not exist: run `carpool topics create`"
-            )
+            is_warning = topic.best_effort and topic.name not in facts.hidden_topics
+            (warnings if is_warning else problems).append(_absence(topic, facts))
             continue
+        for operation in (each for name, each in facts.lacking if name == topic.name):
+            (warnings if topic.best_effort or operation == "DELETE" else problems).append(
+                f"topic {topic.name}: these credentials lack the right {operation.title()} {ACLS}"
+            )
         problems += _topic_problems(topic, found, settings, facts)
         warnings += _topic_warnings(topic, found, facts)
     problems += _partition_problems(settings, topics, facts)
@@ -189,6 +181,15 @@ def judge(
     return Deployment(
         abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
     )
+
+
+def _absence(topic: Topic, facts: BrokerFacts) -> str:
+    if topic.name in facts.hidden_topics:
+        return (
+            f"topic {topic.name} cannot be seen by these credentials, whether it exists or not: "
+            f"allow Describe on it {ACLS}"
+        )
+    return f"topic {topic.name} does not exist: run `carpool topics create`"
 
 
 def named_at_brokers(settings: BrokerSettings, topics: Sequence[Topic]) -> list[Topic]:

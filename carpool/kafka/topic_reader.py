@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 import structlog
@@ -40,7 +40,6 @@ log = structlog.get_logger()
 POLL_S = 0.05
 BATCH = 500
 RETRY_S = 0.1
-REPORT_EVERY = 1_000
 LEADERLESS = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -327,30 +326,18 @@ class TopicReader:
 
 
 def read_topic(
-    settings: KafkaSettings,
-    clock: Clock,
-    topic: str,
-    *,
-    name: str,
-    progress: Callable[[int, int], None] = lambda read, total: None,
+    settings: KafkaSettings, clock: Clock, topic: str, *, name: str
 ) -> Iterator[Message]:
     """Yields every committed record of a topic, those of each partition in order. Blocks.
 
-    `progress` is called with the number of records read and the approximate total. Raises
-    `ConfigError` for a topic that does not exist, `RetryableError` as `TopicReader` does.
+    Raises `ConfigError` for a topic that does not exist, `RetryableError` as `TopicReader` does.
     """
     config = {
         "auto.offset.reset": "earliest",  # retention may delete records meanwhile
         "fetch.message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
     }
     with TopicReader(settings, clock, name=name, config=config) as reader:
-        partitions = reader.partitions(topic)
-        bounds = [reader.bounds(at) for at in partitions]
-        total = sum(end - first for first, end in bounds)
-        for read, message in enumerate(reader.read_to_end(partitions), start=1):
-            if read % REPORT_EVERY == 0:
-                progress(read, max(total, read))
-            yield message
+        yield from reader.read_to_end(reader.partitions(topic))
 
 
 def pass_over(

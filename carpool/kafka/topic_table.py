@@ -11,8 +11,9 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from carpool.clock import Clock
-from carpool.errors import CarpoolError, ConfigError, RetryableError
+from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.records import Message
+from carpool.kafka.topic_log import TopicLog
 
 log = structlog.get_logger()
 
@@ -24,58 +25,6 @@ BACKOFF_US_MAX = 4_000_000
 REPORT_US = 5_000_000
 """How often progress is logged while partitions are read to their end."""
 CLOSE_TIMEOUT_S = 1.0
-
-
-class TableLog(Protocol):
-    """The partitions of one topic. Implementations: `librdkafka` and, in tests, `memory_broker`.
-
-    All calls come from one thread, may block for a request's time-out, and may raise
-    `RetryableError`, after which the same call may be made again.
-    """
-
-    topic: str
-
-    def open(self) -> None:
-        """Connects. Raises `ConfigError` when the topic is missing or partitioned wrongly."""
-        ...
-
-    def first_since(self, partition: int, since_ms: int) -> int:
-        """Returns the offset of the first record of `since_ms` (epoch milliseconds) or later.
-
-        Where there is none it is the end; the embedded broker returns the beginning.
-        """
-        ...
-
-    def begin(self, partition: int, offset: int) -> None:
-        """Begins to read a partition at this offset, in addition to other partitions."""
-        ...
-
-    def forget(self, partition: int) -> None:
-        """Stops reading a partition."""
-        ...
-
-    def end(self, partition: int) -> int:
-        """Returns the offset after the last record, committed or not."""
-        ...
-
-    def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
-        """Returns the next committed records, those of each partition in order.
-
-        Fewer than `records_max` after `timeout_s`; all fetched records were then returned.
-        """
-        ...
-
-    def position(self, partition: int) -> int:
-        """Returns the offset read to, past transaction markers and aborted records."""
-        ...
-
-    def fetch(self, partition: int, offset: int) -> Message | None:
-        """Returns the record at this offset; None when it was deleted or compacted."""
-        ...
-
-    def close(self) -> None:
-        """Disconnects."""
-        ...
 
 
 class TableListener(Protocol):
@@ -130,7 +79,7 @@ class _Backoff:
 
 
 class TopicTable:
-    """Owns a `TableLog`. `read`, `forget`, `fetch`, `share` and `trouble` are thread-safe.
+    """Owns a `TopicLog`. `read`, `forget`, `fetch`, `share` and `trouble` are thread-safe.
 
     No call but `close` blocks. If a partition comes back that was forgotten, only its new records
     are read. Failed calls are retried after a pause that doubles from 0.25 to 4 seconds; other
@@ -139,7 +88,7 @@ class TopicTable:
 
     def __init__(
         self,
-        table_log: TableLog,
+        topic_log: TopicLog,
         listener: TableListener,
         clock: Clock,
         *,
@@ -151,7 +100,7 @@ class TopicTable:
         `rows_max`: at least so many records of a partition are read, if they are not older. Twice
         as many offsets are read, because every record may have a transaction marker.
         """
-        self._log = table_log
+        self._log = topic_log
         self._listener = listener
         self._clock = clock
         self._horizon_ms = horizon_ms
@@ -172,7 +121,7 @@ class TopicTable:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, name=f"table {table_log.topic}", daemon=True
+            target=self._run, name=f"table {topic_log.topic}", daemon=True
         )
 
     def start(self) -> None:
@@ -327,13 +276,3 @@ class TopicTable:
             message = self._log.fetch(wanted.partition, wanted.offset)
             self._fetches.popleft()
             self._listener.row_fetched(wanted.request_id, wanted.offset, message)
-
-
-def require_same_partitions(counts: dict[str, int]) -> None:
-    """Raises `ConfigError` unless these topics (name to partitions) exist with equal counts."""
-    if len(set(counts.values())) > 1 or 0 in counts.values():
-        found = ", ".join(f"{name} has {count} partitions" for name, count in counts.items())
-        raise ConfigError(
-            "records of one key must be in the partition of the same number in both topics, and "
-            f"{found}: make both topics with `carpool topics create`"
-        )

@@ -59,10 +59,7 @@ def failed_part(
         headers, deadline_us = of.headers, of.deadline_us
     if query is not None and deadline_us is None and query.deadline is not None:
         deadline_us = query.deadline * 1_000
-    message = (
-        f"the {stage} failed on this query with {type(error).__name__}: {str(error)[:500]}. This "
-        "is a defect of Carpool: ask again, and please report it with the log"
-    )
+    message = _in_words(error, stage)
     answer = unanswered(
         query_id=of.query_id if query is None else query.query_id,
         status="failed",
@@ -90,3 +87,10 @@ def failed_part(
     if stage == "generator":  # no dedup follows, which knows whether the id has an `ok` answer
         output = beside(output, answer, unit.source.partition)
     return Done(parts=parts, outputs=(output,), failure=failure)
+
+
+def _in_words(error: Exception, stage: StageName) -> str:
+    return (
+        f"the {stage} failed on this query with {type(error).__name__}: {str(error)[:500]}. This "
+        "is a defect of Carpool: ask again, and please report it with the log"
+    )

@@ -100,20 +100,8 @@ class Loop(Generic[R]):
             clock=clock,
             metrics=metrics,
         )
-        self.sink.delivery = make_delivery(
-            DeliveryContext(
-                in_flight=self.in_flight,
-                consumer=self._consumer,
-                clock=clock,
-                metrics=metrics,
-                observer=self._observer,
-                reoffer=self._reoffers.extend,
-                fail=self.sink.fail,
-            )
-        )
-        metrics.loop.units_in_flight.set_function(lambda: self.in_flight.units)
-        metrics.loop.bytes_in_flight.set_function(lambda: self.in_flight.size_bytes)
-        metrics.loop.intake_paused.set_function(lambda: self._throttle.is_paused)
+        self.sink.delivery = make_delivery(self._delivery_context(metrics))
+        self._show(metrics)
         self._stopping = threading.Event()
         self._full_partitions: frozenset[TopicPartition] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
@@ -122,6 +110,22 @@ class Loop(Generic[R]):
         self._wake_us: int | None = None
         self._not_ready: tuple[str, ...] = ("starting",)
         self.last_step_us = clock.now_us()
+
+    def _delivery_context(self, metrics: Metrics) -> DeliveryContext:
+        return DeliveryContext(
+            in_flight=self.in_flight,
+            consumer=self._consumer,
+            clock=self._clock,
+            metrics=metrics,
+            observer=self._observer,
+            reoffer=self._reoffers.extend,
+            fail=self.sink.fail,
+        )
+
+    def _show(self, metrics: Metrics) -> None:
+        metrics.loop.units_in_flight.set_function(lambda: self.in_flight.units)
+        metrics.loop.bytes_in_flight.set_function(lambda: self.in_flight.size_bytes)
+        metrics.loop.intake_paused.set_function(lambda: self._throttle.is_paused)
 
     def _busy_parts(self) -> Mapping[str, int]:
         """The unfinished parts by topic, without those that only wait for another process."""

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output, TopicPartition
-from carpool.kafka.topic_table import TableLog, TopicTable
+from carpool.kafka.topic_log import TopicLog
+from carpool.kafka.topic_table import TopicTable
 from carpool.loop.answers import beside
 from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
@@ -114,12 +115,12 @@ class DedupStage:
     def __init__(
         self,
         within: PromptStage,
-        answers: TableLog,
+        answers: TopicLog,
         settings: GeneratorSettings,
         metrics: Metrics,
         clock: Clock,
-        cancels: TableLog | None = None,
-        drafts: TableLog | None = None,
+        cancels: TopicLog | None = None,
+        drafts: TopicLog | None = None,
     ) -> None:
         """`cancels`: the log of withdrawn queries; None: none is withdrawn. `drafts`: the log of
         drafts; None: nothing is computed before a search ends.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.topic_table import TableLog
+from carpool.kafka.topic_log import TopicLog
 from schemas.group import Group, lane_of
 from schemas.query import SearchMode
 from schemas.record import ClusterId
@@ -25,7 +25,7 @@ class Lanes:
 
     def __init__(
         self,
-        scans: TableLog | None,
+        scans: TopicLog | None,
         deliver: Deliver,
         fail: Callable[[CarpoolError], None],
         clock: Clock,

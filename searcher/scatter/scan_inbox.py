@@ -15,7 +15,8 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message
-from carpool.kafka.topic_table import TableLog, TopicTable
+from carpool.kafka.topic_log import TopicLog
+from carpool.kafka.topic_table import TopicTable
 from schemas.codec import decode
 from schemas.scan import Scan
 from schemas.topics import SCANS
@@ -37,7 +38,7 @@ class ScanInbox:
     """Reads the scans of the lanes of this searcher. Thread-safe; nothing but `close` blocks."""
 
     def __init__(
-        self, log: TableLog, deliver: Deliver, fail: Callable[[CarpoolError], None], clock: Clock
+        self, log: TopicLog, deliver: Deliver, fail: Callable[[CarpoolError], None], clock: Clock
     ) -> None:
         """`deliver` gets the key of a search and a scan for it, on any thread."""
         self._deliver = deliver

@@ -10,9 +10,9 @@ import msgspec
 
 from carpool.clock import Clock, SystemClock
 from carpool.kafka.admin import create_topics
-from carpool.kafka.librdkafka.table_log import LibrdkafkaTableLog
 from carpool.kafka.records import Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_log import TopicLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from generator.answers import bounded_answer_output
 from generator.plan.query_digest import query_digest
@@ -102,8 +102,8 @@ def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:
     return Unit(id=another.id, record=record, message=another.message)
 
 
-def answers_log(settings: KafkaSettings, clock: Clock) -> LibrdkafkaTableLog:
-    return LibrdkafkaTableLog(settings, clock, ANSWERS, like=RETRIEVALS, is_urgent=False)
+def answers_log(settings: KafkaSettings, clock: Clock) -> TopicLog:
+    return TopicLog(settings, clock, ANSWERS, like=RETRIEVALS, is_urgent=False)
 
 
 def make_topics(settings: KafkaSettings) -> None:

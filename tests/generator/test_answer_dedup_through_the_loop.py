@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from carpool.clock import Clock, SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.clients import ConsumerClient
-from carpool.kafka.topic_table import TableLog
+from carpool.kafka.topic_log import TopicLog
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
@@ -47,10 +47,10 @@ class Life:
         group: str,
         consumer: ConsumerClient,
         make_delivery: Callable[[DeliveryContext], Delivery],
-        log: TableLog,
+        log: TopicLog,
         clock: Clock,
         settings: GeneratorSettings | None = None,
-        cancels: TableLog | None = None,
+        cancels: TopicLog | None = None,
     ) -> None:
         self.engine = MemoryLlm()
         settings, metrics = settings or GeneratorSettings(), Metrics(CollectorRegistry())
@@ -92,9 +92,9 @@ class Service(Life):
         self,
         broker: MemoryBroker,
         delivery: str,
-        log: TableLog | None = None,
+        log: TopicLog | None = None,
         settings: GeneratorSettings | None = None,
-        cancels: TableLog | None = None,
+        cancels: TopicLog | None = None,
     ) -> None:
         exactly_once = delivery == "exactly_once"
 

@@ -17,7 +17,8 @@ from bench.core.stack import Stack
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
-from carpool.testing.llm_server import REFUSALS, LlmServer
+from carpool.testing.llm_api import REFUSALS
+from carpool.testing.llm_server import LlmServer
 from schemas.codec import encode
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.e2e.support import LoggedRecord, Publisher, quick_settings, read_all, read_to_end

@@ -20,7 +20,7 @@ from carpool.kafka.clients import ProducerClient, TransactionalProducerClient
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.records import Message, Output
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_table import TableLog
+from carpool.kafka.topic_log import TopicLog
 from carpool.testing.kafka import KafkaServer
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.generator.dedup_support import answers_log, make_topics
@@ -42,7 +42,7 @@ class Log:
     """One kind of broker: how to read its answers, and how to write them."""
 
     kind: str
-    reader: TableLog
+    reader: TopicLog
     producer: Callable[[], ProducerClient]
     transactional: Callable[[], TransactionalProducerClient]
 

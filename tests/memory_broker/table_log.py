@@ -1,17 +1,17 @@
-"""The `TableLog` of a broker in memory, for tests."""
+"""The `TopicLog` of a broker in memory, for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from carpool.kafka.records import Message, TopicPartition
-from carpool.kafka.topic_table import require_same_partitions
+from carpool.kafka.topic_log import require_same_partitions
 from schemas.topics import ANSWERS, CANCELS, GROUPS, RETRIEVALS, SCANS, Topic
 from tests.memory_broker.broker import MemoryBroker
 
 
 class MemoryTableLog:
-    """A `TableLog` of a `MemoryBroker`. No call blocks."""
+    """A `TopicLog` of a `MemoryBroker`. No call blocks."""
 
     def __init__(self, broker: MemoryBroker, topic: Topic, *, like: Topic) -> None:
         self.topic = topic.name

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from carpool.testing.http import HttpRequest, RefusedRequest, Responder
-from carpool.testing.llm_server import ChatRequest, LlmServer
+from carpool.testing.llm_api import ChatRequest
+from carpool.testing.llm_server import LlmServer
 from carpool.testing.llm_tokens import encode
 
 Dialect: TypeAlias = Literal["vllm", "openai", "llama.cpp", "ollama"]

@@ -1,15 +1,14 @@
-"""The `TableLog` of a real broker: one reader follows, another looks up offsets and records."""
+"""The log of a table: one reader follows it, another looks up offsets and records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from carpool.clock import Clock
-from carpool.errors import RetryableError
+from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import ReadBatch, TopicReader
-from carpool.kafka.topic_table import require_same_partitions
 from schemas.topics import Topic
 
 FOLLOWER = {
@@ -28,8 +27,12 @@ LOOK_UP = {
 }
 
 
-class LibrdkafkaTableLog:
-    """A `TableLog` over a real broker."""
+class TopicLog:
+    """The partitions of one topic, as `TopicTable` reads them; tests have one in memory.
+
+    All calls come from one thread, may block for a request's time-out, and may raise
+    `RetryableError`, after which the same call may be made again.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class LibrdkafkaTableLog:
         return self._readers[1]
 
     def open(self) -> None:
-        """Connects, and compares the partition counts of the two topics."""
+        """Connects. Raises `ConfigError` when the topic is missing or partitioned wrongly."""
         if self._readers is None:
             follower, look_up = (
                 TopicReader(self._settings, self._clock, name=self.topic, config=config)
@@ -95,7 +98,7 @@ class LibrdkafkaTableLog:
         del self._next[partition]
 
     def end(self, partition: int) -> int:
-        """Returns the high watermark."""
+        """Returns the offset after the last record, committed or not."""
         return self._look_up.bounds(TopicPartition(self.topic, partition))[1]
 
     def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
@@ -130,7 +133,7 @@ class LibrdkafkaTableLog:
         return self._next[partition]
 
     def fetch(self, partition: int, offset: int) -> Message | None:
-        """Fetches one record, in one or two requests."""
+        """Returns the record at `offset`, in one or two requests; None: it was deleted."""
         at = TopicPartition(self.topic, partition)
         return self._look_up.read_one(at, offset, timeout_s=self._timeout_s)
 
@@ -139,3 +142,13 @@ class LibrdkafkaTableLog:
         for reader in self._readers or ():
             reader.close()
         self._readers = None
+
+
+def require_same_partitions(counts: dict[str, int]) -> None:
+    """Raises `ConfigError` unless these topics (name to partitions) exist with equal counts."""
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        found = ", ".join(f"{name} has {count} partitions" for name, count in counts.items())
+        raise ConfigError(
+            "records of one key must be in the partition of the same number in both topics, and "
+            f"{found}: make both topics with `carpool topics create`"
+        )

@@ -1,0 +1,82 @@
+"""What the LLM stand-in is asked, its faults, and what it counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Literal
+
+import msgspec
+
+
+class LlmFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fault of the next `count` requests (None: of all) for a completion.
+
+    `429`, `503`, `500`, `400`: that status, with `retry_after_s`. `hang`: no reply. `reset`: the
+    connection is closed. `garbage`: no event stream. The last three begin after `after_tokens`
+    tokens. `odd`: a whole answer, among what servers send beside text, and without a reason to end.
+    """
+
+    mode: Literal["none", "400", "429", "500", "503", "hang", "reset", "garbage", "odd"]
+    count: int | None = None
+    retry_after_s: float | None = None
+    after_tokens: int = 0
+
+
+NO_FAULT = LlmFault(mode="none")
+ODD_EVENTS = (
+    '{"choices":[]}\n\n: a comment\nid: 7\nretry: 10\nevent: ping',
+    '{"choices":[{"index":0,"finish_reason":null}],"usage":null}',
+    '{"choices":[{"delta":{"role":"assistant","content":""}}],"model":"\\ud83d"}',
+    '{"choices":[],"usage":{"prompt_tokens":null,"completion_tokens":-5,"total_tokens":1e22}}',
+)
+"""What says nothing of an answer, and what no record can hold."""
+REFUSALS = (
+    LlmFault(mode="429", retry_after_s=1.0),
+    LlmFault(mode="503"),
+    LlmFault(mode="hang"),
+    LlmFault(mode="reset"),
+    LlmFault(mode="garbage"),
+)
+"""The faults of a server: busy, away, silent, disconnecting, invalid."""
+
+
+class LlmRequests(msgspec.Struct, kw_only=True):
+    """Counts of requests for a completion, in all, by header X-Request-Id and by `prompt_hash`.
+
+    `disconnected`: by the client. `faulted`: got a fault. `in_flight_max`: at the same time.
+    """
+
+    started: int = 0
+    completed: int = 0
+    disconnected: int = 0
+    faulted: int = 0
+    in_flight: int = 0
+    in_flight_max: int = 0
+    started_by_id: Counter[str] = msgspec.field(default_factory=Counter)
+    completed_by_id: Counter[str] = msgspec.field(default_factory=Counter)
+    started_by_prompt: Counter[str] = msgspec.field(default_factory=Counter)
+    completed_by_prompt: Counter[str] = msgspec.field(default_factory=Counter)
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The used fields of a request for a completion. `prompt`: of /v1/completions, in `messages`'
+    place.
+    """
+
+    model: str
+    messages: list[dict[str, Any]] = []
+    prompt: list[int] | str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    priority: int | None = None
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for token ids: of a text, or of a chat."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
