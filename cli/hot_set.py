@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.console import facts, output, print_json, step_progress, table
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import (
+    BootstrapOption,
+    ConfigOption,
+    JsonOption,
+    LastOption,
+    QuestionsOption,
+    SetOption,
+    given,
+)
 from cli.settings import load, load_client_side
 
 if TYPE_CHECKING:
     from carpool.disk.index import OpenIndex
-    from indexer.progress import ProgressReport
     from searcher.plan.hot_set import HotSet
     from searcher.plan.search_times import SearchTimes
     from searcher.settings import SearcherSettings
 
-_Questions = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Real questions: vectors (.npy), or one a line, as text or as JSON with `text`. "
-        "Default: those that Kafka still has.",
-    ),
-]
-_Last = Annotated[
-    int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
-]
+    _Found = tuple[SearchTimes, HotSet, list[HotSet], int | None, str]
+
 _Nprobe = Annotated[
     int | None, typer.Option(min=1, help="Clusters to probe. Default: that of the index.")
 ]
@@ -41,39 +39,19 @@ _TargetMs = Annotated[
 _QueriesPerS = Annotated[
     float, typer.Option("--queries-per-s", min=0, metavar="N", help="Queries to keep up with.")
 ]
-_Model = Annotated[str | None, typer.Option("--model", metavar="NAME|DIR", help="Embedding model.")]
 ROUNDS = 8
 """Of measured searches: some seconds."""
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 """Of the bytes of all clusters: the hot sets that are shown beside the chosen one."""
-STORED_BYTES, COMPUTED_BYTES = 1, 2
-"""Of a number in the shard, and as the GPU multiplies it."""
-
-
-class HotSetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen hot set, those of other sizes, and what they were chosen from.
-
-    `shard_bytes_max`: what to set; None: the shard does not meet the targets, or is not needed.
-    """
-
-    questions: int
-    nprobe: int
-    codec: str
-    times: SearchTimes
-    chosen: HotSet
-    others: list[HotSet]
-    shard_bytes_max: int | None
-    why: str
 
 
 def hot_set(
     index_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
-    questions: _Questions = None,
-    last: _Last = 5000,
+    questions: QuestionsOption = None,
+    last: LastOption = 5000,
     nprobe: _Nprobe = None,
     target_ms: _TargetMs = 0.0,
     queries_per_s: _QueriesPerS = 0.0,
-    model: _Model = None,
     bootstrap: BootstrapOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -84,13 +62,12 @@ def hot_set(
     A few clusters take most probes. A searcher with searcher.shard = "gpu" holds the hottest of
     them on the GPU, so that it scans fewer codes. This command finds out which clusters real
     questions probe, and measures on this machine how long codes are scanned: run it where the
-    searcher runs, with no other load. It changes nothing. Give --target-ms, --queries-per-s, or
-    both, such as what the LLM server answers.
+    searcher runs, with no other load. Give --target-ms, --queries-per-s, or both, such as what the
+    LLM server answers.
 
     \b
     hit rate     share of a question's clusters that are in the hot set; each question is judged by
                  the counts of the others
-    least        expected for the question with the fewest hits of a batch
     search       until the last question of a batch is scanned; twice that must be within
                  --target-ms, because a question waits as long for its batch. Reads of rows come
                  on top
@@ -99,21 +76,16 @@ def hot_set(
     The shard stores a number of a vector in one byte. The model takes hit rates to be 2.5 standard
     errors lower than measured, so with few questions it chooses more bytes.
 
-    Example: carpool index hot-set my-index --target-ms 5
-
-    Example: carpool index hot-set my-index --questions questions.txt --queries-per-s 500
+    Example: carpool index hot-set my-index --questions questions.txt --target-ms 5
     """
+    from carpool.disk.index import open_index
     from cli.all_settings import CarpoolSettings
+    from indexer.questions import questions_of_file, questions_of_log
 
     if not target_ms and not queries_per_s:
         raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")
-    wishes = given(config, assignments, embedding={"model": model}, kafka={"bootstrap": bootstrap})
+    wishes = given(config, assignments, kafka={"bootstrap": bootstrap})
     settings = load(CarpoolSettings, wishes)
-    targets = {"target_us": 1_000 * target_ms, "queries_per_s": queries_per_s}
-    progress = step_progress()
-    from carpool.disk.index import open_index
-    from indexer.questions import questions_of_file, questions_of_log
-
     index = open_index(index_dir)
     try:
         source = index.manifest, settings.embedding, last
@@ -121,24 +93,25 @@ def hot_set(
             asked = questions_of_file(questions, *source)
         else:
             kafka = load_client_side(wishes).kafka
-            asked = questions_of_log(kafka, *source, SystemClock(), progress)
-        report = _report(index, settings.searcher, asked, nprobe, targets, progress)
+            asked = questions_of_log(kafka, *source, SystemClock(), step_progress())
+        targets = {"target_us": 1_000 * target_ms, "queries_per_s": queries_per_s}
+        found = _choose(index, settings.searcher, asked, nprobe, targets)
     finally:
         index.close()
-    if as_json:
-        print_json(report)
-    else:
-        _print(index_dir, report)
+    _print(index_dir, found, as_json=as_json)
 
 
-def _report(
+def _choose(
     index: OpenIndex,
     settings: SearcherSettings,
     asked: Any,
     nprobe: int | None,
     targets: dict[str, float],
-    progress: ProgressReport,
-) -> HotSetReport:
+) -> _Found:
+    """Returns the measured times, the chosen hot set, others, the bytes to set, and why.
+
+    `asked`: (n, dim) float32. No bytes: a shard is not needed, or not enough.
+    """
     import numpy as np
 
     from carpool.disk.centroids import probe
@@ -150,40 +123,29 @@ def _report(
         raise ConfigError("there are no questions to profile: name a file with --questions")
     count = min(nprobe or manifest.nprobe_default, manifest.nlist)
     probes = list(probe(index.centroids, asked, count).astype(np.int64))
-    stored = {"dimension": manifest.dimension, "stored_bytes": STORED_BYTES}
     blocks = np.array([blocks_of(extent.row_count) for extent in index.extents], np.int64)
-    sets = nested_hot_sets(probes, blocks * block_bytes(**stored))
-    codec, times = _measure(index, settings, asked, probes, progress)
+    sets = nested_hot_sets(
+        probes, blocks * block_bytes(dimension=manifest.dimension, stored_bytes=1)
+    )
+    times = _measure(index, settings, asked, probes)
     chosen = choose_hot_set(sets, times, **targets)
-    bytes_max, why = None, "the targets are met without a shard"
+    numbers = {sets.fitting(share * float(sets.size_bytes[-1])) for share in SHARES}
+    others = [
+        judge_hot_set(sets, number, times, **targets) for number in numbers - {chosen.clusters}
+    ]
     if not chosen.meets:
         why = "the targets are not met even with the whole index in the shard"
-    elif chosen.clusters:
-        why = "the fewest clusters that meet the targets"
-        bytes_max = gpu_bytes_for(chosen.size_bytes, manifest.nlist)
-    sizes = {sets.fitting(share * float(sets.size_bytes[-1])) for share in SHARES}
-    return HotSetReport(
-        questions=sets.queries,
-        nprobe=sets.nprobe,
-        codec=codec,
-        times=times,
-        chosen=chosen,
-        others=[
-            judge_hot_set(sets, one, times, **targets) for one in sorted(sizes - {chosen.clusters})
-        ],
-        shard_bytes_max=bytes_max,
-        why=why,
-    )
+        return times, chosen, others, None, why
+    if not chosen.clusters:
+        return times, chosen, others, None, "the targets are met without a shard"
+    bytes_max = gpu_bytes_for(chosen.size_bytes, manifest.nlist)
+    return times, chosen, others, bytes_max, "the fewest that meet the targets"
 
 
 def _measure(
-    index: OpenIndex,
-    settings: SearcherSettings,
-    asked: Any,
-    probes: list[Any],
-    progress: ProgressReport,
-) -> tuple[str, SearchTimes]:
-    """Returns the codec and the times of the codes that a searcher would hold."""
+    index: OpenIndex, settings: SearcherSettings, asked: Any, probes: list[Any]
+) -> SearchTimes:
+    """Returns the times of the codes that a searcher would hold. Blocks for some seconds."""
     from searcher.build import bytes_for_codes
     from searcher.codes.load import load_codes
     from searcher.codes.open import choose_codes
@@ -197,45 +159,39 @@ def _measure(
             f"({settings.budget_bytes:,}): times are known only where all codes are in memory. "
             "Raise the budget, or build the index with --codes"
         )
-    progress.note("loading codes")
     codes = load_codes(chosen.codes, index.centroids, direct_io="auto")
     with BatchScans(codes.scanner, codes.codec, SystemClock(), settings.scoring_threads) as scans:
         rounds = TimeRounds(scans, asked, probes)
-        progress.start("measuring searches", ROUNDS)
         for _ in range(ROUNDS):
             rounds.scan()
-            progress.advance(1)
-        return codes.codec, fit_search_times(rounds.samples(), scans.threads)
+        return fit_search_times(rounds.samples(), scans.threads)
 
 
-def _print(index_dir: Path, report: HotSetReport) -> None:
-    times = report.times
-    bytes_max = report.shard_bytes_max
-    console = output()
-    console.print(
-        facts(
-            {
-                "questions": f"{report.questions:,}, of {report.nprobe} clusters on average",
-                "search times": f"{times.fixed_us:,.0f} us a batch, {times.other_us:,.0f} us a "
-                f"question, and {times.scan_us:,.0f} us on one of {times.threads} threads for all "
-                f"clusters of a question ({report.codec}, off by {times.error:.0%})",
-                "chosen": f"{report.chosen.clusters:,} clusters: {report.why}",
-                "searcher.shard_bytes_max": "-" if bytes_max is None else str(bytes_max),
-            },
-            title=str(index_dir),
-        )
-    )
-    columns = ("clusters", "MB", "hit rate", "least", "batch", "search ms", "meets")
-    rows = table(*columns, "", right=columns)
-    for one in sorted([*report.others, report.chosen], key=lambda one: one.clusters):
-        rows.add_row(
+def _print(index_dir: Path, found: _Found, *, as_json: bool) -> None:
+    times, chosen, others, bytes_max, why = found
+    if as_json:
+        named = {"times": asdict(times), "chosen": asdict(chosen), "why": why}
+        others_named = [asdict(other) for other in others]
+        print_json(named | {"others": others_named, "shard_bytes_max": bytes_max})
+        return
+    rows = {
+        "search times": f"{times.fixed_us:,.0f} us a batch, {times.other_us:,.0f} us a question, "
+        f"and {times.scan_us:,.0f} us on one of {times.threads} threads for all clusters of a "
+        f"question (off by {times.error:.0%})",
+        "chosen": f"{chosen.clusters:,} clusters: {why}",
+        "searcher.shard_bytes_max": "-" if bytes_max is None else str(bytes_max),
+    }
+    output().print(facts(rows, title=str(index_dir)))
+    columns = ("clusters", "MB", "hit rate", "batch", "search ms", "meets")
+    shown = table(*columns, "", right=columns)
+    for one in sorted([*others, chosen], key=lambda one: one.clusters):
+        shown.add_row(
             f"{one.clusters:,}",
             f"{one.size_bytes / 1e6:,.1f}",
             f"{one.mean_hit_rate:.3f}",
-            f"{one.least_hit_rate:.3f}",
             str(one.batch),
             f"{one.search_us / 1000:.2f}",
             "yes" if one.meets else "no",
-            "<- chosen" if one is report.chosen else "",
+            "<- chosen" if one is chosen else "",
         )
-    console.print(rows)
+    output().print(shown)

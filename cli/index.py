@@ -15,7 +15,15 @@ from cli.console import facts, output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.gpu_split import gpu_split
 from cli.hot_set import hot_set
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import (
+    BootstrapOption,
+    ConfigOption,
+    JsonOption,
+    LastOption,
+    QuestionsOption,
+    SetOption,
+    given,
+)
 from cli.settings import load, load_client_side
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
@@ -26,18 +34,6 @@ if TYPE_CHECKING:
     from indexer.verify import VerifyReport
 
 PROBLEMS_SHOWN = 50
-_Questions = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Questions: vectors (.npy), or one a line, as text or as JSON with `text`. Default: "
-        "those that Kafka still has.",
-    ),
-]
-_Last = Annotated[
-    int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
-]
-
 app = typer.Typer(
     name="index",
     help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
@@ -238,8 +234,8 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 @app.command()
 def tune(
     index_dir: IndexDir,
-    questions: _Questions = None,
-    last: _Last = 5000,
+    questions: QuestionsOption = None,
+    last: LastOption = 5000,
     model: _Model = None,
     bootstrap: BootstrapOption = None,
     config: ConfigOption = None,

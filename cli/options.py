@@ -37,6 +37,17 @@ BootstrapOption = Annotated[
     ),
 ]
 
+QuestionsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Questions: vectors (.npy), or one a line, as text or as JSON with `text`. Default: "
+        "those that Kafka still has.",
+    ),
+]
+LastOption = Annotated[
+    int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
+]
 BesideOption = Annotated[
     str | None,
     typer.Option(

@@ -72,19 +72,14 @@ class BatchScans:
         while left or running:
             while left and len(running) < self.threads:
                 share = -(-len(left) // (self.threads - len(running)))
-                count = min(share, QUERIES_A_SCAN)
-                taken, left = left[:count], left[count:]
-                running.add(
-                    self._pool.submit(
-                        self._scanner.scan,
-                        queries[taken],
-                        [probes[number] for number in taken],
-                        self._count,
-                    )
-                )
+                taken = left[: min(share, QUERIES_A_SCAN)]
+                del left[: len(taken)]
+                clusters = [probes[number] for number in taken]
+                scan = self._scanner.scan
+                running.add(self._pool.submit(scan, queries[taken], clusters, self._count))
             ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for scan in ended:
-                scan.result()
+            for one in ended:
+                one.result()
         return self._clock.now_us() - began_us
 
 
@@ -110,7 +105,7 @@ class TimeRounds:
         for at in self._random.permutation(len(self._order)).tolist():
             size, share = self._order[at]
             chosen = self._random.integers(len(self._queries), size=size).tolist()
-            some = [_some(self._probes[one], share, self._random) for one in chosen]
+            some = [self._some(self._probes[one], share) for one in chosen]
             took_us = self._scans.time_us(self._queries[chosen], some)
             scanned = sum(map(len, some)) / sum(len(self._probes[one]) for one in chosen)
             self._batches[size, share].append(TimeSample(size, scanned, took_us))
@@ -120,18 +115,16 @@ class TimeRounds:
 
         Other work on the same cores makes the times longer, as it makes searches.
         """
-        return [_median(batches) for batches in self._batches.values()]
+        return [
+            TimeSample(
+                size,
+                float(np.mean([one.share for one in batches])),
+                float(np.median([one.took_us for one in batches])),
+            )
+            for (size, _), batches in self._batches.items()
+        ]
 
-
-def _some(clusters: Int64, share: float, random: np.random.Generator) -> Int64:
-    """A share of the clusters of a query, at least one, in their order."""
-    count = max(1, round(share * len(clusters)))
-    return clusters[np.sort(random.permutation(len(clusters))[:count])]
-
-
-def _median(batches: Sequence[TimeSample]) -> TimeSample:
-    return TimeSample(
-        batches[0].batch,
-        float(np.mean([one.share for one in batches])),
-        float(np.median([one.took_us for one in batches])),
-    )
+    def _some(self, clusters: Int64, share: float) -> Int64:
+        """A share of the clusters of a query, at least one, in their order."""
+        count = max(1, round(share * len(clusters)))
+        return clusters[np.sort(self._random.permutation(len(clusters))[:count])]

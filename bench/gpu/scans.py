@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 from rich.console import Console
-from rich.table import Table
 
 from bench.core.report import RunStart, finish
 from bench.core.spread import Spread, spread
@@ -182,21 +182,16 @@ def run(options: ScanOptions, json_file: Path | None) -> bool:
             scans += scan_rows(shard, options, rows, copied_bytes_per_s)
             loads.append(load_row(shard, options, rows, load_s))
             shard.device.close()
+    is_gpu = options.device == "cuda"
     result = ScanResults(
-        device=_device_name(options.device),
+        device=str(torch.cuda.get_device_name()) if is_gpu else "memory",
         copied_bytes_per_s=copied_bytes_per_s,
         scans=tuple(scans),
         loads=tuple(loads),
     )
-    promises = gpu_promises(result) if options.device == "cuda" else {}
+    promises = gpu_promises(result) if is_gpu else {}
     report = start.report("gpu-scans", settings=options, promises=promises, results=result)
     return finish(report, json_file, lambda console: _print(console, result))
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    return str(torch.cuda.get_device_name()) if device == "cuda" else "memory"
 
 
 def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
@@ -204,8 +199,6 @@ def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
 
     Raises `ConfigError` where there is no such device.
     """
-    import torch
-
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "this machine has no CUDA device that PyTorch can use; measure --device cpu, or run "
@@ -332,35 +325,19 @@ def gpu_promises(result: ScanResults) -> dict[str, bool]:
 
 def _print(console: Console, result: ScanResults) -> None:
     console.print(f"{result.device}: a copy moves {result.copied_bytes_per_s / 1e9:.1f} GB/s")
-    table = Table(title="Scans")
-    for column in ("numbers", "rows", "batch", "probes", "p50 ms", "p99 ms", "MB", "of bandwidth"):
-        table.add_column(column, justify="left" if column in ("numbers", "probes") else "right")
     for row in result.scans:
-        table.add_row(
-            row.numbers,
-            f"{row.rows:,}",
-            str(row.batch),
-            row.probes,
-            f"{row.scan_ms.p50:.3f}",
-            f"{row.scan_ms.p99:.3f}",
-            f"{row.scanned_bytes / 1e6:.0f}",
-            f"{row.bandwidth_share:.0%}",
+        console.print(
+            f"{row.numbers}, {row.rows:,} rows, {row.batch} questions, {row.probes} clusters: p50 "
+            f"{row.scan_ms.p50:.3f} ms, p99 {row.scan_ms.p99:.3f} ms, "
+            f"{row.scanned_bytes / 1e6:.0f} MB, {row.bandwidth_share:.0%} of the bandwidth"
         )
-    console.print(table)
-    table = Table(title="Loads")
-    for column in ("numbers", "rows", "p50 ms", "MB/s", "MB/s during scans", "scans p50", "p99"):
-        table.add_column(column, justify="left" if column == "numbers" else "right")
     for load in result.loads:
-        table.add_row(
-            load.numbers,
-            f"{load.rows:,}",
-            f"{load.load_ms.p50:.3f}",
-            f"{load.loaded_bytes_per_s / 1e6:.0f}",
-            f"{load.loaded_bytes_per_s_during_scans / 1e6:.0f}",
-            f"{load.slowdown_p50:.2f} x",
-            f"{load.slowdown_p99:.2f} x",
+        console.print(
+            f"{load.numbers}, {load.rows:,} rows: loads of {load.load_ms.p50:.3f} ms (p50), "
+            f"{load.loaded_bytes_per_s / 1e6:.0f} MB/s, beside scans "
+            f"{load.loaded_bytes_per_s_during_scans / 1e6:.0f} MB/s; scans beside loads take "
+            f"{load.slowdown_p50:.2f} (p50) and {load.slowdown_p99:.2f} (p99) times as long"
         )
-    console.print(table)
 
 
 def main() -> None:

@@ -61,19 +61,17 @@ class BetaBinomial:
         return BetaBinomial(self.mean, correlation, nprobe)
 
 
-def correlations(means: Float64, variances: Float64, nprobe: int) -> Float64:
-    """Returns the correlations by the method of moments, from 0 to 1; shape as `means`.
+def correlation(mean: float, variance: float, nprobe: int) -> float:
+    """Returns the correlation by the method of moments, from 0 to 1.
 
-    `means`, `variances`: of the hit rates of queries with `nprobe` clusters. The variance of a
+    `mean`, `variance`: of the hit rates of queries with `nprobe` clusters. The variance of a
     Beta-binomial hit rate is m (1 - m) (1 + (nprobe - 1) correlation) / nprobe. Where all queries
     have the same hit rate, or `nprobe` is 1, the correlation is 0.
     """
-    if nprobe == 1:
-        return np.zeros_like(means)
-    binomial = means * (1 - means) / nprobe
-    excess = np.divide(variances, binomial, out=np.ones_like(means), where=binomial > 0) - 1
-    clipped: Float64 = np.clip(excess / (nprobe - 1), 0, 1)
-    return clipped
+    binomial = mean * (1 - mean) / nprobe
+    if nprobe == 1 or binomial <= 0:
+        return 0.0
+    return min(1.0, max(0.0, (variance / binomial - 1) / (nprobe - 1)))
 
 
 def _sums(logs: Float64) -> Float64:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from searcher.plan.beta_binomial import BetaBinomial, Float64, correlations
+from searcher.plan.beta_binomial import BetaBinomial, Float64, correlation
 from searcher.plan.search_times import QUERIES_A_SCAN, SearchTimes, batch_time_us
 
 Int64 = npt.NDArray[np.int64]
@@ -32,28 +32,31 @@ class NestedHotSets:
     """Hot sets of 0, 1, ... nlist clusters, and their hit rates. No query is judged by itself.
 
     `clusters`: (nlist,) int64, hottest first. The others are (nlist + 1,), by number of clusters:
-    `size_bytes` int64; `means` and `correlations` float64, of the Beta-binomial distribution of
-    hits; `low_means` and `high_correlations`, off by `STANDARD_ERRORS`. `nprobe`: clusters of a
-    query, on average. `queries`: how many were profiled.
+    `size_bytes` int64; `means` and `variances` float64, of the hit rates of queries. `nprobe`:
+    clusters of a query, on average. `queries`: how many were profiled.
     """
 
     clusters: Int64
     size_bytes: Int64
     means: Float64
-    correlations: Float64
-    low_means: Float64
-    high_correlations: Float64
+    variances: Float64
     nprobe: int
     queries: int
 
     def hits(self, number: int, *, cautious: bool = False) -> BetaBinomial:
-        """Returns the hits of a query, of the hottest `number` clusters."""
-        means, correlation = (
-            (self.low_means, self.high_correlations)
-            if cautious
-            else (self.means, self.correlations)
-        )
-        return BetaBinomial(float(means[number]), float(correlation[number]), self.nprobe)
+        """Returns the hits of a query, of the hottest `number` clusters.
+
+        `cautious`: off by `STANDARD_ERRORS`, to the worse side.
+        """
+        mean, variance = float(self.means[number]), float(self.variances[number])
+        if cautious:
+            off = STANDARD_ERRORS / math.sqrt(max(1, self.queries - 1))
+            mean = min(1.0, max(0.0, mean - off * math.sqrt(variance)))
+            # The variance of normal numbers is known to sqrt(2 / n) of it; these are bounded.
+            variance *= 1 + off * math.sqrt(2)
+        # The correlation is that of the means that were profiled.
+        found = correlation(float(self.means[number]), variance, self.nprobe)
+        return BetaBinomial(mean, found, self.nprobe)
 
     def fitting(self, bytes_max: float) -> int:
         """Returns how many of the hottest clusters fit `bytes_max`."""
@@ -98,15 +101,11 @@ def nested_hot_sets(probes: Sequence[Int64], size_bytes: Int64) -> NestedHotSets
     means, variances = _moments(places, owners, widths, nlist)
     used = widths[widths > 0]
     nprobe = max(1, round(float(used.mean()))) if len(used) else 1
-    off = STANDARD_ERRORS / math.sqrt(max(1, len(used) - 1))
     return NestedHotSets(
         clusters=clusters,
         size_bytes=np.concatenate([[0], np.cumsum(size_bytes[clusters])]).astype(np.int64),
         means=means,
-        correlations=correlations(means, variances, nprobe),
-        low_means=np.clip(means - off * np.sqrt(variances), 0, 1),
-        # The variance of normal numbers is known to sqrt(2 / n) of it; these are bounded.
-        high_correlations=correlations(means, variances * (1 + off * math.sqrt(2)), nprobe),
+        variances=variances,
         nprobe=nprobe,
         queries=len(used),
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.papers.vectorlite.held_out import last_scan
 from carpool.errors import RetryableError
-from searcher.plan.beta_binomial import BetaBinomial, correlations
+from searcher.plan.beta_binomial import BetaBinomial, correlation
 from searcher.plan.hot_set import HotSet, choose_hot_set, judge_hot_set, nested_hot_sets
 from searcher.plan.search_times import (
     SearchTimes,
@@ -56,21 +56,17 @@ def test_a_distribution_has_its_mean_and_variance(
 
 
 @given(st.floats(0.01, 0.99), shares, st.integers(2, 60))
-def test_moments_give_back_the_correlation(mean: float, correlation: float, nprobe: int) -> None:
-    variance = mean * (1 - mean) * (1 + (nprobe - 1) * correlation) / nprobe
-    found = correlations(np.array([mean]), np.array([variance]), nprobe)
-    assert found[0] == pytest.approx(correlation, abs=1e-6)
+def test_moments_give_back_the_correlation(mean: float, alike: float, nprobe: int) -> None:
+    variance = mean * (1 - mean) * (1 + (nprobe - 1) * alike) / nprobe
+    assert correlation(mean, variance, nprobe) == pytest.approx(alike, abs=1e-6)
 
 
 def test_degenerate_hit_rates_have_a_least_one() -> None:
-    means = np.array([0.0, 1.0, 0.5, 0.5])
-    variances = np.array([0.0, 0.0, 0.0, 0.25])  # none, all, all the same, all or none
-    found = correlations(means, variances, 10)
-    assert found[2] == 0 and found[3] == 1
     none, every, same, either = (
-        BetaBinomial(mean, correlation, 10)
-        for mean, correlation in zip(means.tolist(), found.tolist(), strict=True)
+        BetaBinomial(mean, correlation(mean, variance, 10), 10)
+        for mean, variance in ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.5, 0.25))
     )
+    assert (same.correlation, either.correlation) == (0, 1)
     assert none.expected_least(3) == pytest.approx(0, abs=1e-9)
     assert every.expected_least(3) == pytest.approx(1)
     assert 0 < same.expected_least(3) < same.expected_least(1) == pytest.approx(0.5)
@@ -247,7 +243,7 @@ def test_few_queries_do_not_promise_hits_that_others_do_not_have(count: int) -> 
             true = hit_rates(others, sets.clusters[:number]).mean()
             over.append(sets.means[number] - true)
             naive.append(hit_rates(profile, sets.clusters[:number]).mean() - true)
-            cautious.append(sets.low_means[number] < true)
+            cautious.append(sets.hits(number, cautious=True).mean < true)
     assert abs(np.mean(over)) < 0.02 and np.mean(naive) > 0.04
     assert np.mean(cautious) > 0.7
 
@@ -259,12 +255,12 @@ def test_moments_are_those_of_the_hit_rates_of_many_queries() -> None:
     for number in (0, 1, 5, 20, 59, 60):
         rates = hit_rates(probes, sets.clusters[:number])
         assert sets.means[number] == pytest.approx(rates.mean(), abs=0.002)
-        expected = correlations(np.array([rates.mean()]), np.array([rates.var()]), sets.nprobe)
-        assert sets.correlations[number] == pytest.approx(expected[0], abs=0.01)
+        assert sets.variances[number] == pytest.approx(rates.var(), abs=0.003)
     assert sets.nprobe == 7 and sets.queries == 3000
-    assert sets.low_means[20] < sets.means[20]
-    at = int(sets.correlations.argmax())
-    assert sets.high_correlations[at] > sets.correlations[at] > 0
+    pairs = [(sets.hits(one), sets.hits(one, cautious=True)) for one in range(1, 60)]
+    assert all(cautious.mean < plain.mean for plain, cautious in pairs)
+    assert all(cautious.correlation >= plain.correlation for plain, cautious in pairs)
+    assert any(cautious.correlation > plain.correlation > 0 for plain, cautious in pairs)
 
 
 def test_clusters_that_the_index_does_not_have_are_refused() -> None:
