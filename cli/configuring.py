@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import typer
-from rich.text import Text
 
 from carpool.settings import Secret, describe
 from carpool.settings.sections import SettingDoc
 from carpool.terminal import without_password
-from cli.console import output, print_json, print_plain
+from cli.console import print_json, print_plain
 from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
 from cli.settings import load, section_kinds
 
@@ -36,15 +35,14 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 def config(
     section: str | None = typer.Argument(None, help="One section; default: all."),
-    shape: Literal["text", "toml"] = typer.Option(
-        "text", "--format", help="toml: a settings file, with comments."
-    ),
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Print the settings in force: each with what it bounds, and where its value came from.
+    """Print the settings in force as a settings file (TOML), with comments.
+
+    Each has what it bounds, and where its value came from; a default is a comment.
 
     A TOML file (--config) wins over defaults, the environment (CARPOOL_SECTION_NAME) over the file,
     flags over the environment. Secrets come from the environment only and are never printed.
@@ -52,7 +50,7 @@ def config(
     \b
     Examples:
       carpool config searcher
-      carpool config --format toml > carpool.toml
+      carpool config > carpool.toml
       CARPOOL_GROUPER_POLICY=greedy carpool config grouper --json
     """
     from cli.all_settings import CarpoolSettings
@@ -70,10 +68,8 @@ def config(
     ]
     if as_json:
         print_json(effective)
-    elif shape == "toml":
-        print_plain(as_toml(effective).rstrip("\n"))
     else:
-        _print_sections(effective)
+        print_plain(as_toml(effective).rstrip("\n"))
 
 
 def as_toml(effective: list[Effective]) -> str:
@@ -87,9 +83,9 @@ def as_toml(effective: list[Effective]) -> str:
         lines += [f"# {line}" for line in textwrap.wrap(each.description, WIDTH)]
         text = f"{each.name} = {_toml_value(each.value)}"
         if _is_secret(each):
-            lines.append(f"# read from {each.environment} only")
+            lines.append(f"# read from {each.environment} only: {each.value}")
         else:
-            lines.append(f"# {text}" if each.origin == "default" else text)
+            lines.append(f"# {text}" if each.origin == "default" else f"{text}  # {each.origin}")
     return "\n".join(lines) + "\n"
 
 
@@ -120,19 +116,3 @@ def _toml_value(value: Any) -> str:
         pairs = (f"{json.dumps(name)} = {_toml_value(it)}" for name, it in value.items())
         return "{" + ", ".join(pairs) + "}"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _print_sections(effective: list[Effective]) -> None:
-    console = output()
-    section = None
-    for each in effective:
-        if each.section != section:
-            section = each.section
-            console.print(Text(f"[{section}]", style="bold"))
-        value = each.value if _is_secret(each) else _toml_value(each.value)
-        line = Text(f"  {each.name} = ") + Text(
-            value, style="default" if each.origin == "default" else "cyan"
-        )
-        console.print(line + Text(f"  {each.origin}", style="dim"), soft_wrap=True)
-        for wrapped in textwrap.wrap(each.description, WIDTH):
-            console.print(Text(f"      {wrapped}", style="dim"), soft_wrap=True)

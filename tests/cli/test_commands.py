@@ -275,14 +275,14 @@ def test_settings_may_come_through_a_pipe_as_a_shell_substitutes_it() -> None:
 def test_secrets_are_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_LLM_API_KEY", "sesame-open")
     monkeypatch.setenv("CARPOOL_KAFKA_SASL_PASSWORD", "sesame-too")
-    shown = [carpool(line) for line in ("config", "config --json", "config --format toml")]
+    shown = [carpool(line) for line in ("config", "config --json")]
     assert all(each.code == 0 and "sesame" not in each.stdout for each in shown)
     assert "********" in carpool("config llm").stdout
 
 
 def test_the_toml_that_config_prints_is_a_settings_file_of_the_same_settings() -> None:
     chosen = ["grouper.policy=greedy", 'index.dir=a "b"']
-    printed = carpool(f"config --format toml --set {chosen[0]} --set 'index.dir=a \"b\"'").stdout
+    printed = carpool(f"config --set {chosen[0]} --set 'index.dir=a \"b\"'").stdout
     assert tomllib.loads(printed)["grouper"] == {"policy": "greedy"}
     everything = "\n".join(
         line.removeprefix("# ")

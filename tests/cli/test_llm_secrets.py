@@ -78,7 +78,7 @@ def test_compose_gives_the_key_to_the_generator_alone() -> None:
 
 def test_no_command_prints_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_LLM_BASE_URL", URL)
-    for line in ("config", "config --json", "config --format toml", "config llm"):
+    for line in ("config", "config --json", "config llm"):
         shown = carpool(line)
         assert shown.code == 0
         assert "sesame" not in shown.stdout + shown.stderr
