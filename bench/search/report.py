@@ -148,7 +148,6 @@ def list_contestants() -> None:
 
 
 COLUMNS: dict[str, tuple[str, float, int]] = {
-    "queries/s": ("queries_per_s", 1, 1),
     "p50 ms": ("p50_ms", 1, 1),
     "p99 ms": ("p99_ms", 1, 1),
     "recall": ("recall", 1, 4),
@@ -158,23 +157,24 @@ COLUMNS: dict[str, tuple[str, float, int]] = {
     "first s": ("first_answer_s", 1, 1),
     "peak MB": ("peak_bytes", 1e6, 0),
 }
-"""Figure, unit and digits of each column."""
+"""Figure, unit and digits of the columns of medians."""
 
 
 def print_tables(console: Console, results: SearchResults) -> None:
-    """Prints a table for each window size: medians over seeds, with the range."""
+    """Prints a table for each window size: medians over seeds, of the rates with their range."""
     for window in dict.fromkeys(row.window for row in results.rows):
         table = Table(title=f"Windows of {window}: cold, closed loop")
-        table.add_column("contestant")
-        for heading in ("x", *COLUMNS):
+        table.add_column("contestant", no_wrap=True)
+        for heading in ("queries/s", "x", *COLUMNS):
             table.add_column(heading, justify="right", no_wrap=True)
         rows = [row for row in results.rows if row.window == window]
         for row in rows:
-            cells = (
-                _range(row.figures.get(name), unit, digits)
+            rates = _range(row.figures.get("queries_per_s"), 1), _range(row.rate_ratio, 2)
+            medians = (
+                "-" if name not in row.figures else f"{row.figures[name].median / unit:,.{digits}f}"
                 for name, unit, digits in COLUMNS.values()
             )
-            table.add_row(row.contestant, _range(row.rate_ratio, 1, 2), *cells)
+            table.add_row(row.contestant, *rates, *medians)
         console.print(table)
         for row in rows:
             for failure in row.failures:
@@ -208,10 +208,8 @@ def cell_line(cell: Cell) -> str:
     )
 
 
-def _range(found: Range | None, unit: float, digits: int) -> str:
+def _range(found: Range | None, digits: int) -> str:
     if found is None:
         return "-"
-    middle, low, high = (
-        f"{value / unit:,.{digits}f}" for value in (found.median, found.min, found.max)
-    )
+    middle, low, high = (f"{value:,.{digits}f}" for value in (found.median, found.min, found.max))
     return middle if found.count == 1 or low == high else f"{middle} [{low}, {high}]"
