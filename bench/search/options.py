@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from bench.core.options import DataOption, JsonOption, NprobeOption
+from bench.core.options import JsonOption, NprobeOption
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     After Ctrl-C the report has the cells that are done. Ends with 1 when a promise is broken: bytes
     that disagree, an exact search that misses, a failure but for lack of memory or time, no result.
 
-    Example:  carpool bench search --index my-index --memory 0.4 --windows 20,100 --seeds 3
+    Example:  carpool bench search --index my-index --questions questions.npy --memory 0.4
     """
 
     index: Annotated[
@@ -47,7 +47,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--contestants",
             metavar="NAME,NAME",
-            help="Who takes part, such as carpool*,faiss-memory. Default: all that need no GPU.",
+            help="Who takes part, such as carpool*,faiss-memory. Default: all that need no GPU and "
+            "no other package.",
             show_default=False,
         ),
     ] = None
@@ -86,15 +87,13 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--cell-timeout", min=1, metavar="S", help="A cell that takes longer is timed out."
         ),
     ] = 1800.0
-    data: DataOption = None
     questions: Annotated[
         list[Path],
         typer.Option(
             "--questions",
             metavar="FILE.npy",
             help="Vectors of the questions, by the model of the index: once for all, or once for "
-            "each --index. Questions that chose the spread of a grown set are never asked. "
-            "Default: those of --data.",
+            "each --index. Questions that chose the spread of a grown set are never asked.",
             show_default=False,
         ),
     ] = []

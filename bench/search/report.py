@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -55,9 +56,8 @@ class SearchRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a report. `left_out`: questions that were never asked."""
+    """The results of a report."""
 
-    left_out: int
     indexes: tuple[IndexFacts, ...]
     rows: list[SearchRow]
     cells: list[Cell]
@@ -67,16 +67,25 @@ def _measured(get: Callable[[ContestantFigures], float]) -> Callable[[Cell], flo
     return lambda cell: None if cell.figures is None else get(cell.figures)
 
 
-FIGURES: dict[str, Callable[[Cell], float | None]] = {
-    "queries_per_s": _measured(lambda found: found.queries_per_s),
-    "p50_ms": _measured(lambda found: found.latency_ms.p50),
-    "p99_ms": _measured(lambda found: found.latency_ms.p99),
-    "recall": lambda cell: cell.recall,
-    "recall_at_probes": lambda cell: cell.recall_at_probes,
-    "bytes_a_query": _measured(lambda found: found.read_bytes / found.queries),
-    "loading_bytes": _measured(lambda found: found.loading_bytes),
-    "first_answer_s": _measured(lambda found: found.first_answer_us / 1e6),
-    "peak_bytes": lambda cell: cell.peak_bytes,
+class Figure(NamedTuple):
+    """A figure of a cell. `heading`, `unit` and `digits`: of its column."""
+
+    heading: str
+    get: Callable[[Cell], float | None]
+    unit: float = 1
+    digits: int = 1
+
+
+FIGURES = {
+    "queries_per_s": Figure("queries/s", _measured(lambda found: found.queries_per_s)),
+    "p50_ms": Figure("p50 ms", _measured(lambda found: found.latency_ms.p50)),
+    "p99_ms": Figure("p99 ms", _measured(lambda found: found.latency_ms.p99)),
+    "recall": Figure("recall", lambda cell: cell.recall, digits=4),
+    "recall_at_probes": Figure("at probes", lambda cell: cell.recall_at_probes, digits=4),
+    "bytes_a_query": Figure("MB a query", _measured(lambda f: f.read_bytes / f.queries), 1e6, 2),
+    "loading_bytes": Figure("loading MB", _measured(lambda found: found.loading_bytes), 1e6, 0),
+    "first_answer_s": Figure("first s", _measured(lambda found: found.first_answer_us / 1e6)),
+    "peak_bytes": Figure("peak MB", lambda cell: cell.peak_bytes, 1e6, 0),
 }
 """Every figure of a cell, by its name in the JSON."""
 
@@ -92,7 +101,7 @@ def rows_of(
             mine = [cell for cell in cells if (cell.window, cell.contestant) == (window, name)]
             if not mine:
                 continue
-            values = {figure: _by_seed(mine, get) for figure, get in FIGURES.items()}
+            values = {name: _by_seed(mine, figure.get) for name, figure in FIGURES.items()}
             rates[name] = values["queries_per_s"]
             ranges = {figure: over_runs(each.values()) for figure, each in values.items()}
             rows.append(
@@ -136,28 +145,11 @@ def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
 
 def list_contestants() -> None:
     """Prints the contestants."""
-    table = Table("contestant", "ids", "--memory", "what it is", title="Contestants")
+    table = Table("contestant", "--memory", "needs", "what it is")
     for entry in ENTRIES.values():
-        table.add_row(
-            entry.name,
-            "exact" if entry.is_exact else "approximate",
-            "limited" if entry.is_limited else "no limit",
-            entry.summary,
-        )
+        is_limited = "limited" if entry.is_limited else "no limit"
+        table.add_row(entry.name, is_limited, entry.needs, entry.summary)
     TerminalConsole().print(table)
-
-
-COLUMNS: dict[str, tuple[str, float, int]] = {
-    "p50 ms": ("p50_ms", 1, 1),
-    "p99 ms": ("p99_ms", 1, 1),
-    "recall": ("recall", 1, 4),
-    "at probes": ("recall_at_probes", 1, 4),
-    "MB a query": ("bytes_a_query", 1e6, 2),
-    "loading MB": ("loading_bytes", 1e6, 0),
-    "first s": ("first_answer_s", 1, 1),
-    "peak MB": ("peak_bytes", 1e6, 0),
-}
-"""Figure, unit and digits of the columns of medians."""
 
 
 def print_tables(console: Console, results: SearchResults) -> None:
@@ -165,16 +157,12 @@ def print_tables(console: Console, results: SearchResults) -> None:
     for window in dict.fromkeys(row.window for row in results.rows):
         table = Table(title=f"Windows of {window}: cold, closed loop")
         table.add_column("contestant", no_wrap=True)
-        for heading in ("queries/s", "x", *COLUMNS):
+        for heading in ("x", *(figure.heading for figure in FIGURES.values())):
             table.add_column(heading, justify="right", no_wrap=True)
         rows = [row for row in results.rows if row.window == window]
         for row in rows:
-            rates = _range(row.figures.get("queries_per_s"), 1), _range(row.rate_ratio, 2)
-            medians = (
-                "-" if name not in row.figures else f"{row.figures[name].median / unit:,.{digits}f}"
-                for name, unit, digits in COLUMNS.values()
-            )
-            table.add_row(row.contestant, *rates, *medians)
+            ratio = _range(row.rate_ratio, 2) if row.rate_ratio else "-"
+            table.add_row(row.contestant, ratio, *(_shown(row, name) for name in FIGURES))
         console.print(table)
         for row in rows:
             for failure in row.failures:
@@ -186,12 +174,6 @@ def print_tables(console: Console, results: SearchResults) -> None:
         style="dim",
         soft_wrap=True,
     )
-    if results.left_out:
-        console.print(
-            f"never asked, because they chose the spread of grown sets: {results.left_out} "
-            "questions",
-            style="yellow",
-        )
 
 
 def cell_line(cell: Cell) -> str:
@@ -208,8 +190,15 @@ def cell_line(cell: Cell) -> str:
     )
 
 
-def _range(found: Range | None, digits: int) -> str:
+def _shown(row: SearchRow, name: str) -> str:
+    figure, found = FIGURES[name], row.figures.get(name)
     if found is None:
         return "-"
+    if name == "queries_per_s":
+        return _range(found, figure.digits)
+    return f"{found.median / figure.unit:,.{figure.digits}f}"
+
+
+def _range(found: Range, digits: int) -> str:
     middle, low, high = (f"{value:,.{digits}f}" for value in (found.median, found.min, found.max))
     return middle if found.count == 1 or low == high else f"{middle} [{low}, {high}]"

@@ -24,12 +24,7 @@ from bench.search.contestants.registry import ENTRIES, chosen_names
 from bench.search.kernel import drop_page_cache
 from bench.search.options import SearchOptions
 from bench.search.processes import run_child
-from bench.search.questions import (
-    QuestionVectors,
-    choose_questions,
-    question_paths,
-    read_question_vectors,
-)
+from bench.search.questions import choose_questions, read_question_vectors
 from bench.search.reference import Reference, exact_answers
 from bench.search.report import (
     Cell,
@@ -42,7 +37,7 @@ from bench.search.report import (
 )
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import ConfigError
 from carpool.terminal import TerminalConsole
 
 Note = Callable[[str], None]
@@ -51,13 +46,12 @@ TOP_K = 10
 
 @dataclass(frozen=True, kw_only=True)
 class _SeedData:
-    """The data of a seed, ready on disk. `unprepared`: why a preparation failed, by its name."""
+    """The data of a seed, ready on disk."""
 
     seed: int
     files: SearchFiles
     reference: Reference
     limit_bytes: int
-    unprepared: dict[str, str]
 
 
 def run(options: SearchOptions) -> bool:
@@ -70,19 +64,16 @@ def run(options: SearchOptions) -> bool:
         return True
     start = RunStart.now()
     console = TerminalConsole(stderr=True)
-    paths = question_paths(options.questions, len(options.index), options.data)
-    asked = [read_question_vectors(of_index) for of_index in paths]
 
     def note(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    cells = SearchRun(options, asked, note=note)
+    cells = SearchRun(options, note=note)
     try:
         cells.run()
     except KeyboardInterrupt:
         note("stopped: the report has the cells that are done")
     results = SearchResults(
-        left_out=sum(each.left_out for each in asked),
         indexes=tuple(
             BenchIndex(dir=view.dir, manifest=view.manifest).facts
             for view in cells.views[: len(options.index)]
@@ -95,7 +86,7 @@ def run(options: SearchOptions) -> bool:
         settings=reported(options),
         promises=promises_of(cells.done),
         results=results,
-        data=tuple(data_file(path) for of_index in paths for path in of_index),
+        data=tuple(map(data_file, options.questions)),
     )
 
     def show(output: Console) -> None:
@@ -114,39 +105,32 @@ def run(options: SearchOptions) -> bool:
 class SearchRun:
     """A run of `carpool bench search`. `done` has the cells that are done."""
 
-    def __init__(
-        self,
-        options: SearchOptions,
-        asked: Sequence[QuestionVectors],
-        *,
-        note: Note = lambda _: None,
-    ) -> None:
-        """`asked`: questions for all indexes, or for each of them.
-
-        Opens the indexes; raises `ConfigError` for options that do not fit them.
-        """
+    def __init__(self, options: SearchOptions, *, note: Note = lambda _: None) -> None:
+        """Opens the indexes; raises `ConfigError` for options that do not fit them."""
         self.options = options
         self.contestants = chosen_names(options.contestants)
         self.windows = counts_of("--windows", options.windows)
         self.done: list[Cell] = []
         self._note = note
-        if len(options.index) not in (1, options.seeds):
+        indexes, files = options.index, options.questions
+        if len(indexes) not in (1, options.seeds) or len(files) not in (1, len(indexes)):
             raise ConfigError(
-                f"there are {len(options.index)} indexes and {options.seeds} seeds: give --index "
-                "once, or once for each seed; carpool index build makes one"
+                f"there are {len(indexes)} indexes, {len(files)} files of questions and "
+                f"{options.seeds} seeds: give --index once, or once for each seed, and --questions "
+                "once, or once for each --index"
             )
         self.views: list[OpenIndex] = []
         self._queries = []
         for seed in range(options.seeds):
-            self.views.append(open_clusters(options.index[seed if len(options.index) > 1 else 0]))
-            nlist, dimension = self.views[seed].centroids.shape
+            view = open_clusters(indexes[seed % len(indexes)])
+            nlist, dimension = view.centroids.shape
             if options.nprobe > nlist:
                 raise ConfigError(
-                    f"--nprobe {options.nprobe} is more than the {nlist} clusters of "
-                    f"{self.views[seed].dir}"
+                    f"--nprobe {options.nprobe} is more than the {nlist} clusters of {view.dir}"
                 )
-            questions = asked[seed if len(asked) > 1 else 0]
-            self._queries.append(choose_questions(questions, dimension, options.queries, seed))
+            asked = read_question_vectors(files[seed % len(files)])
+            self._queries.append(choose_questions(asked, dimension, options.queries, seed))
+            self.views.append(view)
 
     def run(self) -> None:
         """Runs every cell. Blocks for as long as the cells take."""
@@ -170,19 +154,14 @@ class SearchRun:
             earlier=earlier,
             earlier_probes=probe(view.centroids, earlier, options.nprobe),
         )
-        unprepared: dict[str, str] = {}
         for name in self.contestants:
-            try:
-                self._make_files(ENTRIES[name], data)
-            except CarpoolError as error:  # the others can run without these files
-                unprepared[name] = str(error)
+            self._make_files(ENTRIES[name], data)
         self._note(f"seed {seed}: searching all rows exactly, for comparison")
         return _SeedData(
             seed=seed,
             files=SearchFiles.of(data, options.work / f"seed-{seed}"),
             reference=exact_answers(data),
             limit_bytes=int(options.memory * vectors_bytes(view)),
-            unprepared=unprepared,
         )
 
     def _make_files(self, entry: ContestantEntry, data: SearchData) -> None:
@@ -197,14 +176,6 @@ class SearchRun:
 
     def _cell(self, seed: _SeedData, window: int, entry: ContestantEntry) -> Cell:
         options = self.options
-        if entry.name in seed.unprepared:
-            return Cell(
-                seed=seed.seed,
-                window=window,
-                contestant=entry.name,
-                status="failed",
-                error=seed.unprepared[entry.name],
-            )
         limits = Limits(
             memory_bytes=seed.limit_bytes if entry.is_limited else None,
             threads=len(os.sched_getaffinity(0)),

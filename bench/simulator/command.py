@@ -14,7 +14,7 @@ from bench.core.report import RunStart, finish
 from bench.data.clusters import clusters_bytes, open_clusters
 from bench.data.index import BenchIndex
 from bench.data.oracles import static_oracle_bytes
-from bench.search.questions import choose_questions, question_paths, read_question_vectors
+from bench.search.questions import choose_questions, read_question_vectors
 from bench.simulator.options import SimulatorOptions
 from bench.simulator.search_plane import SearchedPlane, Windows
 from carpool.disk.centroids import probe
@@ -40,7 +40,6 @@ def run(options: SimulatorOptions) -> bool:
     Raises `ConfigError` for options that do not fit the index or the questions.
     """
     start = RunStart.now()
-    (paths,) = question_paths(options.questions, 1, options.data)
     index = open_clusters(options.index)
     nlist, dimension = index.centroids.shape
     if options.nprobe > nlist:
@@ -48,7 +47,7 @@ def run(options: SimulatorOptions) -> bool:
             f"--nprobe {options.nprobe} is more than the {nlist} clusters of {options.index}"
         )
     vectors, _ = choose_questions(
-        read_question_vectors(paths), dimension, options.queries, options.seed
+        read_question_vectors(options.questions), dimension, options.queries, options.seed
     )
     budget_bytes = int(options.budget_share * clusters_bytes(index))
     settings = structs.replace(

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.core.options import DataOption, JsonOption, NprobeOption, SeedOption
+from bench.core.options import JsonOption, NprobeOption, SeedOption
 
 
 class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +20,13 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Ends with 1 when bytes differ at all.
 
-    Example:  carpool bench simulator --index my-index --data DATA --windows 20,100
+    Example:  carpool bench simulator --index my-index --questions questions.npy
     """
 
     index: Annotated[Path, typer.Option("--index", metavar="DIR", help="The index to search.")]
+    questions: Annotated[
+        Path, typer.Option("--questions", metavar="FILE.npy", help="Vectors of the questions.")
+    ]
     windows: Annotated[
         str, typer.Option("--windows", metavar="N,N", help="Questions in a window.")
     ] = "20,100"
@@ -35,15 +38,5 @@ class SimulatorOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--budget-share", min=0.01, max=2, help="Memory, as a share of all clusters' bytes."
         ),
     ] = 0.4
-    data: DataOption = None
-    questions: Annotated[
-        list[Path],
-        typer.Option(
-            "--questions",
-            metavar="FILE.npy",
-            help="Vectors of the questions. Default: those of --data.",
-            show_default=False,
-        ),
-    ] = []
     seed: SeedOption = 0
     json_file: JsonOption = None

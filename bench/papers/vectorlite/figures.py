@@ -119,7 +119,7 @@ def run(options: VectorLiteOptions) -> bool:
     """
     start = RunStart.now()
     index = open_clusters(options.index)
-    vectors = read_question_vectors([options.questions]).vectors
+    vectors = read_question_vectors(options.questions)
     vectors = vectors[distinct_order(vectors, options.seed)]
     if not index.manifest.codes or len(vectors) < QUESTIONS_MIN:
         raise ConfigError(

@@ -205,7 +205,7 @@ def _gpu(share: str) -> ContestantEntry:
         name=f"gpu-shard-{share}",
         summary=f"as carpool, with {'all clusters' if share == 'all' else part} on a GPU",
         is_exact=False,
-        needs_gpu=True,
+        needs="a GPU",
         make=partial(Carpool, "default", SHARD_SHARES[share]),
     )
 

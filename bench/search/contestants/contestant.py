@@ -111,7 +111,7 @@ class ContestantEntry:
     """A contestant as it is listed. `make` imports what it needs.
 
     `is_exact`: it finds the best rows of the probed clusters. `is_limited`: it runs under the
-    memory limit. `needs_gpu`: it takes part only where it is named.
+    memory limit. `needs`: what Carpool does not bring; it takes part only where it is named.
     """
 
     name: str
@@ -119,5 +119,5 @@ class ContestantEntry:
     is_exact: bool
     make: Callable[[], Contestant]
     is_limited: bool = True
-    needs_gpu: bool = False
+    needs: str = ""
     preparation: Preparation | None = None

@@ -35,7 +35,6 @@ ROW, VECTOR, ROW_ID, DISTANCE = "row", "vector", "_rowid", "_distance"
 METRIC = "dot"
 CANDIDATES = 200
 """Rows that are re-ranked for a top 10: with 1 bit a number it then finds as much as IVF_FLAT."""
-WRITE_ROWS = 8192
 PROCESS_BYTES = 352 << 20
 """Memory of the process without the index cache: interpreter, Lance, metadata, reads, pages."""
 METADATA_CACHE_BYTES = 32 << 20
@@ -64,13 +63,10 @@ def make_table(data: SearchData, folder: Path) -> None:
 
     def batches() -> Iterator[Any]:
         for cluster in read_clusters(index):
-            for start in range(0, len(cluster.rows), WRITE_ROWS):
-                chunk = np.ascontiguousarray(cluster.vectors[start : start + WRITE_ROWS])
-                vectors = arrow.FixedSizeListArray.from_arrays(
-                    arrow.array(chunk.ravel()), type=vector_type
-                )
-                numbers = arrow.array(cluster.rows[start : start + WRITE_ROWS])
-                yield arrow.RecordBatch.from_arrays([numbers, vectors], schema=schema)
+            vectors = arrow.FixedSizeListArray.from_arrays(
+                arrow.array(cluster.vectors.ravel()), type=vector_type
+            )
+            yield arrow.RecordBatch.from_arrays([arrow.array(cluster.rows), vectors], schema=schema)
 
     reader = arrow.RecordBatchReader.from_batches(schema, batches())
     table = lance.write_dataset(reader, str(folder / TABLE_NAME), schema=schema)
@@ -162,6 +158,7 @@ ENTRIES = (
         summary=f"LanceDB IVF_RQ, 1 bit, a search and a take of {CANDIDATES} rows a query, "
         "each row once, for each window; finds the probes itself",
         is_exact=False,
+        needs="pylance",
         make=LanceDb,
         preparation=Preparation(name=PREPARATION_NAME, make=make_table),
     ),

@@ -1,7 +1,7 @@
 """Exact rows in a memory-mapped file, to re-rank what codes propose.
 
 The kernel reads a page when it is touched. So that reads do not wait for each other, the pages of
-the next candidates are asked for before those of the present ones are scored.
+all candidates of a window are asked for before the first of them are scored.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ import numpy as np
 from bench.search.contestants.contestant import Float32, Int64
 from carpool.disk.document_rows import place_count
 from carpool.disk.index import OpenIndex
-
-ASKED_ROWS = 2048
-"""Candidates whose pages are asked for together, at least those of one query. Twice as many are in
-flight or being scored: at most 16 MiB of pages, for rows of up to a page."""
 
 
 def write_rows(index: OpenIndex, path: Path) -> None:
@@ -50,46 +46,18 @@ class MappedRows:
         `queries`: (n, dim) float32; `candidates`: (n, count) int64 row numbers, -1 where there is
         none.
         """
-        step = max(1, ASKED_ROWS // candidates.shape[1])
-        self._ask_for(candidates[:step])
-        for start in range(0, len(queries), step):
-            stop = start + step
-            self._ask_for(candidates[stop : stop + step])
-            proposed = candidates[start:stop]
-            scores = self._scores(queries[start:stop], proposed)
-            for rows, of_rows in zip(proposed, scores, strict=True):
-                there = rows >= 0
-                yield best_rows(rows[there], of_rows[there], top_k)
+        row_bytes = self._rows.shape[1] * self._rows.itemsize
+        for start in (np.unique(candidates[candidates >= 0]) * row_bytes).tolist():
+            page = start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, page, start + row_bytes - page)
+        for query, proposed in zip(queries, candidates, strict=True):
+            rows = proposed[proposed >= 0]
+            yield best_rows(rows, self._rows[rows] @ query, top_k)
 
     def close(self) -> None:
         """Unmaps the file."""
         del self._rows
         self._map.close()
-
-    def _scores(self, queries: Float32, candidates: Int64) -> Float32:
-        """Returns the exact scores of candidates: (n, count) float32. In FAISS's threads."""
-        import faiss
-
-        vectors = np.ascontiguousarray(queries, dtype=np.float32)
-        rows = np.ascontiguousarray(candidates, dtype=np.int64)
-        scores = np.empty(rows.shape, np.float32)
-        pointer = faiss.swig_ptr
-        faiss.fvec_inner_products_by_idx(  # type: ignore[attr-defined]  # not in its stubs
-            pointer(scores),
-            pointer(vectors),
-            pointer(self._rows),
-            pointer(rows),
-            self._rows.shape[1],
-            *rows.shape,
-        )
-        return scores
-
-    def _ask_for(self, candidates: Int64) -> None:
-        """Makes the kernel read the pages of rows, without waiting for them."""
-        row_bytes = self._rows.shape[1] * self._rows.itemsize
-        for start in (np.unique(candidates[candidates >= 0]) * row_bytes).tolist():
-            page = start // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, page, start + row_bytes - page)
 
 
 def best_rows(rows: Int64, scores: Float32, top_k: int) -> Int64:

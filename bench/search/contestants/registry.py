@@ -16,10 +16,10 @@ ENTRIES: dict[str, ContestantEntry] = {
 def chosen_names(text: str | None) -> tuple[str, ...]:
     """Returns the names of `a,b`; `gpu-*` means every name that begins with `gpu-`.
 
-    None: every contestant that needs no GPU. Raises `ConfigError` for an unknown name.
+    None: every contestant that needs nothing more. Raises `ConfigError` for an unknown name.
     """
     if text is None:
-        return tuple(name for name, entry in ENTRIES.items() if not entry.needs_gpu)
+        return tuple(name for name, entry in ENTRIES.items() if not entry.needs)
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if part.endswith("*"):

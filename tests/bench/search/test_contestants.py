@@ -55,7 +55,7 @@ def expected(data: SearchData, *, of_all: bool = False) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.gpu if entry.needs_gpu else ())
+        pytest.param(name, marks=pytest.mark.gpu if entry.needs == "a GPU" else ())
         for name, entry in ENTRIES.items()
     ],
 )
@@ -141,7 +141,7 @@ def test_the_budget_is_what_the_process_leaves() -> None:
 
 
 def test_contestants_are_chosen_by_name() -> None:
-    everybody = tuple(name for name, entry in ENTRIES.items() if not entry.needs_gpu)
+    everybody = tuple(name for name, entry in ENTRIES.items() if not entry.needs)
     assert chosen_names(None) == everybody
     assert chosen_names("lancedb, carpool*") == (
         "lancedb",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from bench.data.clusters import open_clusters, read_clusters
-from bench.search.contestants import mapped_rows
 from bench.search.contestants.contestant import SearchData
 from bench.search.contestants.mapped_rows import MappedRows, best_rows, write_rows
 from tests.bench.search.conftest import unit_rows
@@ -22,12 +21,8 @@ def test_a_file_of_rows_has_each_row_at_its_number(data: SearchData, tmp_path: P
         assert np.array_equal(rows[cluster.rows], cluster.vectors)
 
 
-@pytest.mark.parametrize("asked_rows", [1, 100])
 @pytest.mark.parametrize("dimension", [16, 384, 1500])  # many to a page, some, and two pages each
-def test_candidates_are_ranked_by_exact_scores(
-    dimension: int, asked_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mapped_rows, "ASKED_ROWS", asked_rows)
+def test_candidates_are_ranked_by_exact_scores(dimension: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     rows, queries = unit_rows(rng, 500, dimension), unit_rows(rng, 30, dimension)
     rows.tofile(tmp_path / "rows.f32")

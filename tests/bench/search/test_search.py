@@ -14,11 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.data.grown.fitted import fitted_count
 from bench.search.child import ChildRequest, SearchFiles
 from bench.search.contestants.contestant import Limits, SearchData
 from bench.search.processes import run_child
-from bench.search.questions import choose_questions, question_paths, read_question_vectors
+from bench.search.questions import choose_questions, read_question_vectors
 from bench.search.run import SearchRun, run
 from carpool.errors import ConfigError
 from tests.bench.search.conftest import make_options, unit_rows
@@ -65,8 +64,9 @@ def test_too_little_memory_in_a_cgroup_is_a_result(
         memory_held_by=cgroups,
         contestants="faiss-memory,faiss-rabitq",
         memory=share,
+        questions=[questions],
     )
-    search = SearchRun(options, [read_question_vectors([questions])])
+    search = SearchRun(options)
     search.run()
     cells = {cell.contestant: cell for cell in search.done}
     assert cells["faiss-memory"].status == "ok"
@@ -79,8 +79,10 @@ def test_too_little_memory_in_a_cgroup_is_a_result(
 def test_carpool_without_room_for_a_cluster_is_out_of_memory(
     tmp_path: Path, tiny_index: Path, questions: Path
 ) -> None:
-    options = make_options(tmp_path, tiny_index, contestants="carpool", memory=0.4)
-    search = SearchRun(options, [read_question_vectors([questions])])
+    options = make_options(
+        tmp_path, tiny_index, contestants="carpool", memory=0.4, questions=[questions]
+    )
+    search = SearchRun(options)
     search.run()
     (cell,) = search.done
     assert (cell.status, cell.is_bug) == ("out of memory", False)
@@ -139,36 +141,20 @@ def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def grown_set(folder: Path, *, listed: str = "queries.npy", fitted: int = 0) -> Path:
-    folder.mkdir()
-    np.save(folder / "queries.npy", unit_rows(np.random.default_rng(1), 90))
-    (folder / "grown.json").write_text(
-        json.dumps({"files": {listed: "00"}, "questions_fitted": fitted, "seed": 0})
-    )
-    return folder / "queries.npy"
-
-
-@pytest.mark.parametrize(("fitted", "left_out"), [(0, 30), (20, 30), (40, 40)])
-def test_questions_that_chose_the_spread_of_a_grown_set_are_never_asked(
-    tmp_path: Path, fitted: int, left_out: int
-) -> None:
-    """A set with a given spread says 0 and was fitted in another run: a third is left out."""
-    asked = read_question_vectors([grown_set(tmp_path / "set", fitted=fitted)])
-    assert asked.left_out == left_out
-    assert len(asked.vectors) == 90 - left_out
-
-
-def test_questions_of_no_grown_set_are_all_asked(tmp_path: Path) -> None:
-    other = grown_set(tmp_path / "other", listed="others.npy")
-    assert read_question_vectors([other]).left_out == 0
-    damaged = grown_set(tmp_path / "damaged")
-    (damaged.parent / "grown.json").write_text('{"files": {}')
+def test_questions_that_chose_the_spread_of_a_grown_set_are_never_asked(tmp_path: Path) -> None:
+    """A third of those of a set; all of a file that no set lists."""
+    for name in ("queries.npy", "others.npy"):
+        np.save(tmp_path / name, unit_rows(np.random.default_rng(1), 90))
+    (tmp_path / "grown.json").write_text('{"files": {"queries.npy": "00"}, "seed": 0}')
+    assert len(read_question_vectors(tmp_path / "queries.npy")) == 60
+    assert len(read_question_vectors(tmp_path / "others.npy")) == 90
+    (tmp_path / "grown.json").write_text('{"files": {}')
     with pytest.raises(ConfigError, match=r"cannot read .*grown\.json .* grow the set again"):
-        fitted_count(damaged, 90)
+        read_question_vectors(tmp_path / "others.npy")
 
 
 def test_questions_are_distinct_and_in_an_order_of_the_seed(questions: Path) -> None:
-    asked = read_question_vectors([questions, questions])
+    asked = np.concatenate([read_question_vectors(questions)] * 2)
     (one, left), (same, _), (other, _) = (
         choose_questions(asked, 16, 100, seed) for seed in (1, 1, 2)
     )
@@ -182,18 +168,18 @@ def test_questions_are_distinct_and_in_an_order_of_the_seed(questions: Path) -> 
         choose_questions(asked, 8, 10, 0)
 
 
-def test_plans_that_cannot_run_are_refused(
+def test_options_that_cannot_run_are_refused(
     tmp_path: Path, tiny_index: Path, questions: Path
 ) -> None:
-    asked = [read_question_vectors([questions])]
+    asked = {"questions": [questions]}
     with pytest.raises(ConfigError, match="--nprobe 9 is more than the 8 clusters"):
-        SearchRun(make_options(tmp_path, tiny_index, nprobe=9), asked)
-    with pytest.raises(ConfigError, match="2 indexes and 3 seeds"):
-        SearchRun(make_options(tmp_path, tiny_index, tiny_index, seeds=3), asked)
-    with pytest.raises(ConfigError, match="which questions"):
-        question_paths([], 1, None, {})
+        SearchRun(make_options(tmp_path, tiny_index, nprobe=9, **asked))
+    with pytest.raises(ConfigError, match="2 indexes, 1 files of questions and 3 seeds"):
+        SearchRun(make_options(tmp_path, tiny_index, tiny_index, seeds=3, **asked))
     with pytest.raises(ConfigError, match="give --index once"):
-        SearchRun(make_options(tmp_path), asked)
+        SearchRun(make_options(tmp_path, **asked))
+    with pytest.raises(ConfigError, match="there are no questions at nowhere"):
+        SearchRun(make_options(tmp_path, tiny_index, questions=[Path("nowhere")]))
 
 
 def test_the_command_lists_who_can_take_part() -> None:
