@@ -1,12 +1,10 @@
-"""The records that the generator writes: terminal answers, and pieces of answers."""
+"""Makes answers: of the model, of quotes, of the log, and of queries that have failed."""
 
 from __future__ import annotations
 
 import msgspec
 
 import carpool
-from carpool.kafka.records import Output
-from carpool.loop.answers import answer_output
 from generator.plan.citations import Citations, Cited, cite
 from generator.plan.prompt import fitting_part
 from generator.plan.query_digest import query_digest
@@ -21,7 +19,6 @@ from schemas.answer import (
     Citation,
     ErrorType,
     InventedCitation,
-    PartialAnswer,
     Provenance,
     Quote,
     Retrieved,
@@ -29,12 +26,8 @@ from schemas.answer import (
     Usage,
     unanswered,
 )
-from schemas.codec import encode
-from schemas.record import Headers
 from schemas.retrieval import Hit, Retrieval
-from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 
-SOURCE = "carpool/generator"
 SOFTWARE = f"carpool/{carpool.__version__}"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 WITHDRAWN = "the asker withdrew this question (rag.cancels.v1); ask again under another id"
@@ -45,8 +38,6 @@ EXTRACTIVE = "extractive"
 """The `finish_reason` of an answer that is a quote."""
 NO_MODEL = "none"
 """The `model` of an answer that is a quote."""
-RECORD_EXTRA_BYTES = 4 * 1024
-"""What a broker counts for a record besides value and headers: its key and framing."""
 
 
 def answered(
@@ -243,45 +234,6 @@ def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> d
         ours["decode"] = now_us - progress.first_token_us
     ours["total"] = max(0, now_us - retrieval.source.timestamp_ms * 1_000)
     return {stage: time_us / 1_000 for stage, time_us in {**retrieval.timings_us, **ours}.items()}
-
-
-def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Output:
-    """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it."""
-    output = answer_output(answer, stage="generator", now_us=now_us, passed_on=headers)
-    size_bytes = len(output.value) + sum(
-        len(name) + len(value or b"") for name, value in output.headers
-    )
-    if size_bytes <= ANSWERS.max_message_bytes - RECORD_EXTRA_BYTES:
-        return output
-    message = (
-        f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes "
-        f"{ANSWERS.max_message_bytes}"
-    )
-    too_large = unanswered(
-        query_id=answer.query_id,
-        status="failed",
-        stage="generator",
-        error_type="too_large",
-        message=f"{message}; ask for fewer tokens or passages, and send small headers",
-        source=answer.source,
-    )
-    # Without the headers of the query: they may be too large themselves.
-    return answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
-
-
-def partial_output(
-    retrieval: Retrieval, generation_id: str, seq: int, text: str, now_us: int
-) -> Output:
-    """Returns the record of a piece of an answer."""
-    query_id = retrieval.query.query_id
-    value, headers = encode(
-        PartialAnswer(query_id=query_id, generation_id=generation_id, seq=seq, text=text),
-        event_id=f"{generation_id}/{seq}",
-        source=SOURCE,
-        time_us=now_us,
-        passed_on=retrieval.headers,
-    )
-    return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
 
 
 def _citation(cited: Cited, retrieval: Retrieval, prepared: PreparedPrompt) -> Citation:

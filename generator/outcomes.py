@@ -13,15 +13,14 @@ from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
 from generator.answers import (
     answered,
-    bounded_answer_output,
     cancelled,
     expired,
     extracted,
     failed,
-    partial_output,
 )
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
+from generator.outputs import bounded_answer_output, partial_output
 from generator.plan.dispatch_events import (
     AnswerCancelled,
     DeliverAnswer,

@@ -11,55 +11,43 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.records import Message, Output, TopicPartition
+from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.topic_log import TopicLog
-from carpool.kafka.topic_table import TopicTable
-from carpool.loop.answers import beside
+from carpool.kafka.topic_table import TableListener, TopicTable
 from carpool.loop.defects import one_by_one
-from carpool.loop.stage import Credit, Done, QueryFailure, Sink, Stage, Unit
+from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from generator.answers import (
-    bounded_answer_output,
-    cancelled,
-    expired,
-    failed,
-    given_again,
-    replayed,
-)
+from generator.dedup.given_answers import GivenAnswers
+from generator.dedup.prompt_stage import NotingSink, PromptStage
 from generator.dedup.records_reader import RecordsReader
+from generator.dedup.units import answer_in, dedup_query, fits, reuse_query
 from generator.outcomes import STARTED
 from generator.plan.answer_dedup import (
     AnswerBeside,
     AnswerDedup,
     DedupAction,
-    DedupQuery,
     GenerateAnswer,
     ReplayAnswer,
     SkipAnswered,
 )
 from generator.plan.cancels import Cancels
-from generator.plan.query_digest import query_digest
 from generator.plan.reuse import (
     GiveAgain,
     Hasten,
     PassOn,
     PromptReuse,
     ReuseAction,
-    ReuseQuery,
-    is_reusable,
 )
-from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
+from generator.query_in_progress import deadline_us_of
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.cancel import Cancel
-from schemas.codec import decode, tenant_of
-from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, CANCELS, priority_in_class
+from schemas.topics import ANSWERS, CANCELS
 
 IDS_MAX = 1_000_000
 """Ids with an answer, prompts, and cancels that are remembered: about 400, 320 and 100 bytes each.
@@ -68,10 +56,6 @@ DRAFTS_HORIZON_MS, DRAFTS_MAX = 2_000, 1_000
 """Older drafts, at a start, are of searches that have ended."""
 UNSEEN_MAX = 10_000
 """Most answers handed over that the log does not show yet; above it, `credit` is zero."""
-CONFLICT = (
-    "query_id: this id has an answer to another question already, and an id belongs to one "
-    "question; publish this one under an id of its own"
-)
 WAITING_WAKE_US = 10_000
 """Longest wait between two ticks while units wait: other threads end their wait."""
 OTHERS_READ_US_MAX = 2_000_000
@@ -79,26 +63,6 @@ OTHERS_READ_US_MAX = 2_000_000
 
 After it, a prompt that has its answer in a partition with many of them is generated again.
 """
-
-
-class PromptStage(Stage[Retrieval], Protocol):
-    """The stage within: it knows the keys of prompts, and in which order they are sent."""
-
-    def prompt_key(self, retrieval: Retrieval) -> str | None:
-        """Returns the key of a prompt whose answer may be given again; None: of no such prompt."""
-        ...
-
-    def hasten(self, unit_id: int, priority: int, deadline_us: int | None) -> None:
-        """Sends a prompt as soon as if it had this priority and deadline, unless it was sent."""
-        ...
-
-    def cancel(self, unit_id: int) -> None:
-        """Ends a query that its asker has withdrawn, unless it was answered."""
-        ...
-
-    def draft(self, draft: Retrieval) -> None:
-        """Takes a draft of a query whose search still runs. For any thread."""
-        ...
 
 
 class DedupStage:
@@ -139,47 +103,32 @@ class DedupStage:
         self._decided: deque[DedupAction | ReuseAction] = deque()
         self._cancels = Cancels(cancels_max=IDS_MAX)
         self._cancelled: deque[int] = deque()  # units
-        self._tables: list[TopicTable] = []
+        self._given = GivenAnswers(metrics, clock)
         self._sink: Sink | None = None
-        self.table = TopicTable(
-            answers,
-            self,
-            clock,
-            horizon_ms=settings.dedup_horizon_ms,
-            rows_max=IDS_MAX,
-        )
-        self._tables.append(self.table)
+        self._tables: list[TopicTable] = []
+        self.table = self._follow(answers, self, settings.dedup_horizon_ms, IDS_MAX)
         if cancels is not None:
-            self._tables.append(
-                TopicTable(
-                    cancels,
-                    RecordsReader(
-                        Cancel, self._cancel_read, without="withdrawn queries are generated"
-                    ),
-                    clock,
-                    horizon_ms=CANCELS.retention_ms,
-                    rows_max=IDS_MAX,
-                )
-            )
+            reader = RecordsReader(Cancel, self._cancel_read, without="all queries are generated")
+            self._follow(cancels, reader, CANCELS.retention_ms, IDS_MAX)
         if drafts is not None:
-            self._tables.append(
-                TopicTable(
-                    drafts,
-                    RecordsReader(Retrieval, self._draft_read, without="no prompt is warmed"),
-                    clock,
-                    horizon_ms=DRAFTS_HORIZON_MS,
-                    rows_max=DRAFTS_MAX,
-                )
-            )
+            reads = RecordsReader(Retrieval, self._draft_read, without="no prompt is warmed")
+            self._follow(drafts, reads, DRAFTS_HORIZON_MS, DRAFTS_MAX)
         metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
         metrics.generator.followers.set_function(lambda: self._reuse.followers)
+
+    def _follow(
+        self, log: TopicLog, reader: TableListener, horizon_ms: int, rows_max: int
+    ) -> TopicTable:
+        table = TopicTable(log, reader, self._clock, horizon_ms=horizon_ms, rows_max=rows_max)
+        self._tables.append(table)
+        return table
 
     # ---- the polling thread
 
     def start(self, sink: Sink) -> None:
         """Starts the stage within, and the threads that read answers and cancels."""
-        self._sink = sink
-        self._within.start(_NotingSink(sink, self))
+        self._sink = NotingSink(sink, self._ended)
+        self._within.start(self._sink)
         for table in self._tables:
             table.start()
 
@@ -218,7 +167,7 @@ class DedupStage:
             self._waiting[unit.id] = (unit, now_us)
             self._waiting_bytes += unit.message.size_bytes
             self._decided.extend(self._reuse.revoked((unit.id,)))  # its result was discarded
-            self._decided.extend(self._dedup.arrived(_dedup_query(unit)))
+            self._decided.extend(self._dedup.arrived(dedup_query(unit)))
         self._carry_out(now_us)
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
@@ -312,39 +261,24 @@ class DedupStage:
                 self._try(unit, partial(self._answer_cancelled, unit, arrived_us, now_us))
 
     def _answer_cancelled(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
-        self._answer(unit, cancelled(unit.record, QueryProgress(arrived_us=arrived_us), now_us))
+        self._hand_over(self._given.cancelled(unit, arrived_us, now_us))
 
     def _do(
         self, action: DedupAction | ReuseAction, unit: Unit[Any], arrived_us: int, now_us: int
     ) -> None:
         match action:
             case GenerateAnswer() if isinstance(unit.record, Answer):
-                self._answer(unit, unit.record)
+                self._hand_over(self._given.of_earlier_service(unit))
             case GenerateAnswer():
                 self._generate(unit, arrived_us, now_us)
             case PassOn():
                 self._pass_on(unit, arrived_us, now_us)
             case SkipAnswered():
-                self._metrics.generator.dedup_decisions.labels(result="skipped").inc()
-                self._hand_over(unit, ())
+                self._hand_over(self._given.skipped(unit))
             case AnswerBeside():
-                self._answer_beside(unit, arrived_us, now_us)
-            case ReplayAnswer(partition=partition, offset=offset):
-                self.table.fetch(unit.id, partition, offset)
-            case GiveAgain(partition=partition, offset=offset):
-                self.table.fetch(unit.id, partition, offset)
-
-    def _answer_beside(self, unit: Unit[Any], arrived_us: int, now_us: int) -> None:
-        record, progress = unit.record, QueryProgress(arrived_us=arrived_us)
-        if isinstance(record, Answer):
-            self._answer(unit, record, is_beside=True)
-        elif (deadline_us := deadline_us_of(record)) is not None and deadline_us <= now_us:
-            self._answer(unit, expired(record, progress, now_us), is_beside=True)
-        else:
-            self._metrics.generator.dedup_decisions.labels(result="conflict").inc()
-            answer = failed(record, progress, now_us, "conflict", CONFLICT)
-            failure = query_failure(record, "conflict", CONFLICT, is_refusal=True)
-            self._answer(unit, answer, failure, is_beside=True)
+                self._hand_over(self._given.beside(unit, arrived_us, now_us))
+            case ReplayAnswer() | GiveAgain():
+                self.table.fetch(unit.id, action.partition, action.offset)
 
     def _generate(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         """Passes a unit on, unless its prompt has an answer or is in progress."""
@@ -355,7 +289,7 @@ class DedupStage:
             self._pass_on(unit, arrived_us, now_us)
             return
         with self._lock:
-            self._decided.extend(self._reuse.arrived(_reuse_query(unit, key)))
+            self._decided.extend(self._reuse.arrived(reuse_query(unit, key)))
 
     def _pass_on(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         if self._is_withdrawn(unit):
@@ -392,42 +326,11 @@ class DedupStage:
         if unit is not None:
             self._waiting_bytes -= unit.message.size_bytes
 
-    def _answer(
-        self,
-        unit: Unit[Any],
-        answer: Answer,
-        failure: QueryFailure | None = None,
-        *,
-        is_beside: bool = False,
-    ) -> None:
-        """`is_beside`: the key names the record too, so the `ok` answer of the id stays newest."""
-        is_ours = answer is not unit.record
-        if failure is None and is_ours:  # else the loop or the earlier service counts it
-            self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
-        headers = unit.record.headers if is_ours else unit.message.headers
-        output = bounded_answer_output(answer, headers, self._clock.now_us())
-        if is_beside:
-            output = beside(output, answer, unit.source.partition)
-        self._hand_over(unit, (output,), failure)
-
-    def _hand_over(
-        self,
-        unit: Unit[Any],
-        outputs: tuple[Output, ...],
-        failure: QueryFailure | None = None,
-    ) -> None:
+    def _hand_over(self, done: Done) -> None:
         assert self._sink is not None, STARTED
-        self.submit(self._sink, Done(parts=((unit.id, 0),), outputs=outputs, failure=failure))
+        self._sink.done(done)
 
-    def submit(self, sink: Sink, done: Done) -> bool:
-        """Notes a result and hands it over; if that fails, the queries have no answer yet."""
-        self.ended(done)
-        is_submitted = sink.done(done)
-        if not is_submitted:
-            self.ended(Done(parts=done.parts, outputs=()))
-        return is_submitted
-
-    def ended(self, done: Done) -> None:
+    def _ended(self, done: Done) -> None:
         """Notes a result before it is handed over; after that the log may show its answer.
 
         A failure that is no refusal counts as no answer, because the query may be retried.
@@ -465,7 +368,7 @@ class DedupStage:
 
     def rows_read(self, messages: Sequence[Message]) -> None:
         """Notes answers. A record that is no readable answer is counted and ignored."""
-        decoded = [(message, _decoded(message)) for message in messages]
+        decoded = [(message, answer_in(message)) for message in messages]
         with self._lock:
             for message, answer in decoded:
                 if answer is not None:
@@ -485,9 +388,10 @@ class DedupStage:
 
     def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
         """Answers a unit with the stored answer to its id or its prompt."""
-        stored = None if message is None else _decoded(message)
-        written_ms = 0 if message is None else message.source.timestamp_ms
+        stored = answer_in(message)
         now_us = self._clock.now_us()
+        oldest_us = now_us - self._horizon_us
+        is_recent = message is not None and message.source.timestamp_ms * 1_000 >= oldest_us
         with self._lock:
             unit, arrived_us = self._waiting.get(request_id, (None, 0))
             if unit is None:
@@ -496,103 +400,17 @@ class DedupStage:
             if deadline_us is not None and deadline_us <= now_us:
                 return  # the next tick expires it
             key = self._reuse.fetched_key(unit.id)
-            if stored is None or not self._fits(stored, unit, key, written_ms, now_us):
+            if stored is None or not fits(stored, unit, key, is_recent=is_recent):
                 machine = self._dedup if key is None else self._reuse
                 self._decided.extend(machine.gone(request_id, offset))
                 return
             self._release(request_id)
-        self._try(unit, partial(self._give_stored, unit, stored, key, arrived_us, now_us))
-
-    def _give_stored(
-        self, unit: Unit[Retrieval], stored: Answer, key: str | None, arrived_us: int, now_us: int
-    ) -> None:
-        progress = QueryProgress(arrived_us=arrived_us)
-        if key is None:
-            self._metrics.generator.dedup_decisions.labels(result="replayed").inc()
-            answer = replayed(stored, unit.record, progress, now_us)
-        else:
-            self._metrics.generator.dedup_decisions.labels(result="reused").inc()
-            answer = given_again(stored, unit.record, progress, now_us)
-        if answer.usage is not None:
-            tenant = tenant_of(unit.record.headers)
-            self._metrics.generator.tokens.add("reused", tenant, answer.usage.reused_tokens)
-        self._answer(unit, answer)
-
-    def _fits(
-        self, stored: Answer, unit: Unit[Retrieval], key: str | None, written_ms: int, now_us: int
-    ) -> bool:
-        """Whether a record is an answer to this id, or a recent one to this prompt key."""
-        if key is None:
-            return stored.status == "ok" and stored.query_id == unit.record.query.query_id
-        is_recent = written_ms * 1_000 >= now_us - self._horizon_us
-        return is_recent and is_reusable(stored) and stored.prompt_key == key
+        self._try(
+            unit,
+            lambda: self._hand_over(self._given.stored(unit, stored, key, arrived_us, now_us)),
+        )
 
     def table_failed(self, error: CarpoolError) -> None:
         """Ends the service: without the log, queries would be answered twice."""
         assert self._sink is not None
         self._sink.fail(error)
-
-
-class _NotingSink:
-    """The sink of the stage within: notes the end of each unit, then passes it on."""
-
-    def __init__(self, sink: Sink, stage: DedupStage) -> None:
-        self._stage = stage
-        self._sink = sink
-        self.hint = sink.hint
-        self.leave_group = sink.leave_group
-        self.fail = sink.fail
-
-    def done(self, done: Done) -> bool:
-        """See `carpool.loop.stage.Sink`."""
-        return self._stage.submit(self._sink, done)
-
-    def charge(self, parts: Sequence[tuple[int, int]], error: Exception) -> None:
-        """See `carpool.loop.stage.Sink`."""
-        self._stage.ended(Done(parts=tuple(parts), outputs=()))
-        self._sink.charge(parts, error)
-
-    def refuse(self, unit: Unit[Any], error: RecordError) -> None:
-        """See `carpool.loop.stage.Sink`."""
-        self._stage.ended(Done(parts=((unit.id, 0),), outputs=()))
-        self._sink.refuse(unit, error)
-
-
-def _dedup_query(unit: Unit[Retrieval | Answer]) -> DedupQuery:
-    retrieval = unit.record
-    if isinstance(retrieval, Answer):
-        assert retrieval.source is not None, "it was read with a source"
-        return DedupQuery(
-            unit_id=unit.id,
-            query_id=retrieval.query_id,
-            source=retrieval.source,
-            digest=None,
-            partition=unit.source.partition,
-        )
-    return DedupQuery(
-        unit_id=unit.id,
-        query_id=retrieval.query.query_id,
-        source=retrieval.source,
-        digest=query_digest(retrieval.query),
-        partition=unit.source.partition,
-        deadline_us=deadline_us_of(retrieval),
-    )
-
-
-def _reuse_query(unit: Unit[Retrieval], key: str) -> ReuseQuery:
-    retrieval = unit.record
-    return ReuseQuery(
-        unit_id=unit.id,
-        key=key,
-        query_id=retrieval.query.query_id,
-        source=retrieval.source,
-        priority=priority_in_class(retrieval.source.topic, retrieval.query.priority),
-        deadline_us=deadline_us_of(retrieval),
-    )
-
-
-def _decoded(message: Message) -> Answer | None:
-    try:
-        return decode(Answer, message.value, message.headers)
-    except Exception:  # a fault of ours, too: the row is counted and ignored
-        return None

@@ -69,7 +69,7 @@ STEPS: dict[str, Callable[..., bool]] = {
     "searcher.service:Lanes.expect": of_part(1, 2),
     "searcher.service:finish": of_part(0, 1),
     "searcher.results:encode": mentioned,
-    "generator.dedup.stage:query_digest": mentioned,
+    "generator.dedup.units:query_digest": mentioned,
     "generator.dedup.stage:DedupStage._generate": mentioned,
     "generator.dedup.stage:DedupStage._pass_on": mentioned,
     "generator.service:prepare_prompt": mentioned,

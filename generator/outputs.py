@@ -1,0 +1,54 @@
+"""The records that the generator writes: terminal answers, and pieces of answers."""
+
+from __future__ import annotations
+
+from carpool.kafka.records import Output
+from carpool.loop.answers import answer_output
+from schemas.answer import Answer, PartialAnswer, unanswered
+from schemas.codec import encode
+from schemas.record import Headers
+from schemas.retrieval import Retrieval
+from schemas.topics import ANSWERS, PARTIAL_ANSWERS
+
+SOURCE = "carpool/generator"
+RECORD_EXTRA_BYTES = 4 * 1024
+"""What a broker counts for a record besides value and headers: its key and framing."""
+
+
+def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Output:
+    """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it."""
+    output = answer_output(answer, stage="generator", now_us=now_us, passed_on=headers)
+    size_bytes = len(output.value) + sum(
+        len(name) + len(value or b"") for name, value in output.headers
+    )
+    if size_bytes <= ANSWERS.max_message_bytes - RECORD_EXTRA_BYTES:
+        return output
+    message = (
+        f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes "
+        f"{ANSWERS.max_message_bytes}"
+    )
+    too_large = unanswered(
+        query_id=answer.query_id,
+        status="failed",
+        stage="generator",
+        error_type="too_large",
+        message=f"{message}; ask for fewer tokens or passages, and send small headers",
+        source=answer.source,
+    )
+    # Without the headers of the query: they may be too large themselves.
+    return answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
+
+
+def partial_output(
+    retrieval: Retrieval, generation_id: str, seq: int, text: str, now_us: int
+) -> Output:
+    """Returns the record of a piece of an answer."""
+    query_id = retrieval.query.query_id
+    value, headers = encode(
+        PartialAnswer(query_id=query_id, generation_id=generation_id, seq=seq, text=text),
+        event_id=f"{generation_id}/{seq}",
+        source=SOURCE,
+        time_us=now_us,
+        passed_on=retrieval.headers,
+    )
+    return Output(topic=PARTIAL_ANSWERS.name, key=query_id.encode(), value=value, headers=headers)
