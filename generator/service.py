@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import msgspec
 import structlog
@@ -26,8 +25,6 @@ from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import (
     LlmRefusal,
-    PromptRefused,
-    RefusalKind,
 )
 from generator.llm.servers import LlmServers
 from generator.llm_requests import RequestsInFlight, check_id
@@ -39,7 +36,6 @@ from generator.plan.dispatch_events import (
     AnswerCancelled,
     CacheChanged,
     CancelRequest,
-    CheckPassed,
     CheckServer,
     ConcurrencyChanged,
     DeliverAnswer,
@@ -53,9 +49,6 @@ from generator.plan.dispatch_events import (
     PromptsRevoked,
     PromptTokenized,
     ReplayCache,
-    RequestAccepted,
-    RequestEnded,
-    RequestRefused,
     SendPrompt,
     TimePassed,
 )
@@ -76,8 +69,8 @@ from generator.query_in_progress import (
     QueryProgress,
     deadline_us_of,
 )
+from generator.server_requests import ServerRequests
 from generator.settings import GeneratorSettings, LlmSettings
-from generator.stream_answer import stream_answer
 from generator.warming.warmer import Warmed, Warmer
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
@@ -133,8 +126,6 @@ class GeneratorStage:
         self._model = llm.model
         self._has_model = llm.engine != "none"
         self._metrics = metrics
-        for outcome in ("answered", *get_args(RefusalKind)):  # at 0, so that alerts see a rise
-            metrics.generator.llm_requests.labels(outcome=outcome)
         self._clock = clock
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
@@ -152,7 +143,6 @@ class GeneratorStage:
         )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
-        self._troubles = ["has not answered yet"] * len(servers)
         self._is_draining = False
         self._is_closed = False
         self._block_tokens = 0  # of the servers; 0: not known
@@ -172,6 +162,9 @@ class GeneratorStage:
             clock=clock,
         )
         self._outcomes = Outcomes(servers, settings, llm.model, metrics, clock, self._note_warmth)
+        self._at_servers = ServerRequests(
+            servers, self._outcomes, self._report, metrics.generator, clock
+        )
 
     # ---- the polling thread
 
@@ -296,7 +289,7 @@ class GeneratorStage:
                 return ()
             return tuple(
                 f"LLM server at {self._servers[server].address} {trouble}"
-                for server, trouble in enumerate(self._troubles)
+                for server, trouble in enumerate(self._at_servers.troubles)
             )
 
     def close(self) -> None:
@@ -377,9 +370,9 @@ class GeneratorStage:
                 if (work := self._get(id)) is not None:  # else revoked: a CancelRequest follows
                     work.progress.attempts, work.server = attempt, server
                     self._warmer.make_room(server)
-                    self._requests.send(id, self._ask(work))
+                    self._requests.send(id, self._at_servers.ask(work))
             case CheckServer(server=server):
-                self._requests.send(check_id(server), self._check(server))
+                self._requests.send(check_id(server), self._at_servers.check(server))
             case ReplayCache(server=server, replay_from=first):
                 self._caches.replay(server, first)
             case CancelRequest(id=id):
@@ -427,14 +420,6 @@ class GeneratorStage:
         label = self._servers.labels[server]
         self._metrics.generator.llm_concurrency.labels(server=label).set(concurrency)
 
-    async def _check(self, server: int) -> None:
-        try:
-            await self._servers.check(server)
-        except LlmRefusal as refusal:
-            self._refused(None, server, refusal)
-        else:
-            self._happened(CheckPassed(server=server))
-
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
         try:
@@ -469,72 +454,9 @@ class GeneratorStage:
         if tree is not None:
             self._caches.measure(server, tree)
 
-    async def _ask(self, work: QueryInProgress) -> None:
-        """Sends one request, and reports its result."""
-        id, metrics = work.unit.id, self._metrics.generator
-        work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
-        metrics.llm_in_flight.inc()
-        metrics.llm_server_requests.labels(server=self._servers.labels[work.server]).inc()
-        cached_tokens = None
-        try:
-            generated = await stream_answer(
-                self._servers[work.server],
-                replace(work.prepared.request, token_ids=work.token_ids),
-                on_first_token=partial(self._first_token, work),
-                on_text=partial(self._outcomes.written, work),
-                on_broken=partial(self._outcomes.count, work, "broken"),
-            )
-            work.outcome = self._outcomes.made_of(work, generated)
-        except PromptRefused as refused:
-            work.outcome = refused
-            metrics.llm_requests.labels(outcome="prompt_refused").inc()
-        except Exception as error:
-            refusal = self._servers.judged(work.server, error)
-            work.progress.trouble = str(refusal)
-            self._refused(id, work.server, refusal)
-            return
-        else:
-            self._servers.answered(work.server)
-            metrics.llm_requests.labels(outcome="answered").inc()
-            if generated.finished.counts_cached:
-                cached_tokens = generated.finished.cached_tokens
-        finally:
-            metrics.llm_in_flight.dec()
-        self._happened(RequestEnded(id=id, cached_tokens=cached_tokens))
-        self._measure_cache(work.server)
-
-    def _first_token(self, work: QueryInProgress) -> None:
-        now_us, progress = self._clock.now_us(), work.progress
-        assert progress.sent_us is not None
-        progress.first_token_us = now_us
-        ttft_us = now_us - progress.sent_us
-        self._metrics.generator.time_to_first_token_seconds.observe(ttft_us / 1_000_000)
-        self._happened(RequestAccepted(id=work.unit.id))
-
-    def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
-        """A server refused a request; `id` None: a check."""
-        self._metrics.generator.llm_requests.labels(outcome=refusal.kind).inc()
-        trouble = f"refuses: {refusal}"
-        with self._lock:
-            is_new, self._troubles[server] = trouble != self._troubles[server], trouble
-        if is_new:
-            log.warning(
-                "the LLM server refuses",
-                address=self._servers[server].address,
-                kind=refusal.kind,
-                refusal=str(refusal),
-            )
-        asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
-        self._happened(
-            RequestRefused(
-                id=id,
-                server=server,
-                retry_after_us=asked_us,
-                suspect=refusal.is_suspect,
-                is_paid=refusal.is_paid,
-                is_lost=refusal.is_lost,
-            )
-        )
+    def _report(self, server: int, event: DispatchEvent) -> None:
+        """Passes on what a server did."""
+        self._happened(event)
         self._measure_cache(server)
 
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:

@@ -74,7 +74,7 @@ STEPS: dict[str, Callable[..., bool]] = {
     "generator.dedup.stage:DedupStage._pass_on": mentioned,
     "generator.service:prepare_prompt": mentioned,
     "generator.service:LlmServers.tokenize": lambda _, request: "guilty" in request.user,
-    "generator.service:stream_answer": lambda _, request: "guilty" in request.user,
+    "generator.server_requests:stream_answer": lambda _, request: "guilty" in request.user,
     "generator.outcomes:Outcomes.written": mentioned,
     "generator.outcomes:answered": mentioned,
     "generator.outcomes:bounded_answer_output": mentioned,
@@ -250,7 +250,7 @@ def test_a_query_of_a_scattered_group_ends_once_though_every_lane_meets_an_excep
     ("step", "more", "status"),
     [
         ("grouper.service:expired", {"deadline": NOW_US // 1_000 + 1}, "failed"),  # no more time
-        ("generator.dedup.stage:decode", {}, "ok"),  # the row of the answer, in its log
+        ("generator.dedup.units:decode", {}, "ok"),  # the row of the answer, in its log
     ],
 )
 def test_an_exception_that_no_retry_follows_ends_its_query_once(
