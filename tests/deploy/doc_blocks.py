@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from carpool.kafka.embedded import EmbeddedBroker
 from cli.all_settings import CarpoolSettings
 from cli.runfile import RunFile
 from cli.settings import Given, load
@@ -23,6 +22,7 @@ from tests.waiting import WAIT_S, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(.*?)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 DOCUMENTED_ADDRESS = "127.0.0.1:9092"
+UP = "carpool up --index .carpool/index"
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,6 @@ def environ() -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def running(command: str, folder: Path) -> Iterator[str]:
-    """Runs a `carpool up` in `folder` and yields its brokers' address once all is ready."""
-    with (folder / "up.log").open("wb") as log:
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=folder, env=environ(), stdout=log, stderr=log
-        )
-    try:
-        yield _bootstrap_when_ready(process, folder)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(WAIT_S)
-
-
 def _bootstrap_when_ready(process: subprocess.Popen[bytes], folder: Path) -> str:
     def log() -> str:
         return f"`carpool up` is not ready: {(folder / 'up.log').read_text()}"
@@ -82,33 +68,26 @@ def _bootstrap_when_ready(process: subprocess.Popen[bytes], folder: Path) -> str
     return wait_until(bootstrap, log) or ""
 
 
-def run_page(blocks: list[Block], folder: Path) -> None:
-    """Runs the blocks that can run; `sh up` starts services that stay until the page ends."""
-    address = DOCUMENTED_ADDRESS
-    with contextlib.ExitStack() as until_the_end:
-        needs_broker = any(address in block.text for block in blocks if block.info == "sh")
-        starts_services = any(block.info == "sh up" for block in blocks)
-        if needs_broker and not starts_services:
-            broker = until_the_end.enter_context(EmbeddedBroker())
-            address = broker.bootstrap
-        if starts_services and not any("index build" in block.text for block in blocks):
-            build_small_index(folder)
-        for block in blocks:
-            text = block.text.replace(DOCUMENTED_ADDRESS, address)
-            match block.info:
-                case "sh up":
-                    address = until_the_end.enter_context(running(text.strip(), folder))
-                case "sh":
-                    _run(["bash", "-euo", "pipefail", "-c", text], block, folder)
-                case "python":
-                    variables = {"CARPOOL_KAFKA_BOOTSTRAP": address}
-                    _run([sys.executable, "-c", text], block, folder, variables)
-                case "json":
-                    json.loads(text)
-                case "toml":
-                    tomllib.loads(text)
-                    (folder / "page.toml").write_text(text)
-                    load(CarpoolSettings, Given(file=folder / "page.toml", environ={}, flags={}))
+def run_page(blocks: list[Block], folder: Path, running: Running) -> None:
+    """Runs the blocks that can run, beside one Carpool that stands for what `sh up` starts."""
+    for block in blocks:
+        text = block.text.replace(DOCUMENTED_ADDRESS, running.bootstrap)
+        match block.info:
+            case "sh up":
+                assert text.strip() == UP
+                (folder / ".carpool").mkdir(exist_ok=True)
+                (folder / ".carpool" / "run").symlink_to(running.folder / ".carpool" / "run")
+            case "sh":
+                _run(["bash", "-euo", "pipefail", "-c", text], block, folder)
+            case "python":
+                variables = {"CARPOOL_KAFKA_BOOTSTRAP": running.bootstrap}
+                _run([sys.executable, "-c", text], block, folder, variables)
+            case "json":
+                json.loads(text)
+            case "toml":
+                tomllib.loads(text)
+                (folder / "page.toml").write_text(text)
+                load(CarpoolSettings, Given(file=folder / "page.toml", environ={}, flags={}))
 
 
 def _run(command: list[str], block: Block, folder: Path, variables: Mapping[str, str] = {}) -> None:
@@ -130,9 +109,24 @@ def build_small_index(folder: Path) -> None:
     subprocess.run(build, cwd=folder, env=environ(), check=True, capture_output=True)
 
 
+@dataclass(frozen=True)
+class Running:
+    """A running Carpool: where it was started, and its brokers."""
+
+    folder: Path
+    bootstrap: str
+
+
 @contextlib.contextmanager
-def small_carpool(folder: Path) -> Iterator[str]:
-    """Yields the brokers of a small Carpool in `folder`: two passages, no language model."""
+def small_carpool(folder: Path) -> Iterator[Running]:
+    """Runs a small Carpool in `folder`: two passages, no language model."""
     build_small_index(folder)
-    with running("carpool up --index .carpool/index", folder) as bootstrap:
-        yield bootstrap
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {UP}"], cwd=folder, env=environ(), stdout=log, stderr=log
+        )
+    try:
+        yield Running(folder, _bootstrap_when_ready(process, folder))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_S)

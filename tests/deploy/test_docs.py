@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
 from cli.settings import section_kinds
 from schemas.headers import ERROR_PREFIX, HEADERS
-from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, run_page
+from tests.deploy.doc_blocks import BLOCK, ROOT, Running, blocks_of, run_page, small_carpool
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
@@ -165,6 +166,13 @@ def test_blocks_that_are_not_run_are_these() -> None:
             assert text.startswith(begin)
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One Carpool for all pages."""
+    with small_carpool(tmp_path_factory.mktemp("carpool")) as found:
+        yield found
+
+
 @pytest.mark.parametrize("page", runnable_pages(), ids=name_of)
-def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
-    run_page(blocks_of(page), tmp_path)
+def test_code_blocks_run(page: Path, tmp_path: Path, running: Running) -> None:
+    run_page(blocks_of(page), tmp_path, running)

@@ -20,7 +20,7 @@ from tests.waiting import WAIT_S
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The brokers of one Carpool for all examples."""
     with small_carpool(tmp_path_factory.mktemp("carpool")) as found:
-        yield found
+        yield found.bootstrap
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
