@@ -100,11 +100,11 @@ def accept_loss(
     Example:
       carpool groups accept-loss
     """
-    from carpool.kafka.checks import Standing, missing_records
     from carpool.kafka.deployment import broker_facts
     from carpool.kafka.librdkafka.group_offsets import GroupOffsets
     from carpool.kafka.move_position import reset_to
     from carpool.kafka.records import TopicPartition
+    from carpool.kafka.standing import Standing, missing_records
 
     kafka, show = beside.settings().kafka, output()
     gaps: dict[tuple[str, TopicPartition], Standing] = {}

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
-from carpool.kafka.clients import Position
-from carpool.kafka.move_position import unprocessed_before
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import BrokerSettings, KafkaSettings
+from carpool.kafka.standing import (
+    Standing,
+    forgotten_group,
+    hours,
+    missing_records,
+    unread_for_long,
+)
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_SUFFIX,
-    QUERIES,
     QUERY_TOPICS,
     RETRIES,
     RETRIEVALS,
@@ -29,15 +32,12 @@ from schemas.topics import (
 Wish = Literal["auto", "exactly_once", "at_least_once"]
 DeliveryName = Literal["exactly_once", "at_least_once"]
 
-HOUR_MS = 3_600_000
 INTERNAL_LOGS = {
     "__consumer_offsets": "offsets.topic",
     "__transaction_state": "transaction.state.log",
 }
 """The brokers' own topics, and how the settings of each begin."""
 ACLS = "(`carpool acls` prints the rights that each service needs)"
-WARN_SHARE = 0.5
-"""Unread records older than this share of their topic's retention cause a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,29 +47,6 @@ class TopicFacts:
     partitions: int
     replicas: int
     config: Mapping[str, str] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a consumer group is in a partition: committed offset, first and next offset of the log.
-
-    `metadata`: of the commit. `first_ms`: when the first record was written, epoch milliseconds.
-    0: unknown, or there is no record.
-    `first_young`: the first offset of a record younger than `WARN_SHARE` of the retention; None:
-    unknown.
-    """
-
-    committed: int
-    first: int
-    end: int
-    first_young: int | None
-    metadata: str = ""
-    first_ms: int = 0
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether records were deleted before the group processed them."""
-        return 0 <= self.committed < self.first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +151,10 @@ def judge(
     problems += _partition_problems(settings, topics, facts)
     # The embedded broker, which has no transactions, returns ends that are too low.
     standings = facts.standings if abilities.transactions else {}
-    problems += _forgotten_group(settings, standings)
+    problems += forgotten_group(settings, standings)
     for at, standing in sorted(standings.items()):
         warnings += missing_records(at, standing)
-        warnings += _standing_warnings(at, standing, facts)
+        warnings += unread_for_long(at, standing, _retention_ms(facts.topics.get(at.topic)))
     return Deployment(
         abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
     )
@@ -286,14 +263,14 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
         )
     elif retention_ms is not None and retention_ms >= 0 and topic.retention_ms == UNTIL_PROCESSED:
         yield (
-            f"topic {name} deletes records after {_hours(retention_ms)}, processed or not: a "
+            f"topic {name} deletes records after {hours(retention_ms)}, processed or not: a "
             "longer outage of the service that reads them loses questions. "
             f"{_alter(name, 'retention.ms', UNTIL_PROCESSED)}"
         )
     elif retention_ms is not None and 0 <= retention_ms < topic.retention_ms:
         yield (
-            f"topic {name} keeps records for {_hours(retention_ms)}, less than the "
-            f"{_hours(topic.retention_ms)} that it should: unread records are deleted earlier. "
+            f"topic {name} keeps records for {hours(retention_ms)}, less than the "
+            f"{hours(topic.retention_ms)} that it should: unread records are deleted earlier. "
             f"{_alter(name, 'retention.ms', topic.retention_ms)}"
         )
     if deletes and (_number(config, "retention.bytes") or -1) >= 0:
@@ -340,58 +317,9 @@ def _partition_problems(
             )
 
 
-def _forgotten_group(
-    settings: KafkaSettings, standings: Mapping[TopicPartition, Standing]
-) -> Iterator[str]:
-    """A group that has committed nothing reads all questions, although there are answers."""
-    asked, answers = (
-        [each for at, each in standings.items() if at.topic in map(settings.broker_topic, names)]
-        for names in (QUERY_TOPICS, (ANSWERS.name,))
-    )
-    has_records = [any(each.first < each.end for each in found) for found in (asked, answers)]
-    if all(has_records) and all(each.committed < 0 for each in asked):
-        yield (
-            f"the consumer group {settings.group_of('grouper')} has no committed offsets, and "
-            f"{settings.broker_topic(ANSWERS.name)} has answers: its offsets were deleted or have "
-            "expired, or it had another name (kafka.prefix). All questions would be read "
-            "again, and those whose answers are no longer known answered again. Give the group its "
-            f"name back, or accept that: `carpool groups reset grouper {QUERIES.name}/0/0` for "
-            "each partition, or a larger offset"
-        )
-
-
-def missing_records(at: TopicPartition, standing: Standing) -> Iterator[str]:
-    """Yields what the group can no longer read in a partition, which then waits, in words."""
-    where = f"{at.topic}[{at.partition}]"
-    waits = "This partition waits, the others go on."
-    if standing.has_gap:
-        count = unprocessed_before(Position(standing.committed, standing.metadata), standing.first)
-        written = datetime.fromtimestamp(standing.first_ms / 1_000, UTC).isoformat(" ", "seconds")
-        yield (
-            f"{where}: {count} records that were never processed are gone"
-            f"{f', written before {written}' if standing.first_ms else ''}: the group continues "
-            f"from offset {standing.committed}, and the log begins at {standing.first}. {waits} "
-            "Lengthen the topic's retention; `carpool groups accept-loss` accepts the loss of all"
-        )
-    elif standing.committed > standing.end:
-        yield (
-            f"{where}: the group continues from offset {standing.committed}, and the log ends at "
-            f"{standing.end}: the topic was created again, or its broker lost records. {waits} "
-            "Find out which; `carpool groups reset` reads on from another offset"
-        )
-
-
-def _standing_warnings(at: TopicPartition, standing: Standing, facts: BrokerFacts) -> Iterator[str]:
-    begin = max(standing.committed, standing.first)
-    if begin >= standing.end or standing.first_young is None or begin >= standing.first_young:
-        return
-    topic = facts.topics.get(at.topic)
-    retention_ms = _number((topic.config if topic else None) or {}, "retention.ms") or 0
-    yield (
-        f"{at.topic}[{at.partition}]: the oldest of {standing.end - begin} unread records is older "
-        f"than {_hours(int(retention_ms * WARN_SHARE))}, and the topic deletes after "
-        f"{_hours(retention_ms)}: lengthen its retention, or add members, before they are lost"
-    )
+def _retention_ms(topic: TopicFacts | None) -> int:
+    """Returns the retention of a topic; 0: unknown."""
+    return _number((topic.config if topic else None) or {}, "retention.ms") or 0
 
 
 def _number(config: Mapping[str, str], name: str) -> int | None:
@@ -399,10 +327,6 @@ def _number(config: Mapping[str, str], name: str) -> int | None:
         return int(config[name])
     except (KeyError, ValueError):
         return None
-
-
-def _hours(time_ms: int) -> str:
-    return f"{time_ms / HOUR_MS:.3g} h"
 
 
 def _alter(topic: str, name: str, value: int | str) -> str:

@@ -8,7 +8,7 @@ from carpool.clock import Clock
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import ReadBatch, TopicReader
+from carpool.kafka.topic_reader import TopicReader
 from schemas.topics import Topic
 
 FOLLOWER = {
@@ -110,15 +110,7 @@ class TopicLog:
             trouble, self._trouble = self._trouble, None
             topic = self._settings.broker_topic(self.topic)
             raise RetryableError(f"{topic} cannot be read: {trouble}")
-        batch = self._follower.poll(1, timeout_s)
-        if batch.messages and records_max > 1:
-            more = self._follower.poll(records_max - 1, 0)  # what has been fetched
-            batch = ReadBatch(
-                batch.messages + more.messages,
-                batch.ends | more.ends,
-                batch.errors + more.errors,
-                batch.passed_over | more.passed_over,
-            )
+        batch = self._follower.poll(records_max, timeout_s)
         for message in batch.messages:
             self._next[message.source.partition] = message.source.offset + 1
         for at, offset in (batch.passed_over | batch.ends).items():

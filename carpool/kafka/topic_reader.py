@@ -191,12 +191,15 @@ class TopicReader:
         self._consumer.incremental_unassign([self._raw(at) for at in partitions])
 
     def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
-        """Returns `records_max` records, or fewer after `timeout_s`.
+        """Returns what was fetched, at most `records_max` records; waits `timeout_s` for the first.
 
         Passes over records that cannot be unpacked, after some seconds.
         """
         batch = ReadBatch([], {}, [], {})
-        for raw in self._consumer.consume(records_max, timeout_s):
+        found = self._consumer.consume(1, timeout_s)
+        if found and records_max > 1:
+            found += self._consumer.consume(records_max - 1, 0)
+        for raw in found:
             error = raw.error()
             if error is None:
                 batch.messages.append(message_of(self._settings, raw, self._clock.now_us()))

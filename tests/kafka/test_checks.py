@@ -8,18 +8,11 @@ import pytest
 
 from carpool.errors import ConfigError
 from carpool.kafka.admin import topic_config
-from carpool.kafka.checks import (
-    Abilities,
-    BrokerFacts,
-    Deployment,
-    Standing,
-    TopicFacts,
-    Wish,
-    judge,
-)
+from carpool.kafka.checks import Abilities, BrokerFacts, Deployment, TopicFacts, Wish, judge
 from carpool.kafka.deployment import require_fit
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.standing import Standing
 from schemas.topics import (
     ANSWERS,
     GROUPS,

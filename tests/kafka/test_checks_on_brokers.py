@@ -7,7 +7,7 @@ import uuid
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from structlog.testing import capture_logs
 
@@ -21,29 +21,9 @@ from schemas.topics import QUERIES, QUERIES_DEAD, TOPICS
 from tests.waiting import WAIT_S, wait_until
 
 
-def begin_at_end(bootstrap: str, group: str, topic: str) -> None:
-    """Commits the ends of a topic for a group that has no member."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    known = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
-    places = [TopicPartition(topic, number) for number in known]
-    for place in places:
-        place.offset = consumer.get_watermark_offsets(place, timeout=WAIT_S)[1]
-
-    def is_committed() -> bool:
-        try:
-            consumer.commit(offsets=places, asynchronous=False)
-        except KafkaException:  # the coordinator is not there yet
-            return False
-        return True
-
-    wait_until(is_committed)
-    consumer.close()
-
-
 def checked(bootstrap: str) -> Deployment:
-    settings = KafkaSettings(bootstrap=bootstrap)
+    settings = KafkaSettings(bootstrap=bootstrap, prefix="checked")
     create_topics(settings)
-    begin_at_end(bootstrap, "carpool-checked", QUERIES.name)  # other tests left records there
     deployment = check_deployment(
         settings, "auto", TOPICS, group="carpool-checked", inputs=[QUERIES.name]
     )

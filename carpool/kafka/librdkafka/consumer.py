@@ -22,7 +22,6 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
 from carpool.errors import ConfigError, FencedError, RetryableError
-from carpool.kafka.checks import missing_records
 from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config
 from carpool.kafka.clients import (
     CommitResult,
@@ -53,6 +52,7 @@ from carpool.kafka.raw_records import (
 )
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.standing import missing_records
 from carpool.kafka.topic_reader import pass_over
 from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches
 

@@ -10,11 +10,11 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
-from carpool.kafka.checks import WARN_SHARE, Standing
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.standing import WARN_SHARE, Standing
 
 
 def standings(
