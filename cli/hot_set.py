@@ -129,7 +129,7 @@ def _choose(
     )
     times = _measure(index, settings, asked, probes)
     chosen = choose_hot_set(sets, times, **targets)
-    numbers = {sets.fitting(share * float(sets.size_bytes[-1])) for share in SHARES}
+    numbers = {sets.share(share) for share in SHARES}
     others = [
         judge_hot_set(sets, number, times, **targets) for number in numbers - {chosen.clusters}
     ]

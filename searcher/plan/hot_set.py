@@ -58,8 +58,9 @@ class NestedHotSets:
         found = correlation(float(self.means[number]), variance, self.nprobe)
         return BetaBinomial(mean, found, self.nprobe)
 
-    def fitting(self, bytes_max: float) -> int:
-        """Returns how many of the hottest clusters fit `bytes_max`."""
+    def share(self, share: float) -> int:
+        """Returns how many of the hottest clusters fit a share of all bytes."""
+        bytes_max = share * float(self.size_bytes[-1])
         return max(0, int(np.searchsorted(self.size_bytes, bytes_max, side="right")) - 1)
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.table import Table
 
 from bench.core.command import reported
-from bench.core.progress import progress_bars
 from bench.core.report import RunStart, finish
 from bench.data.clusters import open_clusters
 from bench.data.evaluation import distinct_order
@@ -30,9 +27,8 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
-from carpool.terminal import TerminalConsole
 from searcher.codes.load import load_codes
-from searcher.measure_times import QUERIES_A_ROUND, BatchScans, TimeRounds
+from searcher.measure_times import BatchScans, TimeRounds
 from searcher.plan.hot_set import BATCH_MAX, NestedHotSets, choose_hot_set, nested_hot_sets
 from searcher.plan.search_times import SearchTimes, batch_time_us, fit_search_times
 
@@ -42,23 +38,22 @@ Int64 = npt.NDArray[np.int64]
 SHARES = (0.05, 0.1, 0.2, 0.4)
 """Of the bytes of all clusters."""
 BATCHES = (1, 8, 32, 64)
+SPLITS = 3
+"""Random halves of the questions, for which bytes are chosen."""
 HIT_RATE_OFF_MAX = 0.06
 TIME_OFF_MAX = 0.15
 BYTES_OVER_MAX = 1.15
 QUESTIONS_MIN = 200
 
 
-class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A hot set and a size of batch: what was measured, the model, and an equation as printed.
-
-    The least hit rate of a batch, or its time in microseconds.
-    """
+class BatchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A hot set and a size of batch. Each pair: the least hit rate, and microseconds."""
 
     share: float
     batch: int
-    measured: float
-    model: float
-    printed: float
+    measured: tuple[float, float]
+    model: tuple[float, float]
+    printed: tuple[float, float]
 
 
 class BytesRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,50 +67,38 @@ class BytesRow(msgspec.Struct, frozen=True, kw_only=True):
     printed: list[int]
     least: list[int]
 
+    def overs(self, sizes: Sequence[int]) -> list[float]:
+        """Returns sizes over the least."""
+        return [one / max(1, least) for one, least in zip(sizes, self.least, strict=True)]
+
 
 class VectorLiteResults(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures that were asked for, and the measured times of the codes."""
+    """The measured times, and the rows of the figure."""
 
     questions: int
-    times: SearchTimes | None
-    hit_rates: list[ShareRow]
-    batch_times: list[ShareRow]
+    times: SearchTimes
+    batches: list[BatchRow]
     bytes: list[BytesRow]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Split:
-    """Questions in two halves: `sets` of the profiled ones, and the others, which judge.
+    """Questions in two halves, by chance: `sets` of the first, and the second, which judges."""
 
-    `vectors`: (n, dim) float32; `probes`: (n, nprobe) int64, the profiled half first.
-    """
-
-    vectors: Float32
-    probes: Int64
-    half: int
-    sets: NestedHotSets
-    judges: HeldOut
-
-    def clusters(self, share: float) -> int:
-        """Returns how many of the hottest clusters fit a share of all bytes."""
-        return self.sets.fitting(share * float(self.sets.size_bytes[-1]))
-
-
-def split_of(index: OpenIndex, vectors: Float32, nprobe: int, seed: int) -> Split:
-    """Returns the questions in two halves, by chance."""
-    vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))]
-    probes = probe(index.centroids, vectors, nprobe).astype(np.int64)
-    half = len(vectors) // 2
-    row_counts = np.array([extent.row_count for extent in index.extents], np.int64)
-    sets = nested_hot_sets(list(probes[:half]), row_counts * index.manifest.dimension)
-    judges = HeldOut(probes[half:], sets.clusters, seed)
-    return Split(vectors=vectors, probes=probes, half=half, sets=sets, judges=judges)
+    def __init__(self, index: OpenIndex, vectors: Float32, nprobe: int, seed: int) -> None:
+        self.vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))]
+        self.probes = probe(index.centroids, self.vectors, nprobe).astype(np.int64)
+        self.half = len(vectors) // 2
+        rows = np.array([extent.row_count for extent in index.extents], np.int64)
+        profiled = list(self.probes[: self.half])
+        self.sets: NestedHotSets = nested_hot_sets(profiled, rows * index.manifest.dimension)
+        self.judges = HeldOut(self.probes[self.half :], self.sets.clusters, seed)
 
 
 def run(options: VectorLiteOptions) -> bool:
     """Measures, prints and reports; returns whether every promise was kept. Blocks.
 
-    Raises `ConfigError` for an index without codes or too few questions.
+    Raises `ConfigError` for an index without codes or too few questions, `RetryableError` where
+    the times do not fit a line.
     """
     start = RunStart.now()
     index = open_clusters(options.index)
@@ -127,26 +110,19 @@ def run(options: VectorLiteOptions) -> bool:
             f"{[layout.codec for layout in index.manifest.codes]}: at least {QUESTIONS_MIN} "
             "questions are needed, and an index that was built with --codes rabitq4"
         )
-    split = split_of(index, vectors, options.nprobe, options.seed)
-    wanted = {"hit-rates", "times", "bytes"} if options.figure == "all" else {options.figure}
-    times: SearchTimes | None = None
-    hit_rates: list[ShareRow] = []
-    batch_times: list[ShareRow] = []
-    sizes: list[BytesRow] = []
-    if "hit-rates" in wanted:
-        hit_rates = [_hit_rate(split, share, batch) for share in SHARES for batch in BATCHES]
-    if wanted & {"times", "bytes"}:
-        times, batch_times = _measured(index, options, split)
-    if "bytes" in wanted and times is not None:
-        seeds = range(options.seed, options.seed + options.splits)
-        splits = [split_of(index, vectors, options.nprobe, seed) for seed in seeds]
-        sizes = [bytes_row(splits, times, *target) for target in targets_of(times)]
+    seeds = range(options.seed, options.seed + SPLITS)
+    splits = [Split(index, vectors, options.nprobe, seed) for seed in seeds]
+    is_bytes = options.figure == "bytes"
+    cells = [] if is_bytes else [(share, batch) for share in SHARES for batch in BATCHES]
+    times, measured_us = _measure(index, options, splits[0], cells)
     results = VectorLiteResults(
         questions=len(vectors),
         times=times,
-        hit_rates=hit_rates,
-        batch_times=batch_times,
-        bytes=sizes,
+        batches=[
+            _batch_row(splits[0], times, *cell, took_us)
+            for cell, took_us in zip(cells, measured_us, strict=True)
+        ],
+        bytes=[bytes_row(splits, times, *one) for one in targets_of(times)] if is_bytes else [],
     )
     report = start.report(
         "vectorlite",
@@ -159,93 +135,63 @@ def run(options: VectorLiteOptions) -> bool:
 
 
 def _promises(results: VectorLiteResults) -> dict[str, bool]:
-    times = [abs(row.model / row.measured - 1) for row in results.batch_times] or [0.0]
+    rows = results.batches
+    times = [abs(row.model[1] / row.measured[1] - 1) for row in rows] or [0.0]
+    overs = [statistics.median(row.overs(row.chosen)) for row in results.bytes]
     return {
         f"every least hit rate within {HIT_RATE_OFF_MAX}": all(
-            abs(row.model - row.measured) <= HIT_RATE_OFF_MAX for row in results.hit_rates
+            abs(row.model[0] - row.measured[0]) <= HIT_RATE_OFF_MAX for row in rows
         ),
         f"the median time within {TIME_OFF_MAX:.0%}": statistics.median(times) <= TIME_OFF_MAX,
         "hot sets meet their targets with held-out questions, in at least half of the splits": all(
-            statistics.median(_overs(row.chosen, row.least)) >= 1 for row in results.bytes
+            over >= 1 for over in overs
         ),
         f"hot sets take at most {BYTES_OVER_MAX} times the least bytes, the median of splits": all(
-            statistics.median(_overs(row.chosen, row.least)) <= BYTES_OVER_MAX
-            for row in results.bytes
+            over <= BYTES_OVER_MAX for over in overs
         ),
     }
 
 
-def _overs(sizes: Sequence[int], least: Sequence[int]) -> list[float]:
-    return [size / max(1, fewest) for size, fewest in zip(sizes, least, strict=True)]
-
-
-def _hit_rate(split: Split, share: float, batch: int) -> ShareRow:
-    clusters = split.clusters(share)
-    hits = split.sets.hits(clusters)
-    return ShareRow(
-        share=share,
-        batch=batch,
-        measured=float(split.judges.hit_rates(clusters, batch).min(axis=1).mean()),
-        model=hits.expected_least(batch),
-        printed=least_hit_rate_eq4(hits, batch),
-    )
-
-
-def _measured(
-    index: OpenIndex, options: VectorLiteOptions, split: Split
-) -> tuple[SearchTimes, list[ShareRow]]:
-    """Measures the times that the model starts from, and batches beside hot sets, in turn.
-
-    Raises `RetryableError` where the times do not fit a line.
-    """
+def _measure(
+    index: OpenIndex,
+    options: VectorLiteOptions,
+    split: Split,
+    cells: Sequence[tuple[float, int]],
+) -> tuple[SearchTimes, list[float]]:
+    """Measures the times that the model starts from, and those of `cells`, in turn."""
     codes = index.open_codes(index.manifest.codes[0].codec)
     scanner = load_codes(codes, index.centroids, direct_io="auto").scanner
-    cells = [(share, batch) for share in SHARES for batch in BATCHES]
     random = np.random.default_rng(options.seed)
-    measured_us: dict[tuple[float, int], list[float]] = {cell: [] for cell in cells}
-    with (
-        BatchScans(scanner, codes.layout.codec, SystemClock()) as scans,
-        progress_bars(TerminalConsole(stderr=True)) as tell,
-    ):
-        half = split.half
-        rounds = TimeRounds(scans, split.vectors[:half], list(split.probes[:half]))
-        for done in range(options.rounds):
+    measured_us: list[list[int]] = [[] for _ in cells]
+    with BatchScans(scanner, codes.layout.codec, SystemClock()) as scans:
+        profiled = slice(0, split.half)
+        rounds = TimeRounds(scans, split.vectors[profiled], list(split.probes[profiled]))
+        for _ in range(options.rounds):
             rounds.scan()
             for at in random.permutation(len(cells)).tolist():
                 share, batch = cells[at]
-                hot = split.sets.clusters[: split.clusters(share)]
-                count = max(1, QUERIES_A_ROUND // batch)
-                measured_us[cells[at]].append(
-                    statistics.fmean(
-                        _batch_us(scans, split, hot, batch, random) for _ in range(count)
-                    )
-                )
-            tell("rounds", done + 1, options.rounds)
+                hot = split.sets.clusters[: split.sets.share(share)]
+                chosen = random.integers(split.half, len(split.probes), size=batch)
+                cold = [one[~np.isin(one, hot)] for one in split.probes[chosen]]
+                measured_us[at].append(scans.time_us(split.vectors[chosen], cold))
         times = fit_search_times(rounds.samples(), scans.threads)
-    rows = []
-    for (share, batch), took_us in measured_us.items():
-        hits = split.sets.hits(split.clusters(share))
-        rows.append(
-            ShareRow(
-                share=share,
-                batch=batch,
-                measured=statistics.median(took_us),
-                model=batch_time_us(times, hits, batch),
-                printed=batch_time_eq5(times, batch, least_hit_rate_eq4(hits, batch)),
-            )
-        )
-    return times, rows
+    return times, [statistics.median(each) for each in measured_us]
 
 
-def _batch_us(
-    scans: BatchScans, split: Split, hot: Int64, batch: int, random: np.random.Generator
-) -> int:
-    """Returns how long a batch of held-out questions takes, over the clusters that are not hot."""
-    chosen = random.integers(split.half, len(split.probes), size=batch)
-    probes = split.probes[chosen]
-    is_hot = np.isin(probes, hot)
-    cold = [one[~mask] for one, mask in zip(probes, is_hot, strict=True)]
-    return scans.time_us(split.vectors[chosen], cold)
+def _batch_row(
+    split: Split, times: SearchTimes, share: float, batch: int, took_us: float
+) -> BatchRow:
+    clusters = split.sets.share(share)
+    hits = split.sets.hits(clusters)
+    printed = least_hit_rate_eq4(hits, batch)
+    least = float(split.judges.hit_rates(clusters, batch).min(axis=1).mean())
+    return BatchRow(
+        share=share,
+        batch=batch,
+        measured=(least, took_us),
+        model=(hits.expected_least(batch), batch_time_us(times, hits, batch)),
+        printed=(printed, batch_time_eq5(times, batch, printed)),
+    )
 
 
 def targets_of(times: SearchTimes) -> list[tuple[float, float]]:
@@ -274,39 +220,27 @@ def bytes_row(
 ) -> BytesRow:
     """Returns what each split chooses for a target, and needs."""
     target = {"target_us": target_us, "queries_per_s": queries_per_s}
-
-    def size(split: Split, clusters: int) -> int:
-        return int(split.sets.size_bytes[clusters])
-
-    return BytesRow(
-        **target,
-        chosen=[choose_hot_set(one.sets, times, **target).size_bytes for one in splits],
-        printed=[size(one, clusters_as_printed(one.sets, times, **target)) for one in splits],
-        least=[size(one, one.judges.fewest(times, **target)) for one in splits],
-    )
+    sizes: list[tuple[int, ...]] = []
+    for split in splits:
+        chosen = choose_hot_set(split.sets, times, **target).clusters
+        printed = clusters_as_printed(split.sets, times, **target)
+        least = split.judges.fewest(times, **target)
+        sizes.append(tuple(split.sets.size_bytes[[chosen, printed, least]].tolist()))
+    chosen_bytes, printed_bytes, least_bytes = map(list, zip(*sizes, strict=True))
+    return BytesRow(**target, chosen=chosen_bytes, printed=printed_bytes, least=least_bytes)
 
 
 def _print(console: Console, results: VectorLiteResults) -> None:
-    for title, rows, unit in (
-        ("Least hit rate of a batch", results.hit_rates, 1.0),
-        ("Time of a batch, ms", results.batch_times, 1e-3),
-    ):
-        table = Table("share of bytes", "batch", "measured", "model", "as printed", title=title)
-        for row in rows:
-            figures = (f"{one * unit:.3f}" for one in (row.measured, row.model, row.printed))
-            table.add_row(f"{row.share:.0%}", str(row.batch), *figures)
-        if rows:
-            console.print(table)
-    if results.bytes:
-        table = Table("target ms", "questions/s", "least MB", "chosen", "as printed", title="Bytes")
-        for size in results.bytes:
-            table.add_row(
-                f"{size.target_us / 1000:.2f}" if size.target_us else "-",
-                f"{size.queries_per_s:,.0f}" if size.queries_per_s else "-",
-                f"{statistics.median(size.least) / 1e6:,.1f}",
-                *(_spread(_overs(each, size.least)) for each in (size.chosen, size.printed)),
-            )
-        console.print(table, "Medians [lowest, highest] of the splits; over the least.")
+    for row in results.batches:
+        pairs = (("measured", row.measured), ("model", row.model), ("printed", row.printed))
+        shown = "; ".join(f"{name} {rate:.3f} {us / 1e3:.2f} ms" for name, (rate, us) in pairs)
+        console.print(f"{row.share:.0%} of the bytes, {row.batch} questions: {shown}")
+    for size in results.bytes:
+        console.print(
+            f"{size.target_us / 1e3:.2f} ms, {size.queries_per_s:,.0f} questions a second: least "
+            f"{statistics.median(size.least) / 1e6:,.1f} MB; over it: chosen "
+            f"{_spread(size.overs(size.chosen))}, as printed {_spread(size.overs(size.printed))}"
+        )
 
 
 def _spread(figures: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""The options of `carpool bench paper vectorlite`. Light to import."""
+"""The options of `carpool bench paper vectorlite`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ class VectorLiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     Half of the questions are profiled, the others judge: they choose nothing.
 
     \b
-    hit-rates   the expected hit rate of the question with the fewest hits of a batch, by the model,
-                by Eq. 4 as printed, and of batches drawn from the other half
-    times       until the last question of a batch is scanned, the clusters of the hot set left out:
-                by the model, by Eq. 5 as printed, and of scans of the codes of the index
-    bytes       for five targets: the chosen hot set, that of Eq. 3 to 10 as printed, and the
-                oracle: the smallest one that meets the target with questions of the other half, in
-                a simulation with the measured times
+    batches   the least hit rate of a batch of questions, and the time until the last one is
+              scanned, the clusters of the hot set left out: of batches of the other half and scans
+              of the codes of the index, by the model, and by Eq. 4 and 5 as printed
+    bytes     for five targets: the chosen hot set, that of Eq. 3 to 10 as printed, and the oracle:
+              the smallest one that meets the target with questions of the other half, in a
+              simulation with the measured times
 
     Ends with 1 when a hit rate is off by more than .06, half of the times by more than 15 %, or hot
     sets take more than 1.15 times the least bytes, or do not meet their targets: the median of some
@@ -32,9 +31,7 @@ class VectorLiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     Example:  carpool bench paper vectorlite bytes --index my-index --questions questions.npy
     """
 
-    figure: Annotated[
-        Literal["hit-rates", "times", "bytes", "all"], typer.Argument(show_default=False)
-    ] = "all"
+    figure: Annotated[Literal["batches", "bytes"], typer.Argument(show_default=False)] = "bytes"
     index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")]
     questions: Annotated[
         Path,
@@ -49,8 +46,5 @@ class VectorLiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Times that every batch is measured.")
     ] = 40
-    splits: Annotated[
-        int, typer.Option("--splits", min=1, help="Random halves of the questions, for bytes.")
-    ] = 5
     seed: SeedOption = 0
     json_file: JsonOption = None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.papers.vectorlite.figures import run
+from bench.papers.vectorlite.figures import SPLITS, run
 from bench.papers.vectorlite.held_out import HeldOut, last_scan
 from bench.papers.vectorlite.options import VectorLiteOptions
 from bench.papers.vectorlite.printed import (
@@ -56,24 +56,18 @@ def test_a_run_reports_every_row(
     index: SmallIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search_times, "ERROR_MAX", 10.0)  # other tests run on the same cores
-    options = VectorLiteOptions(
-        index=index.dir,
-        questions=asked(tmp_path, 300),
-        nprobe=8,
-        rounds=2,
-        splits=2,
-        json_file=tmp_path / "report.json",
-    )
-    run(options)
-    found = msgspec.json.decode((tmp_path / "report.json").read_bytes())["results"]
-    assert found["questions"] == 300 and found["times"]["scan_us"] > 0
-    assert len(found["hit_rates"]) == len(found["batch_times"]) == 16
-    for row in found["hit_rates"]:
-        assert 0 <= row["printed"] <= row["model"] + 1e-9
-    assert all(row["measured"] > 0 for row in found["batch_times"])
-    assert len(found["bytes"]) == 5
-    for row in found["bytes"]:
-        assert all(len(row[name]) == 2 for name in ("chosen", "printed", "least"))
+    given = {"index": index.dir, "questions": asked(tmp_path, 300), "nprobe": 8, "rounds": 2}
+    found = []
+    for figure in ("batches", "bytes"):
+        run(VectorLiteOptions(figure=figure, json_file=tmp_path / "report.json", **given))
+        found.append(msgspec.json.decode((tmp_path / "report.json").read_bytes())["results"])
+    assert [(len(one["batches"]), len(one["bytes"])) for one in found] == [(16, 0), (0, 5)]
+    assert found[0]["questions"] == 300 and found[0]["times"]["scan_us"] > 0
+    for row in found[0]["batches"]:
+        assert 0 <= row["printed"][0] <= row["model"][0] + 1e-9
+        assert row["measured"][1] > 0
+    for row in found[1]["bytes"]:
+        assert all(len(row[name]) == SPLITS for name in ("chosen", "printed", "least"))
 
 
 def test_too_few_questions_are_refused(index: SmallIndex, tmp_path: Path) -> None:
