@@ -72,13 +72,13 @@ def gpu_split(
         markup=False,
     )
     if not split.shard_bytes:
-        console.print("Set searcher.shard to none.", markup=False)
+        console.print("Set searcher.shard_bytes to 0.", markup=False)
         return
     console.print(
         f"Set {GPU_MEMORY_OPTION}={utilization:.3f} in vllm.extra_args, and "
-        f"searcher.shard_bytes_max to {split.shard_bytes}:",
+        f"searcher.shard_bytes to {split.shard_bytes}:",
         f"CARPOOL_GPU_MEMORY_UTILIZATION={utilization:.3f} "
-        f"CARPOOL_SEARCHER_SHARD_BYTES_MAX={split.shard_bytes}",
+        f"CARPOOL_SEARCHER_SHARD_BYTES={split.shard_bytes}",
         sep="\n",
         markup=False,
     )

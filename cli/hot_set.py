@@ -57,10 +57,10 @@ def hot_set(
     assignments: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose searcher.shard_bytes_max: the fewest bytes of a hot shard that meet the targets.
+    """Choose searcher.shard_bytes: the fewest bytes of a hot shard that meet the targets.
 
-    A few clusters take most probes. A searcher with searcher.shard = "gpu" holds the hottest of
-    them on the GPU, so that it scans fewer codes. This command finds out which clusters real
+    A few clusters take most probes. A searcher with a hot shard holds the hottest of them on the
+    GPU, so that it scans fewer codes. This command finds out which clusters real
     questions probe, and measures on this machine how long codes are scanned: run it where the
     searcher runs, with no other load. Give --target-ms, --queries-per-s, or both, such as what the
     LLM server answers.
@@ -172,14 +172,14 @@ def _print(index_dir: Path, found: _Found, *, as_json: bool) -> None:
     if as_json:
         named = {"times": asdict(times), "chosen": asdict(chosen), "why": why}
         others_named = [asdict(other) for other in others]
-        print_json(named | {"others": others_named, "shard_bytes_max": bytes_max})
+        print_json(named | {"others": others_named, "shard_bytes": bytes_max})
         return
     rows = {
         "search times": f"{times.fixed_us:,.0f} us a batch, {times.other_us:,.0f} us a question, "
         f"and {times.scan_us:,.0f} us on one of {times.threads} threads for all clusters of a "
         f"question (off by {times.error:.0%})",
         "chosen": f"{chosen.clusters:,} clusters: {why}",
-        "searcher.shard_bytes_max": "-" if bytes_max is None else str(bytes_max),
+        "searcher.shard_bytes": "-" if bytes_max is None else str(bytes_max),
     }
     output().print(facts(rows, title=str(index_dir)))
     columns = ("clusters", "MB", "hit rate", "batch", "search ms", "meets")

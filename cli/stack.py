@@ -120,7 +120,7 @@ def make_plan(
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
-    shares_gpu = settings.searcher.shard == "gpu" and vllm_port is not None and not is_cpu_build()
+    shares_gpu = settings.searcher.shard_bytes > 0 and vllm_port is not None and not is_cpu_build()
     if shares_gpu:
         _check_gpu_split(settings)
     return StackPlan(
@@ -240,12 +240,12 @@ def _check_index(settings: CarpoolSettings) -> None:
 
 
 def _check_gpu_split(settings: CarpoolSettings) -> None:
-    """vLLM takes nearly the whole GPU by default, and a shard without a limit half of the rest."""
+    """vLLM takes nearly the whole GPU by default."""
     names = [part.partition("=")[0].replace("_", "-") for part in settings.vllm.extra_args]
-    if GPU_MEMORY_OPTION not in names or not settings.searcher.shard_bytes_max:
+    if GPU_MEMORY_OPTION not in names:
         raise ConfigError(
-            "searcher.shard=gpu beside vLLM on one GPU: nothing says what each may take. Set "
-            f"searcher.shard_bytes_max, and {GPU_MEMORY_OPTION} in vllm.extra_args; `carpool index "
+            "searcher.shard_bytes beside vLLM on one GPU: nothing says what vLLM may take. Set "
+            f"{GPU_MEMORY_OPTION} in vllm.extra_args, too; `carpool index "
             "gpu-split` chooses both from measured rates"
         )
 

@@ -209,10 +209,10 @@ def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:
 
 
 def _check_no_shard(settings: SearcherSettings) -> None:
-    if settings.shard != "none":
+    if settings.shard_bytes:
         raise ConfigError(
-            f'[searcher] shard = "{settings.shard}" needs codes, and this searcher has none: a hot '
-            'shard saves scans of codes. Set shard = "none", or build the index with codes '
+            "[searcher] shard_bytes is set, and this searcher has no codes: a hot shard saves "
+            "scans of codes. Set shard_bytes = 0, or build the index with codes "
             "(`carpool index build --codes rabitq4`), give them enough budget_bytes, and set "
             'search_mode to "default" or "margin"'
         )

@@ -20,8 +20,6 @@ _log = structlog.get_logger(__name__)
 
 DEVICE = "cuda"
 """As PyTorch names it; tests take `cpu`."""
-FREE_SHARE = 2
-"""By default the shard takes this part of what is free on the GPU."""
 
 
 def open_shard(
@@ -31,11 +29,11 @@ def open_shard(
 
     Blocks for a second. Raises `ConfigError` where there is no such device.
     """
-    if settings.shard == "none":
+    if not settings.shard_bytes:
         return None
-    from searcher.shard.gpu import GpuShard, free_gpu_bytes  # PyTorch takes long to import
+    from searcher.shard.gpu import GpuShard  # PyTorch takes long to import
 
-    bytes_max = settings.shard_bytes_max or free_gpu_bytes() // FREE_SHARE
+    bytes_max = settings.shard_bytes
     numbers = numbers_for(index.manifest.row_count, index.manifest.dimension, bytes_max)
     device = GpuShard(
         numbers,

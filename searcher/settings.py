@@ -86,20 +86,13 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "milliseconds and send none.",
         ),
     ] = 0
-    shard: Annotated[
-        Literal["none", "gpu"],
-        msgspec.Meta(
-            description="Where the hot shard is: the clusters that most queries probe, scanned "
-            "there instead of as codes. gpu: on the first GPU that PyTorch sees. It needs an index "
-            "with codes."
-        ),
-    ] = "none"
-    shard_bytes_max: Annotated[
+    shard_bytes: Annotated[
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes of the GPU that the hot shard takes; 0: half of what is free at "
-            "start. Too low: few queries hit it. Too high: the LLM server lacks memory for its KV "
-            "cache.",
+            description="Bytes of the first GPU that PyTorch sees, for the hot shard: the clusters "
+            "that most queries probe, scanned there instead of as codes; 0: none. It needs an "
+            "index with codes. Too low: few queries hit it. Too high: the LLM server lacks memory "
+            "for its KV cache.",
         ),
     ] = 0

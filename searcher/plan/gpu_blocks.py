@@ -70,7 +70,7 @@ LIBRARY_BYTES = 64 << 20
 
 
 def gpu_bytes_for(clusters_bytes: int, nlist: int) -> int:
-    """Returns how many bytes of a GPU leave `clusters_bytes` for clusters: a `shard_bytes_max`."""
+    """Returns how many bytes of a GPU leave `clusters_bytes` for clusters: a `shard_bytes`."""
     scan_bytes = SCRATCH_BYTES_MAX + STAGING_BYTES_MAX + QUERIES_MAX * (nlist + 1)
     return clusters_bytes + scan_bytes + LIBRARY_BYTES
 

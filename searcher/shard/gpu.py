@@ -36,15 +36,8 @@ def _check_cuda() -> None:
         raise ConfigError(
             "a hot shard on a GPU was asked for, and PyTorch finds no CUDA device: install a "
             "driver and a PyTorch with CUDA (check torch.cuda.is_available()), or set "
-            "searcher.shard to none"
+            "searcher.shard_bytes to 0"
         )
-
-
-def free_gpu_bytes() -> int:
-    """Returns how many bytes are free on the GPU now. Raises `ConfigError` where there is none."""
-    _check_cuda()
-    free, _ = torch.cuda.mem_get_info()
-    return int(free)
 
 
 class _Lane:
@@ -138,7 +131,7 @@ class GpuShard:
         if blocks is None:
             raise ConfigError(
                 f"the hot shard may take {bytes_max} bytes of the GPU, and scans need as much: no "
-                "block of rows has room; raise searcher.shard_bytes_max"
+                "block of rows has room; raise searcher.shard_bytes"
             )
         self._blocks = blocks
         self.capacity_bytes = blocks.capacity_bytes
@@ -160,7 +153,7 @@ class GpuShard:
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"the GPU has no {bytes_max} bytes for the hot shard: {error}; lower "
-                "searcher.shard_bytes_max, or the share of vLLM (--gpu-memory-utilization)"
+                "searcher.shard_bytes, or the share of vLLM (--gpu-memory-utilization)"
             ) from error
         self._places = ClusterBlocks(self._nlist, blocks.count)
         if self._device.type == "cuda":

@@ -33,10 +33,10 @@ def test_the_command_says_what_to_set(tmp_path: Path) -> None:
     assert f"{GPU_MEMORY_OPTION}={split['utilization']:.3f}" in shown
     assert shown.splitlines()[-1] == (
         f"CARPOOL_GPU_MEMORY_UTILIZATION={split['utilization']:.3f} "
-        f"CARPOOL_SEARCHER_SHARD_BYTES_MAX={split['shard_bytes']}"
+        f"CARPOOL_SEARCHER_SHARD_BYTES={split['shard_bytes']}"
     )
     file.write_text(json.dumps({"answers": [[GIB, 5]], "searches": [[0, 10]]}))
-    assert "searcher.shard to none" in carpool(command).stdout
+    assert "searcher.shard_bytes to 0" in carpool(command).stdout
 
 
 def test_what_is_no_file_of_rates_is_refused(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_is_no_file_of_rates_is_refused(tmp_path: Path) -> None:
 def plan_of(**more: dict[str, Any]) -> StackPlan:
     flags: dict[str, dict[str, Any]] = {
         "index": {"dir": str(INDEX)},
-        "searcher": {"shard": "gpu"},
+        "searcher": {"shard_bytes": GIB},
         "vllm": {"port": 0},
         "up": {"broker_port": 0, "http_port": 0},
     }
@@ -62,18 +62,14 @@ def plan_of(**more: dict[str, Any]) -> StackPlan:
     return make_plan(settings, is_embedded=True, llm_url=None)
 
 
-def test_up_starts_both_on_one_gpu_only_where_each_is_told_its_bytes(
+def test_up_starts_both_on_one_gpu_only_where_vllm_is_told_its_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stack, "is_cpu_build", lambda: False)
     monkeypatch.setattr(stack, "check_vllm", lambda settings: None)
-    told: dict[str, dict[str, Any]] = {
-        "vllm": {"extra_args": ("--gpu_memory_utilization=0.7",)},
-        "searcher": {"shard_bytes_max": GIB},
-    }
-    assert plan_of(**told).shares_gpu
-    for name in told:
-        with pytest.raises(ConfigError, match="gpu-split"):
-            plan_of(**{name: told[name]})
+    told = {"extra_args": ("--gpu_memory_utilization=0.7",)}
+    assert plan_of(vllm=told).shares_gpu
+    with pytest.raises(ConfigError, match="gpu-split"):
+        plan_of()
     assert not plan_of(llm={"engine": "none"}).shares_gpu
-    assert not plan_of(searcher={"shard": "none"}).shares_gpu
+    assert not plan_of(searcher={"shard_bytes": 0}).shares_gpu

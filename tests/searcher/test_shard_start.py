@@ -22,7 +22,7 @@ from tests.searcher.helpers import SmallIndex
 
 BUDGET_BYTES = 8 << 20
 WITHOUT = SearcherSettings(budget_bytes=BUDGET_BYTES, direct_io="auto")
-WITH = msgspec.structs.replace(WITHOUT, shard="gpu", shard_bytes_max=1 << 20)
+WITH = msgspec.structs.replace(WITHOUT, shard_bytes=1 << 20)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def opened(
 def test_a_number_takes_a_byte_where_not_all_clusters_fit_in_two(
     index: SmallIndex, bytes_max: int, codec: str
 ) -> None:
-    searcher = opened(index, msgspec.structs.replace(WITH, shard_bytes_max=bytes_max))
+    searcher = opened(index, msgspec.structs.replace(WITH, shard_bytes=bytes_max))
     try:
         assert isinstance(searcher.plane, BothPlanes)
         assert isinstance(searcher.plane.codes, CodesPlane)
@@ -66,7 +66,7 @@ def test_results_are_those_without_a_shard(index: SmallIndex, bytes_max: int) ->
     with LocalSearcher(index.dir, settings=WITHOUT, nprobe=4) as searcher:
         expected = searcher.search(queries, top_k=5)
         exactly = searcher.search(queries[:20], top_k=5, mode="exact")
-    settings = msgspec.structs.replace(WITH, shard_bytes_max=bytes_max)
+    settings = msgspec.structs.replace(WITH, shard_bytes=bytes_max)
     with LocalSearcher(index.dir, settings=settings, nprobe=4) as searcher:
         for _ in range(3):  # it is filled meanwhile
             assert ids(searcher.search(queries, top_k=5)) == ids(expected)
@@ -78,13 +78,14 @@ def ids(results: object) -> list[list[str]]:
 
 
 def test_an_index_without_codes_has_no_shard(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs codes"):
+    with pytest.raises(ConfigError, match="no codes"):
         opened(make_index(tmp_path / "plain", codecs=()), WITH)
 
 
 def test_a_machine_without_a_gpu_says_so(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(open_shard, "DEVICE", "cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="GPU"):
-        opened(index, SearcherSettings(budget_bytes=BUDGET_BYTES, direct_io="auto", shard="gpu"))
+        opened(index, WITH)

@@ -171,9 +171,7 @@ class Carpool:
         nlist, dimension = index.centroids.shape
         number_bytes = 2 if self._shard_share > 1 else 1  # as the searcher stores all, or some rows
         rows_bytes = int(self._shard_share * index.manifest.row_count * dimension * number_bytes)
-        return msgspec.structs.replace(
-            settings, shard="gpu", shard_bytes_max=gpu_bytes_for(rows_bytes, nlist)
-        )
+        return msgspec.structs.replace(settings, shard_bytes=gpu_bytes_for(rows_bytes, nlist))
 
     def _fill_shard(self, data: SearchData) -> None:
         """Asks the earlier questions until they have filled the shard, and no cluster enters."""
