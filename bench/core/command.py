@@ -17,19 +17,19 @@ NOT_REPORTED = ("bootstrap", "data", "index", "json_file", "model", "nlist", "wo
 """Options that say where a run reads and writes; the report names these facts elsewhere."""
 
 
-def command(run: Callable[[Any], bool]) -> Callable[..., None]:
-    """Returns `run` as a command of typer: one option for each field of its argument `options`.
+def command_of(options: type[msgspec.Struct], module: str) -> Callable[..., None]:
+    """Returns a command of typer: one option for each field of `options`, whose docstring is help.
 
-    The command exits with status 1 when `run` returns False: a promise was broken.
+    When it runs it imports `module`, and gives the options to `run` there. It exits with status 1
+    when that returns False: a promise was broken.
     """
-    record = get_type_hints(run)["options"]
-    types = get_type_hints(record, include_extras=True)
+    types = get_type_hints(options, include_extras=True)
 
     def asked(**given: Any) -> None:
-        if not run(record(**given)):
+        if not importlib.import_module(module).run(options(**given)):
             raise typer.Exit(1)
 
-    asked.__name__, asked.__doc__, asked.__annotations__ = run.__name__, run.__doc__, types
+    asked.__doc__, asked.__annotations__ = options.__doc__, types
     parameters = [
         inspect.Parameter(
             field.name,
@@ -37,25 +37,10 @@ def command(run: Callable[[Any], bool]) -> Callable[..., None]:
             default=_default_of(field),
             annotation=types[field.name],
         )
-        for field in msgspec.structs.fields(record)
+        for field in msgspec.structs.fields(options)
     ]
     vars(asked)["__signature__"] = inspect.Signature(parameters)
     return asked
-
-
-def command_of(options: type[msgspec.Struct], module: str) -> Callable[..., None]:
-    """Returns a command of typer: one option for each field of `options`, whose docstring is help.
-
-    When it runs it imports `module`, and gives the options to `run` there. It exits with status 1
-    when that returns False: a promise was broken.
-    """
-
-    def run(options: msgspec.Struct) -> bool:
-        return bool(importlib.import_module(module).run(options))
-
-    run.__doc__ = options.__doc__
-    run.__annotations__["options"] = options
-    return command(run)
 
 
 def _default_of(field: msgspec.structs.FieldInfo) -> Any:

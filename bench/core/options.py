@@ -71,19 +71,6 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     json_file: JsonOption = None
 
 
-def shares_of(option: str, text: str) -> tuple[float, ...]:
-    """Returns the shares of an option, such as 0.1,0.2. Raises `BadParameter`."""
-    try:
-        shares = tuple(float(share) for share in text.split(","))
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 < share <= 1 for share in shares):
-        raise typer.BadParameter(
-            f"{option} {text}: name shares of all bytes, above 0 and at most 1, such as 0.1,0.2"
-        )
-    return shares
-
-
 def counts_of(option: str, text: str) -> tuple[int, ...]:
     """Returns the counts of an option, such as 1,8,32. Raises `BadParameter`."""
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.core.report import IndexFacts
 from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passages, read_vectors
 from bench.data.exact import MemorySearch
 from carpool.clock import SystemClock
@@ -22,6 +21,18 @@ from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
 
 ROUND_NPROBES = (1, 2, 5, 10, 15, 20, 30, 40, 50)
+
+
+class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The index that was searched."""
+
+    index_version: str
+    row_count: int
+    dimension: int
+    nlist: int
+    nprobe_default: int
+    segment_bytes: int
+    embedding_model: str
 
 
 class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.core.spread import Spread, spread
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
@@ -61,6 +61,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[int, ...] = (1, 8, 64)
     dimension: int = 384
     seed: int = 0
+    json_file: Path | None = None
 
 
 class ScanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,12 +167,12 @@ class FilledShard:
         return np.array_split(self._random.permutation(self.swapped.start), batch)
 
 
-def run(options: ScanOptions, json_file: Path | None) -> bool:
+def run(options: ScanOptions) -> bool:
     """Measures, prints and reports. Returns whether every promise was kept; only a GPU has some.
 
     Raises `ConfigError` where there is no such device.
     """
-    start = RunStart.now()
+    run = begin("gpu-scans", options)
     copied_bytes_per_s = copy_bytes_per_s(options.device)
     scans: list[ScanRow] = []
     loads: list[LoadRow] = []
@@ -190,8 +191,7 @@ def run(options: ScanOptions, json_file: Path | None) -> bool:
         loads=tuple(loads),
     )
     promises = gpu_promises(result) if is_gpu else {}
-    report = start.report("gpu-scans", settings=options, promises=promises, results=result)
-    return finish(report, json_file, lambda console: _print(console, result))
+    return run.finish(lambda console: _print(console, result), promises=promises, results=result)
 
 
 def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
@@ -354,8 +354,9 @@ def main() -> None:
         rows=tuple(map(int, given.rows.split(","))),
         nprobe=given.nprobe,
         seconds=given.seconds,
+        json_file=given.json,
     )
-    sys.exit(0 if run(options, given.json) else 1)
+    sys.exit(0 if run(options) else 1)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import msgspec
 from bench.core.accounting import account
 from bench.core.copy_loop import CopyLoad, copy_of, make_topics
 from bench.core.kafka import fresh_folder
-from bench.core.services_run import begin_run
+from bench.core.run import begin_services
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.options import TornOptions
 from bench.reliability.torn_member import SOURCE, Members
@@ -60,7 +60,7 @@ def run(options: TornOptions) -> bool:
 
     Each broker has a proxy, a member and a load of its own, and its share of the ends.
     """
-    run = begin_run("torn", options)
+    run = begin_services("torn", options)
     lanes = options.brokers
 
     def on_broker(lane: int) -> TornResult:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.core.report import IndexFacts
 from bench.core.spread import Range, over_runs, paired_ratio
+from bench.data.index import IndexFacts
 from bench.search.contestants.registry import ENTRIES
 from bench.search.measure import ContestantFigures
 from bench.search.processes import Status

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.options import counts_of
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.data.clusters import open_clusters, vectors_bytes
 from bench.data.index import BenchIndex
 from bench.search.child import IDS_NAME, ChildRequest, SearchFiles
@@ -62,7 +61,7 @@ def run(options: SearchOptions) -> bool:
     if options.list_them:
         list_contestants()
         return True
-    start = RunStart.now()
+    run = begin("search", options)
     console = TerminalConsole(stderr=True)
 
     def note(text: str) -> None:
@@ -81,13 +80,6 @@ def run(options: SearchOptions) -> bool:
         rows=rows_of(cells.done, cells.windows, cells.contestants),
         cells=cells.done,
     )
-    report = start.report(
-        "search",
-        settings=reported(options),
-        promises=promises_of(cells.done),
-        results=results,
-        data=tuple(map(data_file, options.questions)),
-    )
 
     def show(output: Console) -> None:
         print_tables(output, results)
@@ -99,7 +91,12 @@ def run(options: SearchOptions) -> bool:
                 style="yellow",
             )
 
-    return finish(report, options.json_file, show)
+    return run.finish(
+        show,
+        promises=promises_of(cells.done),
+        results=results,
+        data=tuple(map(data_file, options.questions)),
+    )
 
 
 class SearchRun:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.core.machine import data_file
-from bench.core.services_run import ServicesRun, begin_run
+from bench.core.run import ServicesRun, begin_services
 from bench.core.session import Session, open_session
 from bench.data.evaluation import CORPUS, EvaluationData, find_data, read_vectors
 from bench.data.index import BenchIndex, corpus_index
@@ -69,7 +69,7 @@ def open_run(benchmark: str, options: CorpusOptions, may_be_other: bool = False)
     `may_be_other`: the index may be of other passages than those of the data.
     """
     data = find_data(options.data)
-    run = begin_run(benchmark, options, options.bootstrap or "embedded")
+    run = begin_services(benchmark, options, options.bootstrap or "embedded")
     embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
     run.folder.mkdir(parents=True, exist_ok=True)
     index_dir = options.index or options.work / f"index-{options.nlist}-{options.seed}"

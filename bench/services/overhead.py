@@ -15,7 +15,7 @@ import psutil
 
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import fresh_folder, kafka_settings
-from bench.core.services_run import ServicesRun, begin_run
+from bench.core.run import ServicesRun, begin_services
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES, ServiceProcess, clean_environment
@@ -84,7 +84,7 @@ def run(options: OverheadOptions) -> bool:
     names = options.contestants or list(CONTESTANTS)
     if unknown := set(names) - CONTESTANTS.keys():
         raise ConfigError(f"there is no contestant {unknown}; there are {', '.join(CONTESTANTS)}")
-    run = begin_run("overhead", options)
+    run = begin_services("overhead", options)
     index = made_up_index(run.folder)
     found: dict[str, tuple[SideResult, SideResult]] = {}
     for name in names:

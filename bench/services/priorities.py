@@ -14,7 +14,7 @@ import msgspec
 
 from bench.core.accounting import Accounting
 from bench.core.kafka import started_broker
-from bench.core.services_run import begin_run
+from bench.core.run import begin_services
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES
@@ -83,7 +83,7 @@ def run(options: PrioritiesOptions) -> bool:
     Blocks. Raises `CarpoolError`.
     """
     default = "embedded" if kafka_home() is None else started_broker()
-    run = begin_run("priorities", options, options.bootstrap or default)
+    run = begin_services("priorities", options, options.bootstrap or default)
     rng = random.Random(7)
     index = index_of_texts(
         [text(rng, 40) for _ in range(PASSAGES)],

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from bench.core.copy_loop import VALUE, CopyLoop, make_topics
 from bench.core.kafka import fresh_folder, kafka_settings
-from bench.core.services_run import begin_run
+from bench.core.run import begin_services
 from bench.services.options import ThroughputOptions
 from carpool.errors import CarpoolError
 from carpool.kafka.checks import DeliveryName
@@ -46,7 +46,7 @@ ROWS = {
 
 def run(options: ThroughputOptions) -> bool:
     """Runs the benchmark; returns True. Raises `CarpoolError` where a record is not copied."""
-    run = begin_run("throughput", options)
+    run = begin_services("throughput", options)
     per_s: dict[str, float] = {}
     with (
         fresh_folder(run.folder / "broker") as folder,

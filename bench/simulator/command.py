@@ -8,9 +8,8 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
-from bench.core.command import reported
 from bench.core.options import counts_of
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.data.clusters import clusters_bytes, open_clusters
 from bench.data.index import BenchIndex
 from bench.data.oracles import static_oracle_bytes
@@ -39,7 +38,7 @@ def run(options: SimulatorOptions) -> bool:
 
     Raises `ConfigError` for options that do not fit the index or the questions.
     """
-    start = RunStart.now()
+    run = begin("simulator", options)
     index = open_clusters(options.index)
     nlist, dimension = index.centroids.shape
     if options.nprobe > nlist:
@@ -70,9 +69,8 @@ def run(options: SimulatorOptions) -> bool:
                 oracle_bytes=static_oracle_bytes(parts, sizes, budget_bytes),
             )
         )
-    report = start.report(
-        "simulator",
-        settings=reported(options),
+    return run.finish(
+        lambda console: _print(console, rows),
         promises={
             "the simulator reads the bytes of the real run": all(
                 row.real_bytes == row.simulated_bytes for row in rows
@@ -81,7 +79,6 @@ def run(options: SimulatorOptions) -> bool:
         results=rows,
         index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
-    return finish(report, options.json_file, lambda console: _print(console, rows))
 
 
 def _print(console: Console, rows: list[SimulatorRow]) -> None:

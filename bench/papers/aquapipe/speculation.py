@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.data.evaluation import CORPUS, EvaluationData, find_data
 from bench.papers.aquapipe.options import SpeculationOptions
 from bench.papers.aquapipe.prefetching import AquaPipe
@@ -86,18 +86,17 @@ class Oracle:
 
 def run(options: SpeculationOptions) -> bool:
     """Runs the figure; returns whether every promise was kept. Raises `ConfigError`."""
-    start = RunStart.now()
+    run = begin("speculation", options)
     data = find_data(options.data)
     with threadpool_limits(limits=1), progress_bars() as tell:
         rows = measure(data, options, tell)
-    report = start.report(
-        "speculation",
+    return run.finish(
+        lambda console: print_rows(console, rows),
         settings=reported(options) | {"nlist": options.nlist},
         promises=promises_of(rows),
         results=rows,
         data=(data_file(data.corpus_path), data_file(data.vectors_path(CORPUS))),
     )
-    return finish(report, options.json_file, lambda console: print_rows(console, rows))
 
 
 def measure(data: EvaluationData, options: SpeculationOptions, tell: Tell) -> list[PolicyRow]:

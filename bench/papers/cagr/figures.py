@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.core.spread import Spread
 from bench.data.evaluation import EvaluationData, find_data
 from bench.data.index import BenchIndex
@@ -90,7 +89,7 @@ def run(options: CagrOptions) -> bool:
     figure = options.figure
     if figure not in (1, *RUNS):
         raise ConfigError("which figure? Name 1, 2, 4, 5, 6 or 7")
-    start = RunStart.now()
+    run = begin("paper cagr", options)
     data, index = find_data(options.data), open_index(options.index)
     try:
         with threadpool_limits(limits=1, user_api="blas"), progress_bars() as tell:
@@ -103,9 +102,14 @@ def run(options: CagrOptions) -> bool:
     finally:
         index.close()
     used = FILES if overlaps else dict.fromkeys(one.run.dataset for one in runs)
-    report = start.report(
-        "paper cagr",
-        settings=reported(options),
+
+    def show(console: Console) -> None:
+        console.print(_overlap_table(overlaps) if overlaps else _run_table(figure, runs))
+        for line in STATED[figure]:
+            console.print(f"the paper: {line}", soft_wrap=True)
+
+    return run.finish(
+        show,
         promises={
             "bytes by the kernel agree with our own count within 2 % or 16 MiB": all(
                 one.figures.bytes_agree for one in runs
@@ -115,13 +119,6 @@ def run(options: CagrOptions) -> bool:
         data=tuple(data_file(data.questions_path(FILES[dataset])) for dataset in used),
         index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
-
-    def show(console: Console) -> None:
-        console.print(_overlap_table(overlaps) if overlaps else _run_table(figure, runs))
-        for line in STATED[figure]:
-            console.print(f"the paper: {line}", soft_wrap=True)
-
-    return finish(report, options.json_file, show)
 
 
 def _measured(

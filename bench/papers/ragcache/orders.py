@@ -14,7 +14,7 @@ from rich.table import Table
 from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.papers.ragcache.cache_aware import cache_aware
 from bench.papers.ragcache.options import RagCacheOptions
@@ -62,21 +62,20 @@ def run(options: RagCacheOptions) -> bool:
 
     Raises `ConfigError`.
     """
-    start = RunStart.now()
+    run = begin("ragcache orders", options)
     data = find_data(options.data)
     model_dir = Path(options.llm or VllmSettings().model_dir)
     with progress_bars() as tell:
         rows = asyncio.run(measure(data, model_dir, options.prompts, options.seed, tell))
     files = (data.corpus_path, data.questions_path(TRAFFIC))
     vectors = (data.vectors_path(CORPUS), data.vectors_path(TRAFFIC))
-    report = start.report(
-        "ragcache orders",
+    return run.finish(
+        lambda console: print_rows(console, rows),
         settings=reported(msgspec.structs.replace(options, llm=model_dir.name)),
         promises=promises_of(rows),
         results=rows,
         data=tuple(map(data_file, (*files, *vectors))),
     )
-    return finish(report, options.json_file, lambda console: print_rows(console, rows))
 
 
 async def measure(

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from bench.core.command import reported
-from bench.core.report import RunStart, finish
+from bench.core.run import begin
 from bench.data.clusters import open_clusters
 from bench.data.evaluation import distinct_order
 from bench.data.index import BenchIndex
@@ -100,7 +99,7 @@ def run(options: VectorLiteOptions) -> bool:
     Raises `ConfigError` for an index without codes or too few questions, `RetryableError` where
     the times do not fit a line.
     """
-    start = RunStart.now()
+    run = begin("vectorlite", options)
     index = open_clusters(options.index)
     vectors = read_question_vectors(options.questions)
     vectors = vectors[distinct_order(vectors, options.seed)]
@@ -124,14 +123,12 @@ def run(options: VectorLiteOptions) -> bool:
         ],
         bytes=[bytes_row(splits, times, *one) for one in targets_of(times)] if is_bytes else [],
     )
-    report = start.report(
-        "vectorlite",
-        settings=reported(options),
+    return run.finish(
+        lambda console: _print(console, results),
         promises=_promises(results),
         results=results,
         index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
-    return finish(report, options.json_file, lambda console: _print(console, results))
 
 
 def _promises(results: VectorLiteResults) -> dict[str, bool]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import msgspec
 import structlog
 
-from bench.core.services_run import begin_run
+from bench.core.run import begin_services
 from bench.core.stack import member_names
 from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
@@ -36,7 +36,7 @@ def run(options: ChaosOptions) -> bool:
     `CarpoolError`.
     """
     mutant = None if options.mutant is None else MUTANTS[options.mutant]
-    run = begin_run("chaos", options)
+    run = begin_services("chaos", options)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     index = made_up_index(run.folder)
     is_patched = mutant is not None and not options.shipped

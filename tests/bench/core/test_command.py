@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Annotated, Any
 
 import msgspec
@@ -9,10 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.core.command import command
+from bench.core.command import command_of
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Does it pay?"""
+
     rate_per_s: Annotated[float, typer.Option("--rate", min=1)] = 5.0
     names: Annotated[list[str], typer.Option("--name")] = []
 
@@ -26,7 +30,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ],
 )
 def test_options_reach_the_run_and_a_broken_promise_ends_with_1(
-    arguments: list[str], status: int, asked: Options | None
+    arguments: list[str],
+    status: int,
+    asked: Options | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Any] = []
 
@@ -34,7 +41,11 @@ def test_options_reach_the_run_and_a_broken_promise_ends_with_1(
         seen.append(options)
         return not options.names
 
+    module = ModuleType("started")
+    vars(module)["run"] = run
+    monkeypatch.setitem(sys.modules, "started", module)
     app = typer.Typer()
-    app.command()(command(run))
+    app.command()(command_of(Options, "started"))
     assert CliRunner().invoke(app, arguments).exit_code == status
     assert seen == ([] if asked is None else [asked])
+    assert "Does it pay?" in CliRunner().invoke(app, ["--help"]).output

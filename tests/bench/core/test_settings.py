@@ -14,7 +14,7 @@ from carpool.errors import ConfigError
 from carpool.settings import environment_name
 from cli.all_settings import CarpoolSettings
 
-NO_SETTINGS = {"CARPOOL_DATA", "CARPOOL_CGROUPS", "CARPOOL_KAFKA"}
+NO_SETTINGS = {"CARPOOL_DATA", "CARPOOL_CGROUP", "CARPOOL_CGROUPS", "CARPOOL_KAFKA"}
 
 
 def test_every_setting_that_a_benchmark_names_exists() -> None:

@@ -34,7 +34,7 @@ ONE = Spread(count=1, mean=1, p50=1, p99=1, max=1)
 
 
 def test_a_run_reports_scans_and_loads(tmp_path: Path) -> None:
-    assert run(OPTIONS, tmp_path / "shard.json")
+    assert run(msgspec.structs.replace(OPTIONS, json_file=tmp_path / "shard.json"))
     found = msgspec.json.decode((tmp_path / "shard.json").read_bytes())["results"]
     assert len(found["scans"]) == 2 * 2 * 2 and len(found["loads"]) == 2
     whole = {
