@@ -1,8 +1,8 @@
-"""Checks the shape of the code, and prints the lines of each part of the tree. `make lint` runs it.
+"""Checks the shape of the code, and prints what the tree weighs. `make lint` runs it.
 
 It fails where a line is longer than 100 columns, a function is longer than 70 lines, a class has
-more than 20 fields, two classes of the product share a name, two folders import each other, or a
-module says that it is pure and no import contract covers it.
+more than 20 fields, two classes of the product share a name, two folders import each other, modules
+import each other in a circle, or a module says that it is pure and no import contract covers it.
 """
 
 from __future__ import annotations
@@ -139,14 +139,9 @@ def shared_names(modules: list[Module]) -> Iterator[str]:
 
 def mutual_imports(modules: list[Module]) -> Iterator[str]:
     """Yields every pair of folders that import each other; a folder and its own subfolders may."""
-    code = [
-        module
-        for module in modules
-        if module.area in ("product", "bench") and str(module.path) not in FACADES
-    ]
-    folders = {module.name: str(module.path.parent) for module in code}
+    folders = {module.name: str(module.path.parent) for module in _code(modules)}
     imports: dict[tuple[str, str], str] = {}
-    for module in code:
+    for module in _code(modules):
         here = str(module.path.parent)
         for name in _imported(module.tree):
             there = folders.get(name, here)
@@ -156,6 +151,35 @@ def mutual_imports(modules: list[Module]) -> Iterator[str]:
         is_nested = f"{other}/".startswith(f"{one}/") or f"{one}/".startswith(f"{other}/")
         if one < other and not is_nested and (other, one) in imports:
             yield f"{one} and {other} import each other: {example}; {imports[other, one]}"
+
+
+def circles(modules: list[Module]) -> Iterator[str]:
+    """Yields the modules that import each other in circles, also inside functions.
+
+    What no circle contains is taken away: modules that import nothing else that is left, or that
+    nothing else that is left imports.
+    """
+    known = {module.name for module in _code(modules)}
+    left = {
+        module.name: {name for name in _imported(module.tree) if name in known - {module.name}}
+        for module in _code(modules)
+    }
+    while True:
+        imported = {name for names in left.values() for name in names}
+        ends = {name for name, names in left.items() if not names or name not in imported}
+        if not ends:
+            break
+        left = {name: names - ends for name, names in left.items() if name not in ends}
+    if left:
+        yield f"modules import each other in circles: {', '.join(sorted(left))}"
+
+
+def _code(modules: list[Module]) -> list[Module]:
+    return [
+        module
+        for module in modules
+        if module.area in ("product", "bench") and str(module.path) not in FACADES
+    ]
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -181,21 +205,36 @@ def unguarded_pure_modules(modules: list[Module], root: Path) -> Iterator[str]:
             yield f"{module.path}: says that it is pure, and no import contract covers it"
 
 
-def main() -> int:
-    """Prints the lines of each area and what is wrong; returns the exit status."""
-    root = Path(__file__).resolve().parents[1]
-    modules = read_modules(root)
+def weights(modules: list[Module], root: Path) -> dict[str, int]:
+    """Returns what the tree weighs: lines of each part and of two pages, settings, results."""
     lines: dict[str, int] = defaultdict(int)
     for module in modules:
-        lines[module.area] += len(module.text.splitlines())
-    for area, count in sorted(lines.items()):
-        print(f"{area:10} {count:7,} lines of Python")  # noqa: T201
+        lines[f"{module.area}, lines of Python"] += len(module.text.splitlines())
+    pages = ("ARCHITECTURE.md", "docs/benchmarks.md")
+    settings = (root / "docs/reference/settings.md").read_text(encoding="utf-8")
+    return (
+        dict(sorted(lines.items()))
+        | {f"{page}, lines": len((root / page).read_text().splitlines()) for page in pages}
+        | {
+            "settings": sum(line.startswith("### ") for line in settings.splitlines()),
+            "results, files": len(list((root / "docs/results").glob("*.json"))),
+        }
+    )
+
+
+def main() -> int:
+    """Prints what the tree weighs and what is wrong; returns the exit status."""
+    root = Path(__file__).resolve().parents[1]
+    modules = read_modules(root)
+    for what, count in weights(modules, root).items():
+        print(f"{count:7,} {what}")  # noqa: T201
     problems = [
         *long_lines(modules),
         *long_functions(modules),
         *large_classes(modules),
         *shared_names(modules),
         *mutual_imports(modules),
+        *circles(modules),
         *unguarded_pure_modules(modules, root),
     ]
     for problem in problems:
