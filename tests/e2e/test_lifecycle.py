@@ -52,9 +52,7 @@ def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
     broker: str, small_index: Path, tmp_path: Path
 ) -> None:
     with LlmServer(latency_ms=500) as llm:
-        few_in_flight = {
-            "CARPOOL_GENERATOR_INTAKE_RECORDS_MAX": "8"
-        }  # so that some are left at the broker
+        few_in_flight = {"CARPOOL_GENERATOR_CONCURRENCY": "1"}  # some are left at the broker
         settings = quick_settings() | {"CARPOOL_LLM_MODEL": llm.model} | few_in_flight
         with Stack(
             bootstrap=broker,

@@ -80,7 +80,6 @@ def variables(kafka: KafkaSettings, index: Path) -> dict[str, str]:
         | environment(kafka)
         | {
             "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000",
-            "CARPOOL_CLIENT_CONNECT_TIMEOUT_MS": "3000",
             "CARPOOL_INDEX_DIR": str(index),
             "CARPOOL_EMBEDDING_MODEL": MODEL,
             "CARPOOL_HTTP_PORT": "0",
