@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 import carpool
@@ -53,31 +55,28 @@ def answered(
     retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
     citations = cite(written.answer, written.numbers, passages=len(prepared.given))
-    quotes = _quotes(retrieval, prepared)
     chars_max = prepared.answer_chars_max
     is_full = chars_max is not None and len(written.answer) >= chars_max
-    finish_reason = (
-        "length" if is_full and finished.finish_reason == "stop" else finished.finish_reason
-    )
+    is_cut = is_full and finished.finish_reason == "stop"
+    finish_reason = "length" if is_cut else finished.finish_reason
     error = _skipped(retrieval)
     status: Status = "ok" if written.is_complete and not is_full and error is None else "partial"
     if not written.answer.strip():
         status, error = "failed", _no_text(finish_reason)
-    answer = Answer(
-        query_id=retrieval.query.query_id,
+    answer = _made(
+        retrieval,
+        prepared,
+        work.progress,
+        now_us,
+        cached_tokens=finished.cached_tokens,
+        prompt_hash=prepared.prompt_hash,
         status=status,
-        is_final=True,
-        replayed=False,
         attempts=work.progress.attempts,
         citations=tuple(_citation(cited, retrieval, prepared) for cited in citations.valid),
         invented_citations=tuple(
             InventedCitation(n=cited.n, start=cited.start, end=cited.end)
             for cited in citations.invented
         ),
-        quotes=quotes,
-        retrieved=_retrieved(retrieval, prepared),
-        source=retrieval.source,
-        query_digest=query_digest(retrieval.query),
         prompt_key=work.prompt_key,
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
@@ -90,10 +89,6 @@ def answered(
             warmed_in_vain_tokens=warmed.in_vain,
         ),
         model=finished.model or None,
-        timings_ms=_timings_ms(retrieval, work.progress, now_us),
-        search=retrieval.search,
-        cache=_cache_use(retrieval, finished.cached_tokens),
-        provenance=_provenance(retrieval, prompt_hash=prepared.prompt_hash),
         error=error,
     )
     return answer, citations
@@ -107,26 +102,46 @@ def extracted(
     `ok`, or `partial` where damaged clusters were skipped (`error` says so).
     """
     quotes, error = _quotes(retrieval, prepared), _skipped(retrieval)
-    return Answer(
-        query_id=retrieval.query.query_id,
+    return _made(
+        retrieval,
+        prepared,
+        progress,
+        now_us,
         status="ok" if error is None else "partial",
-        is_final=True,
-        replayed=False,
         attempts=1,
         citations=tuple(_citation(Cited(n=quote.n), retrieval, prepared) for quote in quotes),
-        quotes=quotes,
-        retrieved=_retrieved(retrieval, prepared),
-        source=retrieval.source,
-        query_digest=query_digest(retrieval.query),
         answer=quotes[0].text if quotes else NOTHING_FOUND,
         finish_reason=EXTRACTIVE,
         usage=Usage(),
         model=NO_MODEL,
+        error=error,
+    )
+
+
+def _made(
+    retrieval: Retrieval,
+    prepared: PreparedPrompt,
+    progress: QueryProgress,
+    now_us: int,
+    *,
+    cached_tokens: int = 0,
+    prompt_hash: str | None = None,
+    **fields: Any,
+) -> Answer:
+    """Returns an answer that is made here, with `fields`."""
+    return Answer(
+        query_id=retrieval.query.query_id,
+        is_final=True,
+        replayed=False,
+        quotes=_quotes(retrieval, prepared),
+        retrieved=_retrieved(retrieval, prepared),
+        source=retrieval.source,
+        query_digest=query_digest(retrieval.query),
         timings_ms=_timings_ms(retrieval, progress, now_us),
         search=retrieval.search,
-        cache=_cache_use(retrieval, 0),
-        provenance=_provenance(retrieval),
-        error=error,
+        cache=_cache_use(retrieval, cached_tokens),
+        provenance=_provenance(retrieval, prompt_hash),
+        **fields,
     )
 
 
@@ -169,11 +184,8 @@ def given_again(
         ),
         search=retrieval.search,
         cache=_cache_use(retrieval, 0),
-        provenance=Provenance(
-            index_version=retrieval.index_version,
-            embedding_model=retrieval.embedding_model,
-            prompt_hash=None if stored.provenance is None else stored.provenance.prompt_hash,
-            software=SOFTWARE,
+        provenance=_provenance(
+            retrieval, None if stored.provenance is None else stored.provenance.prompt_hash
         ),
     )
 
@@ -283,7 +295,7 @@ def _retrieved(retrieval: Retrieval, prepared: PreparedPrompt) -> tuple[Retrieve
     )
 
 
-def _provenance(retrieval: Retrieval, prompt_hash: str | None = None) -> Provenance:
+def _provenance(retrieval: Retrieval, prompt_hash: str | None) -> Provenance:
     return Provenance(
         index_version=retrieval.index_version,
         embedding_model=retrieval.embedding_model,

@@ -22,6 +22,10 @@ from schemas.topics import priority_in_class
 
 BUILT_IN = Path(__file__).parent / "templates"
 SUFFIX = ".txt"
+NO_TEXT = (
+    "text: a query with only a vector has no question that a model could answer; send its text "
+    "along, or read its passages from rag.retrievals.v1"
+)
 JSON_SUFFIX = "_json"
 """A template NAME_json takes the place of NAME where the answer is a JSON object."""
 ANSWER_CHARS_PER_TOKEN = 2
@@ -79,20 +83,14 @@ def prepare_prompt(
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
     A retrieval without hits is sent to the model too: its prompt says that nothing was found.
-    The answer is extractive without a model (`has_model`), or where the query asks for it. Raises
-    `RecordError` for a query without text that needs a model, an unknown template, or a question
-    too long.
+    The answer is extractive without a model, or where the query asks for it. Raises `RecordError`
+    for a query without text that needs a model, an unknown template, or a question too long.
     """
     query = retrieval.query
     wishes = query.generation or Generation()
     is_extractive = wishes.extractive or not has_model
     if query.text is None and not is_extractive:
-        raise RecordError(
-            "unsupported",
-            "text: a query with only a vector has no question that a model could answer; send its "
-            "text along, or read its passages from rag.retrievals.v1",
-            field="$.text",
-        )
+        raise RecordError("unsupported", NO_TEXT, field="$.text")
     template = _template(wishes.template or settings.template, templates, form)
     prompt = fill(
         template,
@@ -103,7 +101,7 @@ def prepare_prompt(
         prompt_chars_max=settings.prompt_chars_max,
     )
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
-    answer_chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN
+    chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN if form == "json" else None
     request = LlmRequest(
         id=retrieval.source.place,
         system=prompt.system,
@@ -113,16 +111,14 @@ def prepare_prompt(
         temperature=wishes.temperature or 0.0,
         seed=wishes.seed,
         priority=priority_in_class(retrieval.source.topic, query.priority),
-        schema=answer_schema(prompt.passages, answer_chars_max=answer_chars_max)
-        if form == "json"
-        else None,
+        schema=answer_schema(prompt.passages, answer_chars_max=chars_max) if chars_max else None,
         regex=text_regex(prompt.passages) if form == "text" else None,
     )
     return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
         given=retrieval.hits[: prompt.passages],
-        answer_chars_max=answer_chars_max if form == "json" else None,
+        answer_chars_max=chars_max,
         passage_chars_max=settings.passage_chars_max,
         is_extractive=is_extractive,
     )

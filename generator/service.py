@@ -130,14 +130,7 @@ class GeneratorStage:
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
         self._dispatcher = Dispatcher(
-            DispatchLimits(
-                concurrency=settings.concurrency or FIRST,
-                prompts_max=settings.prompts_max(len(servers)),
-                backoff_us_min=BACKOFF_US_MIN,
-                backoff_us_max=BACKOFF_US_MAX,
-                retry_after_us_max=RETRY_AFTER_US_MAX,
-                tries_max=llm.tries_max,
-            ),
+            _limits(settings, llm, len(servers)),
             servers=len(servers),
             order=settings.order if endpoints else None,
         )
@@ -466,6 +459,17 @@ class GeneratorStage:
             wait_us = progress.first_token_us - progress.arrived_us
         place = work.unit.record.source.place
         return self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
+
+
+def _limits(settings: GeneratorSettings, llm: LlmSettings, servers: int) -> DispatchLimits:
+    return DispatchLimits(
+        concurrency=settings.concurrency or FIRST,
+        prompts_max=settings.prompts_max(servers),
+        backoff_us_min=BACKOFF_US_MIN,
+        backoff_us_max=BACKOFF_US_MAX,
+        retry_after_us_max=RETRY_AFTER_US_MAX,
+        tries_max=llm.tries_max,
+    )
 
 
 def _speculation(

@@ -10,23 +10,12 @@ from generator.llm.protocol import AnswerForm, LlmEvent, LlmFinished, LlmRequest
 class NoLlm:
     """An `LlmEngine` for retrieval only: its check passes, and it is sent nothing."""
 
-    @property
-    def address(self) -> str:
-        """See `LlmEngine`."""
-        return "no LLM server (llm.engine is none)"
-
-    @property
-    def form(self) -> AnswerForm:
-        """See `LlmEngine`."""
-        return "json"
+    address = "no LLM server (llm.engine is none)"
+    form: AnswerForm = "json"
+    sample_ids: tuple[int, ...] = ()
 
     async def check(self) -> None:
         """See `LlmEngine`."""
-
-    @property
-    def sample_ids(self) -> tuple[int, ...]:
-        """Returns none: there is no tokenizer."""
-        return ()
 
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """Returns no ids: there is no server to send them to."""
@@ -42,7 +31,6 @@ class NoLlm:
 
     async def waiting(self) -> int | None:
         """Returns None: there is no server."""
-        return None
 
     def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """Is not called."""

@@ -62,32 +62,26 @@ class MemoryLlm:
 
     @property
     def address(self) -> str:
-        """See `LlmEngine`."""
         return "memory"
 
     async def check(self) -> None:
-        """See `LlmEngine`."""
         error = self._checks.popleft() if self._checks else None
         if error is not None:
             raise error
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """Returns none: each word is its own token, whatever the server."""
         return ()
 
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
-        """Returns an id for each word, which is the same in every prompt."""
         words = f"{request.system}\n{request.user}".split()
         return tuple(zlib.crc32(word.encode("utf-8", "replace")) for word in words)
 
     async def prefix(self, request: LlmRequest, passages: int) -> tuple[int, ...]:
-        """Returns an id for each word up to the end of the first passages."""
         user = "".join(request.segments[: 1 + passages])
         return await self.tokenize(replace(request, user=user))
 
     async def warm(self, request: LlmRequest) -> LlmFinished:
-        """Notes the request in `warmed`; hangs while `warm_ups_hang`."""
         self.warmed.append(request)
         try:
             if self.warm_ups_hang:
@@ -104,11 +98,9 @@ class MemoryLlm:
         )
 
     async def waiting(self) -> int | None:
-        """Returns None: there is no server."""
         return None
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
-        """See `LlmEngine`."""
         reply = self._replies.popleft() if self._replies else Reply()
         is_cached = any(
             (seen.system, seen.user) == (request.system, request.user) for seen in self.requests
@@ -136,7 +128,7 @@ class MemoryLlm:
         )
 
     async def close(self) -> None:
-        """See `LlmEngine`."""
+        pass
 
 
 def _answer(request: LlmRequest) -> str:

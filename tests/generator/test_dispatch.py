@@ -42,7 +42,7 @@ from generator.plan.dispatch_events import (
     TimePassed,
 )
 from generator.plan.kv_tree import BlocksStored, KvBatch
-from generator.plan.queue import OLDEST_EVERY, Prompt
+from generator.plan.queue import Prompt
 from tests.transcripts import Execute
 
 LIMITS = DispatchLimits(
@@ -356,39 +356,6 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
         assert wake_us is None or wake_us > now_us, "what is due was done"
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(-2, 2), st.integers(0, 3), st.none() | st.integers(50, 53)),
-        max_size=20,
-    )
-)
-def test_an_open_server_gets_prompts_as_a_plain_sort_gives_them_and_now_and_then_the_oldest(
-    rows: list[tuple[int, int, int | None]],
-) -> None:
-    limits = replace(LIMITS, concurrency=1, prompts_max=100)
-    dispatcher = Dispatcher(limits)
-    dispatcher.step(TimePassed(), 0)
-    prompts = [
-        Prompt(id=id, priority=priority, arrival_us=arrival_us, deadline_us=deadline_us)
-        for id, (priority, arrival_us, deadline_us) in enumerate(rows)
-    ]
-    for prompt in prompts:
-        assert dispatcher.step(PromptArrived(prompt=prompt), 4) == ()
-    sent = sent_by(dispatcher.step(CheckPassed(server=0), 4))
-    while dispatcher.in_flight:
-        sent += sent_by(dispatcher.step(RequestEnded(id=sent[-1]), 5))
-    infinity = 1_000
-    left = sorted(
-        prompts, key=lambda p: (p.priority, p.deadline_us or infinity, p.arrival_us, p.id)
-    )
-    plain: list[Prompt] = []
-    while left:
-        is_oldest_due = (len(plain) + 1) % OLDEST_EVERY == 0
-        plain.append(min(left, key=lambda p: (p.arrival_us, p.id)) if is_oldest_due else left[0])
-        left.remove(plain[-1])
-    assert sent == [prompt.id for prompt in plain]
-
-
 def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expires_as_before() -> (
     None
 ):
@@ -519,11 +486,3 @@ def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
     dispatcher.step(RequestEnded(id=2, cached_tokens=4), 2)
     trees = [dispatcher.tree(server) for server in range(2)]
     assert [tree and (tree.checked, tree.disagreed) for tree in trees] == [(1, 0), (1, 1)]
-
-
-def test_an_answer_is_not_compared_with_a_cache_of_which_nothing_was_known() -> None:
-    dispatcher = open_dispatcher(servers=2, order="cached_prefix", prompts_max=20)
-    (sent,) = arrive(dispatcher, 1, prompt=0)
-    dispatcher.step(RequestEnded(id=1, cached_tokens=BLOCK), 2)
-    tree = dispatcher.tree(sent.server)
-    assert tree is not None and tree.is_blind and tree.checked == 0

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from bench.simulator.prompt_cache import BlockSimulator, CacheSize
 from generator.plan import kv_tree
 from generator.plan.kv_tree import (
-    BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     KvBatch,
@@ -51,17 +50,6 @@ def test_stored_blocks_are_cached_from_the_beginning_to_the_first_that_is_not() 
     tree.step(KvBatch(seq=2, events=(BlocksStored(names=(9,), parent=1, token_ids=PROMPT[4:8]),)))
     assert tree.cached_tokens(DIGESTS) == 12
     tree.check_integrity()
-
-
-def test_blocks_that_follow_an_unknown_one_are_ignored() -> None:
-    tree = tree_with(BlocksStored(names=(2, 3), parent=1, token_ids=PROMPT[4:]))
-    assert len(tree) == 0
-    tree.step(KvBatch(seq=1, events=(BlocksRemoved(names=(2,)),)))
-    tree.check_integrity()
-
-
-def test_blocks_of_another_size_are_ignored() -> None:
-    assert len(tree_with(BlocksStored(names=(1,), parent=None, token_ids=PROMPT[:8]))) == 0
 
 
 def test_the_size_of_blocks_is_learned_of_the_events_and_anew_of_another_server() -> None:
@@ -132,17 +120,6 @@ def test_a_jump_back_is_a_server_that_was_started_anew() -> None:
     step = tree.step(KvBatch(seq=1, events=()))
     assert step.is_emptied
     assert step.replay_from == 0, "the first batch of the new server was missed"
-
-
-def test_a_cleared_cache_is_empty_and_known() -> None:
-    tree = tree_with(STORED, BlocksCleared())
-    assert (len(tree), tree.is_blind) == (0, False)
-
-
-def test_a_tree_that_joins_a_running_server_asks_for_all_batches() -> None:
-    tree = KvTree(block_tokens=BLOCK)
-    assert tree.is_blind
-    assert tree.step(KvBatch(seq=3, events=())).replay_from == 0
 
 
 def test_answers_are_counted_that_disagree() -> None:

@@ -199,18 +199,6 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
     assert run.metric("llm_requests_in_flight") == 0
 
 
-def test_an_expired_answer_says_what_the_server_said_last() -> None:
-    engine = MemoryLlm(script=[Reply(error=LlmRefusal("busy", "full up", retry_after_s=60.0))])
-    clock = HandClock()
-    with running(engine, clock=clock) as run:
-        run.offer(unit(deadline_us=NOW_US + 1_000_000))
-        run.wait(lambda: run.metric("llm_requests_total", outcome="busy") == 1)
-        clock.sleep(2_000_000)
-        (answer,) = run.wait_for_answers(1)
-    assert answer.status == "expired"
-    assert answer.error is not None and answer.error.message.endswith("the last time: full up")
-
-
 def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
     with running(MemoryLlm(script=[Reply(error=LlmRefusal("busy", "full up"))])) as run:
         run.offer(unit(deadline_us=NOW_US + 60_000_000))
@@ -223,15 +211,6 @@ def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_
     assert expired.status == "expired" and expired.error is not None
     assert expired.error.message.endswith("the last time: full up")
     assert (late.key, late.topic) == (done.outputs[0].key, done.outputs[0].topic)
-
-
-def test_a_late_query_is_expired_without_a_request_by_either_deadline() -> None:
-    engine = MemoryLlm()
-    with running(engine, clock=HandClock()) as run:
-        run.offer(unit(deadline_us=NOW_US), unit(query={"deadline": NOW_US // 1_000 - 1}))
-        answers = run.wait_for_answers(2)
-    assert [answer.status for answer in answers] == ["expired", "expired"]
-    assert engine.requests == []
 
 
 def test_concurrency_and_intake_are_bounded_in_records_and_bytes() -> None:
