@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
-from grouper.embed import KNOWN_GOOD_TEXT, embed_texts
+from grouper.embed import embed_texts
 
 
 class FailsOn(HashingEmbedder):
@@ -45,12 +45,6 @@ def test_all_texts_go_in_one_batch() -> None:
     assert embedded.failures == {}
 
 
-def test_no_texts_ask_the_model_nothing() -> None:
-    embedder = FailsOn()
-    embedded = embed_texts(embedder, [])
-    assert (embedder.batches, embedded.vectors, embedded.failures) == ([], {}, {})
-
-
 def test_the_culprit_is_found_and_the_others_are_embedded() -> None:
     embedded = embed_texts(FailsOn("two"), ["one", "two", "three"])
     assert sorted(embedded.vectors) == [0, 2]
@@ -63,13 +57,6 @@ def test_a_vector_that_has_no_direction_counts_as_failed(fault: float) -> None:
     embedded = embed_texts(FailsOn("two", fault=fault), ["one", "two"])
     assert sorted(embedded.vectors) == [0]
     assert "zero or not finite" in embedded.failures[1]
-
-
-def test_one_bad_text_is_not_taken_for_a_broken_model() -> None:
-    embedder = FailsOn("bad")
-    embedded = embed_texts(embedder, ["bad"])
-    assert embedded.failures == {0: "RuntimeError: cannot read 'bad'"}
-    assert embedder.batches[-1] == [KNOWN_GOOD_TEXT]
 
 
 def test_a_broken_model_is_an_error_of_the_service() -> None:

@@ -119,12 +119,6 @@ def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other(
     ]
 
 
-def test_a_query_that_is_too_large_alone_travels_alone() -> None:
-    queries = [grouped("a", (0,)), grouped("b", (0,), text="b" * 5_000), grouped("c", (0,))]
-    records = planned([(0, 1, 2)], queries, group_bytes_max=2_000)
-    assert [record.members for record in records] == [(0,), (1,), (2,)]
-
-
 SHARED, OTHER = tuple(range(10_000, 10_500)), tuple(range(20_000, 20_500))
 
 
@@ -151,34 +145,6 @@ def test_a_shared_cluster_is_counted_once_in_each_record(
     for group_bytes_max, expected in ((exact_bytes, full), (exact_bytes - 1, cut)):
         records = planned([range(len(queries))], queries, group_bytes_max=group_bytes_max)
         assert [record.members for record in records] == expected
-
-
-def test_the_horizon_travels_once_in_the_first_record_of_the_window() -> None:
-    queries = [grouped(name, (0,), text=name * 1_000) for name in "abc"]
-    horizon = horizon_of(5)
-    records = planned([(1, 2), (0,)], queries, group_bytes_max=2_000, horizon=horizon)
-    assert [record.members for record in records] == [(1,), (2,), (0,)]
-    assert [record.group.horizon for record in records] == [horizon, (), ()]
-
-
-def test_the_horizon_takes_room_in_the_first_record_only() -> None:
-    queries = [grouped(name, (0,), text=name * 1_000) for name in "abcd"]
-    assert [r.members for r in planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500)] == [
-        (0, 1),
-        (2, 3),
-    ]
-    records = planned([(0, 1, 2, 3)], queries, group_bytes_max=3_500, horizon=horizon_of(30))
-    assert [record.members for record in records] == [(0,), (1, 2), (3,)]
-    assert len(records[0].group.horizon) == 30
-
-
-def test_a_query_that_fills_the_record_leaves_no_room_for_a_horizon() -> None:
-    queries = [grouped("a", (0,), text="a" * 5_000), grouped("b", (0,))]
-    records = planned([(0, 1)], queries, group_bytes_max=2_000, horizon=horizon_of(1))
-    assert [(record.members, record.group.horizon) for record in records] == [
-        ((0,), ()),
-        ((1,), ()),
-    ]
 
 
 TEXTS = st.text(alphabet=st.sampled_from('a"\\\x01é中😀\n'), min_size=1, max_size=120)

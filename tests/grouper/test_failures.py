@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from carpool.embedding import HashingEmbedder
@@ -15,11 +14,10 @@ from carpool.loop.stage import Credit
 from grouper.plan.plan_groups import Groups
 from schemas.answer import Answer
 from schemas.codec import decode
-from schemas.query import Query
 from schemas.record import header
 from schemas.topics import ANSWERS, GROUPS
 from tests.clocks import NOW_US
-from tests.grouper.stage import DIMENSION, EMBEDDER, NLIST, Gate, running
+from tests.grouper.stage import DIMENSION, EMBEDDER, Gate, running
 from tests.waiting import wait_until
 
 
@@ -67,38 +65,6 @@ def test_a_query_that_expires_while_it_is_embedded_is_not_searched(tmp_path: Pat
         gate.opened.release()
         rig.settled(2)
         assert [done.outputs[0].topic for done in rig.sink.dones] == [ANSWERS.name, GROUPS.name]
-
-
-@pytest.mark.parametrize(
-    ("query", "reason"),
-    [
-        (
-            Query(
-                query_id="q", vector=b"\x00\x00\x80\x3f" * 3, embedding_model=EMBEDDER.fingerprint
-            ),
-            "wrong_dimension",
-        ),
-        (
-            Query(query_id="q", vector=b"\x00\x00\x80\x3f" * DIMENSION, embedding_model="another"),
-            "wrong_model",
-        ),
-        (Query(query_id="q", text="ada", nprobe=NLIST + 1), "invalid_value"),
-    ],
-)
-def test_a_query_that_does_not_fit_is_refused_and_the_ones_around_it_are_grouped(
-    tmp_path: Path, query: Query, reason: str
-) -> None:
-    with running(tmp_path) as rig:
-        rig.offer("ada")
-        bad = rig.unit(query)
-        rig.stage.offer(bad, NOW_US)
-        rig.offer("bell")
-        rig.tick()
-        rig.settled(2)
-        assert [(unit.id, error.reason, error.query_id) for unit, error in rig.sink.refusals] == [
-            (bad.id, reason, "q")
-        ]
-        assert sorted(rig.sink.acknowledged) == [1, 3]
 
 
 def test_a_text_that_the_model_fails_on_is_refused_and_its_window_goes_on(tmp_path: Path) -> None:

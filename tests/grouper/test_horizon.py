@@ -34,11 +34,6 @@ def ids(*numbers: int) -> tuple[ClusterId, ...]:
     return tuple(map(ClusterId, numbers))
 
 
-def test_the_next_window_is_one_away_and_queries_are_counted_over_all() -> None:
-    windows = [[ids(4, 9), ids(9)], [], [ids(9, 2), ids(7)]]
-    assert horizon(windows) == entries((4, 1, 1), (9, 1, 3), (2, 3, 1), (7, 3, 1))
-
-
 def test_what_does_not_fit_is_what_is_wanted_last_and_by_the_fewest() -> None:
     windows = [[ids(4), ids(9), ids(9)], [ids(2), ids(7), ids(7)]]
     one_bytes = len(msgspec.json.encode(entries((4, 1, 1))[0])) + 1

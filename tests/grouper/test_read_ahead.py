@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from carpool.loop.stage import Credit
-from grouper.settings import GrouperSettings
 from schemas.group import Group
-from tests.clocks import NOW_US
 from tests.grouper.stage import AHEAD, Gate, GatePolicy, prepared, running
 from tests.waiting import wait_until
 
@@ -120,32 +118,3 @@ def test_revoked_queries_are_forgotten_where_they_were_read_ahead(tmp_path: Path
         )
         assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
         assert rig.stage.credit() == Credit(records=24, size_bytes=32 * 1024 * 1024)
-
-
-def test_what_is_revoked_while_it_is_embedded_ahead_is_in_no_horizon(tmp_path: Path) -> None:
-    gate, policy = Gate(), GatePolicy()
-    with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
-        units = rig.offer(*["ada"] * 4, *["bell", "curie"] * 2)
-        gate.opened.release()
-        rig.tick()
-        wait_until(lambda: policy.windows == 1 and len(gate.batches) == 2)
-        rig.stage.revoke(frozenset(unit.id for unit in units[4::2]), frozenset())
-        gate.opened.release()
-        wait_until(lambda: prepared(rig) == 2)
-        policy.opened.release(9)
-        wait_until(lambda: not rig.stage.pending_windows())
-        assert [horizon_numbers(group) for group in rig.sink.groups] == [[(2, 1, 2)], []]
-        assert len(rig.sink.acknowledged) == 6
-
-
-def test_no_query_with_a_deadline_is_overtaken_in_its_window(tmp_path: Path) -> None:
-    settings = GrouperSettings(policy="greedy", nprobe=1)
-    with running(tmp_path, settings=settings) as rig:
-        rig.offer("ada", "bell")
-        (urgent,) = rig.offer("curie", deadline=NOW_US // 1_000 + 60_000)
-        rig.offer("ada", "bell")
-        rig.tick()
-        rig.settled(5)
-        left = [query.source.offset for group in rig.sink.groups for query in group.queries]
-        assert set(left[: left.index(urgent.source.offset)]) <= {1, 2}
-        assert [len(group.queries) for group in rig.sink.groups] == [1, 1, 1, 1, 1]

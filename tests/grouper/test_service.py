@@ -84,6 +84,21 @@ def test_each_query_probes_as_many_clusters_as_it_asked_for(tmp_path: Path) -> N
         assert clusters[1][:1] == clusters[2] == (0,)
 
 
+def test_a_query_that_does_not_fit_is_refused_and_the_ones_around_it_are_grouped(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path) as rig:
+        rig.offer("ada")
+        (bad,) = rig.offer("bell", nprobe=9)
+        rig.offer("curie")
+        rig.tick()
+        rig.settled(2)
+        assert [(unit.id, error.reason) for unit, error in rig.sink.refusals] == [
+            (bad.id, "invalid_value")
+        ]
+        assert sorted(rig.sink.acknowledged) == [1, 3]
+
+
 def test_queries_of_a_window_are_grouped_by_what_they_probe(tmp_path: Path) -> None:
     with running(tmp_path, settings=GrouperSettings(policy="greedy", nprobe=1)) as rig:
         units = rig.offer("ada", "bell", "ada ada", "curie", "bell bell")

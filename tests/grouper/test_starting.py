@@ -7,7 +7,6 @@ import zlib
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from carpool.disk.centroids import CENTROIDS_NAME
 from carpool.disk.manifest import FileEntry, write_manifest
@@ -29,7 +28,6 @@ from tests.grouper.stage import (
     WORDS,
     ListSink,
     Rig,
-    running,
     write_index,
 )
 from tests.waiting import WAIT_S, wait_until
@@ -65,12 +63,6 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
     finally:
         stage.close()
     assert sink.failures == []
-
-
-def test_offering_before_all_is_loaded_is_a_defect_of_the_caller(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    with pytest.raises(RuntimeError, match="credit was zero"):
-        rig.stage.offer(rig.unit(Query(query_id="q", text="ada")), NOW_US)
 
 
 def build_fails(
@@ -151,10 +143,3 @@ def test_the_built_stage_plans_over_real_files(tmp_path: Path) -> None:
         assert sink.groups[0].queries[0].clusters[0] == WORDS.index("euler")
     finally:
         stage.close()
-
-
-def test_closing_twice_or_before_the_start_does_no_harm(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    rig.stage.close()
-    with running(tmp_path) as other:
-        other.stage.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 
 import pytest
@@ -34,20 +33,6 @@ def step(
     """Closes a window if one is due."""
     wait = made.wait(now_us, waiting, busy, ahead, due_us)
     return wait if wait is not None else made.close(now_us)
-
-
-def test_an_empty_planner_has_nothing_to_close_and_no_time_to_wake() -> None:
-    assert step(planner(), 5, waiting=9, busy=False) == Wait(until_us=None)
-
-
-def test_a_window_closes_at_once_when_no_records_are_pending() -> None:
-    made = filled(1, at_us=7)
-    assert step(made, 7, waiting=0, busy=False) == Window(
-        window_id=0, query_ids=(0,), opened_us=7, closed_us=7
-    )
-    assert made.queries == 0
-    assert made.size_bytes == 0
-    made.check_integrity()
 
 
 def test_before_a_commit_a_window_stays_open_until_just_before_it_unless_it_is_full() -> None:
@@ -86,15 +71,6 @@ def test_the_age_of_a_window_is_that_of_its_oldest_query() -> None:
     assert step(made, 90, waiting=1, busy=False) == Wait(until_us=180)
 
 
-def test_the_bytes_of_gathered_queries_are_counted() -> None:
-    made = planner(most=2)
-    for query_id, size_bytes in enumerate((5, 7, 11)):
-        made.add(query_id, size_bytes, 0)
-    assert made.size_bytes == 23
-    step(made, 0, waiting=0, busy=False)
-    assert (made.queries, made.size_bytes) == (1, 11)
-
-
 def test_a_gathered_query_cannot_be_added_again_until_it_has_left() -> None:
     made = filled(1)
     with pytest.raises(ValueError, match="query 0 is in the window already"):
@@ -111,16 +87,6 @@ def test_a_gathered_query_cannot_be_added_again_until_it_has_left() -> None:
 def test_impossible_bounds_are_refused(least: int, most: int, window_us: int) -> None:
     with pytest.raises(ValueError, match=r"1 <= .* <= .* queries"):
         planner(least=least, most=most, window_us=window_us)
-
-
-def test_while_earlier_windows_have_not_left_only_a_full_one_closes() -> None:
-    made = filled(3)
-    assert step(made, 10_000, waiting=0, busy=False, ahead=True) == Wait(until_us=None)
-    made.add(3, 10, 20)
-    window = step(made, 20, waiting=0, busy=False, ahead=True)
-    assert isinstance(window, Window)
-    assert window.query_ids == (0, 1, 2, 3)
-    assert step(made, 20, waiting=9, busy=True, ahead=True) == Wait(until_us=None)
 
 
 @given(
@@ -243,28 +209,10 @@ def closed(made: WindowPlanner) -> tuple[int, ...]:
     return window.query_ids
 
 
-def test_one_query_behind_a_hundred_of_another_tenant_is_in_the_next_window() -> None:
-    made = with_tenants("a" * 100 + "b", 4)
-    assert closed(made) == (0, 1, 2, 100)
-    assert closed(made) == (3, 4, 5, 6)
-
-
 def test_tenants_take_turns_by_weight_and_leave_in_order_of_arrival() -> None:
     made = with_tenants("aaaaaaaabbbbbbbb", 4, a=3)
     assert closed(made) == (0, 1, 2, 8)
     assert closed(made) == (3, 4, 5, 9)
-
-
-def test_while_all_fit_into_a_window_tenants_make_no_difference() -> None:
-    made = with_tenants("aaab", 4)
-    assert closed(made) == (0, 1, 2, 3)
-
-
-def test_a_tenant_whose_queries_are_dropped_has_no_turn() -> None:
-    made = with_tenants("aaaaab", 4)
-    made.drop(frozenset({5}))
-    made.check_integrity()
-    assert closed(made) == (0, 1, 2, 3)
 
 
 @given(
@@ -293,15 +241,3 @@ def test_the_k_th_query_of_a_tenant_waits_for_at_most_k_turns_of_the_others(
                 overtook = sum(tenants[each] == other for each in before)
                 # And what fits into the same window leaves with it, in order of arrival.
                 assert overtook <= k * weights[other] + most
-
-
-def test_planners_that_share_their_numbers_give_no_window_the_same() -> None:
-    ids = itertools.count()
-    numbers = []
-    for _ in range(2):
-        made = WindowPlanner(queries_min=1, queries_max=1, window_us_max=0, window_ids=ids)
-        made.add(7, 1, 0)
-        window = step(made, 0, waiting=0, busy=False)
-        assert isinstance(window, Window)
-        numbers.append(window.window_id)
-    assert numbers == [0, 1]
