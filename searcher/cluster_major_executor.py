@@ -33,7 +33,6 @@ from searcher.memory.cluster_memory import ClusterMemory
 from searcher.memory.slice_reads import (
     MemoryEvent,
     ReadBroke,
-    ReadCancelled,
     ReadDone,
     SpaceFreed,
 )
@@ -41,7 +40,6 @@ from searcher.messages import DropSearches, StopSearching
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
-    CancelRead,
     Dropped,
     Event,
     Evict,
@@ -214,9 +212,6 @@ class ClusterMajorExecutor:
                 self._failures[number] = event.error
                 self._tell(ReadFailed(slice_id=number, is_stuck=event.is_stuck), finish)
                 self._failures.clear()
-            case ReadCancelled():
-                self._count_wasted(number)
-                self._tell(ReadFailed(slice_id=number, is_cancelled=True), finish)
             case SpaceFreed():
                 self._tell(RoomFreed(slice_id=number), finish)
 
@@ -355,8 +350,6 @@ class ClusterMajorExecutor:
                 self._begin_read(action)
             case Promote():
                 self._memory.promote(action.slice_id)
-            case CancelRead():
-                self._memory.cancel(action.slice_id)
             case SkipSlice():
                 cluster = self._slices.cluster(action.slice_id)
                 error = self._failures.get(action.slice_id) or RetryableError(

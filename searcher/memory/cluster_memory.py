@@ -23,7 +23,6 @@ from searcher.memory.arena import Arena, Spans
 from searcher.memory.slice_reads import (
     MemoryEvent,
     ReadBroke,
-    ReadCancelled,
     ReadDone,
     SliceRead,
     SpaceFreed,
@@ -169,16 +168,6 @@ class ClusterMemory:
             read.is_ahead = False
             if number in self._waiting:
                 self._waiting[number] = self._waiting.pop(number)
-
-    def cancel(self, number: SliceId) -> None:
-        """Cancels a read. It ends with `ReadCancelled`, or as others do if it has begun.
-
-        A slice that is not being read is ignored.
-        """
-        if (read := self._waiting.pop(number, None)) is not None:
-            self._leave(read)
-            self._arena.free(read.spans)
-            self._outbox.append(ReadCancelled(slice_id=number))
 
     def evict(self, number: SliceId) -> None:
         """Frees a slice that is in memory; its pages must not be used any more."""

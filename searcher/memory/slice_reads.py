@@ -38,20 +38,13 @@ class ReadBroke:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadCancelled:
-    """A read was cancelled before it began."""
-
-    slice_id: SliceId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SpaceFreed:
     """The memory of a stuck read is free: the kernel has ended it."""
 
     slice_id: SliceId
 
 
-MemoryEvent = ReadDone | ReadBroke | ReadCancelled | SpaceFreed
+MemoryEvent = ReadDone | ReadBroke | SpaceFreed
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from searcher.plan.cluster_steps import (
     Action,
-    CancelRead,
     Dropped,
     Event,
     Evict,
@@ -34,7 +33,7 @@ from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.head_of_line import HeadOfLine
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.residency import Residency
-from searcher.plan.slices import IN_SCORING, PINNED, Room, Slice, SliceId, SliceTable, Work
+from searcher.plan.slices import IN_SCORING, Room, Slice, SliceId, SliceTable, Work
 
 
 class ClusterMajorPlanner:
@@ -243,15 +242,13 @@ class ClusterMajorPlanner:
             one, query = choice
             if unscored_bytes and unscored_bytes + one.size_bytes > self._limits.read_ahead_bytes:
                 return
-            if one.is_being_read:  # it was cancelled, and its end is not reported yet
-                return
             victims = self._memory.reserve(one, query)
             if victims is not None:
                 self._evict(victims, actions)
                 self._expect(one)
             elif not self._table.fixed():  # only stuck reads take up the budget
                 self._skip(one, actions)
-            elif not self._cancel_unwanted(actions):
+            else:  # what is being read and no query wants any more leaves when it has come
                 return
         self._read_ahead(actions)
 
@@ -289,36 +286,13 @@ class ClusterMajorPlanner:
         """Frees evicted slices, except those that are still to be scored."""
         actions.extend(Evict(slice_id=one.id) for one in victims if not one.is_leaving)
 
-    def _cancel_unwanted(self, actions: list[Action]) -> bool:
-        """Cancels reads that no query wants; returns whether that freed room at once."""
-        has_room = False
-        reads = [self._table[number] for number in sorted(self._table.fixed())]
-        for one in reads:
-            if one.work in PINNED:
-                continue
-            if one.room is Room.RESERVED:
-                self._memory.fail(one, is_stuck=False)
-                has_room = True
-            elif one.room is Room.READING:
-                self._table.set_ahead(one, False)
-                self._table.set_room(one, Room.CANCELLED)
-                actions.append(CancelRead(slice_id=one.id))
-        return has_room
-
     def _end_read(self, one: Slice) -> None:
         self._table.set_room(one, Room.RESIDENT)
-        if one.work is Work.NONE and one.wanted_by:
-            self._table.set_work(one, Work.READY)  # cancelled too late, and wanted again
-            self._demand.fetched(one)
 
     def _fail_read(self, event: ReadFailed, actions: list[Action]) -> None:
         one = self._table[event.slice_id]
         self._memory.fail(one, is_stuck=event.is_stuck)
-        if not one.wanted_by:
-            return
-        if event.is_cancelled:
-            self._demand.lost(one)
-        else:
+        if one.wanted_by:
             self._skip(one, actions)
 
     def _skip(self, one: Slice, actions: list[Action]) -> None:

@@ -50,14 +50,13 @@ class ReadEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadFailed:
-    """A read was given up or cancelled.
+    """A read was given up.
 
     `is_stuck`: the kernel still owns the memory; `RoomFreed` follows when it returns it.
     """
 
     slice_id: SliceId
     is_stuck: bool = False
-    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,13 +97,6 @@ class Promote:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CancelRead:
-    """No query wants this read any more. `ReadFailed` or `ReadEnded` still reports its end."""
-
-    slice_id: SliceId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SkipSlice:
     """A slice cannot be read: these queries go without it."""
 
@@ -120,7 +112,7 @@ class FinishQuery:
     skipped: tuple[SliceId, ...] = ()
 
 
-Action = Evict | Read | Promote | CancelRead | SkipSlice | FinishQuery
+Action = Evict | Read | Promote | SkipSlice | FinishQuery
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,14 +90,6 @@ class Demand:
                 del query.unfetched[one]
                 query.unfetched_bytes -= one.size_bytes
 
-    def lost(self, one: Slice) -> None:
-        """`one` is not in memory and is not being read any more: it must be fetched again."""
-        for number in one.wanted_by:
-            query = self._queries[number]
-            if one not in query.unfetched:
-                query.unfetched[one] = None
-                query.unfetched_bytes += one.size_bytes
-
     def scored(self, one: Slice, queries: tuple[int, ...]) -> tuple[DoneQuery, ...]:
         """`one` was scored for `queries`; forgets the queries that are done, and returns them."""
         return self._settle(one, queries, is_skipped=False)

@@ -19,8 +19,7 @@ class Room(IntEnum):
     ABSENT = 0
     RESERVED = 1  # room is reserved, the read is not issued yet
     READING = 2
-    CANCELLED = 3  # being read, and no query wants it; the end of the read is still awaited
-    RESIDENT = 4
+    RESIDENT = 3
 
 
 class Work(IntEnum):
@@ -33,7 +32,7 @@ class Work(IntEnum):
     SCORING_READ = 4  # is being scored, and was read for a query
 
 
-BEING_READ = frozenset({Room.RESERVED, Room.READING, Room.CANCELLED})
+BEING_READ = frozenset({Room.RESERVED, Room.READING})
 IN_SCORING = frozenset({Work.SCORING, Work.SCORING_READ})
 PINNED = frozenset({Work.EXPECTED, Work.SCORING_READ})
 """A slice that was read for a query stays in memory until it is scored."""
@@ -41,8 +40,7 @@ PINNED = frozenset({Work.EXPECTED, Work.SCORING_READ})
 _ROOM_STEPS = {
     Room.ABSENT: {Room.RESERVED},
     Room.RESERVED: {Room.READING, Room.ABSENT},
-    Room.READING: {Room.RESIDENT, Room.CANCELLED, Room.ABSENT},
-    Room.CANCELLED: {Room.RESIDENT, Room.ABSENT},
+    Room.READING: {Room.RESIDENT, Room.ABSENT},
     Room.RESIDENT: {Room.ABSENT},
 }
 _WORK_STEPS = {

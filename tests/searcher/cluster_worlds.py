@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
-    CancelRead,
     Event,
     Evict,
     FinishQuery,
@@ -50,7 +49,6 @@ class World:
     finished: dict[int, tuple[SliceId, ...]] = field(default_factory=dict)
     skipped: dict[int, list[SliceId]] = field(default_factory=dict)
     wants: dict[int, tuple[SliceId, ...]] = field(default_factory=dict)
-    cancelled: set[SliceId] = field(default_factory=set)
     now_us: int = 0
 
     def __post_init__(self) -> None:
@@ -78,9 +76,6 @@ class World:
             case SkipSlice():
                 for query in action.queries:
                     self.skipped.setdefault(query, []).append(action.slice_id)
-            case CancelRead():
-                assert action.slice_id in self.reading
-                self.cancelled.add(action.slice_id)
             case Promote():
                 assert action.slice_id in self.reading
 
@@ -96,7 +91,6 @@ class World:
     def end_read(self, cluster: SliceId) -> None:
         del self.reading[cluster]
         self.resident.add(cluster)
-        self.cancelled.discard(cluster)
         self.tell(ReadEnded(slice_id=cluster))
 
     def score(self, budget_us: int = 10) -> bool:

@@ -95,11 +95,9 @@ def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(
             here.end_read(dice.choice(sorted(here.reading)))
         elif choice == 2 and here.reading:
             cluster = dice.choice(sorted(here.reading))
-            is_cancelled = cluster in here.cancelled
-            is_stuck = not is_cancelled and dice.random() < 0.5
-            here.cancelled.discard(cluster)
+            is_stuck = dice.random() < 0.5
             del here.reading[cluster]
-            here.tell(ReadFailed(slice_id=cluster, is_stuck=is_stuck, is_cancelled=is_cancelled))
+            here.tell(ReadFailed(slice_id=cluster, is_stuck=is_stuck))
             stuck += [cluster] if is_stuck else []
         elif choice == 3 and first:
             query = dice.randrange(first)

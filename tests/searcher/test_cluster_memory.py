@@ -12,7 +12,7 @@ import pytest
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
-from searcher.memory.slice_reads import ReadBroke, ReadCancelled, ReadDone, SpaceFreed
+from searcher.memory.slice_reads import ReadBroke, ReadDone, SpaceFreed
 from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.faults import no_fault
 from tests.searcher.stored_clusters import (
@@ -189,21 +189,6 @@ def test_of_reads_ahead_only_so_many_begin(stored: Stored) -> None:
         it.disk.fault = no_fault
         it.disk.release()
         it.take(2)
-
-
-def test_a_cancelled_read_gives_its_room_back_and_may_be_asked_for_again(stored: Stored) -> None:
-    with running(stored, in_flight_bytes=1) as it:
-        it.memory.begin_read(A, is_prefetch=False)
-        it.memory.begin_read(D, is_prefetch=True)
-        assert it.memory.advance() == []
-        for cluster in (A, D, B):  # one has begun, one waits, one is not being read
-            it.memory.cancel(cluster)
-        assert {type(event): event.slice_id for event in it.take(2)} == {
-            ReadCancelled: D,
-            ReadDone: A,
-        }
-        assert it.arena.free_bytes == it.arena.size_bytes - it.memory.arena_bytes(A)
-        assert isinstance(it.read(D)[D], ReadDone)
 
 
 # ---- what hangs
