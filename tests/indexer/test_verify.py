@@ -122,3 +122,12 @@ def test_stats_are_those_of_the_clusters(index_dir: Path) -> None:
     assert found.index_version == manifest.index_version
     assert found.size_bytes == sum(found.files_bytes.values())
     assert found.cluster_skew == round(sum(count * count for count in rows) / 120 / 12, 2)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_a_problem(index_dir: Path) -> None:
+    manifest = read_manifest(index_dir)
+    for name in (segment_name(1), "documents.dat"):
+        files = {other: entry for other, entry in manifest.files.items() if other != name}
+        write_manifest(index_dir, msgspec.structs.replace(manifest, files=files))
+        problems = verify_index(index_dir, SilentProgress()).problems
+        assert f"the manifest does not list {name}" in problems
