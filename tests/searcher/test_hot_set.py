@@ -140,14 +140,6 @@ def test_times_that_do_not_fit_are_refused(samples: list[TimeSample]) -> None:
         fit_search_times(samples, 2)
 
 
-def test_up_to_as_many_queries_as_threads_the_worst_one_decides() -> None:
-    # "the query with the fewest GPU hits in a batch": section 4.1, Eq. 5
-    hits = BetaBinomial(0.5, 0.3, 20)
-    for batch in (1, 3, 4):
-        expected = 100 + batch * 20 + (1 - hits.expected_least(batch)) * 2000
-        assert batch_time_us(TIMES, hits, batch) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("threads", [1, 5])
 @pytest.mark.parametrize("batch", [1, 8, 10, 80])
 def test_a_batch_takes_what_threads_need_that_share_it(batch: int, threads: int) -> None:
@@ -214,21 +206,6 @@ def test_harder_targets_need_as_many_bytes_or_more() -> None:
     assert sizes == sorted(sizes) and sizes[0] == 0 < sizes[2] < sizes[-1]
     with_rate = chosen(probes, 4000, 1000)
     assert with_rate.size_bytes >= choices[1].size_bytes and with_rate.batch > 1
-
-
-def test_more_threads_need_fewer_bytes_for_a_rate() -> None:
-    probes = queries_of(4, 400, 200, 12)
-    for target_us in (0, 6000):
-        sizes = [
-            chosen(
-                probes,
-                target_us,
-                1500,
-                SearchTimes(fixed_us=100, other_us=20, scan_us=2000, threads=threads),
-            ).size_bytes
-            for threads in (2, 4, 16)
-        ]
-        assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
 
 
 @pytest.mark.parametrize("count", [30, 100])

@@ -303,12 +303,11 @@ def test_a_cluster_that_leaves_stays_until_its_queries_are_scanned(index: SmallI
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
-@pytest.mark.parametrize("paged_share", [None, 0.3])
 def test_a_device_that_fails_loses_no_query(
-    index: SmallIndex, monkeypatch: pytest.MonkeyPatch, how: str, paged_share: float | None
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     searches = questions(index, 60, 5)
-    with with_shard(index, paged_share=paged_share) as both:
+    with with_shard(index) as both:
         both.here.search(searches[:20])
         if how == "raises":
             both.device.scan_error = RuntimeError("CUDA error: the device is lost")

@@ -8,25 +8,11 @@ from threading import Lock
 import numpy as np
 import pytest
 
-from carpool.clock import SystemClock
-from carpool.disk.index import open_index
-from searcher.codes.load import ResidentCodes, load_codes
 from searcher.measure_times import BatchScans, TimeRounds
 from searcher.plan.search_times import fit_search_times
 from tests.clocks import HandClock
-from tests.searcher.codes_rig import DIMENSION, NLIST, directions, make_index
 
 COST_US = 10
-
-
-@pytest.fixture(scope="module")
-def codes(tmp_path_factory: pytest.TempPathFactory) -> ResidentCodes:
-    index = make_index(tmp_path_factory.mktemp("times"))
-    opened = open_index(index.dir)
-    try:
-        return load_codes(opened.open_codes("rabitq4"), opened.centroids, direct_io="auto")
-    finally:
-        opened.close()
 
 
 class CountedScans:
@@ -39,18 +25,6 @@ class CountedScans:
         with self.lock:
             self.calls.append([one.tolist() for one in probes])
             self.clock.sleep(sum(COST_US * len(one) for one in probes))
-
-
-def test_real_codes_are_measured(codes: ResidentCodes) -> None:
-    queries, clock = directions(40, DIMENSION, 1), SystemClock()
-    probes = [np.arange(NLIST) for _ in queries]
-    with BatchScans(codes.scanner, "rabitq4", clock, threads=2) as scans:
-        rounds = TimeRounds(scans, queries, probes)
-        rounds.scan()
-        samples = rounds.samples()
-        assert scans.time_us(queries[:2], [probes[0][:0]] * 2) < 10_000  # nothing to scan
-    assert len({(one.batch, round(one.share, 2)) for one in samples}) == len(samples) == 28
-    assert min(one.took_us for one in samples) > 0
 
 
 def test_the_line_of_a_machine_is_found() -> None:
