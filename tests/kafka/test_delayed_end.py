@@ -5,16 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 
 import pytest
 
 from carpool.kafka.clients import Position
-from carpool.kafka.embedded import free_port
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.fault_proxy import END_TXN, FaultProxy, HeldRequest
-from carpool.testing.kafka import KafkaCluster
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist
 from tests.waiting import WAIT_S, wait_until
 
@@ -24,47 +20,19 @@ SETTLE_S = 1.0
 """For a broker that ends a transaction although it should not."""
 
 
-@pytest.fixture(
-    params=["one broker", pytest.param("three brokers", marks=pytest.mark.long)],
-)
-def proxies(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Sequence[FaultProxy]]:
-    """A proxy before each broker."""
-    if request.param == "one broker":
-        yield [request.getfixturevalue("fault_proxy")]
-        return
-    ports = [free_port() for _ in range(3)]
-    with ExitStack() as stack:
-        cluster = KafkaCluster(tmp_path_factory.mktemp("three"), advertised=ports)
-        stack.enter_context(cluster)
-        yield [
-            stack.enter_context(FaultProxy(port, server.port))
-            for port, server in zip(ports, cluster.servers, strict=True)
-        ]
-
-
-def hold_end(proxies: Sequence[FaultProxy], commit: threading.Thread) -> HeldRequest:
+def hold_end(proxy: FaultProxy, commit: threading.Thread) -> HeldRequest:
     """Starts `commit`, keeps back its request, and cuts the connection, so it is sent again."""
-    holds = [(proxy, proxy.hold(END_TXN)) for proxy in proxies]
+    late = proxy.hold(END_TXN)
     commit.start()
-    wait_until(lambda: any(held.arrived.is_set() for _, held in holds))
-    for proxy, held in holds:
-        if held.arrived.is_set():
-            coordinator, late = proxy, held
-        else:
-            held.release()  # the coordinator is another broker
-    coordinator.cut()
+    assert late.wait(WAIT_S)
+    proxy.cut()
     commit.join(WAIT_S)
     assert not commit.is_alive()
     return late
 
 
-def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(
-    proxies: Sequence[FaultProxy],
-) -> None:
-    bootstrap = ",".join(proxy.bootstrap for proxy in proxies)
-    settings = KafkaSettings(bootstrap=bootstrap, partitions=PARTITIONS)
+def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(fault_proxy: FaultProxy) -> None:
+    settings = KafkaSettings(bootstrap=fault_proxy.bootstrap, partitions=PARTITIONS)
     broker = Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings)
     member = Member(broker, "a").await_partitions()
     expected = []
@@ -73,7 +41,7 @@ def test_a_delayed_end_of_a_transaction_does_not_end_the_next_one(
         committing = threading.Thread(
             target=member.transact, args=([one], {broker.at(0): Position(offset + 1, "2;a;")})
         )
-        late = hold_end(proxies, committing)
+        late = hold_end(fault_proxy, committing)
         expected.append(one)
         before = broker.written(broker.results)
         insist(member.producer.begin)

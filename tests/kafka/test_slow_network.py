@@ -49,16 +49,6 @@ def commit_all(member: Member, offset: int) -> None:
     member.transact([f"{name} {offset}"], {at: Position(offset, f"2;{name};") for at in own})
 
 
-def test_a_lone_member_takes_its_partitions_and_commits(
-    broker: Reached, fault_proxy: FaultProxy
-) -> None:
-    fault_proxy.delay(0.065)
-    member = Member(broker, "a").await_partitions()
-    commit_all(member, 1)
-    assert broker.seen(broker.results) == ["a 1"]
-    member.close()
-
-
 @pytest.fixture
 def assigned_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When each member was assigned partitions, before it asks where to begin them."""

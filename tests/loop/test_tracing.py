@@ -217,20 +217,6 @@ def test_queries_of_a_group_keep_their_traces_and_the_group_is_linked_to_them() 
     assert group.end_time == 4_000_000_000
 
 
-def test_only_the_owed_queries_of_a_group_are_traced() -> None:
-    traced = Traced()
-    record = a_group(grouped(0, ASKED), grouped(1, ASKED))
-    message = a_message("rag.groups.v1", 1)
-    unit = a_unit(1, record, message, parts=2, parts_done=frozenset({0}))
-    traceparents = traced.tracer.opened(unit)
-    assert traceparents[0] == ASKED, "a committed query keeps its context"
-    traced.tracer.completed(Done(parts=((1, 1),), outputs=()), 2)
-    assert sorted(span.name for span in traced.all_spans()) == [
-        "process group",
-        "process rag.groups.v1",
-    ]
-
-
 def test_polls_and_commits_are_spans_linked_to_their_queries() -> None:
     traced = Traced()
     for number in range(2):
@@ -264,17 +250,6 @@ def test_revoked_work_ends_its_spans_and_late_results_make_none() -> None:
     assert traced.tracer.finished(work, 4_000_000) is work
     traced.tracer.completed(work, 5_000_000)
     assert len(traced.all_spans()) == 2
-
-
-def test_work_that_is_repeated_ends_the_spans_of_its_first_outputs() -> None:
-    traced = Traced()
-    traced.open(1, query(1))
-    for now_us in (2_000_000, 3_000_000):
-        done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), now_us)
-    traced.tracer.completed(done, 4_000_000)
-    sends = [span for span in traced.all_spans() if span.name == "send o"]
-    assert [(span.attributes or {}).get("carpool.discarded") for span in sends] == [True, None]
-    assert traceparent_of(done.outputs[0]) == ids(sends[1])
 
 
 def test_a_dead_letter_keeps_its_headers() -> None:

@@ -2,8 +2,8 @@
 
 It keeps records in order, rebalances cooperatively inside `poll`, stores committed positions and
 refuses commits of a member that left. Transactional ids fence; records of open and aborted
-transactions are invisible, and open transactions block offsets. Absent: retention, session
-time-outs (`expel` replaces them), the Java partitioner.
+transactions are invisible, and open transactions block offsets. Absent: retention, the
+time-outs of sessions (`expel` replaces them) and transactions, the Java partitioner.
 """
 
 from tests.memory_broker.broker import MemoryBroker as MemoryBroker

@@ -30,8 +30,6 @@ Call = Literal[
 ]
 """The calls of clients that a test can make fail."""
 
-TRANSACTION_TIMEOUT_US = 60_000_000
-
 
 class _BrokenCall(NamedTuple):
     error: CarpoolError
@@ -53,9 +51,7 @@ class MemoryBroker:
         }
         self.groups: dict[str, ConsumerGroup] = {}
         self.commits: list[dict[TopicPartition, Position]] = []
-        self.transactions = TransactionCoordinator(
-            clock, self.logs, self.groups, TRANSACTION_TIMEOUT_US
-        )
+        self.transactions = TransactionCoordinator(clock, self.logs, self.groups)
         self._faults: dict[str, deque[_BrokenCall]] = {}
 
     def break_next(self, call: Call, error: CarpoolError, *, took_effect: bool = False) -> None:
@@ -103,7 +99,6 @@ class MemoryBroker:
     def records(self, topic: str) -> list[Message]:
         """Returns the committed records of a topic, partition by partition."""
         with self.lock:
-            self.transactions.expire()
             return [
                 self.message(at, offset, entry)
                 for at in sorted(self.logs)

@@ -70,7 +70,6 @@ class MemoryConsumer:
         self._serve_commits()
         self._rebalance()
         with self._broker.lock:
-            self._broker.transactions.expire()
             not_paused = self._next.keys() - self._paused_partitions
             for at in sorted(at for at in not_paused if at.topic not in self._paused):
                 log = self._broker.logs[at]

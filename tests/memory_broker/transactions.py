@@ -31,13 +31,10 @@ class TransactionCoordinator:
         clock: Clock,
         logs: Mapping[TopicPartition, PartitionLog],
         groups: Mapping[str, ConsumerGroup],
-        timeout_us: int,
     ) -> None:
-        """`timeout_us`: how long a transaction may be open."""
         self._clock = clock
         self._logs = logs
         self._groups = groups
-        self._timeout_us = timeout_us
         self._ids: dict[str, _TransactionalId] = {}
 
     def start(self, transactional_id: str) -> int:
@@ -94,7 +91,6 @@ class TransactionCoordinator:
 
     def unstable(self, group: str) -> set[TopicPartition]:
         """Returns the partitions whose offsets an open transaction blocks."""
-        self.expire()
         return {
             at
             for known in self._ids.values()
@@ -104,23 +100,10 @@ class TransactionCoordinator:
 
     def began_us(self, transactional_id: str) -> int | None:
         """Returns when the open transaction of the id began; None without one."""
-        self.expire()
         known = self._ids.get(transactional_id, _TransactionalId())
         return None if known.transaction is None else known.transaction.began_us
 
-    def expire(self) -> None:
-        """Aborts the transactions that were open for too long, and fences their producers."""
-        now_us = self._clock.now_us()
-        for known in self._ids.values():
-            if (
-                known.transaction is not None
-                and now_us - known.transaction.began_us > self._timeout_us
-            ):
-                known.epoch += 1
-                self._end(known, "aborted")
-
     def _present(self, transactional_id: str, epoch: int) -> _TransactionalId:
-        self.expire()
         known = self._ids[transactional_id]
         if known.epoch != epoch:
             raise FencedError(

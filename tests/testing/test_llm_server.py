@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jsonschema
 import pytest
 
-from carpool.testing.llm_server import NO_FAULT, LlmFault, LlmServer
+from carpool.testing.llm_server import LlmFault, LlmServer
 from carpool.testing.llm_text import NAME, cited_number, prompt_hash, words, write
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S
 
 MESSAGES = [
     {"role": "system", "content": "Answer."},
@@ -131,38 +130,6 @@ def test_prompts_with_a_text_fail_as_often_as_it_was_set_to(server: LlmServer) -
     statuses = [ask(server, "POST", "/v1/chat/completions", request)[0] for _ in range(2)]
     assert statuses == [500, 200]
     assert (server.requests.started, server.requests.faulted) == (2, 1)
-
-
-def test_it_refuses_as_long_as_a_block_lasts_and_answers_before_and_after(
-    server: LlmServer,
-) -> None:
-    statuses = [complete(server)[0]]
-    with server.refusing(LlmFault(mode="503")):
-        statuses.append(complete(server)[0])
-        with pytest.raises(ZeroDivisionError), server.refusing(LlmFault(mode="429")):
-            statuses.append(complete(server)[0])
-            raise ZeroDivisionError
-        statuses.append(complete(server)[0])
-    statuses.append(complete(server)[0])
-    assert statuses == [200, 503, 429, 503, 200]
-    assert server.fault == NO_FAULT
-
-
-@contextmanager
-def streaming(server: LlmServer, mode: Any) -> Iterator[http.client.HTTPConnection]:
-    """A connection with a streamed request that meets this fault."""
-    server.fault = LlmFault(mode=mode)
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
-    connection.request("POST", "/v1/chat/completions", json.dumps(chat(stream=True)))
-    yield connection
-    connection.close()
-
-
-def test_a_hanging_request_ends_when_its_client_leaves(server: LlmServer) -> None:
-    with streaming(server, "hang"):
-        wait_until(lambda: server.requests.in_flight == 1)
-    wait_until(lambda: server.requests.in_flight == 0)
-    assert (server.requests.disconnected, server.requests.completed) == (1, 0)
 
 
 def test_it_counts_generations_by_id_and_by_prompt(server: LlmServer) -> None:
