@@ -23,26 +23,16 @@ ARRAYS = ("queries", "probes", "earlier", "earlier_probes")
 PR_SET_PDEATHSIG = 1
 
 
-class SearchFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A `SearchData` on disk: `folder` has the arrays."""
+class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A contestant to measure on a `SearchData`. `folder` has its arrays."""
 
+    contestant: str
+    limits: Limits
     index_dir: str
     prepared_dir: str
     folder: str
     top_k: int
-
-    @classmethod
-    def of(cls, data: SearchData, folder: Path) -> SearchFiles:
-        """Writes the arrays of `data` into `folder`, which is made."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(data, name))
-        return cls(
-            index_dir=str(data.index_dir.absolute()),
-            prepared_dir=str(data.prepared_dir.absolute()),
-            folder=str(folder.absolute()),
-            top_k=data.top_k,
-        )
+    spawned_us: int = 0
 
     def load(self) -> SearchData:
         """Returns the data. Of earlier questions only what is used is read."""
@@ -56,15 +46,6 @@ class SearchFiles(msgspec.Struct, frozen=True, kw_only=True):
             earlier=np.load(paths["earlier"], mmap_mode="r", allow_pickle=False),
             earlier_probes=np.load(paths["earlier_probes"], mmap_mode="r", allow_pickle=False),
         )
-
-
-class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant to measure."""
-
-    contestant: str
-    files: SearchFiles
-    limits: Limits
-    spawned_us: int = 0
 
 
 class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +77,7 @@ def _measured(request: ChildRequest, folder: Path) -> ChildOutcome:
     contestant = ENTRIES[request.contestant].make()
     try:
         figures, ids = measure(
-            contestant, request.files.load(), request.limits, spawned_us=request.spawned_us
+            contestant, request.load(), request.limits, spawned_us=request.spawned_us
         )
     finally:
         contestant.close()

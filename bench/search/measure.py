@@ -15,7 +15,6 @@ from bench.search.contestants.contestant import (
     AskedWindow,
     Contestant,
     ContestantError,
-    FoundRows,
     Int64,
     Limits,
     SearchData,
@@ -73,60 +72,40 @@ def measure(
 ) -> tuple[ContestantFigures, Int64]:
     """Returns what was measured, and the ids that were found: (n, top_k) int64, -1 where none.
 
-    Raises `ContestantError` where the contestant breaks the rules, and what it raises.
+    Raises `ContestantError` where a query has not exactly one answer of at most top_k ids, and what
+    the contestant raises.
     """
     at_start = process_read_bytes()
     contestant.open(data, limits)
-    opened, own_opened = process_read_bytes(), contestant.bytes_read()
-    opened_us = monotonic_us()
-    answers = ClosedLoopAnswers(len(data.queries), data.top_k)
+    opened_bytes, own_opened, opened_us = (
+        process_read_bytes(),
+        contestant.bytes_read(),
+        monotonic_us(),
+    )
+    ids = np.full((len(data.queries), data.top_k), -1, np.int64)
+    latencies_us: list[int] = []
+    first_us = 0
     for window in windows_of(data, limits.window):
-        answers.ask(window, monotonic_us())
-        for result in contestant.search(window):
-            answers.add(result, monotonic_us())
-        answers.end_window()
+        asked_us = monotonic_us()
+        waiting = set(range(window.first, window.first + len(window.vectors)))
+        for number, rows in contestant.search(window):
+            now_us = monotonic_us()
+            if number not in waiting or len(rows) > data.top_k:
+                raise ContestantError(f"query {number} was not asked, or answered, or over top_k")
+            waiting.remove(number)
+            ids[number, : len(rows)] = rows
+            latencies_us.append(now_us - asked_us)
+            first_us = first_us or now_us
+        if waiting:
+            raise ContestantError(f"{len(waiting)} queries of a window were not answered")
     ended_us, own_ended = monotonic_us(), contestant.bytes_read()
     figures = ContestantFigures(
         queries=len(data.queries),
-        latency_ms=cast(Spread, spread(us / 1_000 for us in answers.latencies_us)),
+        latency_ms=cast(Spread, spread(us / 1_000 for us in latencies_us)),
         duration_us=ended_us - opened_us,
-        read_bytes=process_read_bytes() - opened,
+        read_bytes=process_read_bytes() - opened_bytes,
         own_bytes=None if own_ended is None else own_ended - (own_opened or 0),
-        loading_bytes=opened - at_start,
-        first_answer_us=answers.first_us - spawned_us,
+        loading_bytes=opened_bytes - at_start,
+        first_answer_us=first_us - spawned_us,
     )
-    return figures, answers.ids
-
-
-class ClosedLoopAnswers:
-    """The answers of a closed loop, audited: each query that was asked has exactly one."""
-
-    def __init__(self, queries: int, top_k: int) -> None:
-        self.ids = np.full((queries, top_k), -1, dtype=np.int64)
-        self.latencies_us: list[int] = []
-        self.first_us = 0
-        self._waiting: set[int] = set()
-        self._asked_us = 0
-
-    def ask(self, window: AskedWindow, now_us: int) -> None:
-        """Records that a window arrives."""
-        self._waiting = set(range(window.first, window.first + len(window.vectors)))
-        self._asked_us = now_us
-
-    def add(self, result: FoundRows, now_us: int) -> None:
-        """Records an answer. Raises `ContestantError` for one that is not expected."""
-        if result.number not in self._waiting:
-            raise ContestantError(
-                f"query {result.number} has no answer to come: it was answered, or not asked"
-            )
-        if len(result.rows) > self.ids.shape[1]:
-            raise ContestantError(f"query {result.number} has {len(result.rows)} ids: over top_k")
-        self._waiting.remove(result.number)
-        self.ids[result.number, : len(result.rows)] = result.rows
-        self.first_us = self.first_us or now_us
-        self.latencies_us.append(now_us - self._asked_us)
-
-    def end_window(self) -> None:
-        """Raises `ContestantError` where a query of the window has no answer."""
-        if self._waiting:
-            raise ContestantError(f"{len(self._waiting)} queries of a window were not answered")
+    return figures, ids

@@ -26,8 +26,9 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     first s             from the start of the process to the first answer
     peak MB             of the whole process, page cache included, by the kernel
 
-    After Ctrl-C the report has the cells that are done. Ends with 1 when a promise is broken: bytes
-    that disagree, an exact search that misses, a failure but for lack of memory or time, no result.
+    docs/reference/bench-rules.md describes the contestants. After Ctrl-C the report has the cells
+    that are done. Ends with 1 when a promise is broken: bytes that disagree, an exact search that
+    misses, a failure but for lack of memory or time, no result.
 
     Example:  carpool bench search --index my-index --questions questions.npy --memory 0.4
     """
@@ -52,9 +53,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             show_default=False,
         ),
     ] = None
-    list_them: Annotated[bool, typer.Option("--list", help="Print the contestants, and end.")] = (
-        False
-    )
     windows: Annotated[
         str, typer.Option("--windows", metavar="N,N", help="Queries in a window: a block for each.")
     ] = "20,100"

@@ -11,11 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.core.spread import Range, over_runs, paired_ratio
-from bench.data.index import IndexFacts
-from bench.search.contestants.registry import ENTRIES
 from bench.search.measure import ContestantFigures
 from bench.search.processes import Status
-from carpool.terminal import TerminalConsole
 
 MEASURED_OR_LIMITED = ("ok", "out of memory", "timed out")
 
@@ -53,14 +50,6 @@ class SearchRow(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Range]
     rate_ratio: Range | None
     failures: tuple[str, ...]
-
-
-class SearchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a report."""
-
-    indexes: tuple[IndexFacts, ...]
-    rows: list[SearchRow]
-    cells: list[Cell]
 
 
 def _measured(get: Callable[[ContestantFigures], float]) -> Callable[[Cell], float | None]:
@@ -143,23 +132,14 @@ def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
     }
 
 
-def list_contestants() -> None:
-    """Prints the contestants."""
-    table = Table("contestant", "--memory", "needs", "what it is")
-    for entry in ENTRIES.values():
-        is_limited = "limited" if entry.is_limited else "no limit"
-        table.add_row(entry.name, is_limited, entry.needs, entry.summary)
-    TerminalConsole().print(table)
-
-
-def print_tables(console: Console, results: SearchResults) -> None:
+def print_tables(console: Console, found: Sequence[SearchRow]) -> None:
     """Prints a table for each window size: medians over seeds, of the rates with their range."""
-    for window in dict.fromkeys(row.window for row in results.rows):
+    for window in dict.fromkeys(row.window for row in found):
         table = Table(title=f"Windows of {window}: cold, closed loop")
         table.add_column("contestant", no_wrap=True)
         for heading in ("x", *(figure.heading for figure in FIGURES.values())):
             table.add_column(heading, justify="right", no_wrap=True)
-        rows = [row for row in results.rows if row.window == window]
+        rows = [row for row in found if row.window == window]
         for row in rows:
             ratio = _range(row.rate_ratio, 2) if row.rate_ratio else "-"
             table.add_row(row.contestant, ratio, *(_shown(row, name) for name in FIGURES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from bench.core.options import counts_of
 from bench.core.run import begin
 from bench.data.clusters import open_clusters, vectors_bytes
 from bench.data.index import BenchIndex
-from bench.search.child import IDS_NAME, ChildRequest, SearchFiles
+from bench.search.child import ARRAYS, IDS_NAME, ChildRequest
 from bench.search.contestants.contestant import ContestantEntry, Limits, SearchData
 from bench.search.contestants.registry import ENTRIES, chosen_names
 from bench.search.kernel import drop_page_cache
@@ -27,9 +27,7 @@ from bench.search.questions import choose_questions, read_question_vectors
 from bench.search.reference import Reference, exact_answers
 from bench.search.report import (
     Cell,
-    SearchResults,
     cell_line,
-    list_contestants,
     print_tables,
     promises_of,
     rows_of,
@@ -37,7 +35,6 @@ from bench.search.report import (
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
-from carpool.terminal import TerminalConsole
 
 Note = Callable[[str], None]
 TOP_K = 10
@@ -48,7 +45,8 @@ class _SeedData:
     """The data of a seed, ready on disk."""
 
     seed: int
-    files: SearchFiles
+    data: SearchData
+    folder: Path
     reference: Reference
     limit_bytes: int
 
@@ -58,31 +56,20 @@ def run(options: SearchOptions) -> bool:
 
     After Ctrl-C the cells that are done are reported. Raises `ConfigError`.
     """
-    if options.list_them:
-        list_contestants()
-        return True
-    run = begin("search", options)
-    console = TerminalConsole(stderr=True)
-
-    def note(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    cells = SearchRun(options, note=note)
+    begun = begin("search", options)
+    cells = SearchRun(options, note=begun.note)
     try:
         cells.run()
     except KeyboardInterrupt:
-        note("stopped: the report has the cells that are done")
-    results = SearchResults(
-        indexes=tuple(
-            BenchIndex(dir=view.dir, manifest=view.manifest).facts
-            for view in cells.views[: len(options.index)]
-        ),
-        rows=rows_of(cells.done, cells.windows, cells.contestants),
-        cells=cells.done,
-    )
+        begun.note("stopped: the report has the cells that are done")
+    rows = rows_of(cells.done, cells.windows, cells.contestants)
+    indexes = [
+        BenchIndex(dir=view.dir, manifest=view.manifest).facts
+        for view in cells.views[: len(options.index)]
+    ]
 
     def show(output: Console) -> None:
-        print_tables(output, results)
+        print_tables(output, rows)
         if options.memory_held_by == "none":
             output.print("no process was limited: contestants took any memory", style="yellow")
         if len(options.index) == 1 and options.seeds > 1:
@@ -91,10 +78,10 @@ def run(options: SearchOptions) -> bool:
                 style="yellow",
             )
 
-    return run.finish(
+    return begun.finish(
         show,
         promises=promises_of(cells.done),
-        results=results,
+        results={"indexes": indexes, "rows": rows, "cells": cells.done},
         data=tuple(map(data_file, options.questions)),
     )
 
@@ -134,8 +121,10 @@ class SearchRun:
         for seed in range(self.options.seeds):
             prepared = self._prepare(seed)
             for window in self.windows:
-                for name in order_of(self.contestants, seed, window):
-                    cell = self._cell(prepared, window, ENTRIES[name])
+                # No contestant always runs after the same one, or at the same place.
+                order = np.random.default_rng((seed, window)).permutation(len(self.contestants))
+                for at in order:
+                    cell = self._cell(prepared, window, ENTRIES[self.contestants[at]])
                     self.done.append(cell)
                     self._note(cell_line(cell))
 
@@ -154,22 +143,27 @@ class SearchRun:
         for name in self.contestants:
             self._make_files(ENTRIES[name], data)
         self._note(f"seed {seed}: searching all rows exactly, for comparison")
+        folder = options.work / f"seed-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(data, name))
         return _SeedData(
             seed=seed,
-            files=SearchFiles.of(data, options.work / f"seed-{seed}"),
+            data=data,
+            folder=folder,
             reference=exact_answers(data),
             limit_bytes=int(options.memory * vectors_bytes(view)),
         )
 
     def _make_files(self, entry: ContestantEntry, data: SearchData) -> None:
-        if entry.preparation is None or (data.prepared_dir / entry.preparation.name).exists():
+        if entry.prepare is None or (data.prepared_dir / entry.name).exists():
             return
         self._note(f"making the files of {entry.name} for {data.index_dir}, once")
-        partial = data.prepared_dir / f"{entry.preparation.name}.partial"
+        partial = data.prepared_dir / f"{entry.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        entry.preparation.make(data, partial)
-        partial.rename(data.prepared_dir / entry.preparation.name)
+        entry.prepare(data, partial)
+        partial.rename(data.prepared_dir / entry.name)
 
     def _cell(self, seed: _SeedData, window: int, entry: ContestantEntry) -> Cell:
         options = self.options
@@ -180,14 +174,19 @@ class SearchRun:
         )
         folder = options.work / "cells" / f"{seed.seed}-{window}-{entry.name}"
         drop_page_cache(
-            [Path(seed.files.index_dir), Path(seed.files.prepared_dir)],
+            [seed.data.index_dir, seed.data.prepared_dir],
             everything=options.memory_held_by != "none",
         )
+        request = ChildRequest(
+            contestant=entry.name,
+            limits=limits,
+            index_dir=str(seed.data.index_dir.absolute()),
+            prepared_dir=str(seed.data.prepared_dir.absolute()),
+            folder=str(seed.folder.absolute()),
+            top_k=TOP_K,
+        )
         ended = run_child(
-            ChildRequest(contestant=entry.name, files=seed.files, limits=limits),
-            folder,
-            limited_by=options.memory_held_by,
-            timeout_s=options.cell_timeout_s,
+            request, folder, limited_by=options.memory_held_by, timeout_s=options.cell_timeout_s
         )
         is_ok = ended.status == "ok"
         found = np.load(folder / IDS_NAME, allow_pickle=False) if is_ok else None
@@ -209,15 +208,5 @@ class SearchRun:
 
 
 def _folder_name(view: OpenIndex) -> str:
-    version = view.manifest.index_version
-    kept = [letter if letter.isalnum() or letter in "-." else "-" for letter in version]
-    return f"{''.join(kept)}-{hashlib.sha256(str(view.dir.absolute()).encode()).hexdigest()[:8]}"
-
-
-def order_of(contestants: Sequence[str], seed: int, window: int) -> list[str]:
-    """Returns the contestants of a block in a random order of its own. Pure.
-
-    So no contestant always runs after the same one, or at the same place.
-    """
-    order = np.random.default_rng((seed, window)).permutation(len(contestants))
-    return [contestants[at] for at in order]
+    name = f"{view.dir.absolute()} {view.manifest.index_version}"
+    return hashlib.sha256(name.encode()).hexdigest()[:12]

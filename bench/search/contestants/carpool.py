@@ -33,6 +33,11 @@ BUFFERS_BYTES = 64 << 20
 """Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
+MODES: dict[str, SearchMode] = {
+    "carpool": "default",
+    "carpool-margin": "margin",
+    "carpool-exact": "exact",
+}
 SHARD_WINDOW = 64
 SHARD_SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
 """Rows of a hot shard, as a share of all rows. All clusters need more than 1, because the blocks of
@@ -191,30 +196,18 @@ def _loaded_clusters(metrics: Metrics) -> float:
     return float(found or 0.0)
 
 
-def _mode(name: str, summary: str, mode: SearchMode) -> ContestantEntry:
-    return ContestantEntry(
-        name=name, summary=summary, is_exact=mode == "exact", make=partial(Carpool, mode)
-    )
-
-
-def _gpu(share: str) -> ContestantEntry:
-    part = f"the clusters that other questions probe most, {share} % of the bytes,"
-    return ContestantEntry(
-        name=f"gpu-shard-{share}",
-        summary=f"as carpool, with {'all clusters' if share == 'all' else part} on a GPU",
-        is_exact=False,
-        needs="a GPU",
-        make=partial(Carpool, "default", SHARD_SHARES[share]),
-    )
-
-
 ENTRIES = (
-    _mode("carpool", "codes in memory, few rows from disk, the default promise", "default"),
-    _mode("carpool-margin", "as carpool, more rows: at most 1 id in 10,000 missed", "margin"),
-    _mode(
-        "carpool-exact",
-        "each cluster once a window; knows the next 4 windows: evicts by next use, reads ahead",
-        "exact",
+    *(
+        ContestantEntry(name=name, is_exact=mode == "exact", make=partial(Carpool, mode))
+        for name, mode in MODES.items()
     ),
-    *map(_gpu, SHARD_SHARES),
+    *(
+        ContestantEntry(
+            name=f"gpu-shard-{name}",
+            is_exact=False,
+            needs="a GPU",
+            make=partial(Carpool, "default", share),
+        )
+        for name, share in SHARD_SHARES.items()
+    ),
 )

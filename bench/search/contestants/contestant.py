@@ -24,7 +24,7 @@ class AskedWindow(NamedTuple):
 
     `first`: the number of the first one; `vectors`: (n, dim) float32, normalised; `probes`: (n,
     nprobe) int32, nearest cluster first. `ahead`: the probes of the next few windows, which wait in
-    Kafka; only contestants that say so in their summary use it.
+    Kafka.
     """
 
     first: int
@@ -47,7 +47,7 @@ class SearchData:
     `queries`: (n, dim) float32, normalised, distinct; `probes`: (n, nprobe) int32. `earlier` and
     `earlier_probes`: the same for questions that the run does not ask. A hot shard is chosen from
     them, as a searcher chooses it from the questions in the log. `prepared_dir` has a folder for
-    each `Preparation`.
+    each contestant that prepares one.
     """
 
     index_dir: Path
@@ -96,28 +96,18 @@ class ContestantError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """Files that contestants need, made once for each index, outside the measured run.
-
-    `make(data, folder)` writes into an empty folder, which becomes `data.prepared_dir / name`.
-    """
-
-    name: str
-    make: Callable[[SearchData, Path], None]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ContestantEntry:
-    """A contestant as it is listed. `make` imports what it needs.
+    """A contestant. `make` imports what it needs.
 
     `is_exact`: it finds the best rows of the probed clusters. `is_limited`: it runs under the
     memory limit. `needs`: what Carpool does not bring; it takes part only where it is named.
+    `prepare(data, folder)` writes files that it needs into an empty folder, once for each index,
+    outside the measured run; the folder becomes `data.prepared_dir / name`.
     """
 
     name: str
-    summary: str
     is_exact: bool
     make: Callable[[], Contestant]
     is_limited: bool = True
     needs: str = ""
-    preparation: Preparation | None = None
+    prepare: Callable[[SearchData, Path], None] | None = None

@@ -16,14 +16,11 @@ from bench.search.contestants.contestant import (
     Float32,
     Int64,
     Limits,
-    Preparation,
     SearchData,
 )
-from bench.search.contestants.faiss_window import FaissWindow, quantizer_of
+from bench.search.contestants.faiss_window import INDEX_NAME, FaissWindow, quantizer_of
 from bench.search.contestants.mapped_rows import MappedRows, write_rows
 
-PREPARATION_NAME = "faiss-codes"
-INDEX_NAME = "codes.faiss"
 ROWS_NAME = "rows.f32"
 ROTATION_NAME = "rotation.npy"
 BITS = 5
@@ -86,6 +83,7 @@ def _fastscan(centroids: Float32) -> Any:
 class FaissCodes(FaissWindow):
     """A scan of codes that proposes `CANDIDATES` for a top 10, and their exact rows."""
 
+    name = "faiss-rabitq"
     _rows: MappedRows | None = None
 
     def open(self, data: SearchData, limits: Limits) -> None:
@@ -93,7 +91,7 @@ class FaissCodes(FaissWindow):
         super().open(data, limits)
         self._index.qb = QUERY_BITS
         self._index.implem = NEAREST_FIRST
-        folder = data.prepared_dir / PREPARATION_NAME
+        folder = data.prepared_dir / self.name
         self._rotation = np.load(folder / ROTATION_NAME, allow_pickle=False)
         self._rows = MappedRows(folder / ROWS_NAME, len(self._rotation))
 
@@ -102,9 +100,6 @@ class FaissCodes(FaissWindow):
         super().close()
         if self._rows is not None:
             self._rows.close()
-
-    def _path(self, data: SearchData) -> Path:
-        return data.prepared_dir / PREPARATION_NAME / INDEX_NAME
 
     def _find(self, vectors: Float32, probes: Int64) -> Iterator[Int64]:
         assert self._rows is not None
@@ -119,11 +114,9 @@ class FaissCodes(FaissWindow):
 
 ENTRIES = (
     ContestantEntry(
-        name="faiss-rabitq",
-        summary=f"FAISS IVF-RaBitQ, {BITS} bits in memory (FastScan), a call for each window; "
-        f"{CANDIDATES} rows (mmap) re-ranked for a top 10",
+        name=FaissCodes.name,
         is_exact=False,
         make=FaissCodes,
-        preparation=Preparation(name=PREPARATION_NAME, make=make_files),
+        prepare=make_files,
     ),
 )

@@ -16,13 +16,10 @@ from bench.search.contestants.contestant import (
     Float32,
     Int64,
     Limits,
-    Preparation,
     SearchData,
 )
-from bench.search.contestants.faiss_window import FaissWindow, quantizer_of
+from bench.search.contestants.faiss_window import INDEX_NAME, FaissWindow, quantizer_of
 
-INDEX_NAME = "index.faiss"
-IVF_NAME, HNSW_NAME = "faiss-ivf", "faiss-hnsw"
 NEIGHBOURS, EF_CONSTRUCTION = 32, 200
 EF_SEARCH = 96
 """Rows that a search of the graph keeps. A larger set needs more."""
@@ -66,8 +63,7 @@ def make_graph(data: SearchData, folder: Path) -> None:
 class FaissIvf(FaissWindow):
     """A scan of the vectors of the probed clusters."""
 
-    def _path(self, data: SearchData) -> Path:
-        return data.prepared_dir / IVF_NAME / INDEX_NAME
+    name = "faiss-memory"
 
     def _find(self, vectors: Float32, probes: Int64) -> Iterator[Int64]:
         self._index.nprobe = probes.shape[1]  # which FAISS compares with the shape
@@ -78,6 +74,8 @@ class FaissIvf(FaissWindow):
 class FaissHnsw(FaissWindow):
     """A search of the graph with `EF_SEARCH`."""
 
+    name = "faiss-hnsw"
+
     def open(self, data: SearchData, limits: Limits) -> None:
         """Loads graph and rows."""
         import faiss
@@ -86,29 +84,23 @@ class FaissHnsw(FaissWindow):
         graph: Any = faiss.downcast_index(self._index.index)
         graph.hnsw.efSearch = max(EF_SEARCH, data.top_k)
 
-    def _path(self, data: SearchData) -> Path:
-        return data.prepared_dir / HNSW_NAME / INDEX_NAME
-
     def _find(self, vectors: Float32, probes: Int64) -> Iterator[Int64]:
         return iter(self._index.search(vectors, self._top_k)[1])
 
 
 ENTRIES = (
     ContestantEntry(
-        name="faiss-memory",
-        summary="FAISS IVF-Flat in memory, a call for each window, no limit",
+        name=FaissIvf.name,
         is_exact=True,
         is_limited=False,
         make=FaissIvf,
-        preparation=Preparation(name=IVF_NAME, make=make_lists),
+        prepare=make_lists,
     ),
     ContestantEntry(
-        name="faiss-hnsw",
-        summary=f"FAISS HNSW (M {NEIGHBOURS}, efSearch {EF_SEARCH}) in memory, a call for each "
-        "window, no limit; does not use the probes",
+        name=FaissHnsw.name,
         is_exact=False,
         is_limited=False,
         make=FaissHnsw,
-        preparation=Preparation(name=HNSW_NAME, make=make_graph),
+        prepare=make_graph,
     ),
 )

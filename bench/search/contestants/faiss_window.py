@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,14 @@ from bench.search.contestants.contestant import (
     SearchData,
 )
 
+INDEX_NAME = "index.faiss"
+
 
 class FaissWindow:
     """An index of FAISS in a file, loaded by `open`, and a call of it for each window."""
 
+    name: str
+    """Of the contestant and its folder."""
     _index: Any = None
     _top_k = 0
 
@@ -32,7 +35,7 @@ class FaissWindow:
         # Threads of BLAS that wait for more work take the cores from those of FAISS.
         threadpool_limits(limits=1, user_api="blas")
         faiss.omp_set_num_threads(limits.threads)
-        self._index = faiss.read_index(str(self._path(data)))
+        self._index = faiss.read_index(str(data.prepared_dir / self.name / INDEX_NAME))
         self._top_k = data.top_k
 
     def search(self, window: AskedWindow) -> Iterator[FoundRows]:
@@ -48,10 +51,6 @@ class FaissWindow:
     def close(self) -> None:
         """Frees the index."""
         self._index = None
-
-    def _path(self, data: SearchData) -> Path:
-        """Returns the file of the index."""
-        raise NotImplementedError
 
     def _find(self, vectors: Float32, probes: Int64) -> Iterator[Int64]:
         """Yields the rows of each query, best first, -1 where there are none.

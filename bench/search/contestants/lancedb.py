@@ -23,13 +23,12 @@ from bench.search.contestants.contestant import (
     FoundRows,
     Int64,
     Limits,
-    Preparation,
     SearchData,
 )
 from bench.search.contestants.mapped_rows import best_rows
 from carpool.errors import ConfigError
 
-PREPARATION_NAME = "lancedb-ivf-rq"
+NAME = "lancedb"
 TABLE_NAME = "vectors.lance"
 ROW, VECTOR, ROW_ID, DISTANCE = "row", "vector", "_rowid", "_distance"
 METRIC = "dot"
@@ -99,7 +98,7 @@ class LanceDb:
             cache_bytes = max(INDEX_CACHE_BYTES_MIN, limits.memory_bytes - PROCESS_BYTES)
             caches["index_cache_size_bytes"] = cache_bytes
             caches["metadata_cache_size_bytes"] = METADATA_CACHE_BYTES
-        path = data.prepared_dir / PREPARATION_NAME / TABLE_NAME
+        path = data.prepared_dir / NAME / TABLE_NAME
         self._table = _load("lance").dataset(str(path), **caches)
         counts = [fragment.count_rows() for fragment in self._table.get_fragments()]
         self._first_places = np.concatenate([[0], np.cumsum(counts)])
@@ -154,12 +153,10 @@ def split_answer(answer: Any, queries: int) -> list[Int64]:
 
 ENTRIES = (
     ContestantEntry(
-        name="lancedb",
-        summary=f"LanceDB IVF_RQ, 1 bit, a search and a take of {CANDIDATES} rows a query, "
-        "each row once, for each window; finds the probes itself",
+        name=NAME,
         is_exact=False,
         needs="pylance",
         make=LanceDb,
-        preparation=Preparation(name=PREPARATION_NAME, make=make_table),
+        prepare=make_table,
     ),
 )

@@ -63,11 +63,11 @@ def test_it_finds_what_scoring_every_probed_row_finds(name: str, data: SearchDat
     entry = ENTRIES[name]
     if name == "lancedb" and not HAS_LANCE:
         pytest.skip("LanceDB is not installed (pip install 'carpool[bench]')")
-    if entry.preparation is not None:
-        folder = data.prepared_dir / entry.preparation.name
+    if entry.prepare is not None:
+        folder = data.prepared_dir / name
         if not folder.exists():
             folder.mkdir()
-            entry.preparation.make(data, folder)
+            entry.prepare(data, folder)
     contestant = entry.make()
     contestant.open(data, UNLIMITED)
     try:
@@ -95,10 +95,10 @@ def test_lancedb_finds_rows_in_every_fragment_of_a_table(
     in_parts = partial(lance.write_dataset, max_rows_per_file=150, max_rows_per_group=50)
     monkeypatch.setattr(lance, "write_dataset", in_parts)
     entry = ENTRIES["lancedb"]
-    assert entry.preparation is not None
-    folder = tmp_path / entry.preparation.name
+    assert entry.prepare is not None
+    folder = tmp_path / entry.name
     folder.mkdir()
-    entry.preparation.make(data, folder)
+    entry.prepare(data, folder)
     (table,) = folder.glob("*.lance")
     assert len(lance.dataset(str(table)).get_fragments()) > 1
     contestant = entry.make()

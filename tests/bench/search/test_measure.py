@@ -61,7 +61,7 @@ def test_every_answer_is_measured_and_kept(data: SearchData) -> None:
     ("fault", "error"),
     [
         ("forgets", "1 queries of a window were not answered"),
-        ("repeats", "it was answered, or not asked"),
+        ("repeats", "or answered"),
         ("too many", "over top_k"),
     ],
 )

@@ -8,7 +8,7 @@ from rich.console import Console
 from bench.core.spread import Spread
 from bench.search.measure import ContestantFigures
 from bench.search.processes import Status
-from bench.search.report import Cell, SearchResults, print_tables, promises_of, rows_of
+from bench.search.report import Cell, print_tables, promises_of, rows_of
 
 SECOND_US = 1_000_000
 
@@ -87,7 +87,7 @@ def test_promises_break_when_bytes_or_ids_differ_or_nothing_was_measured(
 def test_the_table_shows_ranges_and_failures() -> None:
     console = Console(width=200, record=True)
     rows = rows_of(CELLS, [20], ["base", "ours"])
-    print_tables(console, SearchResults(indexes=(), rows=rows, cells=CELLS))
+    print_tables(console, rows)
     text = console.export_text()
     for words in ("250.0 [200.0, 300.0]", "out of memory: killed", "3.50 [3.00, 4.00]"):
         assert words in text

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from bench.cli import app
-from bench.search.child import ChildRequest, SearchFiles
+from bench.search.child import ChildRequest
 from bench.search.contestants.contestant import Limits, SearchData
 from bench.search.processes import run_child
 from bench.search.questions import choose_questions, read_question_vectors
@@ -92,14 +90,14 @@ def test_carpool_without_room_for_a_cluster_is_out_of_memory(
 def test_a_process_that_takes_too_long_or_fails_is_a_result(
     data: SearchData, tmp_path: Path
 ) -> None:
-    files = SearchFiles(
+    request = ChildRequest(
+        contestant="faiss-memory",
+        limits=Limits(memory_bytes=None, threads=1, window=5),
         index_dir=str(data.index_dir),
         prepared_dir=str(tmp_path),
         folder=str(tmp_path),
         top_k=5,
     )
-    limits = Limits(memory_bytes=None, threads=1, window=5)
-    request = ChildRequest(contestant="faiss-memory", files=files, limits=limits)
     assert run_child(request, tmp_path / "slow", timeout_s=0.0).status == "timed out"
     failed = run_child(request, tmp_path / "failed", timeout_s=WAIT_S)
     assert failed.status == "failed"  # there are no queries in that folder
@@ -180,9 +178,3 @@ def test_options_that_cannot_run_are_refused(
         SearchRun(make_options(tmp_path, **asked))
     with pytest.raises(ConfigError, match="there are no questions at nowhere"):
         SearchRun(make_options(tmp_path, tiny_index, questions=[Path("nowhere")]))
-
-
-def test_the_command_lists_who_can_take_part() -> None:
-    listed = CliRunner().invoke(app, ["search", "--list"])
-    assert listed.exit_code == 0
-    assert "carpool" in listed.output
