@@ -17,13 +17,14 @@ from carpool.codes.margin import COUNT_MAX, first_count, margin
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
 from schemas.query import SearchMode
-from tests.searcher.codes_rig import EVERY_CODEC, around, directions
+from tests.searcher.codes_rig import around, directions
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 COUNTS = (700, 0, 1, 33, 266, 500)
 """Rows of the clusters."""
+EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
 GAP = 5
 """Row numbers between two clusters that no row has."""
 
