@@ -231,40 +231,31 @@ def answer_to(
 # ---- what is not whole is not ok
 
 
-def test_an_object_that_was_cut_off_is_partial_and_its_text_is_kept() -> None:
-    answer, _ = answer_to(Reply(text='{"answer": "Because [1] and', finish_reason="length"))
-    assert (answer.status, answer.finish_reason) == ("partial", "length")
-    assert answer.answer == "Because [1] and"
-    assert [citation.n for citation in answer.citations] == [1]
-
-
-def test_a_text_that_fills_its_bound_was_cut_there() -> None:
-    text = json.dumps({"answer": "x" * 40, "citations": [1]})
-    answer, _ = answer_to(Reply(text=text), GeneratorSettings(max_tokens=20))
-    assert (answer.status, answer.finish_reason, len(answer.citations)) == ("partial", "length", 1)
-    text = json.dumps({"answer": "x" * 39, "citations": [1]})
-    answer, _ = answer_to(Reply(text=text), GeneratorSettings(max_tokens=20))
-    assert (answer.status, answer.finish_reason) == ("ok", "stop")
+def whole(text: str) -> Reply:
+    return Reply(text=json.dumps({"answer": text, "citations": [1]}))
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "retryable"),
+    ("reply", "status", "reason", "text"),
     [
-        ('{"ans', "length", True),
-        ('{"answer": " ", "citations": []}', "stop", False),
-        ("", "content_filter", False),
+        (whole("x" * 39), "ok", "stop", "x" * 39),
+        (whole("x" * 40), "partial", "length", "x" * 40),  # it fills its bound
+        (Reply(text='{"answer": "Why [1]', finish_reason="length"), "partial", "length", "Why [1]"),
+        (Reply(text='{"ans', finish_reason="length"), "failed", "length", None),
+        (Reply(text='{"answer": " ", "citations": []}'), "failed", "stop", None),
+        (Reply(text="", finish_reason="content_filter"), "failed", "content_filter", None),
     ],
 )
-def test_no_text_at_all_is_failed_with_a_reason(text: str, reason: str, retryable: bool) -> None:
-    answer, _ = answer_to(Reply(text=text, finish_reason=reason))
-    assert (answer.status, answer.answer, answer.citations) == ("failed", None, ())
-    assert answer.error is not None
-    assert (answer.error.type, answer.error.retryable, answer.error.stage) == (
-        "llm_refused",
-        retryable,
-        "generator",
-    )
-    assert repr(reason) in answer.error.message
+def test_the_status_says_whether_the_text_is_whole(
+    reply: Reply, status: str, reason: str, text: str | None
+) -> None:
+    answer, _ = answer_to(reply, GeneratorSettings(max_tokens=20))
+    assert (answer.status, answer.finish_reason, answer.answer) == (status, reason, text)
+    assert [citation.n for citation in answer.citations] == ([1] if text else [])
+    if status == "failed":
+        assert answer.error is not None and repr(reason) in answer.error.message
+        assert (answer.error.type, answer.error.stage) == ("llm_refused", "generator")
+        assert answer.error.retryable == (reason == "length")
 
 
 def test_numbers_of_no_passage_are_marked_as_invented_and_none_is_put_in_their_place() -> None:
