@@ -29,7 +29,7 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_events import ServerError, ServerEvents, WrongPage
-from generator.llm.server_facts import ServerFacts, after_refusal, response_format
+from generator.llm.server_facts import ServerFacts, after_refusal, request_body
 from generator.llm.server_load import requests_waiting
 from generator.llm.token_prompts import SAMPLE, CannotTokenize, PromptTokenizer
 from generator.settings import LlmSettings
@@ -42,7 +42,6 @@ CONNECT_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 2.0
 SEGMENTS_MAX = 10_000
 """Passages whose token ids are kept, about 2 KB each."""
-SCHEMA_NAME = "cited_answer"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Servers on this machine are not asked through the proxies of the environment."""
 _NOT_THERE = (404, 405, 501)
@@ -165,7 +164,8 @@ class OpenAiLlm:
         assert request.token_ids, "text is not warmed"
         with self._failures("a warm-up"):
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
-                body = self._body(request, await self._known_facts(), request.token_ids)
+                facts = await self._known_facts()
+                body = request_body(request, facts, request.token_ids, self._settings)
                 stream = await self._client().completions.create(**body)
                 async with stream:
                     events = self._events(stream)
@@ -303,7 +303,9 @@ class OpenAiLlm:
             client = self._client()
             create = client.completions.create if ids else client.chat.completions.create
             try:
-                stream: AsyncStream[Any] = await create(**self._body(request, facts, ids))
+                stream: AsyncStream[Any] = await create(
+                    **request_body(request, facts, ids, self._settings)
+                )
                 return stream
             except openai.APIStatusError as error:
                 # Else another request has learned the same.
@@ -331,37 +333,6 @@ class OpenAiLlm:
             left_out=sorted(learned.left_out),
         )
         return True
-
-    def _body(
-        self, request: LlmRequest, facts: ServerFacts, ids: tuple[int, ...]
-    ) -> dict[str, Any]:
-        messages = [
-            {"role": "system", "content": request.system},
-            {"role": "user", "content": request.user},
-        ]
-        body: dict[str, Any] = {
-            "model": self._settings.model,
-            **({"prompt": list(ids)} if ids else {"messages": messages}),
-            "max_tokens" if ids else facts.max_tokens_field: request.max_tokens,
-            "temperature": request.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "extra_headers": {"X-Request-Id": request.id},
-        }
-        if request.seed is not None:
-            body["seed"] = request.seed
-        extra: dict[str, Any] = {}
-        if request.schema is not None:
-            extra["response_format"] = response_format(facts.json_form, SCHEMA_NAME, request.schema)
-        if self._is_vllm and request.regex is not None:
-            extra["structured_outputs"] = {"regex": request.regex}
-        if self._settings.sends_priority:
-            extra["priority"] = request.priority
-        if self._is_vllm:  # the counts of an answer that is ended early
-            body["stream_options"]["continuous_usage_stats"] = True
-        sent = {name: value for name, value in extra.items() if value is not None}
-        body["extra_body"] = sent | self._settings.extra_body
-        return {name: value for name, value in body.items() if name not in facts.left_out}
 
     async def _pieces(
         self,

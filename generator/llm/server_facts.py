@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from generator.llm.protocol import LlmRequest
+from generator.settings import LlmSettings
+
 JsonForm = Literal["json_schema", "json_schema_unbounded", "json_object", "json_by_prompt"]
 """How a server is told that an answer is JSON, from the strictest to nothing.
 
@@ -18,6 +21,7 @@ JsonForm = Literal["json_schema", "json_schema_unbounded", "json_object", "json_
 `json_by_prompt`: the prompt alone says it.
 """
 JSON_FORMS: tuple[JsonForm, ...] = get_args(JsonForm)
+SCHEMA_NAME = "cited_answer"
 _OF_FORM = ("response_format", "json_schema", "json_object", "schema", "grammar", "structured")
 _OF_BOUNDS = ("maxlength", "maxitems", "minitems", "grammar")
 _BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "minItems"})
@@ -59,16 +63,46 @@ def after_refusal(facts: ServerFacts, message: str, *, has_answered: bool) -> Se
     return None
 
 
-def response_format(form: JsonForm, name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the field `response_format` of a request; None: it is left out."""
-    if form == "json_by_prompt":
-        return None
+def request_body(
+    request: LlmRequest, facts: ServerFacts, ids: tuple[int, ...], settings: LlmSettings
+) -> dict[str, Any]:
+    """Returns the fields of a request for an answer. `ids`: of the prompt; empty: its text."""
+    is_vllm = facts.vllm_version is not None
+    messages = [
+        {"role": "system", "content": request.system},
+        {"role": "user", "content": request.user},
+    ]
+    body: dict[str, Any] = {
+        "model": settings.model,
+        **({"prompt": list(ids)} if ids else {"messages": messages}),
+        "max_tokens" if ids else facts.max_tokens_field: request.max_tokens,
+        "temperature": request.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_headers": {"X-Request-Id": request.id},
+    }
+    if is_vllm:  # the counts of an answer that is ended early
+        body["stream_options"]["continuous_usage_stats"] = True
+    if request.seed is not None:
+        body["seed"] = request.seed
+    extra: dict[str, Any] = {}
+    if request.schema is not None and facts.json_form != "json_by_prompt":
+        extra["response_format"] = _response_format(facts.json_form, request.schema)
+    if is_vllm and request.regex is not None:
+        extra["structured_outputs"] = {"regex": request.regex}
+    if settings.sends_priority:
+        extra["priority"] = request.priority
+    body["extra_body"] = extra | settings.extra_body
+    return {name: value for name, value in body.items() if name not in facts.left_out}
+
+
+def _response_format(form: JsonForm, schema: Mapping[str, Any]) -> dict[str, Any]:
     if form == "json_object":
         return {"type": "json_object"}
     of_form = dict(schema) if form == "json_schema" else _unbounded(schema)
     return {
         "type": "json_schema",
-        "json_schema": {"name": name, "schema": of_form, "strict": True},
+        "json_schema": {"name": SCHEMA_NAME, "schema": of_form, "strict": True},
     }
 
 

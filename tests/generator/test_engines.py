@@ -29,7 +29,7 @@ from generator.llm.protocol import (
     PromptRefused,
 )
 from generator.llm.server_events import ServerEvents
-from generator.llm.server_facts import ServerFacts
+from generator.llm.server_facts import ServerFacts, request_body
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
 from tests.generator.memory_llm import MemoryLlm, Reply
@@ -606,10 +606,10 @@ def test_only_text_moves_the_deadline_and_it_has_an_end(
 
 def test_priority_and_seed_are_sent_if_requested() -> None:
     facts = ServerFacts()
-    plain = OpenAiLlm(LlmSettings())._body(REQUEST, facts, ())
+    plain = request_body(REQUEST, facts, (), LlmSettings())
     assert "seed" not in plain and plain["extra_body"].keys() == {"response_format"}
     wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
-    body = OpenAiLlm(LlmSettings(sends_priority=True))._body(wished, facts, ())
+    body = request_body(wished, facts, (), LlmSettings(sends_priority=True))
     assert (body["seed"], body["extra_body"]) == (3, {"priority": -4})
 
 
@@ -620,7 +620,8 @@ def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() 
         with DialectServer(dialect) as server:
             engine = OpenAiLlm(settings(server, answer_form=form))
             run(engine, lambda engine: engine.check())
-            body = engine._body(request, ServerFacts(), ())
+            assert engine._facts is not None
+            body = request_body(request, engine._facts, (), LlmSettings())
             forms[dialect, form] = (engine.form, body["extra_body"])
     assert forms["vllm", "auto"] == ("text", {"structured_outputs": {"regex": "a+"}})
     assert forms["openai", "auto"] == ("json", {})
