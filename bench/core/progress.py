@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, TaskID
 
 from carpool.terminal import TerminalConsole
 
@@ -32,15 +25,7 @@ def progress_bars(console: Console | None = None) -> Iterator[Tell]:
     `console`: standard error where none is given.
     """
     shown = console or TerminalConsole(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=shown, disable=not shown.is_terminal, refresh_per_second=2
-    ) as progress:
+    with Progress(console=shown, disable=not shown.is_terminal, refresh_per_second=2) as progress:
         tasks: dict[str, TaskID] = {}
 
         def tell(step: str, done: int, total: int) -> None:

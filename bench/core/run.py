@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from bench.core.command import reported
 from bench.core.kafka import require_kafka, started_broker
-from bench.core.machine import DataFile, Machine, Revision, program, this_machine, this_revision
+from bench.core.machine import DataFile, Machine, Revision, this_machine, this_revision
 from bench.core.options import ServiceOptions
 from bench.core.stack import parse_settings
 from bench.core.tables import table_of
@@ -72,7 +73,7 @@ class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
         """
         usual: dict[str, Any] = {
             "settings": reported(self.options),
-            "command": program(),
+            "command": ["carpool", *sys.argv[1:]],
             "started": datetime.fromtimestamp(self.started_s, UTC).isoformat(timespec="seconds"),
             "duration_s": round(time.time() - self.started_s, 3),
             "machine": self.machine,

@@ -81,9 +81,12 @@ class TopicRecorder:
     def distinct(self, topic: str) -> int:
         """Returns the number of different events in `topic`. Raises what stopped the recorder."""
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            self._require_whole()
             return len(self._event_ids[topic])
+
+    def _require_whole(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def wait(
         self,
@@ -105,8 +108,7 @@ class TopicRecorder:
             # Polled: waking for each record would load the machine that is measured.
             time.sleep(POLL_S)
             with self._lock:
-                if self._failure is not None:
-                    raise self._failure
+                self._require_whole()
                 if time.monotonic() - max(self._last_record_s, started_s) > stalled_s:
                     return False
         on_progress(seen)

@@ -76,8 +76,10 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
             victims={"members": INSTANCES, "brokers": BROKERS, "LLM servers": LLM_SERVERS},
         )
     ]
+    questions, expected = drawn_questions(index, options.queries, options.seed, SHARES)
     return ChaosPlan(
-        asked=drawn_questions(index, options.queries, options.seed, SHARES),
+        questions=questions,
+        expected=expected,
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
@@ -90,8 +92,10 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
 def mutant_plan(mutant: Mutant, index: BenchIndex) -> ChaosPlan:
     """Returns the load and the faults that find a mutant."""
     shares = Shares(broken_within=0, batch=mutant.batch_share)
+    questions, expected = drawn_questions(index, mutant.queries, mutant.seed, shares)
     return ChaosPlan(
-        asked=drawn_questions(index, mutant.queries, mutant.seed, shares),
+        questions=questions,
+        expected=expected,
         faults=tuple(
             plan_faults(
                 mutant.faults,
@@ -154,7 +158,7 @@ def promises_of_data(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
 
 def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
     """Returns what the run must contain, and whether it did."""
-    asked = plan.asked.questions
+    asked = plan.questions
     planned = Counter(fault.sort for fault in plan.faults)
     left = Counter(fault.sort for fault in run.not_injected)
     inside = max(1, planned["kills and pauses"] // 6)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import permutations
 
 import msgspec
@@ -17,12 +16,12 @@ import numpy as np
 
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
+from bench.reliability.chaos.audit import Expected
 from carpool.testing.llm_text import write
-from generator.plan.prompt import Template, fill
+from generator.plan.prompt import fill
 from generator.prompts import load_templates
 from generator.settings import GeneratorSettings
 from producers.read_questions import Question
-from schemas.retrieval import Hit
 from searcher.local import LocalSearcher
 
 TOP_K = 3
@@ -61,7 +60,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     cancel: float = 0.0
 
 
-class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
     """The questions of each class, in order, with their ids.
 
     `broken`: how often the stand-in fails on each word. `dead`: ids of questions that become dead
@@ -76,7 +75,7 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     withdrawn: frozenset[str]
     rows: dict[str, int]
 
-    @cached_property
+    @property
     def texts(self) -> dict[str, str]:
         """The text of each question by id."""
         return {str(each.id): each.text or "" for each in (*self.interactive, *self.batch)}
@@ -132,33 +131,13 @@ def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> Cha
     )
 
 
-class AskedQuestions(msgspec.Struct, frozen=True, kw_only=True):
-    """`passages`: the right passages, best first, by query id. `template`: of the prompts."""
+def drawn_questions(
+    index: BenchIndex, count: int, seed: int, shares: Shares
+) -> tuple[ChaosQuestions, Expected]:
+    """Returns the questions of a run, and what their answers must be.
 
-    questions: ChaosQuestions
-    passages: dict[str, tuple[Hit, ...]]
-    template: Template
-    prompts: GeneratorSettings = GeneratorSettings()
-
-    def texts(self, query_id: str) -> Iterator[str]:
-        """Yields each right text of an answer: what the stand-in writes for the question's prompt.
-
-        A prompt may have its passages in any order; that of the scores is first.
-        """
-        for hits in permutations(self.passages[query_id]):
-            prompt = fill(
-                self.template,
-                self.questions.texts[query_id],
-                hits,
-                passages_max=self.prompts.passages_max,
-                passage_chars_max=self.prompts.passage_chars_max,
-                prompt_chars_max=self.prompts.prompt_chars_max,
-            )
-            yield write(f"{prompt.system}\n{prompt.user}", None)
-
-
-def drawn_questions(index: BenchIndex, count: int, seed: int, shares: Shares) -> AskedQuestions:
-    """Returns the questions of a run: of made-up questions, those without nearly equal scores."""
+    Of made-up questions, those without nearly equal scores.
+    """
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
     with LocalSearcher(index.dir) as searcher:
@@ -176,6 +155,26 @@ def drawn_questions(index: BenchIndex, count: int, seed: int, shares: Shares) ->
     ]
     questions = chaos_questions(asked, seed, shares)
     passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
-    prompts = GeneratorSettings()
+    texts, prompts = questions.texts, GeneratorSettings()
     template = load_templates(prompts)[prompts.template]
-    return AskedQuestions(questions=questions, passages=passages, template=template)
+
+    def right_texts(query_id: str) -> Iterator[str]:
+        # What the stand-in writes for the question's prompt, which may have its passages in any
+        # order; that of the scores is first.
+        for hits in permutations(passages[query_id]):
+            prompt = fill(
+                template,
+                texts[query_id],
+                hits,
+                passages_max=prompts.passages_max,
+                passage_chars_max=prompts.passage_chars_max,
+                prompt_chars_max=prompts.prompt_chars_max,
+            )
+            yield write(f"{prompt.system}\n{prompt.user}", None)
+
+    return questions, Expected(
+        passages={id: [hit.doc_id for hit in hits] for id, hits in passages.items()},
+        texts=right_texts,
+        dead=questions.dead,
+        withdrawn=questions.withdrawn,
+    )

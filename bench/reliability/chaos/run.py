@@ -28,7 +28,7 @@ from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
-from bench.reliability.chaos.questions import TOP_K, TRIES_MAX, AskedQuestions
+from bench.reliability.chaos.questions import TOP_K, TRIES_MAX, ChaosQuestions
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from bench.reliability.slow_searcher import command as slow_searcher
@@ -83,7 +83,8 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     this process.
     """
 
-    asked: AskedQuestions
+    questions: ChaosQuestions
+    expected: Expected
     faults: tuple[PlannedFault, ...]
     rate_per_s: float
     seed: int
@@ -139,7 +140,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         calls = sum((each.calls() for each in run.stand_ins.values()), start=Counter[str]())
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
-        audit = TopicAudit(int(run.started_s * 1_000), _expected(plan.asked))
+        audit = TopicAudit(int(run.started_s * 1_000), plan.expected)
         read_topics(run.kafka, audit)
         found = audit.result(sent, run.states.removed)
         injected, exits = injector.injected, run.supervisor.exits
@@ -165,19 +166,10 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         )
 
 
-def _expected(asked: AskedQuestions) -> Expected:
-    return Expected(
-        passages={id: [hit.doc_id for hit in hits] for id, hits in asked.passages.items()},
-        texts=asked.texts,
-        dead=asked.questions.dead,
-        withdrawn=asked.questions.withdrawn,
-    )
-
-
 @contextmanager
 def _live(index: BenchIndex, plan: ChaosPlan, folder: Path) -> Iterator[LiveRun]:
     """Yields a run that has not begun: brokers behind proxies, services, LLM servers."""
-    asked = plan.asked.questions
+    asked = plan.questions
     with ExitStack() as opened:
         data = opened.enter_context(fresh_folder(folder / "kafka"))
         ports = [free_port() for _ in BROKERS]
@@ -253,7 +245,7 @@ def make_topics(kafka: KafkaSettings) -> None:
 def _loads(
     kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan, on_sent: Callable[[str], None]
 ) -> tuple[SteadyLoad, ...]:
-    asked, model = plan.asked.questions, index.manifest.embedding_model
+    asked, model = plan.questions, index.manifest.embedding_model
     count = len(asked.interactive) + len(asked.batch)
     return tuple(
         SteadyLoad(

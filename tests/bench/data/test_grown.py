@@ -205,18 +205,6 @@ def test_what_cannot_be_grown_is_said_before_any_work(
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-def test_a_disk_that_fills_up_leaves_nothing_and_says_so(
-    data: EvaluationData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(growing, "write_documents", full)
-    with pytest.raises(ConfigError, match="No space left on device"):
-        grow(_options(tmp_path, spread=SPREAD), data, silent)
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-
-
 @pytest.mark.data
 @pytest.mark.long
 def test_a_set_grown_from_the_real_data_is_accepted(tmp_path: Path) -> None:

@@ -163,38 +163,6 @@ def test_a_kill_in_a_transaction_resumes_the_victim_until_the_transaction_is_ope
     assert [each.in_transaction for each in faults.injected] == [True]
 
 
-def test_a_broker_is_hit_when_all_have_every_copy_and_other_faults_go_before_it() -> None:
-    run = FakeRun(work={"grouper-1": 1}, is_whole=False)
-    faults, processes = injector(
-        run, a_fault("kill a broker", "broker-1"), a_fault("pause", "grouper-1")
-    )
-    faults.step()
-    assert [each.kind for each in faults.injected] == ["pause"]
-    run.is_whole, run.answers = True, 6
-    faults.step()
-    assert (processes["broker-1"].log, faults.pending) == (["kill"], [])
-
-
-def test_the_supervisor_restarts_and_resumes_in_time_and_notes_what_ended_by_itself() -> None:
-    supervisor, processes = supervised()
-    processes["grouper-1"].kill()
-    supervisor.note("grouper-1", "dead", 10.0, 2.0)
-    supervisor.note("broker-1", "paused", 10.0, 5.0)
-    processes["searcher-1"].is_running = False
-    for now_s in (11.0, 12.0, 12.5):
-        supervisor.step(now_s)
-    assert supervisor.is_up("grouper-1") and not supervisor.is_up("broker-1")
-    for now_s in (15.0, 15.0):
-        supervisor.step(now_s)
-    assert processes["broker-1"].log == ["resume"] and supervisor.all_up()
-    assert supervisor.back_after_s == {
-        "grouper-1": [2.5],
-        "searcher-1": [1.5],
-        "broker-1": [5.0],
-    }
-    assert supervisor.exits == ["searcher-1"]
-
-
 def test_the_quiet_time_after_a_fault_ends_with_the_next_fault() -> None:
     def at(at_s: float, kind: str) -> InjectedFault:
         return InjectedFault(
