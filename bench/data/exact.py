@@ -1,16 +1,51 @@
-"""FAISS over the same vectors in memory: flat (exact), or IVF-Flat with the same centroids."""
+"""FAISS over the same vectors in memory: flat (exact), or IVF-Flat with the same centroids.
+
+And the comparison of a search with it. Equal scores have no order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import faiss
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.core.agreement import Ranking
-
 Float32 = npt.NDArray[np.float32]
+
+TOLERANCE = 1e-5
+"""Scores nearer than this are equal: the order of float32 sums changes the last bits."""
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found for one query, best first: ids and their scores."""
+
+    ids: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+def compare(
+    found: Ranking, expected: Ranking, true_scores: Sequence[float]
+) -> Literal["same", "tied", "different"]:
+    """Returns the verdict on one query. `true_scores`: those of `found.ids`, from the vectors.
+
+    `same`: equal ids at every rank. `tied`: where ids differ, the true score is within `TOLERANCE`
+    of the expected one at that rank. Anything else is `different`: fewer or more hits, an id twice,
+    a score that is wrong by `TOLERANCE` or more.
+    """
+
+    def are_equal(one: Sequence[float], other: Sequence[float]) -> bool:
+        # Also False for NaN, the true score of an unknown id.
+        return all(abs(a - b) < TOLERANCE for a, b in zip(one, other, strict=True))
+
+    is_whole = len(found.ids) == len(expected.ids) == len(set(found.ids))
+    if not (is_whole and are_equal(found.scores, true_scores)):
+        return "different"
+    if found.ids == expected.ids:
+        return "same"
+    return "tied" if are_equal(true_scores, expected.scores) else "different"
 
 
 class MemorySearch:
