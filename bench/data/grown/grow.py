@@ -15,11 +15,11 @@ from bench.data.grown.behaviour import NLIST, Acceptance, Behaviour, behaviour, 
 from bench.data.grown.fitted import FITTED_PART
 from bench.data.grown.options import GrowOptions
 from bench.data.grown.output import (
+    QUERIES_NAME,
     VECTORS_NAME,
     GrownSet,
     publish,
     write_documents,
-    write_questions,
     write_vectors,
 )
 from bench.data.grown.recipe import Recipe
@@ -118,8 +118,8 @@ def _grow(options: GrowOptions, data: EvaluationData, partial: Path, tell: Tell)
         tell=tell,
     )
     questions = load_questions(data, options.seed)
-    count = len(questions.ids)
-    judges = questions.vectors[: min(JUDGES_MAX, count - count // FITTED_PART)]
+    count = len(questions)
+    judges = questions[: min(JUDGES_MAX, count - count // FITTED_PART)]
     spread = options.spread or usual_spread(options.rows)
     recipe = Recipe(row_count=options.rows, seed=options.seed, spread=spread)
     write_vectors(vectors, sources, recipe, tell)
@@ -134,7 +134,7 @@ def _grow(options: GrowOptions, data: EvaluationData, partial: Path, tell: Tell)
             acceptance,
         )
     write_documents(partial, sources, recipe, tell)
-    write_questions(partial, questions)
+    np.save(partial / QUERIES_NAME, questions.astype("<f4"), allow_pickle=False)
     found = GrownSet(
         recipe=recipe,
         passages=sources.passage_count,

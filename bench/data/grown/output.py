@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 
 from bench.core.progress import Tell
-from bench.data.evaluation import Float32
 from bench.data.grown.behaviour import Acceptance
 from bench.data.grown.fitted import GROWN_NAME
 from bench.data.grown.recipe import Draws, Recipe, draw, mix
-from bench.data.grown.sources import RealQuestions, Sources
+from bench.data.grown.sources import Sources
 from carpool.disk.files import fsync_folder, write_atomically
 from indexer.corpus import file_sha256
 
@@ -20,7 +19,6 @@ FORMAT = "grown-v0"
 VECTORS_NAME = "vectors.npy"
 CORPUS_NAME = "corpus.jsonl"
 QUERIES_NAME = "queries.npy"
-QUERY_IDS_NAME = "queries.jsonl"
 
 
 class GrownSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,17 +78,9 @@ def _documents(sources: Sources, draws: Draws, start: int) -> list[dict[str, str
     ]
 
 
-def write_questions(folder: Path, questions: RealQuestions) -> None:
-    """Writes the vectors of the questions, (n, dim) float32, and their ids. Blocks."""
-    vectors: Float32 = np.ascontiguousarray(questions.vectors, dtype="<f4")
-    np.save(folder / QUERIES_NAME, vectors, allow_pickle=False)
-    lines = (msgspec.json.encode({"id": question_id}) + b"\n" for question_id in questions.ids)
-    (folder / QUERY_IDS_NAME).write_bytes(b"".join(lines))
-
-
 def publish(folder: Path, out: Path, found: GrownSet) -> GrownSet:
     """Writes `grown.json` with checksums, moves the folder to `out`, and returns it. Blocks."""
-    names = (VECTORS_NAME, CORPUS_NAME, QUERIES_NAME, QUERY_IDS_NAME)
+    names = (VECTORS_NAME, CORPUS_NAME, QUERIES_NAME)
     files = {name: file_sha256(folder / name, "grown set") for name in names}
     found = msgspec.structs.replace(found, files=files)
     write_atomically(

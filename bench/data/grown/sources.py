@@ -58,13 +58,6 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
         return self.pieces[self.first_piece[:-1]]
 
 
-class RealQuestions(msgspec.Struct, frozen=True, kw_only=True):
-    """Distinct real questions in an order of the seed. `vectors`: (n, dim) float32, normalised."""
-
-    ids: tuple[str, ...]
-    vectors: Float32
-
-
 def load_sources(
     data: EvaluationData, *, sentences: bool, embedding: EmbeddingSettings, cache: Path, tell: Tell
 ) -> Sources:
@@ -127,21 +120,9 @@ def nearest_passages(vectors: Float32, count: int) -> Int64:
     return nearest
 
 
-def load_questions(data: EvaluationData, seed: int) -> RealQuestions:
-    """Returns all distinct real questions, shuffled by `seed`."""
-    ids: list[str] = []
-    vectors: list[Float32] = []
-    for name in QUESTIONS:
-        questions = data.questions(name)
-        rows = normalised(read_vectors(data.vectors_path(name)))
-        if len(rows) != len(questions):
-            raise ConfigError(
-                f"{data.folder}: {name} has {len(questions)} questions and {len(rows)} vectors"
-            )
-        ids += [f"{name.removeprefix('queries-')}:{question.id}" for question in questions]
-        vectors.append(rows)
-    joined = np.concatenate(vectors)
-    order = distinct_order(joined, seed)
-    return RealQuestions(
-        ids=tuple(ids[row] for row in order), vectors=np.ascontiguousarray(joined[order])
-    )
+def load_questions(data: EvaluationData, seed: int) -> Float32:
+    """Returns all distinct real questions, shuffled by `seed`: (n, dim) float32, normalised."""
+    read = (read_vectors(data.vectors_path(name)) for name in QUESTIONS)
+    rows = np.concatenate([normalised(vectors) for vectors in read])
+    found: Float32 = np.ascontiguousarray(rows[distinct_order(rows, seed)])
+    return found
