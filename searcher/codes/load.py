@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,13 +13,11 @@ import structlog
 
 from carpool.codes.faiss_codes import CodeScanner
 from carpool.disk.checked_file import PAGE_BYTES
-from carpool.disk.direct import NoDirectReadError, open_direct
-from carpool.disk.files import open_regular
 from carpool.disk.index import OpenCodes
-from carpool.errors import ConfigError, CorruptionError
+from carpool.errors import CorruptionError
 from schemas.record import ClusterId
 from searcher.codes.source import ScanPart
-from searcher.store.files import forget_pages
+from searcher.store.files import SegmentFiles
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +79,6 @@ def load_codes(
     centroids: npt.NDArray[np.float32],
     *,
     direct_io: Literal["require", "auto"],
-    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ResidentCodes:
     """Returns the codes of every cluster, in memory. Blocks.
 
@@ -95,32 +92,17 @@ def load_codes(
     by_segment: dict[int, list[int]] = {}
     for cluster, extent in enumerate(codes.extents):
         by_segment.setdefault(extent.segment, []).append(cluster)
-    for segment, clusters in by_segment.items():
-        file = codes.files[segment]
-        descriptor, is_direct = _open(str(file.path), direct_io)
-        try:
+    files = SegmentFiles([file.path for file in codes.files], direct_io)
+    try:
+        for segment, clusters in by_segment.items():
             for together in _runs(codes, clusters):
-                _load(codes, scanner, descriptor, together, broken)
-                on_bytes(sum(codes.extents[cluster].read_bytes for cluster in together))
-            if not is_direct:
-                forget_pages(descriptor)
-        finally:
-            os.close(descriptor)
+                _load(codes, scanner, files.descriptor(segment), together, broken)
+            files.forget_all(segment)
+    finally:
+        files.close()
     for cluster, error in broken.items():
         _log.error("codes of a cluster are damaged", cluster=cluster, error=str(error))
     return ResidentCodes(codes.layout.codec, scanner, codes.first_rows, codes.row_counts, broken)
-
-
-def _open(path: str, direct_io: Literal["require", "auto"]) -> tuple[int, bool]:
-    try:
-        return open_direct(path), True
-    except NoDirectReadError as error:
-        if direct_io == "require":
-            raise ConfigError(
-                f"{path} {error}, so that codes would fill the page cache, outside the budget. Put "
-                'the index on a local disk (ext4, xfs), or set [searcher] direct_io = "auto"'
-            ) from error
-        return open_regular(path), False
 
 
 def _runs(codes: OpenCodes, clusters: list[int]) -> list[list[int]]:

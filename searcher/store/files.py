@@ -61,6 +61,11 @@ class SegmentFiles:
                 self.descriptor(file), offset_bytes, size_bytes, os.POSIX_FADV_DONTNEED
             )
 
+    def forget_all(self, file: int) -> None:
+        """Drops all of a segment from the page cache, unless it was read directly."""
+        if not self.is_direct:
+            os.posix_fadvise(self.descriptor(file), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         """Closes the files. Closing twice is harmless."""
         while self._descriptors:
@@ -95,8 +100,3 @@ class SegmentFiles:
             means="the page cache is dropped after each read",
         )
         self.is_direct = False
-
-
-def forget_pages(descriptor: int) -> None:
-    """Drops all pages of a file from the page cache."""
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
