@@ -82,17 +82,6 @@ def test_a_part_of_a_block_takes_all_of_it_and_nothing_takes_one() -> None:
     assert arena.free_bytes == BLOCK
 
 
-def test_freeing_twice_or_a_part_is_a_fault_of_the_caller() -> None:
-    arena = Arena(8 * BLOCK, BLOCK)
-    spans = take(arena, 4)
-    with pytest.raises(AssertionError, match="not allocated"):
-        arena.free(spans_of((0, 2)))
-    arena.free(spans)
-    with pytest.raises(AssertionError, match="not allocated"):
-        arena.free(spans)
-    arena.check_integrity()
-
-
 @given(st.lists(st.one_of(st.integers(1, 9), st.integers(-12, -1)), max_size=60))
 def test_it_keeps_the_books_of_a_bitmap(steps: list[int]) -> None:
     """A positive step allocates as many blocks, a negative one frees one of what is held."""

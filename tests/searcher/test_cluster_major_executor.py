@@ -57,15 +57,6 @@ def test_a_window_reads_each_cluster_once_and_what_queries_report_adds_up(
         assert sum(each.bytes_read for each in found.values() if each) == here.bytes_read()
 
 
-def test_queries_that_join_while_others_are_searched_share_their_reads(index: SmallIndex) -> None:
-    queries, clusters = questions(index, 40, 6)
-    with running(index, share=1.2) as here:
-        for start in range(0, 40, 2):
-            here.join(queries[start : start + 2], clusters[start : start + 2])
-        here.take(40)
-        assert here.bytes_read() <= index.size_bytes, "all of it fits, so nothing is read twice"
-
-
 def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_it_is_searched(
     index: SmallIndex,
 ) -> None:

@@ -177,20 +177,6 @@ def test_reads_that_queries_wait_for_go_first_and_the_kernel_has_no_more_than_it
         assert order == [first_read(stored, cluster) for cluster in (A, D, C, B)]
 
 
-def test_of_reads_ahead_only_so_many_begin(stored: Stored) -> None:
-    with running(stored, fault=lambda _: "hang") as it:
-        for cluster in (A, B):
-            it.memory.begin_read(cluster, is_prefetch=True)
-        it.memory.advance()
-        assert it.seen_bytes() == stored.extents[A].size_bytes
-        it.memory.promote(A)  # it does not count any more
-        it.memory.advance()
-        assert it.seen_bytes() == sum(stored.extents[one].size_bytes for one in (A, B))
-        it.disk.fault = no_fault
-        it.disk.release()
-        it.take(2)
-
-
 # ---- what hangs
 
 
@@ -247,13 +233,3 @@ def test_clusters_that_hang_do_not_delay_others(stored: Stored) -> None:
             check_rows(it.memory, stored, cluster)
         it.disk.release()
         assert {event.slice_id for event in it.take(2)} == {A, B}
-
-
-def test_memory_is_kept_while_a_read_hangs(stored: Stored) -> None:
-    with running(stored, fault=lambda _: "hang") as it:
-        it.memory.begin_read(A, is_prefetch=False)
-        while not it.disk.hanging:
-            it.memory.advance()
-        assert not it.memory.close(0.05)
-        assert it.arena.view.nbytes == it.arena.size_bytes
-    assert it.arena.view.nbytes == 0, "it has ended"

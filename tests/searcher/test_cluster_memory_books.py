@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 from pathlib import Path
@@ -98,18 +97,3 @@ def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path) ->
         counted = it.sample("bytes_read_total", purpose="demand")
         assert counted == sum(extent.size_bytes for extent in large.extents)
         assert counted == pytest.approx(kernel_read_bytes() - before, rel=0.02)
-
-
-def test_the_memory_of_the_arena_goes_back_to_the_system_when_it_is_closed(stored: Stored) -> None:
-    gc.collect()  # or what the tests before left goes back meanwhile
-    before_bytes = resident_set_bytes()
-    with running(stored, arena_bytes=64 << 20) as it:
-        spans = it.arena.allocate(60 << 20)
-        assert spans is not None
-        for view in it.arena.views(spans):
-            view[:] = bytes([1]) * view.nbytes
-        del view
-        it.arena.free(spans)
-        it.read(*ALL)
-        assert resident_set_bytes() - before_bytes > 55 << 20
-    assert resident_set_bytes() - before_bytes < 8 << 20

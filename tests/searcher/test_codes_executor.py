@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.clock import SystemClock
 from carpool.codes.codec import CODECS
 from carpool.errors import CorruptionError, RetryableError
 from schemas.query import SearchMode
 from searcher.executor import SearchGroup, SearchResult
-from tests.rig.faulty_disk import Fault, PageRead
+from tests.rig.faulty_disk import Fault
 from tests.searcher.codes_rig import (
     EVERY_PROMISE,
     exact,
@@ -144,39 +143,6 @@ def test_rows_that_cannot_be_read_are_named_by_their_cluster(
         )
     assert named > 2
     assert all(result is not None and not result.skipped for result in again.values())
-
-
-def test_a_passing_error_is_tried_again(index: SmallIndex) -> None:
-    searches = questions(index, 40, 5)
-    left = [3]  # fewer than the reads of the first batch
-
-    def once(read: PageRead) -> Fault:
-        left[0] -= 1
-        return FAIL if left[0] >= 0 else None
-
-    with running(index) as here:
-        here.pages.fault = once
-        found = here.search(searches)
-    assert all(result is not None and not result.errors for result in found.values())
-    assert missed(index, searches, found) <= 1
-
-
-def test_a_read_that_hangs_is_given_up_and_its_buffer_comes_back(index: SmallIndex) -> None:
-    searches = questions(index, 30, 5)
-    clock = SystemClock()
-    with running(index, timeout_us=1_000_000, slots=2, slot_pages=512) as here:
-        here.pages.fault = lambda read: "hang"
-        began_us = clock.now_us()
-        found = here.search(searches)
-        assert clock.now_us() - began_us < 5_000_000
-        for result in found.values():
-            assert result is not None and result.errors
-            assert all(isinstance(error, RetryableError) for error in result.errors)
-        here.pages.fault = no_fault
-        here.pages.release()
-        again = [replace(search, key=search.key + 100) for search in searches]
-        found = here.search(again)
-        assert all(result is not None and not result.errors for result in found.values())
 
 
 def test_windows_of_bad_reads_return_all_buffers(index: SmallIndex) -> None:

@@ -56,21 +56,6 @@ def test_the_expected_time_lies_between_the_fastest_and_the_slowest_read(
     assert speed.expected_us(10**6) <= max(paces) * 10**6 * 1.001 + 1
 
 
-def test_reads_that_overlap_share_the_time() -> None:
-    speed = ReadSpeed()
-    for _ in range(4):
-        speed.began(0)
-    for n in range(4):
-        speed.ended(1_000, 100 * (n + 1))
-    assert speed.expected_us(4_000) == 400
-    late = ReadSpeed()
-    late.began(0)
-    late.began(50)
-    late.ended(1_000, 100)
-    late.ended(1_000, 100)
-    assert late.expected_us(1_000) == pytest.approx(50, abs=5), "the second began during the first"
-
-
 def test_drafts_are_the_exact_best_of_the_nearest_clusters(index: SmallIndex) -> None:
     vectors = questions(2)
     with running(index, drafts_after_ms=1, open_reads=slow_disk(index), top_k_default=12) as run:

@@ -112,19 +112,6 @@ def test_codes_that_cannot_be_read_are_named_by_their_cluster(
     assert all(result is not None and not result.skipped for result in again.values())
 
 
-def test_reads_that_hang_are_given_up_and_their_buffers_come_back(index: SmallIndex) -> None:
-    searches = questions(index, 30, 5)
-    with running(index, paged_share=SHARE, timeout_us=1_000_000) as here:
-        here.code_pages.fault = lambda read: "hang"
-        for result in here.search(searches).values():
-            assert result is not None and result.errors
-            assert all(isinstance(error, RetryableError) for error in result.errors)
-        here.code_pages.fault = no_fault
-        here.code_pages.release()
-        found = here.search([replace(search, key=search.key + 100) for search in searches])
-        assert all(result is not None and not result.errors for result in found.values())
-
-
 def test_windows_of_bad_reads_lose_no_query_and_no_buffer(index: SmallIndex) -> None:
     random = np.random.default_rng(SEED)
     faults = [None] * 12 + [*EVERY_FAULT]

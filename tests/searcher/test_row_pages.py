@@ -77,9 +77,3 @@ def test_parts_fit_the_buffer_and_have_every_row_once(
     for part in parts:
         planned = plan_reads(row_places(layout, rows[part]), segment_first_pages(sizes))
         assert len(planned.pages) <= pages_max
-
-
-def test_a_row_of_a_common_dimension_leaves_no_byte_of_a_page_unused() -> None:
-    for dimension in (384, 768, 1024, 1536):
-        layout = choose_layout(dimension, "float32")
-        assert layout.rows_per_page * layout.row_bytes == layout.page_bytes <= 12 << 10

@@ -39,11 +39,3 @@ def test_the_slices_of_a_cluster_are_its_pages_and_rows_in_order_each_once(
             )
             page, offset_bytes = page + part.page_count, offset_bytes + part.size_bytes
         assert page == extent.first_page + extent.page_count
-
-
-def test_without_a_limit_clusters_are_whole_and_an_unknown_cluster_has_no_slices() -> None:
-    extents = plan_extents(LAYOUT, [5_000, 1, 0, 300])
-    slices = Slices(extents, LAYOUT)
-    assert tuple(slices.extents) == extents
-    assert [slices.of(cluster) for cluster in range(4)] == [(0,), (1,), (2,), (3,)]
-    assert slices.of(4) == slices.of(-1) == ()

@@ -120,16 +120,6 @@ def test_top_k_is_the_querys_or_the_default_and_never_more_than_there_is(index: 
         assert len(every["q2-0"].hits) == min(100, rows)
 
 
-def test_a_cluster_that_is_named_twice_is_scored_once(index: SmallIndex) -> None:
-    vector = questions(1)[0]
-    with running(index) as run:
-        found = run.search(make_group(index, [vector], clusters=[(1, 2, 1)]))
-    assert [hit.doc_id for hit in found["q0-0"].hits] == [
-        f"d{r}" for r in exact_top_k(index, vector, (1, 2), 5)
-    ]
-    assert len(found["q0-0"].probes) == 2
-
-
 # ---- advice
 
 

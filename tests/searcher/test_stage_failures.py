@@ -208,19 +208,6 @@ def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: Small
     )
 
 
-def test_a_query_that_brought_a_vector_travels_on_with_it(index: SmallIndex) -> None:
-    """Whoever sends it round again needs it; one that brought none is embedded again by its
-    text.
-    """
-    group = make_group(index, questions(2))
-    mine = msgspec.structs.replace(group.queries[0].query, embedding_model=group.embedding_model)
-    queries = (msgspec.structs.replace(group.queries[0], query=mine), group.queries[1])
-    with running(index) as run:
-        found = run.search(msgspec.structs.replace(group, queries=queries))
-    assert found["q0-0"].query.vector == group.queries[0].vector
-    assert found["q0-1"].query.vector is None
-
-
 def test_a_damaged_passage_fails_only_the_queries_that_found_it(own_index: SmallIndex) -> None:
     vectors = questions(60)
     best = {row for vector in vectors for row in exact_top_k(own_index, vector, range(8), 3)}

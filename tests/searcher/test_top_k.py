@@ -21,29 +21,6 @@ def scored(cluster: int, slots: list[int], found: list[tuple[int, float, int]]) 
     )
 
 
-def test_the_floor_is_the_kth_best_score_and_there_is_none_below_k_results() -> None:
-    table = TopTable()
-    one, three = table.add(1), table.add(3)
-    slots = np.array([three, one])
-    assert table.top_ks(slots).tolist() == [3, 1]
-    assert table.floors(slots).tolist() == [-np.inf, -np.inf]
-    table.merge([scored(0, [three, one], [(0, 0.5, 1), (0, 0.75, 2), (1, 0.5, 1), (1, 0.75, 2)])])
-    assert table.floors(slots).tolist() == [-np.inf, 0.75]
-    table.merge([scored(1, [three, one], [(0, 0.25, 4)])])
-    assert table.floors(slots).tolist() == [0.25, 0.75]
-
-
-def test_a_slot_is_used_again_without_what_was_there() -> None:
-    table = TopTable()
-    slot, other = table.add(2), table.add(2)
-    table.merge([scored(0, [slot, other], [(0, 1.0, 1), (1, 1.0, 1)])])
-    table.remove(slot)
-    assert len(table) == 1
-    assert table.add(5) == slot
-    assert [len(column) for column in table.best(slot)] == [0, 0, 0]
-    assert table.best(other).rows.tolist() == [1]
-
-
 def test_the_table_grows_and_keeps_its_results() -> None:
     table = TopTable()
     slots = [table.add(1) for _ in range(300)]
