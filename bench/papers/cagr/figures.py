@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
-from bench.core.progress import Tell, progress_bars
 from bench.core.run import begin
 from bench.core.spread import Spread
 from bench.data.evaluation import EvaluationData, find_data
@@ -19,7 +19,7 @@ from bench.papers.cagr.method import ClusterByCluster, Method
 from bench.papers.cagr.options import CagrOptions
 from bench.papers.cagr.overlap import BATCH, Overlap, overlap_of
 from bench.papers.cagr.published import Prefetch, PublishedSearch
-from bench.papers.cagr.run import FILES, RunFigures, load_questions, measure
+from bench.papers.cagr.run import FILES, Asker, RunFigures, load_questions
 from bench.papers.cagr.stated import STATED
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex, open_index
@@ -91,14 +91,14 @@ def run(options: CagrOptions) -> bool:
         raise ConfigError("which figure? Name 1, 2, 4, 5, 6 or 7")
     run = begin("paper cagr", options)
     data, index = find_data(options.data), open_index(options.index)
+    runs: list[MeasuredRun] = []
     try:
-        with threadpool_limits(limits=1, user_api="blas"), progress_bars() as tell:
+        with threadpool_limits(limits=1, user_api="blas"):
             embedder = _embedder(index, options.model)
             overlaps = _overlaps(index, embedder, data) if figure == 1 else []
-            runs = [
-                MeasuredRun(one, _measured(one, index, embedder, data, options, tell))
-                for one in RUNS.get(figure, ())
-            ]
+            for one in RUNS.get(figure, ()):
+                run.note(f"{one.dataset}, {one.method}, nprobe {one.nprobe}")
+                runs.append(MeasuredRun(one, _measured(one, index, embedder, data, options)))
     finally:
         index.close()
     used = FILES if overlaps else dict.fromkeys(one.run.dataset for one in runs)
@@ -122,28 +122,14 @@ def run(options: CagrOptions) -> bool:
 
 
 def _measured(
-    run: Run,
-    index: OpenIndex,
-    embedder: Embedder,
-    data: EvaluationData,
-    options: CagrOptions,
-    tell: Tell,
+    run: Run, index: OpenIndex, embedder: Embedder, data: EvaluationData, options: CagrOptions
 ) -> RunFigures:
+    measured, warm_up = load_questions(data, run.dataset, options.queries)
     method = run.open(index)
     try:
-        return measure(
-            method,
-            index,
-            embedder,
-            load_questions(data, run.dataset, options.queries),
-            nprobe=run.nprobe,
-            entries=run.entries,
-            warm_up_s=options.warm_up_s,
-            seed=options.seed,
-            tell=lambda step, done, total: tell(
-                f"{run.dataset}, {run.method}, nprobe {run.nprobe}: {step}", done, total
-            ),
-        )
+        asker = Asker(method, index, embedder, run.nprobe)
+        asker.warm_up(warm_up, np.random.default_rng([options.seed, 1]), options.warm_up_s)
+        return asker.measure(measured, np.random.default_rng(options.seed), run.entries)
     finally:
         method.close()
 
@@ -151,7 +137,7 @@ def _measured(
 def _overlaps(index: OpenIndex, embedder: Embedder, data: EvaluationData) -> list[Overlap]:
     found = []
     for dataset in FILES:
-        texts = load_questions(data, dataset, 5 * BATCH).measured
+        texts = load_questions(data, dataset, 5 * BATCH)[0]
         if len(texts) < BATCH:
             raise ConfigError(f"{dataset}: {len(texts)} questions do not make a batch of {BATCH}")
         probes = probe(index.centroids, embedder.encode(texts), NPROBE)

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-Int32 = npt.NDArray[np.int32]
+from bench.data.oracles import Int32
+
 Float64 = npt.NDArray[np.float64]
 
 BATCH = 100

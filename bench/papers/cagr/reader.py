@@ -30,16 +30,16 @@ class ClusterReader:
         self._index = index
         self._opened = ExitStack()
         self._files: list[int] = []
-        for path in index.segment_paths:
-            try:
+        try:
+            for path in index.segment_paths:
                 self._files.append(open_direct(path))
-            except NoDirectReadError as error:
-                self.close()
-                raise ConfigError(
-                    f"the file system of {path} {error}, so that a read would measure memory: copy "
-                    "the index to a local disk (ext4, xfs)"
-                ) from error
-            self._opened.callback(os.close, self._files[-1])
+                self._opened.callback(os.close, self._files[-1])
+        except NoDirectReadError as error:
+            self.close()
+            raise ConfigError(
+                f"the file system of {index.dir} {error}, so that a read would measure memory: "
+                "copy the index to a local disk (ext4, xfs)"
+            ) from error
         self._pool = self._opened.enter_context(ThreadPoolExecutor(READS_MAX))
 
     def begin(self, cluster: int) -> Future[ClusterPages]:

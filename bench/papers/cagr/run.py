@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from bench.core.progress import Tell
 from bench.core.spread import Spread, spread
 from bench.data.evaluation import EvaluationData
-from bench.data.oracles import static_oracle_bytes
+from bench.data.oracles import Int32, static_oracle_bytes
 from bench.papers.cagr.method import Answer, Batch, Method
-from bench.papers.cagr.overlap import Int32
 from bench.search.kernel import agrees, process_read_bytes
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
@@ -37,10 +37,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     the share of the bytes. `groups`: in a batch.
     """
 
-    queries: int
     query_ms: Spread | None
-    batch_ms: Spread
-    encode_ms: float
+    batch_ms: Spread | None
     hits: float
     hits_least: float
     bytes_a_query: float
@@ -51,15 +49,18 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     bytes_agree: bool
 
 
-class RunQuestions(msgspec.Struct, frozen=True):
-    """Distinct texts. `measured`: asked once, in order; `warm_up`: the others."""
+class Measured(NamedTuple):
+    """An answer with the time of encoding its query, and the time since its batch arrived."""
 
-    measured: tuple[str, ...]
-    warm_up: tuple[str, ...]
+    answer: Answer
+    encode_us: int
+    batch_us: int
 
 
-def load_questions(data: EvaluationData, dataset: str, queries: int) -> RunQuestions:
-    """Returns the first `queries` distinct texts to measure, the rest to warm up with.
+def load_questions(
+    data: EvaluationData, dataset: str, queries: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the first `queries` distinct texts to measure, and the rest to warm up with.
 
     The rest is at least a quarter. Raises `ConfigError` for a file that is missing or too small.
     """
@@ -67,11 +68,8 @@ def load_questions(data: EvaluationData, dataset: str, queries: int) -> RunQuest
     texts = tuple(dict.fromkeys(each.text for each in data.questions(name) if each.text))
     count = min(queries, int(len(texts) * (1 - WARM_UP_SHARE_MIN)))
     if count < 3:
-        raise ConfigError(
-            f"{name} has {len(texts)} questions, too few to measure with; name another folder with "
-            "--data"
-        )
-    return RunQuestions(texts[:count], texts[count:])
+        raise ConfigError(f"{name} has {len(texts)} questions, too few: name another --data")
+    return texts[:count], texts[count:]
 
 
 def batches(texts: Iterable[str], rng: np.random.Generator) -> Iterator[tuple[str, ...]]:
@@ -81,85 +79,77 @@ def batches(texts: Iterable[str], rng: np.random.Generator) -> Iterator[tuple[st
         yield batch
 
 
+@dataclass(frozen=True)
 class Asker:
-    """Asks batches of texts of one method, and keeps a row of times and counts for each query."""
+    """A method and what it is asked. The caller closes the method.
 
-    def __init__(self, method: Method, index: OpenIndex, embedder: Embedder, nprobe: int) -> None:
-        self._method, self._index, self._embedder, self._nprobe = method, index, embedder, nprobe
-        self.answers: list[tuple[Answer, int, int]] = []
-        """With the time of encoding the query, and the time since its batch arrived."""
-        self.probes: list[Int32] = []
+    Clusters are read past the page cache, so only the cache of the method warms up.
+    """
 
-    def ask(self, texts: Sequence[str]) -> None:
-        """Embeds and probes one by one (section 2.2, steps 1 and 2), then searches. Blocks."""
+    method: Method
+    index: OpenIndex
+    embedder: Embedder
+    nprobe: int
+
+    def warm_up(self, texts: Iterable[str], rng: np.random.Generator, seconds: float) -> None:
+        """Asks whole batches of `texts`, repeatedly, for so long. Blocks."""
+        until_us = _now_us() + seconds * 1e6
+        for batch in batches(cycle(texts), rng):
+            if _now_us() >= until_us:
+                return
+            self._ask(batch)
+
+    def measure(
+        self, texts: Iterable[str], rng: np.random.Generator, oracle_entries: int
+    ) -> RunFigures:
+        """Asks every text once, in batches. Blocks. The oracle keeps so many mean clusters."""
+        before, began_us = self._counts(), _now_us()
+        asked = [self._ask(batch) for batch in batches(texts, rng)]
+        took_us = _now_us() - began_us
+        counts = zip(self._counts(), before, strict=True)
+        read, ahead, groups, kernel = (after - count for after, count in counts)
+        measured = [one for answers, _ in asked for one in answers]
+        count = len(measured)
+        hits = [one.answer.hits / self.nprobe for one in measured]
+        sizes = np.array([extent.size_bytes for extent in self.index.extents], np.int64)
+        budget_bytes = int(sizes.mean() * oracle_entries)
+        oracle_bytes = static_oracle_bytes((probes for _, probes in asked), sizes, budget_bytes)
+        return RunFigures(
+            query_ms=spread(
+                (one.encode_us + one.answer.own_us) / 1e3
+                for one in measured
+                if one.answer.own_us is not None
+            ),
+            batch_ms=spread(one.batch_us / 1e3 for one in measured),
+            hits=float(np.mean(hits)),
+            hits_least=min(hits),
+            bytes_a_query=read / count,
+            prefetched=ahead / max(1, read),
+            oracle_bytes_a_query=oracle_bytes / count,
+            groups=groups / len(asked),
+            queries_per_s=count / took_us * 1e6,
+            bytes_agree=agrees(kernel, read),
+        )
+
+    def _ask(self, texts: tuple[str, ...]) -> tuple[list[Measured], Int32]:
+        """Embeds and probes one by one (section 2.2, steps 1 and 2), then searches."""
         arrived_us = _now_us()
         vectors, probes, encode_us = [], [], []
         for text in texts:
             began_us = _now_us()
-            vectors.append(self._embedder.encode([text])[0])
-            probes.append(probe(self._index.centroids, vectors[-1][None], self._nprobe)[0])
+            vectors.append(self.embedder.encode([text])[0])
+            probes.append(probe(self.index.centroids, vectors[-1][None], self.nprobe)[0])
             encode_us.append(_now_us() - began_us)
         batch = Batch(np.stack(vectors), np.stack(probes), TOP_K)
-        self.probes.append(batch.probes)
-        for answer in self._method.search(batch):
-            self.answers.append((answer, encode_us[answer.query], _now_us() - arrived_us))
+        answers = [
+            Measured(answer, encode_us[answer.query], _now_us() - arrived_us)
+            for answer in self.method.search(batch)
+        ]
+        return answers, batch.probes
 
-
-def measure(
-    method: Method,
-    index: OpenIndex,
-    embedder: Embedder,
-    questions: RunQuestions,
-    *,
-    nprobe: int,
-    entries: int,
-    warm_up_s: float,
-    seed: int,
-    tell: Tell,
-) -> RunFigures:
-    """Warms up, measures, and returns what was measured. Blocks. The caller closes `method`.
-
-    Clusters are read past the page cache, so only the cache under test warms up.
-    """
-    warm_up = Asker(method, index, embedder, nprobe)
-    until_us = _now_us() + warm_up_s * 1e6
-    for texts in batches(cycle(questions.warm_up), np.random.default_rng([seed, 1])):
-        if _now_us() >= until_us:
-            break
-        warm_up.ask(texts)
-    asker = Asker(method, index, embedder, nprobe)
-    before = (method.bytes_read, method.prefetched_bytes, method.groups, process_read_bytes())
-    began_us = _now_us()
-    for texts in batches(questions.measured, np.random.default_rng(seed)):
-        asker.ask(texts)
-        tell("measuring", len(asker.answers), len(questions.measured))
-    took_us = _now_us() - began_us
-    after = (method.bytes_read, method.prefetched_bytes, method.groups, process_read_bytes())
-    read, ahead, groups, kernel = (now - then for now, then in zip(after, before, strict=True))
-    count = len(asker.answers)
-    hits = [answer.hits / nprobe for answer, _, _ in asker.answers]
-    sizes = np.array([extent.size_bytes for extent in index.extents], np.int64)
-    oracle_bytes = static_oracle_bytes(asker.probes, sizes, int(sizes.mean() * entries))
-    batch_ms = spread(batch_us / 1e3 for _, _, batch_us in asker.answers)
-    assert batch_ms is not None
-    return RunFigures(
-        queries=count,
-        query_ms=spread(
-            (encode_us + answer.own_us) / 1e3
-            for answer, encode_us, _ in asker.answers
-            if answer.own_us is not None
-        ),
-        batch_ms=batch_ms,
-        encode_ms=float(np.mean([encode_us for _, encode_us, _ in asker.answers])) / 1e3,
-        hits=float(np.mean(hits)),
-        hits_least=min(hits),
-        bytes_a_query=read / count,
-        prefetched=ahead / max(1, read),
-        oracle_bytes_a_query=oracle_bytes / count,
-        groups=groups / len(asker.probes),
-        queries_per_s=count / took_us * 1e6,
-        bytes_agree=agrees(kernel, read),
-    )
+    def _counts(self) -> tuple[int, ...]:
+        method = self.method
+        return method.bytes_read, method.prefetched_bytes, method.groups, process_read_bytes()
 
 
 def _now_us() -> int:
