@@ -1,7 +1,7 @@
 """The generator as a stage: takes retrievals, asks the model, and hands over answers.
 
-The polling thread and the event loop (`generator.llm_requests`) share the dispatcher under a lock.
-The event loop carries out the actions, in the order in which the dispatcher returned them.
+The polling thread and the event loop (`generator.requests_in_flight`) share the dispatcher under a
+lock. The event loop carries out the actions, in the order in which the dispatcher returned them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from generator.llm.protocol import (
     LlmRefusal,
 )
 from generator.llm.servers import LlmServers
-from generator.llm_requests import RequestsInFlight, check_id
 from generator.outcomes import Outcomes
 from generator.plan.cached_prefixes import blocks_of
 from generator.plan.concurrency import FIRST, next_concurrency
@@ -69,6 +68,7 @@ from generator.query_in_progress import (
     QueryProgress,
     deadline_us_of,
 )
+from generator.requests_in_flight import RequestsInFlight, check_id
 from generator.server_requests import ServerRequests
 from generator.settings import GeneratorSettings, LlmSettings
 from generator.warming.warmer import Warmed, Warmer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import example, given, settings
@@ -149,10 +149,33 @@ class World:
     def tick(self) -> None:
         self.stage.tick(0, 0)
 
-    def settle(self) -> None:
-        """Assigns all partitions, and processes everything to its end."""
+    def run(self, script: Sequence[tuple[Any, ...]]) -> None:
+        """Takes the steps of a script; the books are checked after each."""
+        for name, *arguments in script:
+            match name:
+                case "offer":
+                    self.offer(arguments[0] % PARTITIONS)
+                case "crash":
+                    self.born()
+                    self.assign(0)
+                case "dies":
+                    self.work(0)
+                    self.commit(0, dies_before=True)
+                    self.assign_all()
+                case _:
+                    getattr(self, name)(*arguments)
+            self.check()
+
+    def check(self) -> None:
+        self.stage.check_integrity()
+
+    def assign_all(self) -> None:
         for partition in range(PARTITIONS):
             self.assign(partition)
+
+    def settle(self) -> None:
+        """Assigns all partitions, and processes everything to its end."""
+        self.assign_all()
         for _ in range(6 * len(self.records) + 10):
             self.work(0)
             self.commit(0)
@@ -244,26 +267,9 @@ def test_every_record_ends_as_if_one_were_processed_at_a_time(
     world = World()
     for _, query_id, text, outcome in first:
         world.publish(query_id, text, outcome)
-    for partition in range(PARTITIONS):
-        world.assign(partition)
+    world.assign_all()
     world.follow()
-    for name, *arguments in script:
-        match name:
-            case "publish":
-                world.publish(*arguments)  # type: ignore[arg-type]
-            case "offer":
-                world.offer(arguments[0] % PARTITIONS)  # type: ignore[operator]
-            case "assign" | "revoke" | "finish" | "commit" | "work":
-                getattr(world, name)(*arguments)
-            case "follow" | "tick":
-                getattr(world, name)()
-            case "crash":
-                world.born()
-                world.assign(0)
-            case "dies":
-                world.work(0)
-                world.commit(0, dies_before=True)
-        world.stage.check_integrity()
+    world.run(script)
     world.settle()
     ends = {
         offset: [(answer.status, answer.replayed, answer.answer) for answer in answers]

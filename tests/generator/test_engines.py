@@ -194,9 +194,14 @@ def test_a_server_that_fails_is_broken_and_the_prompt_suspect(
 def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     server: LlmServer, after_tokens: int, more: dict[str, float]
 ) -> None:
+    async def ask(engine: LlmEngine) -> None:
+        await engine.check()  # takes time too
+        await collect(engine)
+
     server.fault = LlmFault(mode="hang", after_tokens=after_tokens)
-    refusal = refusal_of(server, **more)
-    assert (refusal.kind, refusal.is_suspect) == ("timeout", True)
+    with pytest.raises(LlmRefusal) as error:
+        run(OpenAiLlm(settings(server, **more)), ask)
+    assert (error.value.kind, error.value.is_suspect) == ("timeout", True)
     wait_until(lambda: (server.requests.in_flight, server.requests.disconnected) == (0, 1))
 
 

@@ -13,7 +13,6 @@ from generator.plan.reuse import is_reusable
 from schemas.answer import Answer
 from schemas.retrieval import Retrieval
 from tests.generator.test_answer_dedup_properties import (
-    PARTITIONS,
     Outcome,
     World,
     disturbances,
@@ -42,7 +41,7 @@ class Reuse(World):
         return [key for key in keys if key is not None]
 
     def check(self) -> None:
-        self.stage.check_integrity()
+        super().check()
         keys = self.at_work()
         assert len(keys) == len(set(keys)), "one generation for one prompt"
 
@@ -63,28 +62,6 @@ publishes = st.tuples(
     st.sampled_from(["ok", "ok", "partial", "failed", "retried"]),
 )
 crashes = st.just(("dies",))
-
-
-def run(world: Reuse, script: Sequence[tuple[object, ...]]) -> None:
-    for name, *arguments in script:
-        match name:
-            case "publish":
-                world.publish(*arguments)  # type: ignore[arg-type]
-            case "offer":
-                world.offer(arguments[0] % PARTITIONS)  # type: ignore[operator]
-            case "assign" | "revoke" | "finish" | "commit" | "work":
-                getattr(world, name)(*arguments)
-            case "follow" | "tick":
-                getattr(world, name)()
-            case "crash":
-                world.born()
-                world.assign(0)
-            case "dies":
-                world.work(0)
-                world.commit(0, dies_before=True)
-                for partition in range(PARTITIONS):
-                    world.assign(partition)
-        world.check()
 
 
 def check_answers(world: Reuse) -> None:
@@ -112,8 +89,7 @@ def opened(first: Sequence[tuple[str, str, str, Outcome]]) -> Reuse:
     world = Reuse()
     for _, query_id, text, outcome in first:
         world.publish(query_id, text, outcome)
-    for partition in range(PARTITIONS):
-        world.assign(partition)
+    world.assign_all()
     world.follow()
     return world
 
@@ -134,7 +110,7 @@ def test_every_query_ends_once_by_its_own_answer_or_that_of_an_equal_prompt(
     first: list[tuple[str, str, str, Outcome]], script: list[tuple[object, ...]]
 ) -> None:
     world = opened(first)
-    run(world, script)
+    world.run(script)
     world.settle()
     check_answers(world)
 
@@ -148,7 +124,7 @@ def test_a_prompt_with_an_answer_is_not_generated_again_also_after_a_crash(
     first: list[tuple[str, str, str, Outcome]], script: list[tuple[object, ...]]
 ) -> None:
     world = opened(first)
-    run(world, script)
+    world.run(script)
     world.settle()
     check_answers(world)
     made = Counter(answer.prompt_key for answer in world.all_answers() if is_reusable(answer))
