@@ -136,16 +136,3 @@ def test_a_paused_member_is_named_with_what_waits_for_it_and_found_well_once_it_
         ),
         "it is done",
     )
-
-
-@pytest.mark.kafka
-def test_a_service_that_is_gone_while_records_wait_is_stuck(
-    kafka_bootstrap: str, grouper: ServiceProcess
-) -> None:
-    grouper.stop()
-    publish(kafka_bootstrap, 7)
-    code, found = status(kafka_bootstrap, grouper)
-    assert code == 1
-    assert "its consumer group looked-at-grouper has no members" in stuck_groupers(found)[0]
-    grouper.start()
-    grouper.wait_ready()
