@@ -22,9 +22,7 @@ METADATA_STOP_BYTES = 3_072
 class InFlight:
     """Accepted units that are not complete. Thread-safe; short calls under one lock."""
 
-    def __init__(self, records_ahead_max: int = RECORDS_AHEAD_MAX) -> None:
-        """`records_ahead_max`: see `full_partitions`."""
-        self._records_ahead_max = records_ahead_max
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._progress: dict[TopicPartition, PartitionProgress] = {}
         self._units: dict[int, Unit[Any]] = {}
@@ -231,7 +229,7 @@ class InFlight:
     def full_partitions(self) -> frozenset[TopicPartition]:
         """Returns the partitions that must not be read on until a slow record is complete.
 
-        They are `records_ahead_max` offsets ahead of that record, or their commit metadata is
+        They are `RECORDS_AHEAD_MAX` offsets ahead of that record, or their commit metadata is
         nearly as long as brokers accept. A partition without records in flight is never full: it
         must accept its slow record first.
         """
@@ -241,7 +239,7 @@ class InFlight:
                 for at, progress in self._progress.items()
                 if progress.in_flight
                 and (
-                    progress.ahead >= self._records_ahead_max
+                    progress.ahead >= RECORDS_AHEAD_MAX
                     or len(progress.position_with({}).metadata) > METADATA_STOP_BYTES
                 )
             )

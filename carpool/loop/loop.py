@@ -19,7 +19,7 @@ from carpool.errors import CarpoolError, ConfigError, DeploymentError, Retryable
 from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
-from carpool.loop.in_flight import RECORDS_AHEAD_MAX, InFlight
+from carpool.loop.in_flight import InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
 from carpool.loop.retry import (
@@ -65,9 +65,7 @@ class Loop(Generic[R]):
         metrics: Metrics,
         limits: FailureLimits | None = None,
         tracer: Tracer | None = None,
-        stalled_after_us: int = STALLED_AFTER_US,
         finished_bytes_max: int = FINISHED_BYTES_MAX,
-        records_ahead_max: int = RECORDS_AHEAD_MAX,
     ) -> None:
         """Connects the parts; `start` or `run` starts them."""
         self._intake = intake
@@ -79,9 +77,9 @@ class Loop(Generic[R]):
             metrics=metrics,
             clock=clock,
             tracer=tracer or Tracer(),
-            stalled_after_us=stalled_after_us,
+            stalled_after_us=STALLED_AFTER_US,
         )
-        self.in_flight = InFlight(records_ahead_max)
+        self.in_flight = InFlight()
         self._consumer = PriorityConsumer(
             consumer,
             (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.extra_classes),
