@@ -71,13 +71,13 @@ class Deployment:
         self.group = self.settings.group_of("grouper")
         create_topics(self.settings, (QUERIES, QUERIES_DEAD, RESULTS, ANSWERS))
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
-        self._producer = Producer({"bootstrap.servers": bootstrap})
 
     def publish(self, *texts: str, partition: int) -> None:
+        topic = self.settings.broker_topic(QUERIES.name)
+        producer = Producer({"bootstrap.servers": self.settings.bootstrap})  # knows new partitions
         for text in texts:
-            topic = self.settings.broker_topic(QUERIES.name)
-            self._producer.produce(topic, text.encode(), partition=partition)
-        assert self._producer.flush(WAIT_S) == 0
+            producer.produce(topic, text.encode(), partition=partition)
+        assert producer.flush(WAIT_S) == 0
 
     def results(self) -> list[str]:
         topic = self.settings.broker_topic(RESULTS.name)
