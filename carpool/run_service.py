@@ -126,9 +126,6 @@ def run_service(
     )
     try:
         _run(loop, kafka, group, instance_id)
-    except CarpoolError as error:
-        log.error("stopped by an error", error=str(error))
-        raise
     finally:
         tracer.close()
         if server is not None:
@@ -158,9 +155,13 @@ def _watch(kafka: KafkaSettings, group: str, deployment: Deployment, loop: Loop[
 def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | None) -> None:
     # A collection over all imported objects would stop every thread for a quarter of a second.
     gc.freeze()
-    if instance_id is not None:
-        wait_until_name_is_free(kafka, group, instance_id, loop.pause)
-    loop.run(drain_us=DRAIN_US)
+    try:
+        if instance_id is not None:
+            wait_until_name_is_free(kafka, group, instance_id, loop.pause)
+        loop.run(drain_us=DRAIN_US)
+    except CarpoolError as error:
+        log.error("stopped by an error", error=str(error))
+        raise
     log.info("stopped")
 
 

@@ -118,24 +118,13 @@ def judge(
         if wish == "exactly_once" or (wish == "auto" and abilities.transactions)
         else "at_least_once"
     )
-    problems: list[str] = []
+    problems = list(_cluster_problems(facts, delivery, abilities))
     warnings: list[str] = []
-    if delivery == "exactly_once" and not abilities.transactions:
-        problems.append(
-            "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
-            "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
-        )
     if facts.config is None:
         warnings.append(
             "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs "
             "on the cluster"
         )
-    if facts.hidden_group is not None:
-        problems.append(
-            f"the consumer group {facts.hidden_group} cannot be used by these credentials: allow "
-            f"Read on it {ACLS}"
-        )
-    problems += _internal_log_problems(facts, delivery)
     for topic in named_at_brokers(settings, topics):
         found = facts.topics.get(topic.name)
         if found is None:
@@ -158,6 +147,23 @@ def judge(
     return Deployment(
         abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
     )
+
+
+def _cluster_problems(
+    facts: BrokerFacts, delivery: DeliveryName, abilities: Abilities
+) -> Iterator[str]:
+    """What is wrong whatever the topics are."""
+    if delivery == "exactly_once" and not abilities.transactions:
+        yield (
+            "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
+            "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
+        )
+    if facts.hidden_group is not None:
+        yield (
+            f"the consumer group {facts.hidden_group} cannot be used by these credentials: allow "
+            f"Read on it {ACLS}"
+        )
+    yield from _internal_log_problems(facts, delivery)
 
 
 def _absence(topic: Topic, facts: BrokerFacts) -> str:

@@ -97,10 +97,10 @@ class LoopMetrics:
             "clock_behind_seconds", "Lead of record times over this clock: deadlines pass late."
         )
         self.paused_seconds = make.counter(
-            "paused_seconds_total", "Time with intake paused for lack of credit."
+            "paused_seconds_total", "Time with intake paused after a failure or a refusal."
         )
         self.intake_paused = make.gauge(
-            "intake_paused", "1 while intake is paused for lack of credit."
+            "intake_paused", "1 while intake is paused after a failure or a refusal."
         )
         self.rebalances = make.counter(
             "rebalances_total", "Assignments and revocations. A rise: members come and go.", "event"

@@ -17,7 +17,7 @@ import argparse
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
@@ -282,14 +282,7 @@ class LlmServer:
         limit = next(each for each in limits if each is not None)
         cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
         ids = chat.prompt if isinstance(chat.prompt, list) else encode(render(chat.messages))
-        read = len(ids)
-        usage: dict[str, Any] = {
-            "prompt_tokens": read,
-            "completion_tokens": len(cut),
-            "total_tokens": read + len(cut),
-        }
-        cached_tokens = 0 if self._cache is None else self._cache.take(ids)
-        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+        usage = self._usage(ids, len(cut))
         is_chat = chat.prompt is None
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
@@ -324,6 +317,17 @@ class LlmServer:
         else:
             choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
             await responder.json({**head, "choices": [choice], "usage": usage})
+
+    def _usage(self, ids: Sequence[int], written: int) -> dict[str, Any]:
+        """Returns the counts of tokens of an answer, and caches its prompt."""
+        return {
+            "prompt_tokens": len(ids),
+            "completion_tokens": written,
+            "total_tokens": len(ids) + written,
+            "prompt_tokens_details": {
+                "cached_tokens": 0 if self._cache is None else self._cache.take(ids)
+            },
+        }
 
 
 def _choice(

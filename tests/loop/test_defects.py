@@ -304,7 +304,7 @@ def test_a_defect_at_a_repeated_id_does_not_supersede_the_answer_that_the_id_has
 ) -> None:
     pipeline = Pipeline(index, {})
     asked(pipeline)
-    inject(monkeypatch, "generator.dedup.stage:DedupStage._give_stored", times=10**6)
+    inject(monkeypatch, "generator.dedup.given_answers:GivenAnswers.stored", times=10**6)
     pipeline.publish({"query_id": ID, "text": "what of the guilty?"})
 
     def stepped() -> bool:
