@@ -163,13 +163,13 @@ def open_search_plane(
         from searcher.codes.open import choose_codes, log_choice, open_codes_plane
         from searcher.open_shard import open_shard
 
-        codes_bytes = settings.budget_bytes - exact_bytes_min(index)
+        codes_bytes = settings.budget_bytes - settings.shard_ram_bytes - exact_bytes_min(index)
         chosen = choose_codes(index, codes_bytes)
         log_choice(index, chosen, codes_bytes)
     if chosen is None:
         _check_no_shard(settings)
         return open_exact_plane(index, settings, metrics, clock, open_reads=open_reads)
-    exact_bytes = settings.budget_bytes - chosen.memory_bytes
+    exact_bytes = settings.budget_bytes - settings.shard_ram_bytes - chosen.memory_bytes
     exact = open_exact_plane(
         index,
         msgspec.structs.replace(settings, budget_bytes=exact_bytes),
@@ -190,7 +190,7 @@ def open_search_plane(
     except BaseException:
         exact.close()
         raise
-    memory_bytes = chosen.memory_bytes + exact.memory.arena_bytes_total
+    memory_bytes = chosen.memory_bytes + exact.memory.arena_bytes_total + settings.shard_ram_bytes
     metrics.searcher.budget_bytes.set(memory_bytes)
     return BothPlanes(
         codes=by_codes,
@@ -200,8 +200,9 @@ def open_search_plane(
 
 
 def bytes_for_codes(index: OpenIndex, settings: SearcherSettings) -> int:
-    """Returns what passages and exact searches leave of `budget_bytes` for codes."""
-    return settings.budget_bytes - PASSAGE_BUFFERS_BYTES - exact_bytes_min(index)
+    """Returns what passages, exact searches and a hot shard leave of `budget_bytes` for codes."""
+    beside_bytes = PASSAGE_BUFFERS_BYTES + exact_bytes_min(index) + settings.shard_ram_bytes
+    return settings.budget_bytes - beside_bytes
 
 
 def _may_scan_codes(index: OpenIndex, settings: SearcherSettings) -> bool:

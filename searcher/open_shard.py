@@ -18,8 +18,8 @@ from searcher.store.files import SegmentFiles
 
 _log = structlog.get_logger(__name__)
 
-DEVICE = "cuda"
-"""As PyTorch names it; tests take `cpu`."""
+_DEVICES = {"gpu": "cuda", "ram": "cpu"}
+"""As PyTorch names them."""
 
 
 def open_shard(
@@ -40,11 +40,12 @@ def open_shard(
         nlist=index.manifest.nlist,
         rotation=read_rotation(index.dir, index.manifest),
         bytes_max=bytes_max,
-        device=DEVICE,
+        device=_DEVICES[settings.shard],
     )
     sizes = np.array([device.size_bytes(count) for count in codes.row_counts.tolist()])
     _log.info(
         "hot shard",
+        device=settings.shard,
         numbers=numbers,
         capacity_bytes=device.capacity_bytes,
         of_all=round(min(1.0, device.capacity_bytes / max(1, int(sizes.sum()))), 3),
@@ -55,4 +56,5 @@ def open_shard(
         HotSwaps(sizes, device.capacity_bytes),
         codes.first_rows,
         metrics,
+        tier=settings.shard,
     )

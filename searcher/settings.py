@@ -86,13 +86,25 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
             "milliseconds and send none.",
         ),
     ] = 0
+    shard: Annotated[
+        Literal["gpu", "ram"],
+        msgspec.Meta(
+            description="Where the hot shard is, if shard_bytes is set. gpu: on the first GPU that "
+            "PyTorch sees. ram: in memory, part of budget_bytes, scanned by PyTorch on the CPUs: "
+            "for trials without a GPU, because codes are scanned about as fast.",
+        ),
+    ] = "gpu"
     shard_bytes: Annotated[
         int,
         msgspec.Meta(
             ge=0,
-            description="Bytes of the first GPU that PyTorch sees, for the hot shard: the clusters "
-            "that most queries probe, scanned there instead of as codes; 0: none. It needs an "
-            "index with codes. Too low: few queries hit it. Too high: the LLM server lacks memory "
-            "for its KV cache.",
+            description="Bytes of the hot shard: the clusters that most queries probe, scanned "
+            "there instead of as codes; 0: none. It needs an index with codes. Too low: few "
+            "queries hit it. Too high: the LLM server lacks memory for its KV cache.",
         ),
     ] = 0
+
+    @property
+    def shard_ram_bytes(self) -> int:
+        """Bytes of `budget_bytes` that the hot shard takes."""
+        return self.shard_bytes if self.shard == "ram" else 0

@@ -35,7 +35,7 @@ from searcher.messages import DropSearches, FoundElsewhere, StopSearching
 from searcher.plan.search_times import QUERIES_A_SCAN
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
-from searcher.shard.hot_shard import SHARD_TIER, HotShard
+from searcher.shard.hot_shard import HotShard
 from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
 from searcher.store.waker import Waker
 
@@ -223,7 +223,7 @@ class CodesExecutor:
         if self._shard is not None and (held := self._shard.shard.take(clusters)):
             shard = self._shard.shard
             query.promise(shard.codec)
-            query.tiers.update(dict.fromkeys(held, SHARD_TIER))
+            query.tiers.update(dict.fromkeys(held, shard.tier))
             query.unscanned += 1
             clusters = [cluster for cluster in clusters if cluster not in set(held)]
         query.has_last_part = bool(held) and not clusters

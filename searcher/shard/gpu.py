@@ -78,7 +78,7 @@ class GpuShard:
         """`nlist`: of the index; `rotation`: of its codes, (dim, dim) float32.
 
         `bytes_max`: of the device's memory, without what CUDA itself takes. `device`: `cuda`, or
-        `cpu` in tests, where products are of float32. Raises `ConfigError` where there is no such
+        `cpu`, where products are of float32. Raises `ConfigError` where there is no such
         device, or where it has too little memory.
         """
         if device == "cuda":

@@ -25,8 +25,6 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 CLOSE_TIMEOUT_S = 0.5
-SHARD_TIER: Tier = "gpu"
-"""Where answers say that the clusters were."""
 
 
 class ReadsClusters(Protocol):
@@ -55,11 +53,15 @@ class HotShard:
         swaps: HotSwaps,
         first_rows: Int64,
         metrics: Metrics,
+        *,
+        tier: Tier = "gpu",
     ) -> None:
         """Owns `device`, which is empty, and `rows`.
 
-        `first_rows`: (nlist,) int64, the first row of each cluster.
+        `first_rows`: (nlist,) int64, the first row of each cluster. `tier`: where answers say that
+        the clusters were.
         """
+        self.tier = tier
         self._device = device
         self._rows = rows
         self._swaps = swaps

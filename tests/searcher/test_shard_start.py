@@ -12,7 +12,6 @@ from carpool.clock import SystemClock
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
-from searcher import open_shard
 from searcher.build import BothPlanes, OpenSearcher, open_searcher
 from searcher.codes.open import CodesPlane
 from searcher.local import LocalSearcher
@@ -22,12 +21,7 @@ from tests.searcher.helpers import SmallIndex
 
 BUDGET_BYTES = 8 << 20
 WITHOUT = SearcherSettings(budget_bytes=BUDGET_BYTES, direct_io="auto")
-WITH = msgspec.structs.replace(WITHOUT, shard_bytes=1 << 20)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_shard, "DEVICE", "cpu")
+WITH = msgspec.structs.replace(WITHOUT, shard="ram", shard_bytes=1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +79,6 @@ def test_an_index_without_codes_has_no_shard(tmp_path: Path) -> None:
 def test_a_machine_without_a_gpu_says_so(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_shard, "DEVICE", "cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="GPU"):
-        opened(index, WITH)
+        opened(index, msgspec.structs.replace(WITH, shard="gpu"))

@@ -112,7 +112,7 @@ def test_lancedb_finds_rows_in_every_fragment_of_a_table(
 def test_a_hot_shard_holds_what_earlier_questions_probe(
     data: SearchData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_shard, "DEVICE", "cpu")
+    monkeypatch.setattr(open_shard, "_DEVICES", {"gpu": "cpu"})
     contestant = Carpool("default", 0.5)
     contestant.open(data, UNLIMITED)
 
