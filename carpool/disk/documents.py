@@ -35,7 +35,7 @@ _SEED = struct.Struct("<QQQII")  # build_id, row, offset_bytes, size_bytes, zero
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
-    """A passage of the corpus. Documents of older indexes end after `text`."""
+    """A passage of the corpus. One without metadata is stored without that field."""
 
     doc_id: str
     title: str
@@ -62,7 +62,7 @@ class DocumentWriter:
 
     def append(self, document: Document) -> int:
         """Adds a document; returns its row. Raises `ValueError` beyond `DOCUMENT_BYTES_MAX`."""
-        without = (document.doc_id, document.title, document.text)  # as before there was metadata
+        without = (document.doc_id, document.title, document.text)
         content = self._encoder.encode(document if document.metadata else without)
         if len(content) > DOCUMENT_BYTES_MAX:
             raise ValueError(

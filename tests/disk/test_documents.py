@@ -1,4 +1,4 @@
-"""What of a passage is stored: with metadata, and without as indexes of before have it."""
+"""What of a passage is stored, with metadata and without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_metadata_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert store.get([1, 0]) == [RICH, PLAIN]
 
 
-def test_a_document_without_metadata_is_stored_as_before(tmp_path: Path) -> None:
+def test_a_document_without_metadata_is_stored_without_the_field(tmp_path: Path) -> None:
     with stored(tmp_path, PLAIN):
         content = (tmp_path / DOCUMENTS_NAME).read_bytes()
     assert msgspec.msgpack.decode(content) == ["a", "A", "text a"]
