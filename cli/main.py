@@ -29,7 +29,6 @@ EXTRAS = {
         "prometheus_client",
         "psutil",
         "sentence_transformers",
-        "sklearn",
         "threadpoolctl",
         "tokenizers",
         "torch",
