@@ -12,7 +12,7 @@ import time
 
 from carpool.__main__ import main as carpool
 from carpool.clock import Clock
-from searcher import build
+from searcher import open_exact
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.waker import Waker
@@ -51,9 +51,9 @@ def main(bytes_per_s: float) -> None:
     """Runs the searcher until a stop signal."""
 
     def slow(files: SegmentFiles, waker: Waker, clock: Clock, threads: int) -> PageReads:
-        return _SlowReads(ThreadPageReads(files, waker, clock, threads), waker, bytes_per_s)
+        return _SlowReads(ThreadPageReads(files, waker, clock, 1), waker, bytes_per_s)
 
-    vars(build)["ThreadPageReads"] = slow
+    vars(open_exact)["ThreadPageReads"] = slow
     sys.argv[1:] = ["searcher"]
     carpool()
 

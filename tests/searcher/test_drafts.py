@@ -34,7 +34,7 @@ def slow_disk(index: SmallIndex) -> OpenReads:
     mean_bytes = float(np.mean([extent.size_bytes for extent in index.extents]))
 
     def opened(files: SegmentFiles, waker: Waker) -> PageReads:
-        reads = ThreadPageReads(files, waker, SystemClock())
+        reads = ThreadPageReads(files, waker, SystemClock(), 1)  # one read after another
         return FaultyDisk(reads, waker, SlowDisk(mean_bytes / READ_S))
 
     return opened
