@@ -53,7 +53,7 @@ def gpu_split(
         raise ConfigError(f"cannot read {rates}: {error.strerror}") from error
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{rates} is no file of rates: {error}") from error
-    split = choose_gpu_split(given.answers, given.searches)
+    split = choose_gpu_split(given.answers, given.searches, KEPT_BYTES)
     if split.shard_bytes:
         utilization -= (split.shard_bytes + KEPT_BYTES) / gpu_bytes
     if utilization <= 0:

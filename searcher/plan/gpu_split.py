@@ -36,14 +36,15 @@ class GpuSplit:
     searches_per_s: float
 
 
-def choose_gpu_split(answers: Rates, searches: Rates) -> GpuSplit:
+def choose_gpu_split(answers: Rates, searches: Rates, kept_bytes: int = 0) -> GpuSplit:
     """Returns the split with the most questions a second. Raises `ConfigError`: no curves.
 
     `answers`: answers a second by bytes of the KV cache; the last point is that of an LLM server
     without a shard beside it, whose bytes are shared. `searches`: searches a second by bytes of the
     shard; the first point is without one. Rates between points are on a line; a rate that is lower
     than one of fewer bytes is noise, and the higher one counts; a KV cache smaller than the first
-    point was not measured, and is not chosen.
+    point was not measured, and is not chosen. `kept_bytes`: what a process with a shard takes
+    beside the shard.
 
     Deviations from Eq. 2: every question is one search and one answer, so both have the same rate;
     of splits within `TIE_SHARE` the one with the smallest shard is chosen, because the GPU belongs
@@ -54,14 +55,16 @@ def choose_gpu_split(answers: Rates, searches: Rates) -> GpuSplit:
     if searches[0][0] != 0:
         raise ConfigError("the first point of searches must be without a shard: [0, rate]")
     shared_bytes = answers[-1][0]
-    shards = np.linspace(0, shared_bytes - answers[0][0], STEPS + 1).astype(np.int64)
-    answers_per_s = _rates_at(answers, shared_bytes - shards)
+    shards_max = max(0, shared_bytes - answers[0][0] - kept_bytes)
+    shards = np.linspace(0, shards_max, STEPS + 1).astype(np.int64)
+    caches = shared_bytes - shards - kept_bytes * (shards > 0)
+    answers_per_s = _rates_at(answers, caches)
     searches_per_s = _rates_at(searches, shards)
     # argmax over KV size of min{T_G(KV size), T_R(GPU - KV size)}
     throughputs = np.minimum(answers_per_s, searches_per_s)
     at = int((throughputs >= throughputs.max() * (1 - TIE_SHARE)).argmax())
     return GpuSplit(
-        kv_bytes=shared_bytes - int(shards[at]),
+        kv_bytes=int(caches[at]),
         shard_bytes=int(shards[at]),
         answers_per_s=float(answers_per_s[at]),
         searches_per_s=float(searches_per_s[at]),

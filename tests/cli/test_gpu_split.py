@@ -27,8 +27,8 @@ def test_the_command_says_what_to_set(tmp_path: Path) -> None:
     file.write_text(json.dumps(RATES))
     command = f"index gpu-split {file} --gpu-bytes {24 * GIB}"
     split = carpool(f"{command} --json").json
-    assert split["shard_bytes"] == pytest.approx(2.43 * GIB, rel=0.03)
-    assert split["utilization"] == pytest.approx(0.92 - 3.43 / 24, abs=0.005)
+    assert split["shard_bytes"] == pytest.approx(2.4 * GIB, rel=0.03)
+    assert split["utilization"] == pytest.approx(0.92 - 3.4 / 24, abs=0.005)
     shown = carpool(command).stdout
     assert f"{GPU_MEMORY_OPTION}={split['utilization']:.3f}" in shown
     assert shown.splitlines()[-1] == (

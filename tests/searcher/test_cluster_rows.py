@@ -17,8 +17,6 @@ from tests.searcher.codes_rig import directions
 from tests.searcher.helpers import SmallIndex, write_index
 
 # Pages of 1,024 numbers have no other bytes, pages of 48 have some.
-DIMENSIONS = (48, 1024)
-DTYPES: tuple[VectorDtype, ...] = ("float32", "float16")
 
 
 def reader_of(index: SmallIndex) -> ClusterRowsReader:
@@ -27,8 +25,7 @@ def reader_of(index: SmallIndex) -> ClusterRowsReader:
     return ClusterRowsReader(opened, SegmentFiles(index.paths, "auto"))
 
 
-@pytest.mark.parametrize("dimension", DIMENSIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "dimension"), [("float32", 1024), ("float16", 48)])
 def test_vectors_come_as_they_are_stored(
     dtype: VectorDtype, dimension: int, tmp_path: Path
 ) -> None:

@@ -45,6 +45,9 @@ def test_the_split_is_where_the_curves_meet() -> None:
     # 10 + 10 a GiB of the shard, 30 + 5 / 18 a GiB of the KV cache over 1.
     split = choose_gpu_split([(GIB, 30), (19 * GIB, 35)], [(0, 10), (4 * GIB, 50)])
     assert split.shard_bytes == pytest.approx(2.43 * GIB, rel=0.03)
+    kept = choose_gpu_split([(GIB, 30), (19 * GIB, 35)], [(0, 10), (4 * GIB, 50)], GIB)
+    assert kept.kv_bytes + kept.shard_bytes == 18 * GIB
+    assert choose_gpu_split([(GIB, 30), (2 * GIB, 35)], [(0, 10)], GIB).kv_bytes == 2 * GIB
 
 
 def test_there_is_no_shard_where_the_llm_is_the_slower_side() -> None:

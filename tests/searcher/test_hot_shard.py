@@ -374,8 +374,9 @@ def test_clusters_that_queries_probe_enter_and_those_that_they_do_not_leave(
                     replace(search, key=next(both.keys), clusters=cluster_ids(*next(pairs)))
                     for search in questions(index, 80, 1)
                 ]
-                assert missed(index, searches, both.here.search(searches)) == 0
+                found = both.here.search(searches)
                 if len(both.shard.live & set(hot)) >= 4:
                     break
             else:
                 pytest.fail(f"of {list(hot)} only {both.shard.live} are in the shard")
+            assert missed(index, searches, found) == 0
