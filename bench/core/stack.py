@@ -23,6 +23,7 @@ from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 SERVICES = ("grouper", "searcher", "generator")
 LOOPBACK = "127.0.0.1"
 LOG_TAIL_CHARS = 3_000
+STAND_IN = "carpool.testing.llm_server"
 READY_TIMEOUT_S = 180.0
 """Generous: a slow, busy machine loads a model in a minute."""
 
@@ -197,50 +198,65 @@ class Stack:
 
         The stand-ins run when `services` has the generator, there is no `llm_url`, and the settings
         do not turn the LLM off: `llm_servers` with `llm_options`. In a `kv_folder`, of a short
-        path, they say what they have cached. `python_path`: where the packages of the
-        services are; None: as in this process. `commands`: of services that are not started by
-        `carpool SERVICE`.
+        path, they say what they have cached. `python_path`: where the packages of the services are;
+        None: as in this process. `commands`: of services not started by `carpool SERVICE`.
         """
         work_dir.mkdir(parents=True, exist_ok=True)
         self.bootstrap = bootstrap
         self.processes: dict[str, ServiceProcess] = {}
         self.llm_names: tuple[str, ...] = ()
-        base, given = clean_environment(), dict(settings or {})
-        if (
-            llm_url is None
-            and "generator" in services
-            and given.get("CARPOOL_LLM_ENGINE") != "none"
-        ):
-            self.llm_names = tuple(member_names("llm", llm_servers))
-            kv_events = [f"ipc://{kv_folder}/{name}" for name in self.llm_names if kv_folder]
-            for number, name in enumerate(self.llm_names):
-                options = (*llm_options, "--kv-events", kv_events[number]) if kv_events else None
-                stand_in = llm_stand_in(name, base, work_dir, options or llm_options)
-                self.processes[name] = stand_in
-            ports = [self.processes[name].port for name in self.llm_names]
-            llm_url = ",".join(f"http://{LOOPBACK}:{port}/v1" for port in ports)
-            base["CARPOOL_LLM_MODEL"] = STAND_IN_MODEL
-            base["CARPOOL_LLM_KV_EVENTS"] = ",".join(kv_events)
+        self._work_dir = work_dir
+        given = dict(settings or {})
+        shared = {"CARPOOL_KAFKA_BOOTSTRAP": bootstrap, "CARPOOL_INDEX_DIR": str(index_dir)}
+        if llm_url is not None:
+            shared["CARPOOL_LLM_BASE_URL"] = llm_url
+        elif "generator" in services and given.get("CARPOOL_LLM_ENGINE") != "none":
+            names = member_names("llm", llm_servers)
+            shared |= self._add_stand_ins(names, llm_options, kv_folder)
+        if python_path is not None:
+            # Python would look for packages in the working folder first.
+            shared |= {"PYTHONPATH": str(python_path), "PYTHONSAFEPATH": "1"}
         for service in services:
+            command = commands.get(service, (sys.executable, "-m", "carpool", service))
+            # Of several members, one may have no partition to become ready for.
+            ready_page = "/readyz" if members == 1 else "/healthz"
             for name in member_names(service, members):
-                port = free_port()
-                environ = base | {
-                    "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
-                    "CARPOOL_KAFKA_INSTANCE_ID": name,
-                    "CARPOOL_INDEX_DIR": str(index_dir),
-                    "CARPOOL_HTTP_PORT": str(port),
-                    **({"CARPOOL_LLM_BASE_URL": llm_url} if llm_url else {}),
-                    **_search_path(python_path),
-                    **given,
-                }
-                self.processes[name] = ServiceProcess(
-                    commands.get(service, (sys.executable, "-m", "carpool", service)),
-                    environ=environ,
-                    port=port,
-                    log_file=work_dir / f"{name}.log",
-                    # Of several members, one may have no partition to become ready for.
-                    ready_page="/readyz" if members == 1 else "/healthz",
-                )
+                self._add(name, command, ready_page, {**shared, **given}, free_port())
+
+    def _add_stand_ins(
+        self, names: Sequence[str], options: Sequence[str], kv_folder: Path | None
+    ) -> dict[str, str]:
+        """Adds the stand-ins; returns the services' settings that name them."""
+        self.llm_names = tuple(names)
+        kv_events = {name: f"ipc://{kv_folder}/{name}" for name in names if kv_folder}
+        ports = {name: free_port() for name in names}
+        for name, port in ports.items():
+            command = [sys.executable, "-m", STAND_IN, "--port", str(port), *options]
+            command += ["--kv-events", kv_events[name]] if kv_events else []
+            self._add(name, command, "/health", {}, port)
+        urls = (f"http://{LOOPBACK}:{port}/v1" for port in ports.values())
+        return {
+            "CARPOOL_LLM_BASE_URL": ",".join(urls),
+            "CARPOOL_LLM_MODEL": STAND_IN_MODEL,
+            "CARPOOL_LLM_KV_EVENTS": ",".join(kv_events.values()),
+        }
+
+    def _add(
+        self,
+        name: str,
+        command: Sequence[str],
+        ready_page: str,
+        environ: Mapping[str, str],
+        port: int,
+    ) -> None:
+        own = {"CARPOOL_KAFKA_INSTANCE_ID": name, "CARPOOL_HTTP_PORT": str(port)}
+        self.processes[name] = ServiceProcess(
+            command,
+            environ={**clean_environment(), **own, **environ},
+            port=port,
+            log_file=self._work_dir / f"{name}.log",
+            ready_page=ready_page,
+        )
 
     def __getitem__(self, name: str) -> ServiceProcess:
         """Returns one process: SERVICE, or SERVICE-NUMBER where there are several members."""
@@ -282,22 +298,3 @@ class Stack:
     ) -> None:
         """Ends all processes."""
         self.stop()
-
-
-def _search_path(folder: Path | None) -> dict[str, str]:
-    # Python would look for packages in the working folder first.
-    return {} if folder is None else {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
-
-
-def llm_stand_in(
-    name: str, environ: Mapping[str, str], work_dir: Path, options: Sequence[str]
-) -> ServiceProcess:
-    """Returns the process of an LLM stand-in, which is not started yet."""
-    port = free_port()
-    return ServiceProcess(
-        [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port), *options],
-        environ=environ,
-        port=port,
-        log_file=work_dir / f"{name}.log",
-        ready_page="/health",
-    )

@@ -24,6 +24,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.bare_hop import Hop
 from bench.services.options import OverheadOptions
+from bench.services.results import answer_accounting, answers_of
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
@@ -153,8 +154,11 @@ class _Side:
         sent = {key: each for load in self.loads for key, each in load.sent.items()}
         records = [each for each in self.session.recorder.records(self.topic) if each.key in sent]
         read_us = {record.key: record.received_us for record in reversed(records)}
+        accounting = account(sent, (record.key for record in records))
+        if self.topic == ANSWERS.name:  # an answer may have failed
+            accounting = answer_accounting(sent.keys(), answers_of(records, sent.keys()))
         return SideResult(
-            accounting=account(sent, (record.key for record in records)),
+            accounting=accounting,
             total_ms=spread((at - sent[key].intended_us) / 1_000 for key, at in read_us.items()),
             cpu_ms_a_question=self.cpu_s * 1_000 / max(1, len(read_us)),
             cores=self.cpu_s / self.seconds,

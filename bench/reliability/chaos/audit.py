@@ -209,12 +209,12 @@ class TopicAudit:
             ),
             slowest_s=max(
                 (
-                    (written_ms - answer.source.timestamp_ms) / 1_000
+                    written_ms - (answer.source.timestamp_ms if answer.source else written_ms)
                     for answer, written_ms in self._answers.values()
-                    if answer.source is not None
                 ),
-                default=0.0,
-            ),
+                default=0,
+            )
+            / 1_000,
             wrong={what: len(records) for what, records in wrong.items()} | more,
             violations=tuple(
                 self._violation(what, record)
