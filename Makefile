@@ -23,7 +23,7 @@ help: ## this list
 
 setup: $(VENV)/.stamp-dev ## .venv with the services, the embedded broker, the demo's data and development tools
 setup-vllm: $(VENV)/.stamp-vllm model ## adds vLLM on the CPU and its model
-setup-bench: $(VENV)/.stamp-bench ## adds what the benchmarks compare with and draw with
+setup-bench: $(VENV)/.stamp-bench ## adds what the benchmarks compare with
 model: .carpool/models/smollm2-135m-instruct/config.json
 
 lint: setup ## ruff, mypy --strict, import-linter, the shape of the code and its lines, dead code

@@ -60,7 +60,7 @@ class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
 
     def note(self, text: str) -> None:
         """Prints a line of progress to standard error."""
-        TerminalConsole(stderr=True).print(text)
+        TerminalConsole(stderr=True).print(text, soft_wrap=True)
 
     def finish(
         self, shown: Shown, *, promises: dict[str, bool], results: Any, **facts: Any
