@@ -22,7 +22,8 @@ from tests.records import a_query
 NPROBE = 12
 CLUSTER_BYTES = 8_192
 SEARCH_S = 1.5
-QUESTIONS = 5
+QUESTIONS = 11
+"""Of these `auto` warms every second one, once it knows that searches take long."""
 
 
 def services(broker: str, folder: Path, llm: LlmServer, **more: str) -> Stack:

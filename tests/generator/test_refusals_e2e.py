@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 IN_FLIGHT = 24
-QUERIES_COUNT = 240
+QUERIES_COUNT = 480
 RATE_PER_S = 10
 DEADLINE_S = 4.0
 RECOVERY_S_MAX = 8.0
