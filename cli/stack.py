@@ -120,7 +120,8 @@ def make_plan(
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
-    shares_gpu = settings.searcher.shard_bytes > 0 and vllm_port is not None and not is_cpu_build()
+    has_shard = settings.searcher.shard == "gpu" and settings.searcher.shard_bytes > 0
+    shares_gpu = has_shard and vllm_port is not None and not is_cpu_build()
     if shares_gpu:
         _check_gpu_split(settings)
     return StackPlan(
