@@ -118,7 +118,7 @@ def check_internal_record(topic: str, raw: Raw) -> str:
 def check_letter(raw: Raw) -> str:
     """Any record of a dead-letter topic can be shown and replayed."""
     letter = read_letter(message_of(raw, QUERIES_DEAD.name))
-    assert letter_text(letter, as_hex=False).plain
+    assert letter_text(letter).plain
     letter_json(letter)
     replayed = replay_output(letter, deadline_ms=5)
     assert replayed.topic == QUERIES.name

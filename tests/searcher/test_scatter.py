@@ -112,6 +112,7 @@ def test_a_lane_scans_only_its_own_clusters(index: SmallIndex) -> None:
     assert not len(result.best.rows) and result.rows_read == 0
 
 
+@pytest.mark.parametrize("paged_share", [None, 0.3])
 @pytest.mark.parametrize(
     "answer",
     [
