@@ -393,14 +393,16 @@ def test_a_refusal_is_tried_again_with_a_growing_pause_until_it_has_passed(
     assert (sorted(bench.results()), bench.committed()) == (["a/0", "b/0"], (2, ""))
 
 
+@pytest.mark.parametrize("refusals", [1, 2], ids=["once", "also when it moves"])
 def test_what_was_refused_is_not_sent_again_after_its_partition_has_moved_away(
-    delivery: DeliveryName,
+    delivery: DeliveryName, refusals: int
 ) -> None:
     bench, stage, loop, consumer = with_taken(Bench(), "a")
     bench.publish("x", partition=1)
     turn(loop)
     call: Call = "produce" if delivery == "at_least_once" else "commit"
-    bench.broker.break_next(call, DeploymentError("too large"))
+    for _ in range(refusals):
+        bench.broker.break_next(call, DeploymentError("too large"))
     stage.finish("a", "x")
     turn(loop)
     stage.units.clear()

@@ -193,7 +193,7 @@ class ExactlyOnceDelivery(Delivery):
             self._is_halted = True
             return
         ended_us = self._clock.now_us()
-        self._planner.ended(ended_us, is_aborted=outcome == "aborted")
+        self._planner.ended(ended_us, is_aborted=outcome != "ok")
         self._count(outcome, "committed" if outcome == "ok" else outcome)
         if outcome == "refused":
             self._planner.next_begin_us = self.refusal.until_us
