@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import structlog
 from confluent_kafka import KafkaException
 
 from bench.reliability.chaos.plan import PlannedFault
@@ -15,6 +16,8 @@ from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, Fau
 API_KEYS = {"EndTxn": END_TXN, "TxnOffsetCommit": TXN_OFFSET_COMMIT, "Produce": PRODUCE}
 REQUEST_WAIT_S = 1.0
 """How long to wait for a request that is to be held, or whose reply is to be dropped."""
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -34,8 +37,9 @@ class PassingFaults:
             self._ends.remove(due)
             try:
                 due[1]()
-            except (KafkaException, CarpoolError, TimeoutError):
+            except (KafkaException, CarpoolError, TimeoutError) as error:
                 self._ends.append(due)
+                log.warning("a fault cannot be ended yet", error=f"{type(error).__name__}: {error}")
 
 
 @dataclass(slots=True)
