@@ -30,9 +30,9 @@ app = typer.Typer(
 
 claims, answers, traffic and priorities start the services as processes, on an embedded broker or
 on yours, publish questions, and read every answer. overhead, throughput, chaos and torn
-do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search and
-paper run contestants in processes, simulator runs parts of the searcher, speculation simulates
-warm-ups. The JSON of each run names its machine, versions, data and settings.
+do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search runs
+contestants in processes, simulator and paper run plans. The JSON of each run names its machine,
+versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -40,7 +40,7 @@ Is the answer right?           carpool bench answers --data DATA
 Which order saves tokens?      carpool bench paper ragcache orders --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
-Which clusters on the GPU?     carpool bench paper vectorlite --index DIR --questions FILE
+How many bytes on the GPU?     carpool bench paper vectorlite bytes --index DIR --questions FILE
 Do plans read what they say?   carpool bench simulator --index DIR
 What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
 Does batch work delay others?  carpool bench priorities

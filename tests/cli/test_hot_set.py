@@ -18,7 +18,7 @@ from cli.index import app
 from searcher.codes.open import ChosenCodes
 from searcher.plan import search_times
 from searcher.plan.search_times import SearchTimes, TimeSample
-from tests.searcher.helpers import SmallIndex, normalised, write_index
+from tests.searcher.helpers import SmallIndex, clustered_index, normalised
 
 NLIST, DIMENSION, ROWS = 16, 32, 8_000
 TARGET = ("--target-ms", 3)
@@ -27,11 +27,8 @@ SLOW = SearchTimes(fixed_us=100, other_us=50, scan_us=2000, threads=2)
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    random = np.random.default_rng(1)
-    centroids = normalised(random.standard_normal((NLIST, DIMENSION)).astype(np.float32))
-    near = centroids[random.integers(NLIST, size=ROWS)]
-    vectors = normalised(near + 0.1 * random.standard_normal(near.shape).astype(np.float32))
-    return write_index(tmp_path_factory.mktemp("hot-set"), vectors, centroids, codecs=("rabitq4",))
+    folder = tmp_path_factory.mktemp("hot-set")
+    return clustered_index(folder, nlist=NLIST, dimension=DIMENSION, rows=ROWS)
 
 
 @pytest.fixture

@@ -205,6 +205,15 @@ def write_index(
     )
 
 
+def clustered_index(folder: Path, *, nlist: int, dimension: int, rows: int) -> SmallIndex:
+    """Writes an index with codes, whose rows are near their centroids."""
+    random = np.random.default_rng(1)
+    centroids = normalised(random.standard_normal((nlist, dimension)).astype(np.float32))
+    near = centroids[random.integers(nlist, size=rows)]
+    vectors = normalised(near + 0.1 * random.standard_normal(near.shape).astype(np.float32))
+    return write_index(folder, vectors, centroids, codecs=("rabitq4",))
+
+
 def random_index(
     folder: Path,
     *,

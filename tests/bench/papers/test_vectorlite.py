@@ -23,7 +23,7 @@ from searcher.plan import search_times
 from searcher.plan.beta_binomial import BetaBinomial
 from searcher.plan.hot_set import nested_hot_sets
 from searcher.plan.search_times import SearchTimes, batch_time_us
-from tests.searcher.helpers import SmallIndex, normalised, write_index
+from tests.searcher.helpers import SmallIndex, clustered_index, normalised
 from tests.searcher.test_hot_set import queries_of
 
 NLIST, DIMENSION, ROWS = 16, 64, 30_000
@@ -37,11 +37,8 @@ TARGETS = (
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    random = np.random.default_rng(1)
-    centroids = normalised(random.standard_normal((NLIST, DIMENSION)).astype(np.float32))
-    near = centroids[random.integers(NLIST, size=ROWS)]
-    vectors = normalised(near + 0.1 * random.standard_normal(near.shape).astype(np.float32))
-    return write_index(tmp_path_factory.mktemp("hot-set"), vectors, centroids, codecs=("rabitq4",))
+    folder = tmp_path_factory.mktemp("hot-set")
+    return clustered_index(folder, nlist=NLIST, dimension=DIMENSION, rows=ROWS)
 
 
 def asked(folder: Path, count: int) -> Path:
