@@ -114,6 +114,7 @@ class KafkaServer:
         self._folder = folder
         self._java_options = tuple(java)
         self.port = ports[node - 1].clients
+        self.brokers_port = ports[node - 1].brokers
         self.advertised_port = ports[node - 1].advertised or self.port
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,8 +244,8 @@ class KafkaCluster:
 
     @property
     def own_addresses(self) -> str:
-        """The addresses of the brokers themselves, past any proxies."""
-        return ",".join(f"{HOST}:{server.port}" for server in self.servers)
+        """The addresses that brokers have among themselves: all requests go past the proxies."""
+        return ",".join(f"{HOST}:{server.brokers_port}" for server in self.servers)
 
     def missing_copies(self) -> int | None:
         """Returns the number of copies out of sync, Kafka's own topics included; None: no reply.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import structlog
 from confluent_kafka import KafkaException
 
 from bench.reliability.chaos.plan import PlannedFault
@@ -17,13 +16,16 @@ API_KEYS = {"EndTxn": END_TXN, "TxnOffsetCommit": TXN_OFFSET_COMMIT, "Produce": 
 REQUEST_WAIT_S = 1.0
 """How long to wait for a request that is to be held, or whose reply is to be dropped."""
 
-log = structlog.get_logger()
-
 
 @dataclass(slots=True)
 class PassingFaults:
-    """The faults in progress. Times are seconds of the run. Not thread-safe."""
+    """The faults in progress. Times are seconds of the run. Not thread-safe.
 
+    `note` is told once why an end fails.
+    """
+
+    note: Callable[[str], None]
+    _said: set[str] = field(default_factory=set, init=False)
     _ends: list[tuple[float, Callable[[], None]]] = field(default_factory=list, init=False)
 
     @property
@@ -39,7 +41,10 @@ class PassingFaults:
                 due[1]()
             except (KafkaException, CarpoolError, TimeoutError) as error:
                 self._ends.append(due)
-                log.warning("a fault cannot be ended yet", error=f"{type(error).__name__}: {error}")
+                why = f"{now_s:.0f} s: a fault cannot be ended yet: {type(error).__name__}: {error}"
+                if (text := why.partition(": ")[2]) not in self._said:
+                    self._said.add(text)
+                    self.note(why)
 
 
 @dataclass(slots=True)

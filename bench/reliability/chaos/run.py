@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.spread import Spread, spreads
@@ -123,7 +122,7 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -> ChaosRun:
     """Runs it, and audits all topics. Blocks. Raises `CarpoolError` when the run itself failed."""
-    with _live(index, plan, folder) as run:
+    with _live(index, plan, folder, note) as run:
         injector = FaultInjector(
             list(plan.faults),
             run.supervisor,
@@ -167,7 +166,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
 
 
 @contextmanager
-def _live(index: BenchIndex, plan: ChaosPlan, folder: Path) -> Iterator[LiveRun]:
+def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Iterator[LiveRun]:
     """Yields a run that has not begun: brokers behind proxies, services, LLM servers."""
     asked = plan.questions
     with ExitStack() as opened:
@@ -186,7 +185,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path) -> Iterator[LiveRun]
         llm = tuple(stand_ins.values())
         break_on(llm, asked.broken)
         supervisor = ProcessSupervisor(dict(supervised(stack, cluster, stand_ins)))
-        admin = AdminClient({"bootstrap.servers": cluster.own_addresses, "log_level": 0})
+        direct = msgspec.structs.replace(kafka, bootstrap=cluster.own_addresses)
         withdrawals = Withdrawals(kafka, asked.withdrawn, plan.seed)
         recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock())
         yield LiveRun(
@@ -194,8 +193,8 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path) -> Iterator[LiveRun]
             kafka=kafka,
             stack=stack,
             supervisor=supervisor,
-            network=NetworkFaults(proxies),
-            states=StateFaults(admin, kafka, supervisor, stand_ins),
+            network=NetworkFaults(note, proxies),
+            states=StateFaults(note, direct, supervisor, stand_ins),
             recorder=opened.enter_context(recorder),
             stand_ins=stand_ins,
             loads=_loads(kafka, index, plan, withdrawals.sent),

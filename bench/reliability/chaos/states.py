@@ -43,15 +43,22 @@ LIMITS_BYTES = {topic.name: topic.max_message_bytes for topic in TOPICS}
 
 @dataclass(slots=True)
 class StateFaults(PassingFaults):
-    """The changes in progress. `admin`: of the brokers themselves, past proxies."""
+    """The changes in progress. `kafka`: with the brokers' own addresses, past the proxies.
 
-    admin: AdminClient
+    Each call has an admin client of its own, because one that lives long asks the coordinator that
+    it once knew.
+    """
+
     kafka: KafkaSettings
     supervisor: ProcessSupervisor
     stand_ins: Mapping[str, LlmStandIn]
     removed: dict[str, str] = field(default_factory=dict)
     """The input records whose retrievals were removed, perhaps after they were answered; each with
     its query id."""
+    _is_removed: bool = field(default=False, init=False)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 0})
 
     def inject(self, fault: PlannedFault, now_s: float) -> str | None:
         """Begins a change; returns what is changed. None: it cannot be changed now. Blocks."""
@@ -89,17 +96,18 @@ class StateFaults(PassingFaults):
             "max.message.bytes", str(size_bytes), incremental_operation=AlterConfigOpType.SET
         )
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
-        (altered,) = self.admin.incremental_alter_configs([resource]).values()
+        (altered,) = self._admin().incremental_alter_configs([resource]).values()
         altered.result(TIMEOUT_S)
 
     def _add_partition(self, topic: str) -> None:
-        found = self.admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+        admin = self._admin()
+        found = admin.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
         wanted = NewPartitions(topic, len(found.partitions) + 1)
-        self.admin.create_partitions([wanted])[topic].result(TIMEOUT_S)
+        admin.create_partitions([wanted])[topic].result(TIMEOUT_S)
 
     def _delete(self, group: str) -> None:
         try:
-            self.admin.delete_consumer_groups([group])[group].result(TIMEOUT_S)
+            self._admin().delete_consumer_groups([group])[group].result(TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:  # an earlier try did it
                 raise
@@ -107,12 +115,26 @@ class StateFaults(PassingFaults):
 
     def _remove(self, group: str) -> None:
         """Removes what waits in the partition with most of it, and accepts that it is lost."""
+        if not self._is_removed:  # else an earlier try did it
+            self._remove_waiting(group)
+            self._is_removed = True
+        command = [sys.executable, "-m", "carpool", "groups", "accept-loss", "--yes"]
+        command += ["--bootstrap", self.kafka.bootstrap]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RetryableError(f"the loss is not accepted: {done.stderr}")
+        self._is_removed = False
+        self._bring_back()
+
+    def _remove_waiting(self, group: str) -> None:
         with TopicReader(self.kafka, SystemClock(), name="bench-removed") as reader:
             places = reader.partitions(RETRIEVALS.name)
             read = {
                 at: raw.offset for at, raw in committed_so_far(self.kafka, group, places).items()
             }
             waiting = {at: reader.bounds(at)[1] - read[at] for at in places if read[at] >= 0}
+            if not waiting:
+                raise RetryableError(f"the group {group} has committed no offset")
             at = max(waiting, key=waiting.__getitem__)
             for record in reader.read_to_end([at]):
                 if record.source.offset >= read[at]:
@@ -120,13 +142,7 @@ class StateFaults(PassingFaults):
                     if found.source is not None:
                         self.removed[found.source.place] = (record.key or b"").decode()
         gone = RawPartition(at.topic, at.partition, read[at] + waiting[at])
-        self.admin.delete_records([gone])[gone].result(TIMEOUT_S)
-        command = [sys.executable, "-m", "carpool", "groups", "accept-loss", "--yes"]
-        command += ["--bootstrap", self.kafka.bootstrap]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RetryableError(f"the loss is not accepted: {done.stderr}")
-        self._bring_back()
+        self._admin().delete_records([gone])[gone].result(TIMEOUT_S)
 
     def _bring_back(self) -> None:
         for each in self.supervisor.processes.values():

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.llm_calls import StandInRequests
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_faults, shares_of
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, Shares, chaos_questions
+from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from carpool.errors import RetryableError
+from carpool.kafka.settings import KafkaSettings
 from carpool.testing.transactions import DescribedTransaction
 from producers.read_questions import Question
 
@@ -125,7 +130,7 @@ def a_fault(kind: str, *victims: str) -> PlannedFault:
 
 def injector(run: FakeRun, *faults: PlannedFault) -> tuple[FaultInjector, dict[str, FakeProcess]]:
     supervisor, processes = supervised()
-    network: Any = NetworkFaults({})
+    network: Any = NetworkFaults(print, {})
     rng = random.Random(0)
     return (
         FaultInjector(list(faults), supervisor, network, network, run, rng, sleep=lambda _: None),
@@ -180,3 +185,58 @@ def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None
     found = StandInRequests(started=6, faulted=1, started_by_id=ids, completed_by_id=done).calls()
     assert found == {"started": 3, "faulted": 1, "warm_ups": 2}
     assert found + found == {"started": 6, "faulted": 2, "warm_ups": 4}
+
+
+@dataclass
+class FakeStandIn:
+    log: list[str] = field(default_factory=list)
+    answers: bool = True
+
+    def answer_as(self, mode: str) -> None:
+        if not self.answers:
+            raise RetryableError("it does not answer")
+        self.log.append(mode)
+
+
+def test_the_end_of_a_change_is_tried_until_it_succeeds_and_says_once_why_it_does_not() -> None:
+    llm, notes, stand_ins = FakeStandIn(), list[str](), dict[str, Any]()
+    stand_ins["llm-1"] = llm
+    states = StateFaults(notes.append, KafkaSettings(), supervised()[0], stand_ins)
+    assert states.inject(a_fault("odd LLM server", "llm-1"), 100.0) == "llm-1"
+    llm.answers = False
+    states.step(102.0)
+    states.step(103.0)
+    assert not states.is_whole
+    assert notes == ["102 s: a fault cannot be ended yet: RetryableError: it does not answer"]
+    llm.answers = True
+    states.step(104.0)
+    assert states.is_whole and llm.log == ["odd", "none"]
+
+
+def test_the_members_of_a_deleted_group_come_back_when_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor, members = supervised()[0], ["grouper-1", "grouper-2"]
+    found = list(supervisor.processes.values())[: len(members)]
+    supervisor.processes = dict(zip(members, found, strict=True))
+    in_group, states = True, StateFaults(print, KafkaSettings(), supervisor, {})
+
+    class FakeAdmin:
+        def delete_consumer_groups(self, groups: list[str]) -> dict[str, Future[None]]:
+            done: Future[None] = Future()
+            if in_group:
+                done.set_exception(KafkaException(KafkaError(KafkaError.NON_EMPTY_GROUP)))
+            else:
+                done.set_result(None)
+            return dict.fromkeys(groups, done)
+
+    monkeypatch.setattr(StateFaults, "_admin", lambda self: FakeAdmin())
+    assert states.inject(a_fault("delete a group", "grouper"), 100.0) == "grouper"
+    states.step(108.0)
+    supervisor.step(1_000.0)
+    assert not any(supervisor.is_up(name) for name in supervisor.processes), "it is not gone yet"
+    in_group = False
+    states.step(109.0)
+    supervisor.step(109.0)
+    supervisor.step(110.0)
+    assert supervisor.all_up()
