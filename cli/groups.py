@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from carpool.errors import ConfigError
+from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output
 from cli.options import Beside, logical_topic, spread
@@ -113,6 +113,8 @@ def accept_loss(
         facts = broker_facts(kafka, (), group, [each.name for each in read_with(topic)])
         if facts.hidden_group is not None:
             raise ConfigError(f"these credentials may not read the group {group}: allow Read on it")
+        if facts.topics and not facts.standings:
+            raise RetryableError(f"the brokers did not say where the group {group} is: try again")
         gaps |= {(group, at): each for at, each in facts.standings.items() if each.has_gap}
     for (group, at), standing in gaps.items():
         show.print(f"group {group}, {''.join(missing_records(at, standing))}")

@@ -86,6 +86,10 @@ def hot_set(
         raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")
     wishes = given(config, assignments, kafka={"bootstrap": bootstrap})
     settings = load(CarpoolSettings, wishes)
+    if settings.searcher.shard != "gpu":
+        raise ConfigError(
+            "the bytes are those of a GPU: set searcher.shard to gpu for this command"
+        )
     index = open_index(index_dir)
     try:
         source = index.manifest, settings.embedding, last

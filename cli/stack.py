@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,16 @@ class StackPlan:
         return {name: f"{LOOPBACK}:{port}" for name, port in self.ports.items()}
 
 
+def _check_distinct(ports: Mapping[str, int | None]) -> None:
+    named: dict[int, str] = {}
+    for name, port in ports.items():
+        if port is not None and (other := named.setdefault(port, name)) != name:
+            raise ConfigError(
+                f"the {other} and the {name} would both have port {port}: the services have three "
+                "consecutive ports from up.http_port; change it, up.broker_port or vllm.port"
+            )
+
+
 def choose_port(wanted: int, default: int, name: str) -> int:
     """Returns the wanted port; a free one for 0, and where the default port is in use.
 
@@ -120,6 +130,7 @@ def make_plan(
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
+    _check_distinct({"broker": broker_port, **ports, "vllm": vllm_port})
     has_shard = settings.searcher.shard == "gpu" and settings.searcher.shard_bytes > 0
     shares_gpu = has_shard and vllm_port is not None and not is_cpu_build()
     if shares_gpu:

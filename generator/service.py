@@ -83,7 +83,7 @@ INTAKE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the records that wait or are in flight; more than the largest record has."""
 LOOK_S = 0.5
 """With concurrency 0: the time between two looks at a server."""
-BACKOFF_US_MIN, BACKOFF_US_MAX = 100_000, 2_000_000
+BACKOFF_US_MIN, BACKOFF_US_MAX = 500_000, 4_000_000
 """First and longest pause of a server that refuses; each more refusal doubles it."""
 RETRY_AFTER_US_MAX = 120_000_000
 """The longest pause that a server may ask for (Retry-After)."""

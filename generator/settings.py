@@ -27,8 +27,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=1024,
             description="Requests in flight at each LLM server; with 0 it begins with 8, is one "
-            "more while a vLLM lets none wait, and one less while some wait; eight times as many "
-            "queries are taken in; too low leaves the server idle, too high makes each answer "
+            "more while a vLLM lets none wait, and one less while some wait; another server keeps "
+            "8. Eight times as many queries are taken in (with 0: 512 a server); too low leaves "
+            "the server idle, too high makes each answer "
             "slower",
         ),
     ] = 8

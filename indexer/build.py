@@ -252,7 +252,7 @@ class _Build:
     def _read_documents(self, corpus: CorpusIdentity) -> DocumentsDone:
         """Reads the corpus, and reads it again without repeated ids if there are any.
 
-        Repeated ids are known at the end only: a set of all ids would grow with the corpus.
+        Repeated ids are known at the end only.
         """
         ids = SeenIds()
         done = self._read_once(corpus, ids=ids)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import structlog
 
@@ -9,17 +12,19 @@ from carpool.disk.index import OpenIndex
 from carpool.disk.rotation import read_rotation
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.source import CodeSource
+from searcher.plan.gpu_blocks import holds_all
 from searcher.plan.hot_swaps import HotSwaps
 from searcher.settings import SearcherSettings
 from searcher.shard.cluster_rows import ClusterRowsReader
-from searcher.shard.device import numbers_for
+from searcher.shard.device import ShardDevice, ShardNumbers
 from searcher.shard.hot_shard import HotShard
+from searcher.shard.ram import ID_BYTES, RamShard
 from searcher.store.files import SegmentFiles
 
-_log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from searcher.shard.gpu import GpuShard
 
-_DEVICES = {"gpu": "cuda", "ram": "cpu"}
-"""As PyTorch names them."""
+_log = structlog.get_logger(__name__)
 
 
 def open_shard(
@@ -31,22 +36,12 @@ def open_shard(
     """
     if not settings.shard_bytes:
         return None
-    from searcher.shard.gpu import GpuShard  # PyTorch takes long to import
-
-    bytes_max = settings.shard_bytes
-    numbers = numbers_for(index.manifest.row_count, index.manifest.dimension, bytes_max)
-    device = GpuShard(
-        numbers,
-        nlist=index.manifest.nlist,
-        rotation=read_rotation(index.dir, index.manifest),
-        bytes_max=bytes_max,
-        device=_DEVICES[settings.shard],
-    )
+    device = _open_device(index, codes.row_counts.tolist(), settings)
     sizes = np.array([device.size_bytes(count) for count in codes.row_counts.tolist()])
     _log.info(
         "hot shard",
         device=settings.shard,
-        numbers=numbers,
+        numbers=device.codec,
         capacity_bytes=device.capacity_bytes,
         of_all=round(min(1.0, device.capacity_bytes / max(1, int(sizes.sum()))), 3),
     )
@@ -58,3 +53,21 @@ def open_shard(
         metrics,
         tier=settings.shard,
     )
+
+
+def _open_device(
+    index: OpenIndex, row_counts: Sequence[int], settings: SearcherSettings
+) -> ShardDevice:
+    """Numbers take 2 bytes where all of the index fits so, else 1: twice the clusters fit."""
+    dimension, bytes_max = index.manifest.dimension, settings.shard_bytes
+    rotation = read_rotation(index.dir, index.manifest)
+    if settings.shard == "ram":
+        fits = sum(row_counts) * (2 * dimension + ID_BYTES) <= bytes_max
+        make: type[RamShard | GpuShard] = RamShard
+    else:
+        from searcher.shard.gpu import GpuShard  # PyTorch takes long to import
+
+        fits = holds_all(bytes_max, row_counts, dimension=dimension, stored_bytes=2)
+        make = GpuShard
+    numbers: ShardNumbers = "float16" if fits else "sq8"
+    return make(numbers, nlist=index.manifest.nlist, rotation=rotation, bytes_max=bytes_max)

@@ -90,8 +90,8 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         Literal["gpu", "ram"],
         msgspec.Meta(
             description="Where the hot shard is, if shard_bytes is set. gpu: on the first GPU that "
-            "PyTorch sees. ram: in memory, part of budget_bytes, scanned by PyTorch on the CPUs: "
-            "for trials without a GPU, because codes are scanned about as fast.",
+            "PyTorch sees. ram: in memory, part of budget_bytes, scanned by the CPUs: for trials "
+            "without a GPU, because codes are scanned about as fast.",
         ),
     ] = "gpu"
     shard_bytes: Annotated[

@@ -126,15 +126,15 @@ def judge(
             "on the cluster"
         )
     for topic in named_at_brokers(settings, topics):
+        for operation in (each for name, each in facts.lacking if name == topic.name):
+            (warnings if topic.best_effort or operation == "DELETE" else problems).append(
+                f"topic {topic.name}: these credentials lack the right {operation.title()} {ACLS}"
+            )
         found = facts.topics.get(topic.name)
         if found is None:
             is_warning = topic.best_effort and topic.name not in facts.hidden_topics
             (warnings if is_warning else problems).append(_absence(topic, facts))
             continue
-        for operation in (each for name, each in facts.lacking if name == topic.name):
-            (warnings if topic.best_effort or operation == "DELETE" else problems).append(
-                f"topic {topic.name}: these credentials lack the right {operation.title()} {ACLS}"
-            )
         problems += _topic_problems(topic, found, settings, facts)
         warnings += _topic_warnings(topic, found, facts)
     problems += _partition_problems(settings, topics, facts)

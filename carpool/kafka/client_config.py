@@ -20,7 +20,8 @@ EMBEDDED_FETCH_WAIT_MS = 10
 """The same for the embedded broker, where a new record does not end the wait."""
 SESSION_TIMEOUT_MS = 6_000
 """Time without a heartbeat after which a member of the classic protocol is taken for dead."""
-HEARTBEAT_MS = 1_000
+MEMBER_ONLY = ("group.protocol", "session.timeout.ms")
+"""Of `[kafka.librdkafka]`, what only the members of a group get: other clients may refuse it."""
 PROTOCOL_OVERHEAD_BYTES = 64 * 1024
 FETCH_PARTITION_BYTES = 256 * 1024
 """Bytes of one partition in one fetch response; a larger record comes alone."""
@@ -83,7 +84,7 @@ def client_config(settings: KafkaSettings) -> dict[str, Any]:
         "socket.keepalive.enable": True,
         "reconnect.backoff.max.ms": 1_000,
         "allow.auto.create.topics": False,
-    } | security
+    } | {name: value for name, value in security.items() if name not in MEMBER_ONLY}
 
 
 def _try(config: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ def _try(config: dict[str, Any]) -> None:
 
 def producer_config(settings: KafkaSettings) -> dict[str, Any]:
     """Returns the configuration of an idempotent producer without a message time-out."""
-    config = client_config(settings)
+    config, given = client_config(settings), flattened(settings.librdkafka)
     del config["allow.auto.create.topics"]
     return config | {
         "partitioner": "murmur2_random",
@@ -110,12 +111,14 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "message.max.bytes": MESSAGE_BYTES_MAX + PROTOCOL_OVERHEAD_BYTES,
         "message.timeout.ms": 0,
         "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-        **flattened(settings.librdkafka),
+        **{name: value for name, value in given.items() if name not in MEMBER_ONLY},
     }
 
 
 def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
     """Returns the configuration of a group member that commits and sees partition ends."""
+    given = flattened(settings.librdkafka)
+    session_ms = int(given.get("session.timeout.ms", SESSION_TIMEOUT_MS))
     return (
         client_config(settings)
         | FETCH_BOUNDS
@@ -126,8 +129,8 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": SESSION_TIMEOUT_MS,
-            "heartbeat.interval.ms": HEARTBEAT_MS,
+            "session.timeout.ms": session_ms,
+            "heartbeat.interval.ms": max(300, session_ms // 6),
             "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.message.max.bytes": FETCH_PARTITION_BYTES,
             "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
@@ -135,6 +138,6 @@ def consumer_config(settings: KafkaSettings, group: str) -> dict[str, Any]:
             "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
             "enable.partition.eof": True,
             "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
-            **flattened(settings.librdkafka),
+            **given,
         }
     )

@@ -38,7 +38,7 @@ from schemas.record import well_formed
 log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 2.0
 SEGMENTS_MAX = 10_000
 """Passages whose token ids are kept, about 2 KB each."""

@@ -6,6 +6,7 @@ of device memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLOCK_ROWS = 32
@@ -73,6 +74,23 @@ def gpu_bytes_for(clusters_bytes: int, nlist: int) -> int:
     """Returns how many bytes of a GPU leave `clusters_bytes` for clusters: a `shard_bytes`."""
     scan_bytes = SCRATCH_BYTES_MAX + STAGING_BYTES_MAX + QUERIES_MAX * (nlist + 1)
     return clusters_bytes + scan_bytes + LIBRARY_BYTES
+
+
+def holds_all(
+    bytes_max: int, row_counts: Sequence[int], *, dimension: int, stored_bytes: int
+) -> bool:
+    """Returns whether a shard of `bytes_max` holds all clusters, each of so many rows.
+
+    Products take numbers of 2 bytes.
+    """
+    blocks = divide_gpu_memory(
+        bytes_max - LIBRARY_BYTES,
+        dimension=dimension,
+        stored_bytes=stored_bytes,
+        computed_bytes=2,
+        nlist=len(row_counts),
+    )
+    return blocks is not None and sum(map(blocks_of, row_counts)) <= blocks.count
 
 
 def block_bytes(*, dimension: int, stored_bytes: int) -> int:

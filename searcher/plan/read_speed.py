@@ -25,7 +25,7 @@ class ReadSpeed:
         self._reading += 1
 
     def ended(self, size_bytes: int, now_us: int) -> None:
-        """A read of `size_bytes` has ended; 0: it failed or was cancelled."""
+        """A read of `size_bytes` has ended; 0: it failed."""
         assert self._reading > 0, "a read ended that had not begun"
         self._reading -= 1
         took_us, self._since_us = now_us - self._since_us, now_us

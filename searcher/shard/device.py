@@ -20,14 +20,6 @@ ShardNumbers = Literal["float16", "sq8"]
 """How a device stores a number of a vector: in 2 bytes or in 1."""
 
 
-def numbers_for(rows: int, dimension: int, bytes_max: int) -> ShardNumbers:
-    """Returns how a shard of `bytes_max` stores vectors: in 2 bytes where all of the index fits so.
-
-    In 1 byte it holds twice the clusters, and its scans convert each number.
-    """
-    return "float16" if 2 * rows * dimension <= bytes_max else "sq8"
-
-
 class ShardFullError(RetryableError):
     """A cluster does not fit what is free on the device."""
 

@@ -21,7 +21,9 @@ Int64 = npt.NDArray[np.int64]
 BATCH_MAX = 64
 """Queries of a batch. More: the first answers come later. Fewer: more scans."""
 TIMEOUT_US = 1_000_000
-"""A scan takes milliseconds. After this time the device counts as lost."""
+"""A scan of a GPU takes milliseconds. After this time the device counts as lost."""
+RAM_TIMEOUT_US = 30_000_000
+"""The same in memory, where scans share the cores with all other work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,11 @@ class ShardScans:
     @property
     def times_out_at_us(self) -> int | None:
         """When the device counts as lost; None while nothing is scanned."""
-        return self._began_us + TIMEOUT_US if self._in_progress else None
+        return self._began_us + self._timeout_us if self._in_progress else None
+
+    @property
+    def _timeout_us(self) -> int:
+        return TIMEOUT_US if self.shard.tier == "gpu" else RAM_TIMEOUT_US
 
     def add(self, part: ShardPart) -> None:
         """Adds a part; its clusters are released when it was scanned."""
@@ -96,7 +102,7 @@ class ShardScans:
         """Returns the parts that must be scanned elsewhere, because the shard has failed."""
         due_us = self.times_out_at_us
         if due_us is not None and self._clock.now_us() >= due_us:
-            self.shard.fail(f"a scan has not ended after {TIMEOUT_US // 1_000} ms")
+            self.shard.fail(f"a scan has not ended after {self._timeout_us // 1_000} ms")
         if self.shard.is_open:
             return ()
         parts = (*self._in_progress, *self._waiting)

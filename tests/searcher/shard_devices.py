@@ -16,6 +16,7 @@ from carpool.disk.rotation import random_rotation
 from schemas.record import ClusterId
 from searcher.shard.device import ShardDevice, ShardNumbers
 from searcher.shard.gpu import LIBRARY_BYTES, GpuShard
+from searcher.shard.ram import RamShard
 from tests.searcher.codes_rig import around, directions
 
 Float32 = npt.NDArray[np.float32]
@@ -52,7 +53,16 @@ def _gpu(numbers: ShardNumbers, device: str) -> Kind:
     return Kind(open=open_it, numbers=numbers, error=4e-4 if is_cuda else 2e-6)
 
 
+def _ram(numbers: ShardNumbers) -> Kind:
+    def open_it(nlist: int, rotation: Float32, bytes_max: int) -> ShardDevice:
+        return RamShard(numbers, nlist=nlist, rotation=rotation, bytes_max=bytes_max)
+
+    return Kind(open=open_it, numbers=numbers, error=2e-6)
+
+
 KINDS = {
+    "ram-float16": _ram("float16"),
+    "ram-sq8": _ram("sq8"),
     "gpu-float16-on-cpu": _gpu("float16", "cpu"),
     "gpu-sq8-on-cpu": _gpu("sq8", "cpu"),
     "gpu-float16": _gpu("float16", "cuda"),

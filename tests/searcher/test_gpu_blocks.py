@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from searcher.plan.gpu_blocks import (
     blocks_of,
     divide_gpu_memory,
     gpu_bytes_for,
+    holds_all,
 )
 
 MIB = 1 << 20
@@ -79,6 +81,15 @@ def test_a_gpu_of_these_bytes_holds_these_clusters() -> None:
                 nlist=1_000,
             )
             assert blocks is not None and blocks.count >= count
+
+
+@pytest.mark.parametrize("clusters", [500, 1_000, 4_000])
+def test_a_shard_of_the_bytes_for_all_clusters_holds_them_all(clusters: int) -> None:
+    row_counts = [300] * clusters
+    size = sum(map(blocks_of, row_counts)) * block_bytes(dimension=384, stored_bytes=1)
+    bytes_max = gpu_bytes_for(size, clusters)
+    assert holds_all(bytes_max, row_counts, dimension=384, stored_bytes=1)
+    assert not holds_all(size, row_counts, dimension=384, stored_bytes=1)
 
 
 def test_a_cluster_takes_whole_blocks() -> None:

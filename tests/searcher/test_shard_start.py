@@ -67,6 +67,17 @@ def test_results_are_those_without_a_shard(index: SmallIndex, bytes_max: int) ->
         assert ids(searcher.search(queries[:20], top_k=5, mode="exact")) == ids(exactly)
 
 
+def test_a_shard_in_memory_is_part_of_the_budget(index: SmallIndex) -> None:
+    for settings in (WITHOUT, WITH):
+        metrics = Metrics()
+        opened(index, settings, metrics).close()
+        budget_bytes = metrics.registry.get_sample_value("carpool_budget_bytes")
+        assert budget_bytes is not None and budget_bytes <= BUDGET_BYTES
+    too_large = msgspec.structs.replace(WITH, shard_bytes=BUDGET_BYTES)
+    with pytest.raises(ConfigError, match="no codes"):
+        opened(index, too_large)
+
+
 def ids(results: object) -> list[list[str]]:
     return [[hit.doc_id for hit in result.hits] for result in results]  # type: ignore[attr-defined]
 

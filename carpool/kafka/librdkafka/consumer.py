@@ -43,6 +43,7 @@ from carpool.kafka.librdkafka.partition_handover import (
 )
 from carpool.kafka.librdkafka.protocol import GroupProtocol, choose_protocol, member_config
 from carpool.kafka.librdkafka.standings import standings
+from carpool.kafka.passed_through import flattened
 from carpool.kafka.raw_records import (
     message_of,
     place_of,
@@ -156,7 +157,8 @@ class LibrdkafkaConsumer:
 
         Brokers that have the consumer protocol disabled report it in reply to the first heartbeat.
         """
-        return self.protocol == "consumer" and not self._was_assigned
+        is_chosen = "group.protocol" in flattened(self._settings.librdkafka)
+        return self.protocol == "consumer" and not is_chosen and not self._was_assigned
 
     @property
     def _consumer(self) -> Consumer:

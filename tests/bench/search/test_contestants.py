@@ -19,7 +19,7 @@ from bench.search.contestants.registry import ENTRIES, chosen_names
 from bench.search.measure import windows_of
 from carpool.disk.document_rows import place_count
 from carpool.errors import ConfigError
-from searcher import open_shard
+from searcher.shard.gpu import GpuShard
 
 UNLIMITED = Limits(memory_bytes=None, threads=1, window=7)
 SEARCHES_ALL_ROWS = "faiss-hnsw"
@@ -112,7 +112,7 @@ def test_lancedb_finds_rows_in_every_fragment_of_a_table(
 def test_a_hot_shard_holds_what_earlier_questions_probe(
     data: SearchData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_shard, "_DEVICES", {"gpu": "cpu"})
+    monkeypatch.setitem(GpuShard.__init__.__kwdefaults__, "device", "cpu")
     contestant = Carpool("default", 0.5)
     contestant.open(data, UNLIMITED)
 
