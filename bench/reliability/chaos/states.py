@@ -46,7 +46,7 @@ class StateFaults(PassingFaults):
     """The changes in progress. `kafka`: with the brokers' own addresses, past the proxies.
 
     Each call has an admin client of its own, because one that lives long asks the coordinator that
-    it once knew.
+    it once knew. The client must live until its reply is there.
     """
 
     kafka: KafkaSettings
@@ -96,7 +96,8 @@ class StateFaults(PassingFaults):
             "max.message.bytes", str(size_bytes), incremental_operation=AlterConfigOpType.SET
         )
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
-        (altered,) = self._admin().incremental_alter_configs([resource]).values()
+        admin = self._admin()
+        (altered,) = admin.incremental_alter_configs([resource]).values()
         altered.result(TIMEOUT_S)
 
     def _add_partition(self, topic: str) -> None:
@@ -106,8 +107,9 @@ class StateFaults(PassingFaults):
         admin.create_partitions([wanted])[topic].result(TIMEOUT_S)
 
     def _delete(self, group: str) -> None:
+        admin = self._admin()
         try:
-            self._admin().delete_consumer_groups([group])[group].result(TIMEOUT_S)
+            admin.delete_consumer_groups([group])[group].result(TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:  # an earlier try did it
                 raise
@@ -142,7 +144,8 @@ class StateFaults(PassingFaults):
                     if found.source is not None:
                         self.removed[found.source.place] = (record.key or b"").decode()
         gone = RawPartition(at.topic, at.partition, read[at] + waiting[at])
-        self._admin().delete_records([gone])[gone].result(TIMEOUT_S)
+        admin = self._admin()
+        admin.delete_records([gone])[gone].result(TIMEOUT_S)
 
     def _bring_back(self) -> None:
         for each in self.supervisor.processes.values():

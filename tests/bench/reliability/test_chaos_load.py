@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer
+from confluent_kafka.admin import NewTopic
 
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.llm_calls import StandInRequests
@@ -19,6 +21,7 @@ from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, Shar
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
 from carpool.errors import RetryableError
+from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.transactions import DescribedTransaction
 from producers.read_questions import Question
@@ -213,30 +216,28 @@ def test_the_end_of_a_change_is_tried_until_it_succeeds_and_says_once_why_it_doe
     assert states.is_whole and llm.log == ["odd", "none"]
 
 
-def test_the_members_of_a_deleted_group_come_back_when_it_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.kafka
+def test_the_members_of_a_deleted_group_come_back_when_it_is_gone(kafka_bootstrap: str) -> None:
     supervisor, members = supervised()[0], ["grouper-1", "grouper-2"]
     found = list(supervisor.processes.values())[: len(members)]
     supervisor.processes = dict(zip(members, found, strict=True))
-    in_group, states = True, StateFaults(print, KafkaSettings(), supervisor, {})
-
-    class FakeAdmin:
-        def delete_consumer_groups(self, groups: list[str]) -> dict[str, Future[None]]:
-            done: Future[None] = Future()
-            if in_group:
-                done.set_exception(KafkaException(KafkaError(KafkaError.NON_EMPTY_GROUP)))
-            else:
-                done.set_result(None)
-            return dict.fromkeys(groups, done)
-
-    monkeypatch.setattr(StateFaults, "_admin", lambda self: FakeAdmin())
+    kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix=f"chaos-{uuid4().hex[:8]}.")
+    states = StateFaults(print, kafka, supervisor, {})
+    topic, group, admin = f"{kafka.prefix}any", kafka.group_of("grouper"), quiet_admin(kafka)
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(10)
+    member = Consumer({"bootstrap.servers": kafka_bootstrap, "group.id": group})
+    member.subscribe([topic])
+    until_s = time.monotonic() + 30
+    while not member.assignment() and time.monotonic() < until_s:
+        member.poll(0.1)
     assert states.inject(a_fault("delete a group", "grouper"), 100.0) == "grouper"
     states.step(108.0)
     supervisor.step(1_000.0)
-    assert not any(supervisor.is_up(name) for name in supervisor.processes), "it is not gone yet"
-    in_group = False
+    assert not any(supervisor.is_up(name) for name in supervisor.processes), "it has a member"
+    member.close()
     states.step(109.0)
+    assert states.is_whole
     supervisor.step(109.0)
     supervisor.step(110.0)
     assert supervisor.all_up()
+    assert group not in {each.group_id for each in admin.list_consumer_groups().result(10).valid}
