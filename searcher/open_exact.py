@@ -23,7 +23,8 @@ from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads, ThreadPageReads
+from searcher.store.kernel_page_reads import open_page_reads
+from searcher.store.page_reads import PageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
@@ -33,7 +34,6 @@ READ_AHEAD_BYTES_MAX = 96 << 20
 """Twice the bytes with the kernel: as much is scored, or waits for that."""
 SLICE_BYTES_MAX = 8 << 20
 """Smaller: more bookkeeping for each byte. Larger: the disk idles at the ends of windows."""
-READ_THREADS = 32
 """Reads of up to 1 MiB of clusters at a time."""
 CLOSE_TIMEOUT_S = 0.5
 
@@ -108,7 +108,7 @@ def open_exact_plane(
         reads = (
             open_reads(files, waker)
             if open_reads is not None
-            else ThreadPageReads(files, waker, clock, READ_THREADS)
+            else open_page_reads(files, waker, clock)
         )
         opened.pop_all()
     memory = ClusterMemory(

@@ -50,10 +50,10 @@ def command(bytes_per_s: float) -> tuple[str, ...]:
 def main(bytes_per_s: float) -> None:
     """Runs the searcher until a stop signal."""
 
-    def slow(files: SegmentFiles, waker: Waker, clock: Clock, threads: int) -> PageReads:
+    def slow(files: SegmentFiles, waker: Waker, clock: Clock) -> PageReads:
         return _SlowReads(ThreadPageReads(files, waker, clock, 1), waker, bytes_per_s)
 
-    vars(open_exact)["ThreadPageReads"] = slow
+    vars(open_exact)["open_page_reads"] = slow
     sys.argv[1:] = ["searcher"]
     carpool()
 

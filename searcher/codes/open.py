@@ -29,7 +29,8 @@ from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads, ThreadPageReads
+from searcher.store.kernel_page_reads import open_page_reads
+from searcher.store.page_reads import PageReads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
@@ -221,6 +222,6 @@ class _Opener:
 
     def _reads(self, paths: Sequence[Path]) -> PageReads:
         files = SegmentFiles(paths, self._settings.direct_io)
-        reads = ThreadPageReads(files, self.waker, self._clock)
+        reads = open_page_reads(files, self.waker, self._clock)
         self.opened.append((reads, files))
         return reads

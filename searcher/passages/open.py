@@ -12,7 +12,7 @@ from searcher.passages.range_reader import RangeReader
 from searcher.settings import SearcherSettings
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ThreadPageReads
+from searcher.store.kernel_page_reads import open_page_reads
 from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
@@ -29,7 +29,7 @@ def open_passages(
     paths = (Path(table.offsets_path), Path(table.documents_path))
     files = SegmentFiles(paths, settings.direct_io)
     waker = Waker()
-    reads = ThreadPageReads(files, waker, clock)
+    reads = open_page_reads(files, waker, clock)
     ranges = RangeReader(
         reads=reads,
         waker=waker,

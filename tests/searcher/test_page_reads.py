@@ -14,6 +14,7 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
+from searcher.store.kernel_page_reads import KernelPageReads
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.reads_in_flight import ReadLimits, ReadsInFlight
 from searcher.store.waker import Waker
@@ -58,10 +59,12 @@ def files(tmp_path: Path) -> Iterator[Files]:
     opened.close()
 
 
-@pytest.fixture
-def reads(files: Any) -> Iterator[tuple[PageReads, Waker]]:
-    waker = Waker()
-    made = ThreadPageReads(files, waker, SystemClock(), 4)
+@pytest.fixture(params=["threads", "kernel"])
+def reads(files: Any, request: pytest.FixtureRequest) -> Iterator[tuple[PageReads, Waker]]:
+    waker, made = Waker(), None
+    if request.param == "kernel":
+        made = KernelPageReads(files, waker, SystemClock())
+    made = made or ThreadPageReads(files, waker, SystemClock(), 4)
     yield made, waker
     assert made.close(WAIT_S)
     assert made.close(WAIT_S), "closing twice"
@@ -184,13 +187,20 @@ def test_of_a_read_that_reaches_the_end_within_a_page_the_rest_of_the_file_is_re
 def test_a_read_that_comes_in_pieces_is_put_together(
     files: Files, reads: tuple[PageReads, Waker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_preadv, pieces = os.preadv, [0]
+    real_preadv, real_ends, pieces = os.preadv, KernelPageReads._take_ends, [0]
 
     def preadv(file: int, buffers: Sequence[memoryview], at: int) -> int:
         pieces[0] += 1
         return real_preadv(file, [buffers[0][:PAGE]], at)
 
+    def first_pages(self: KernelPageReads) -> Any:
+        ends = real_ends(self)
+        pieces[0] += len(ends)
+        ends["result"] = np.minimum(ends["result"], PAGE)
+        return ends
+
     monkeypatch.setattr("searcher.store.page_reads.os.preadv", preadv)
+    monkeypatch.setattr(KernelPageReads, "_take_ends", first_pages)
     batch = batch_of([(0, 5, 3), (1, 9, 2)])
     reads[0].submit(batch)
     ended(*reads, 1)

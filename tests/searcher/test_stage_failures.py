@@ -239,7 +239,7 @@ def test_passages_on_a_disk_that_hangs_fail_for_now_and_the_next_ones_are_read(
         disk.append(FaultyDisk(ThreadPageReads(files, waker, clock), waker))
         return disk[0]
 
-    monkeypatch.setattr("searcher.passages.open.ThreadPageReads", open_faulty)
+    monkeypatch.setattr("searcher.passages.open.open_page_reads", open_faulty)
     with running(index, read_timeout_ms=100) as run:
         run.wait_ready()
         disk[0].fault = lambda read: "hang"
