@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import structlog
 
@@ -40,25 +39,12 @@ from searcher.store.waker import Waker
 _log = structlog.get_logger(__name__)
 
 
-IN_FLIGHT_BYTES = 48 << 20
+IN_FLIGHT_BYTES_MAX = 48 << 20
 """Less: a virtual disk, which completes reads in batches, idles, or it does during a sub-stage: new
 reads begin after it. More: urgent reads wait.
 """
 AHEAD_MAX = 2
 """Slices with the kernel for later queries; more would delay the reads of a new query."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlightLimits:
-    """How much of what is to be read is with the kernel.
-
-    `in_flight_bytes`: no further slice is begun with so many; `ahead_max`: slices that are read
-    ahead. `read_bytes_max`: of one read; a page of the index at least.
-    """
-
-    in_flight_bytes: int = IN_FLIGHT_BYTES
-    ahead_max: int = AHEAD_MAX
-    read_bytes_max: int = READ_BYTES_MAX
 
 
 class ClusterMemory:
@@ -80,17 +66,23 @@ class ClusterMemory:
         limits: ReadLimits,
         metrics: Metrics,
         clock: Clock,
-        flight: FlightLimits = FlightLimits(),
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        ahead_max: int = AHEAD_MAX,
+        read_bytes_max: int = READ_BYTES_MAX,
     ) -> None:
         """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment.
 
         `waker` wakes when a batch of `reads` has ended, and when pages were verified.
+        `in_flight_bytes_max`: with so many at the kernel, no further slice is begun; `ahead_max`:
+        slices that are read ahead; `read_bytes_max`: of one read, a page at least.
         """
         assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
         self._extents = extents
         self._arena = arena
         self._limits = limits
-        self._flight = flight
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._ahead_max = ahead_max
+        self._read_bytes_max = read_bytes_max
         self._verifier = PageVerifier(layout, paths, sums)
         self._metrics = metrics.searcher
         self._metrics.budget_bytes.set(arena.size_bytes)
@@ -234,15 +226,15 @@ class ClusterMemory:
         begun_bytes = sum(read.extent.size_bytes for read in begun)
         ahead = sum(read.is_ahead for read in begun)
         for read in sorted(self._waiting.values(), key=lambda read: read.is_ahead):
-            if begun_bytes >= self._flight.in_flight_bytes:
+            if begun_bytes >= self._in_flight_bytes_max:
                 return
-            if read.is_ahead and ahead >= self._flight.ahead_max:
+            if read.is_ahead and ahead >= self._ahead_max:
                 return
             del self._waiting[read.number]
             begun_bytes += read.extent.size_bytes
             ahead += read.is_ahead
             page_bytes = self._verifier.layout.page_bytes
-            read_bytes = max(1, self._flight.read_bytes_max // page_bytes) * page_bytes
+            read_bytes = max(1, self._read_bytes_max // page_bytes) * page_bytes
             self._submit(first_batch(read, self._arena.view, read_bytes), read)
 
     def _submit(self, batch: PageBatch, read: SliceRead) -> None:

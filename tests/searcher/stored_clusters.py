@@ -20,7 +20,7 @@ from carpool.disk.segments import SegmentWriter
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.memory.arena import Arena
-from searcher.memory.cluster_memory import ClusterMemory, FlightLimits
+from searcher.memory.cluster_memory import ClusterMemory
 from searcher.memory.slice_reads import MemoryEvent, ReadBroke
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ReadError, ThreadPageReads
@@ -136,11 +136,9 @@ def running(
         reads=disk,
         waker=waker,
         limits=ReadLimits(attempts=attempts, timeout_us=timeout_us),
-        flight=FlightLimits(
-            in_flight_bytes=in_flight_bytes,
-            ahead_max=1,
-            read_bytes_max=read_pages * stored.layout.page_bytes,
-        ),
+        in_flight_bytes_max=in_flight_bytes,
+        ahead_max=1,
+        read_bytes_max=read_pages * stored.layout.page_bytes,
         metrics=metrics,
         clock=clock,
     )
