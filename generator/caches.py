@@ -30,7 +30,6 @@ class ServerCaches:
     ) -> None:
         self._metrics = metrics
         self._labels = labels
-        self._differing: set[int] = set()
         self._counted: dict[tuple[int, str], int] = {}
         self._servers = tuple(
             KvEvents(endpoint, partial(on_event, place), partial(self._unreadable, place))
@@ -65,25 +64,6 @@ class ServerCaches:
         self._count(server, "agreed", tree.checked - tree.disagreed)
         self._count(server, "more", tree.disagreed - tree.overestimated)
         self._count(server, "less", tree.overestimated)
-
-    def block_tokens(self, sizes: Sequence[int]) -> int:
-        """Returns the tokens of a block, as prompts are cut for all servers; 0: not known.
-
-        `sizes`: of the servers; 0: not known. The first known size is used. A server with another
-        size counts as having nothing cached, and a log line says so.
-        """
-        size = next((one for one in sizes if one), 0)
-        for server, one in enumerate(sizes):
-            if one not in (0, size) and server not in self._differing:
-                self._differing.add(server)
-                log.warning(
-                    "an LLM server has blocks of another size than the others, so what it has "
-                    "cached is not used; start it with the same --block-size",
-                    server=self._labels[server],
-                    block_tokens=one,
-                    others=size,
-                )
-        return size
 
     def _unreadable(self, server: int) -> None:
         self._count(server, "unreadable", self._counted[(server, "unreadable")] + 1)

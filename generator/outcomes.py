@@ -11,22 +11,11 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
-from generator.answers import (
-    answered,
-    cancelled,
-    expired,
-    extracted,
-    failed,
-)
+from generator.answers import answered, cancelled, expired, extracted, failed
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
 from generator.outputs import bounded_answer_output, partial_output
-from generator.plan.dispatch_events import (
-    AnswerCancelled,
-    DeliverAnswer,
-    ExpireQuery,
-    GiveUpQuery,
-)
+from generator.plan.dispatch_events import QueryEnd
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import (
     Answered,
@@ -70,20 +59,16 @@ class Outcomes:
         self._on_answered = on_answered
         self.sink: Sink | None = None
 
-    def end(
-        self,
-        action: AnswerCancelled | DeliverAnswer | ExpireQuery | GiveUpQuery,
-        work: QueryInProgress,
-    ) -> None:
+    def end(self, how: QueryEnd, work: QueryInProgress) -> None:
         """Hands over the answer of a query that the dispatcher has ended."""
         now_us, retrieval, outcome = self._clock.now_us(), work.unit.record, work.outcome
-        if isinstance(action, GiveUpQuery):
+        if how == "given_up":
             self._give_up(work, now_us)
-        elif isinstance(action, AnswerCancelled):
+        elif how == "cancelled":
             self._hand_over(work.unit, cancelled(retrieval, work.progress, now_us), now_us)
-        elif isinstance(action, DeliverAnswer) and isinstance(outcome, PromptRefused):
+        elif how == "answered" and isinstance(outcome, PromptRefused):
             self.refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
-        elif isinstance(action, ExpireQuery) or _is_late(retrieval, now_us):
+        elif how == "expired" or _is_late(retrieval, now_us):
             # A result may be late too, if the event loop was busy.
             answer = expired(retrieval, work.progress, now_us)
             self._hand_over(work.unit, answer, now_us)

@@ -12,15 +12,10 @@ from generator.llm.servers import LlmServers
 CLOSE_TIMEOUT_S = 5.0
 
 
-def check_id(server: int) -> int:
-    """Returns the id of the check of a server; those of queries are not negative."""
-    return -1 - server
-
-
 class RequestsInFlight:
-    """The tasks of requests, by the id of their query; `check_id` is that of a server's check.
+    """The tasks of requests, by the id of their query, and other tasks.
 
-    `on_error` is called with an error that a task raises, and that id, on the event loop.
+    `on_error` is called with an error that a task raises, and that id or None, on the event loop.
     """
 
     def __init__(

@@ -30,15 +30,14 @@ log = structlog.get_logger()
 class ServerRequests:
     """See the module. For the event loop; `troubles` may be read by any thread.
 
-    `report` gets each event, with the position of its server. `troubles`: what each server said
-    last, as the end of a sentence.
+    `report` gets each event. `troubles`: what each server said last, as the end of a sentence.
     """
 
     def __init__(
         self,
         servers: LlmServers,
         outcomes: Outcomes,
-        report: Callable[[int, DispatchEvent], None],
+        report: Callable[[DispatchEvent], None],
         metrics: GeneratorMetrics,
         clock: Clock,
     ) -> None:
@@ -58,7 +57,7 @@ class ServerRequests:
         except LlmRefusal as refusal:
             self._refused(None, server, refusal)
         else:
-            self._report(server, CheckPassed(server=server))
+            self._report(CheckPassed(server=server))
 
     async def ask(self, work: QueryInProgress) -> None:
         """Sends a prompt to the server that was chosen for it."""
@@ -91,14 +90,14 @@ class ServerRequests:
                 cached_tokens = generated.finished.cached_tokens
         finally:
             metrics.llm_in_flight.dec()
-        self._report(server, RequestEnded(id=id, cached_tokens=cached_tokens))
+        self._report(RequestEnded(id=id, cached_tokens=cached_tokens))
 
     def _first_token(self, work: QueryInProgress) -> None:
         now_us, progress = self._clock.now_us(), work.progress
         assert progress.sent_us is not None
         progress.first_token_us = now_us
         self._metrics.time_to_first_token_seconds.observe((now_us - progress.sent_us) / 1_000_000)
-        self._report(work.server, RequestAccepted(id=work.unit.id))
+        self._report(RequestAccepted(id=work.unit.id))
 
     def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
         """A server refused a request; `id` None: a check."""
@@ -114,7 +113,6 @@ class ServerRequests:
             )
         asked_us = None if refusal.retry_after_s is None else int(refusal.retry_after_s * 1_000_000)
         self._report(
-            server,
             RequestRefused(
                 id=id,
                 server=server,
@@ -122,5 +120,5 @@ class ServerRequests:
                 suspect=refusal.is_suspect,
                 is_paid=refusal.is_paid,
                 is_lost=refusal.is_lost,
-            ),
+            )
         )

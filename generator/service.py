@@ -21,27 +21,20 @@ from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.caches import ServerCaches
-from generator.llm.none import NoLlm
 from generator.llm.openai_api import OpenAiLlm
-from generator.llm.protocol import (
-    LlmRefusal,
-)
+from generator.llm.protocol import LlmRefusal
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
-from generator.plan.cached_prefixes import blocks_of
 from generator.plan.concurrency import FIRST, next_concurrency
-from generator.plan.dispatch import Dispatcher, DispatchLimits
+from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
-    AnswerCancelled,
     CacheChanged,
     CancelRequest,
     CheckServer,
     ConcurrencyChanged,
-    DeliverAnswer,
     DispatchAction,
     DispatchEvent,
-    ExpireQuery,
-    GiveUpQuery,
+    EndQuery,
     PromptArrived,
     PromptCancelled,
     PromptHastened,
@@ -51,26 +44,16 @@ from generator.plan.dispatch_events import (
     SendPrompt,
     TimePassed,
 )
-from generator.plan.kv_tree import KvTreeEvent, digests_of
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
 from generator.plan.speculation.auto import Auto
 from generator.plan.speculation.likely import Likely
 from generator.plan.speculation.protocol import EngineLoad, NoSpeculation, SpeculationPolicy
-from generator.prompts import (
-    PreparedPrompt,
-    load_templates,
-    prepare_prompt,
-    reusable_key,
-)
-from generator.query_in_progress import (
-    QueryInProgress,
-    QueryProgress,
-    deadline_us_of,
-)
-from generator.requests_in_flight import RequestsInFlight, check_id
+from generator.prompts import PreparedPrompt, load_templates, prepare_prompt, reusable_key
+from generator.query_in_progress import QueryInProgress, QueryProgress, deadline_us_of
+from generator.requests_in_flight import RequestsInFlight
 from generator.server_requests import ServerRequests
-from generator.settings import GeneratorSettings, LlmSettings
+from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.warming.warmer import Warmed, Warmer
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
@@ -83,10 +66,6 @@ INTAKE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the records that wait or are in flight; more than the largest record has."""
 LOOK_S = 0.5
 """With concurrency 0: the time between two looks at a server."""
-BACKOFF_US_MIN, BACKOFF_US_MAX = 500_000, 4_000_000
-"""First and longest pause of a server that refuses; each more refusal doubles it."""
-RETRY_AFTER_US_MAX = 120_000_000
-"""The longest pause that a server may ask for (Retry-After)."""
 
 
 def build_stage(
@@ -94,13 +73,10 @@ def build_stage(
 ) -> GeneratorStage:
     """Returns the stage. Raises `ConfigError` for a prompt template that cannot be used.
 
-    The servers are first checked in `start`; `not_ready` reports the result.
+    The servers, none without a model, are first checked in `start`; `not_ready` reports the result.
     """
-    servers = LlmServers(
-        [NoLlm()]
-        if llm.engine == "none"
-        else [OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in llm.base_urls()]
-    )
+    urls = () if llm.engine == "none" else llm.base_urls()
+    servers = LlmServers([OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in urls])
     return GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
 
 
@@ -129,34 +105,39 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
+        self._follows_caches = bool(endpoints)
         self._dispatcher = Dispatcher(
-            _limits(settings, llm, len(servers)),
+            concurrency=settings.concurrency or FIRST,
+            prompts_max=settings.prompts_max(len(servers)),
+            tries_max=llm.tries_max,
             servers=len(servers),
-            order=settings.order if endpoints else None,
+            follows_caches=self._follows_caches,
         )
         self._queries: dict[int, QueryInProgress] = {}
         self._queries_bytes = 0
         self._is_draining = False
         self._is_closed = False
-        self._block_tokens = 0  # of the servers; 0: not known
         self._caches = ServerCaches(
-            endpoints, servers.labels, self._cache_changed, metrics.generator
+            endpoints,
+            servers.labels,
+            lambda server, event: self._happened(CacheChanged(server=server, event=event)),
+            metrics.generator,
         )
         self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._warmer = Warmer(
             servers,
-            _speculation(settings, servers, follows_caches=bool(endpoints)),
+            _speculation(settings, servers, follows_caches=self._follows_caches),
             prepare=self._prepare_draft,
             run=self._requests.prepare,
             choose=self._server_to_warm,
             load=self._load,
-            block_tokens=lambda: self._block_tokens,
+            block_tokens=self._block_tokens,
             metrics=metrics,
             clock=clock,
         )
         self._outcomes = Outcomes(servers, settings, llm.model, metrics, clock, self._note_warmth)
         self._at_servers = ServerRequests(
-            servers, self._outcomes, self._report, metrics.generator, clock
+            servers, self._outcomes, self._happened, metrics.generator, clock
         )
 
     # ---- the polling thread
@@ -166,8 +147,6 @@ class GeneratorStage:
         self._outcomes.sink = sink
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
-        for server in range(len(self._servers)):
-            self._say_concurrency(server, self._dispatcher.concurrency(server))
         if self._has_model and self._settings.concurrency == 0:
             self._requests.soon(lambda: self._requests.prepare(self._find_concurrency()))
         self._happened(TimePassed())
@@ -180,8 +159,9 @@ class GeneratorStage:
         with self._lock:
             if self._is_draining:
                 return Credit(records=0, size_bytes=0)
+            credit = self._dispatcher.credit() if self._has_model else PROMPTS_A_SERVER
             return Credit(
-                records=max(0, self._dispatcher.credit()),
+                records=credit,
                 size_bytes=max(0, INTAKE_BYTES_MAX - self._queries_bytes),
             )
 
@@ -214,7 +194,7 @@ class GeneratorStage:
             self._queries[unit.id] = work
             self._queries_bytes += unit.message.size_bytes
         self._happened(PromptArrived(prompt=prompt))
-        with self._lock:  # after its arrival: blocks of an unknown prompt are ignored
+        with self._lock:  # after its arrival: tokens of an unknown prompt are ignored
             if not self._is_closed:
                 self._requests.soon(partial(self._warmer.searched, retrieval))
                 self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
@@ -252,11 +232,9 @@ class GeneratorStage:
         self._happened(TimePassed())
         with self._lock:
             wake_us = self._dispatcher.wake_us()
-            states = [self._dispatcher.health(one).state for one in range(len(self._servers))]
+            states = [server.health.state for server in self._dispatcher.servers]
             is_idle = "probing" not in states and not self._dispatcher.prompts
-        for server, state in enumerate(states):
-            is_open = self._metrics.generator.llm_server_open
-            is_open.labels(server=self._servers.labels[server]).set(state == "open")
+            self._measure()
         soon_us = now_us + WAKE_US
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
@@ -272,13 +250,13 @@ class GeneratorStage:
             self._is_draining = True
 
     def not_ready(self) -> Sequence[str]:
-        """Returns why no server takes prompts; nothing if a server takes prompts.
+        """Returns why no server takes prompts; nothing if one does, or if there is no model.
 
         Returns nothing, too, while the service stops and the last answers are in progress.
         """
         with self._lock:
             is_finishing = self._is_draining and self._dispatcher.in_flight > 0
-            if self._dispatcher.is_open or is_finishing:
+            if not self._has_model or self._dispatcher.is_open or is_finishing:
                 return ()
             return tuple(
                 f"LLM server at {self._servers[server].address} {trouble}"
@@ -303,6 +281,16 @@ class GeneratorStage:
             actions = self._dispatcher.step(event, self._clock.now_us())
             if actions:
                 self._requests.soon(partial(self._act, actions))
+
+    def _measure(self) -> None:
+        """Writes the metrics of the servers. The caller has the lock."""
+        metrics = self._metrics.generator
+        for place, server in enumerate(self._dispatcher.servers):
+            label = self._servers.labels[place]
+            metrics.llm_server_open.labels(server=label).set(server.is_open)
+            metrics.llm_concurrency.labels(server=label).set(server.concurrency)
+            if server.tree is not None:
+                self._caches.measure(place, server.tree)
 
     def _prepare(self, retrieval: Retrieval) -> PreparedPrompt:
         """Returns the prompt of a retrieval. Raises `RecordError` where there can be none."""
@@ -335,19 +323,22 @@ class GeneratorStage:
         return None if prepared.is_extractive else prepared
 
     def _server_to_warm(self, token_ids: tuple[int, ...], warm_ups: Sequence[int]) -> int:
-        size = self._block_tokens
-        digests = digests_of(token_ids, block_tokens=size) if size else ()
         with self._lock:
-            return self._dispatcher.server_to_warm(digests, warm_ups)
+            return self._dispatcher.server_to_warm(token_ids, warm_ups)
+
+    def _block_tokens(self, server: int) -> int:
+        with self._lock:
+            tree = self._dispatcher.servers[server].tree
+            return 0 if tree is None else tree.block_tokens
 
     def _load(self, server: int, warm_ups: int) -> EngineLoad:
         """Returns the load of a server with so many warm-ups; a prompt waits if it refuses."""
         with self._lock:
-            is_open = self._dispatcher.health(server).state == "open"
+            one = self._dispatcher.servers[server]
             return EngineLoad(
-                in_flight=self._dispatcher.in_flight_at(server) + warm_ups,
-                waiting=max(self._dispatcher.waiting, self._is_draining or not is_open),
-                limit=self._dispatcher.concurrency(server),
+                in_flight=one.in_flight + warm_ups,
+                waiting=max(self._dispatcher.waiting, self._is_draining or not one.is_open),
+                limit=one.concurrency,
             )
 
     def _act(self, actions: tuple[DispatchAction, ...]) -> None:
@@ -365,24 +356,19 @@ class GeneratorStage:
                     self._warmer.make_room(server)
                     self._requests.send(id, self._at_servers.ask(work))
             case CheckServer(server=server):
-                self._requests.send(check_id(server), self._at_servers.check(server))
+                self._requests.prepare(self._at_servers.check(server))
             case ReplayCache(server=server, replay_from=first):
                 self._caches.replay(server, first)
             case CancelRequest(id=id):
                 if self._requests.cancel(id):
                     self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
-            case (
-                ExpireQuery(id=id)
-                | AnswerCancelled(id=id)
-                | GiveUpQuery(id=id)
-                | DeliverAnswer(id=id)
-            ):
+            case EndQuery(id=id, how=how):
                 if (work := self._remove(id)) is not None:  # else revoked
-                    self._outcomes.end(action, work)
+                    self._outcomes.end(how, work)
 
     def _broke(self, id: int | None, error: Exception) -> None:
         """Ends the try of the query `id` after an unexpected error; without one, the service."""
-        if id is not None and id >= 0:
+        if id is not None:
             self.revoke(frozenset({id}), frozenset())
             self._outcomes.charge(id, error)
             return
@@ -402,16 +388,11 @@ class GeneratorStage:
             for server in range(len(self._servers)):
                 waiting = await self._servers[server].waiting()
                 with self._lock:
-                    before = self._dispatcher.concurrency(server)
-                    in_flight = self._dispatcher.in_flight_at(server)
+                    one = self._dispatcher.servers[server]
+                    before, in_flight = one.concurrency, one.in_flight
                 after = next_concurrency(before, in_flight=in_flight, waiting=waiting)
                 if after != before:
-                    self._say_concurrency(server, after)
                     self._happened(ConcurrencyChanged(server=server, concurrency=after))
-
-    def _say_concurrency(self, server: int, concurrency: int) -> None:
-        label = self._servers.labels[server]
-        self._metrics.generator.llm_concurrency.labels(server=label).set(concurrency)
 
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""
@@ -422,35 +403,8 @@ class GeneratorStage:
         except Exception as error:
             self._broke(work.unit.id, error)
             return
-        if work.token_ids and self._block_tokens:
-            blocks = blocks_of(work.token_ids, self._block_tokens)
-            self._happened(PromptTokenized(id=work.unit.id, blocks=blocks))
-
-    def _cache_changed(self, server: int, event: KvTreeEvent) -> None:
-        """Passes on a KV event. If the size of blocks changes, prompts are cut anew."""
-        self._happened(CacheChanged(server=server, event=event))
-        with self._lock:
-            trees = [self._dispatcher.tree(one) for one in range(len(self._servers))]
-        self._measure_cache(server)
-        size = self._caches.block_tokens([tree.block_tokens for tree in trees if tree is not None])
-        if size and size != self._block_tokens:
-            self._block_tokens = size
-            with self._lock:
-                waiting = tuple(self._queries.values())
-            for work in waiting:
-                self._requests.prepare(self._tokenize(work))
-
-    def _measure_cache(self, server: int) -> None:
-        """Writes the metrics of what a server has cached, if that is followed."""
-        with self._lock:
-            tree = self._dispatcher.tree(server)
-        if tree is not None:
-            self._caches.measure(server, tree)
-
-    def _report(self, server: int, event: DispatchEvent) -> None:
-        """Passes on what a server did."""
-        self._happened(event)
-        self._measure_cache(server)
+        if work.token_ids and self._follows_caches:
+            self._happened(PromptTokenized(id=work.unit.id, token_ids=work.token_ids))
 
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
         """Tells the warmer how many tokens were cached; returns what was warmed for the prompt."""
@@ -461,22 +415,11 @@ class GeneratorStage:
         return self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
 
 
-def _limits(settings: GeneratorSettings, llm: LlmSettings, servers: int) -> DispatchLimits:
-    return DispatchLimits(
-        concurrency=settings.concurrency or FIRST,
-        prompts_max=settings.prompts_max(servers),
-        backoff_us_min=BACKOFF_US_MIN,
-        backoff_us_max=BACKOFF_US_MAX,
-        retry_after_us_max=RETRY_AFTER_US_MAX,
-        tries_max=llm.tries_max,
-    )
-
-
 def _speculation(
     settings: GeneratorSettings, servers: LlmServers, *, follows_caches: bool
 ) -> SpeculationPolicy:
     """Returns the policy of warm-ups: none where a prompt may miss the server that was warmed."""
-    if settings.speculation == "none":
+    if settings.speculation == "none" or len(servers) == 0:
         return NoSpeculation()
     if len(servers) == 1 or follows_caches:
         return Auto(Likely())

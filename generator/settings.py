@@ -11,7 +11,6 @@ from msgspec import Meta
 from carpool.settings import Secret, Settings
 from carpool.terminal import without_password
 from generator.plan.concurrency import FOUND_MAX
-from generator.plan.dispatch import OrderName
 
 PROMPTS_A_SLOT = 8
 PROMPTS_A_SERVER = 2 * FOUND_MAX
@@ -33,16 +32,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "slower",
         ),
     ] = 8
-    order: Annotated[
-        OrderName,
-        Meta(
-            description="Which waiting prompt is sent next, among those of the best priority that "
-            "have no deadline and of the tenant whose turn it is: `arrival`, the oldest; "
-            "`cached_prefix`, the prompt with most cached tokens for each token to compute, and "
-            "where nothing is cached, the prompt whose beginning most others share. It needs "
-            "llm.kv_events; without them prompts go in the order of arrival"
-        ),
-    ] = "cached_prefix"
     template: Annotated[
         str,
         Meta(

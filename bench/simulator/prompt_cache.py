@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from generator.plan.cached_prefixes import CachedPrefixes, PromptBlocks
@@ -30,10 +30,7 @@ from generator.plan.kv_tree import (
     KvTree,
     digests_of,
 )
-from generator.plan.queue import Choose, Prompt, PromptQueue, QueuedPrompt, ServerCache
-
-MakeOrder = Callable[[CachedPrefixes], Choose | None]
-"""Makes the order of one server; of arrival: None."""
+from generator.plan.queue import Prompt, PromptQueue, QueuedPrompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,20 +166,19 @@ class RenderedPrompt:
 def replay(
     prompts: Sequence[RenderedPrompt],
     size: CacheSize,
-    make_order: MakeOrder,
+    order: type[CachedPrefixes],
     *,
     backlog: int,
 ) -> TokenCounts:
     """Sends prompts as the generator would. The backlog is refilled before each, to the end."""
     tree = KvTree(block_tokens=size.block_tokens)
-    prefixes = CachedPrefixes(tree)
-    queue = PromptQueue(ServerCache(prefixes=prefixes, choose=make_order(prefixes)))
+    queue = PromptQueue(order(tree))
     server = BlockSimulator(size)
     arriving, waiting = enumerate(prompts), 0
     cached = computed = 0
     for seq in itertools.count():
         for id, prompt in itertools.islice(arriving, backlog - waiting):
-            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, blocks=prompt.blocks)))
+            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, token_ids=prompt.token_ids)))
             waiting += 1
         queued = queue.take_next(now_us=0)
         if queued is None:

@@ -21,6 +21,13 @@ from generator.plan.speculation.likely import common
 Passages = tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredDraft(protocol.DraftFound):
+    """A draft with the scores of its passages, for policies that ask for them."""
+
+    scores: tuple[float, ...]
+
+
 class WarmUpLoad(msgspec.Struct, frozen=True, kw_only=True):
     """A load, and what a step takes: by default, of SmolLM2-135M in vLLM on two cores.
 
@@ -142,7 +149,7 @@ class WarmUpSimulation:
     def _draft(self, query: _Query, place: int) -> None:
         found = query.search[place]
         self._tell(
-            protocol.DraftFound(
+            ScoredDraft(
                 query=query.name,
                 passages=found.passages,
                 scores=found.scores,

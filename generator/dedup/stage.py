@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
@@ -34,14 +34,8 @@ from generator.plan.answer_dedup import (
     ReplayAnswer,
     SkipAnswered,
 )
-from generator.plan.cancels import Cancels
-from generator.plan.reuse import (
-    GiveAgain,
-    Hasten,
-    PassOn,
-    PromptReuse,
-    ReuseAction,
-)
+from generator.plan.cancels import CancelQuery, Cancels
+from generator.plan.reuse import GiveAgain, Hasten, PassOn, PromptReuse, ReuseAction
 from generator.query_in_progress import deadline_us_of
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
@@ -49,6 +43,7 @@ from schemas.cancel import Cancel
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, CANCELS
 
+StageAction: TypeAlias = DedupAction | ReuseAction | CancelQuery
 IDS_MAX = 1_000_000
 """Ids with an answer, prompts, and cancels that are remembered: about 400, 320 and 100 bytes each.
 The oldest is forgotten first, and generated again if it is published again."""
@@ -100,9 +95,8 @@ class DedupStage:
         self._assigned: set[TopicPartition] = set()
         self._waiting: dict[int, tuple[Unit[Any], int]] = {}  # with the arrival
         self._waiting_bytes = 0
-        self._decided: deque[DedupAction | ReuseAction] = deque()
+        self._decided: deque[StageAction] = deque()
         self._cancels = Cancels(cancels_max=IDS_MAX)
-        self._cancelled: deque[int] = deque()  # units
         self._given = GivenAnswers(metrics, clock)
         self._sink: Sink | None = None
         self._tables: list[TopicTable] = []
@@ -178,7 +172,6 @@ class DedupStage:
                 self._decided.extend(self._reuse.release())
             self._decided.extend(self._reuse.expired(now_us))
         self._carry_out(now_us)
-        self._end_cancelled(now_us)
         wake_us = self._within.tick(now_us, waiting, next_commit_at_us)
         with self._lock:
             if not self._waiting:
@@ -231,41 +224,26 @@ class DedupStage:
                     return
                 action = self._decided.popleft()
                 unit, arrived_us = self._waiting.get(action.unit_id, (None, 0))
-                if unit is not None and (
-                    isinstance(action, PassOn | SkipAnswered | AnswerBeside)
-                    or isinstance(unit.record, Answer)
-                ):
-                    self._release(unit.id)
+                if self._ends_wait(action, unit):
+                    self._release(action.unit_id)
             if isinstance(action, Hasten):  # its unit is in the stage within
                 self._within.hasten(action.unit_id, action.priority, action.deadline_us)
-            elif unit is not None:  # else revoked since
+            elif unit is not None:
                 self._try(unit, partial(self._do, action, unit, arrived_us, now_us))
+            elif isinstance(action, CancelQuery):
+                self._within.cancel(action.unit_id)  # else it was revoked since
 
-    def _end_cancelled(self, now_us: int) -> None:
-        """Ends withdrawn queries that wait for an equal prompt, and those in the stage within.
-
-        One that waits for another record with its id is decided when it is to be generated.
-        """
-        while True:
-            with self._lock:
-                if not self._cancelled:
-                    return
-                unit_id = self._cancelled.popleft()
-                unit, arrived_us = self._waiting.get(unit_id, (None, 0))
-                waits = self._reuse.waits(unit_id)
-                if waits:
-                    self._release(unit_id)
-            if unit is None:
-                self._within.cancel(unit_id)
-            elif waits:
-                self._try(unit, partial(self._answer_cancelled, unit, arrived_us, now_us))
+    def _ends_wait(self, action: StageAction, unit: Unit[Any] | None) -> bool:
+        """Returns whether a unit does not wait here any more. The caller has the lock."""
+        if isinstance(action, CancelQuery):
+            return self._reuse.waits(action.unit_id)
+        is_given = unit is not None and isinstance(unit.record, Answer)
+        return is_given or isinstance(action, PassOn | SkipAnswered | AnswerBeside)
 
     def _answer_cancelled(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         self._hand_over(self._given.cancelled(unit, arrived_us, now_us))
 
-    def _do(
-        self, action: DedupAction | ReuseAction, unit: Unit[Any], arrived_us: int, now_us: int
-    ) -> None:
+    def _do(self, action: StageAction, unit: Unit[Any], arrived_us: int, now_us: int) -> None:
         match action:
             case GenerateAnswer() if isinstance(unit.record, Answer):
                 self._hand_over(self._given.of_earlier_service(unit))
@@ -277,6 +255,8 @@ class DedupStage:
                 self._hand_over(self._given.skipped(unit))
             case AnswerBeside():
                 self._hand_over(self._given.beside(unit, arrived_us, now_us))
+            case CancelQuery() if unit.id not in self._waiting:
+                self._answer_cancelled(unit, arrived_us, now_us)
             case ReplayAnswer() | GiveAgain():
                 self.table.fetch(unit.id, action.partition, action.offset)
 
@@ -360,8 +340,8 @@ class DedupStage:
     def _cancel_read(self, cancel: Cancel, written_ms: int) -> None:
         with self._lock:
             self._cancels.read(cancel, written_ms)
-            self._cancelled.extend(
-                query.unit_id
+            self._decided.extend(
+                CancelQuery(unit_id=query.unit_id)
                 for query in self._dedup.unanswered(cancel.query_id)
                 if self._cancels.is_withdrawn(query.query_id, query.source)
             )

@@ -65,7 +65,6 @@ class OpenAiLlm:
         self._settings = settings
         self._client_or_none: AsyncOpenAI | None = None
         self._has_answered = False
-        self._has_said_odd_counts = False
         self._facts: ServerFacts | None = None
         self._is_vllm = False
         self._finding_out = asyncio.Lock()
@@ -171,7 +170,7 @@ class OpenAiLlm:
                     events = self._events(stream)
                     async for _ in self._pieces(stream, events, request, timeout.when()):
                         pass
-        return self._finished(events)
+        return events.finished()
 
     async def waiting(self) -> int | None:
         """See `LlmEngine`. Asks a vLLM only."""
@@ -198,20 +197,11 @@ class OpenAiLlm:
                         async for text in pieces:
                             yield LlmPiece(text=text, so_far=events.so_far())
         self._has_answered = True
-        yield self._finished(events)
+        yield events.finished()
 
     def _events(self, response: AsyncStream[Any]) -> ServerEvents:
         content_type = response.response.headers.get("content-type", "")
         return ServerEvents(self._settings.model, content_type)
-
-    def _finished(self, events: ServerEvents) -> LlmFinished:
-        finished = events.finished()
-        if events.has_odd_counts and not self._has_said_odd_counts:
-            self._has_said_odd_counts = True
-            log.warning(
-                "the LLM server's token counts are no counts: taken as 0", address=self.address
-            )
-        return finished
 
     async def _known_facts(self) -> ServerFacts:
         async with self._finding_out:

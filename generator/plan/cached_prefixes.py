@@ -24,16 +24,18 @@ class PromptBlocks:
 
 
 def blocks_of(token_ids: Sequence[int], block_tokens: int) -> PromptBlocks:
-    """Returns the blocks of a prompt, for servers with blocks of `block_tokens`."""
-    digests = digests_of(token_ids[:-1], block_tokens=block_tokens)
+    """Returns the blocks of a prompt, for a server with blocks of `block_tokens`; 0: not known."""
+    digests = digests_of(token_ids[:-1], block_tokens=block_tokens) if block_tokens else ()
     return PromptBlocks(tokens=len(token_ids), digests=digests)
 
 
 class CachedPrefixes:
-    """The waiting prompts whose blocks are known, at one server. See the module."""
+    """The waiting prompts whose tokens are known, at one server. See the module."""
 
     def __init__(self, tree: KvTree) -> None:
         self.tree = tree
+        self._block_tokens = tree.block_tokens
+        self._token_ids: dict[int, Sequence[int]] = {}
         self._blocks: dict[int, PromptBlocks] = {}
         self._cached_tokens: dict[int, int] = {}
         self._costs: dict[int, float] = {}  # those that are up to date
@@ -42,10 +44,11 @@ class CachedPrefixes:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def add(self, id: int, blocks: PromptBlocks) -> None:
+    def add(self, id: int, token_ids: Sequence[int]) -> None:
         """Adds a prompt."""
         assert id not in self._blocks, f"prompt {id} came twice"
-        self._blocks[id] = blocks
+        self._token_ids[id] = token_ids
+        blocks = self._blocks[id] = blocks_of(token_ids, self._block_tokens)
         for digest in blocks.digests:
             self._with_block.setdefault(digest, set()).add(id)
         self._forget_costs(blocks)
@@ -58,7 +61,7 @@ class CachedPrefixes:
             return
         self._forget_costs(blocks)
         self._costs.pop(id, None)
-        del self._cached_tokens[id]
+        del self._cached_tokens[id], self._token_ids[id]
         for digest in blocks.digests:
             sharing = self._with_block[digest]
             sharing.remove(id)
@@ -66,7 +69,13 @@ class CachedPrefixes:
                 del self._with_block[digest]
 
     def changed(self, step: KvTreeStep) -> None:
-        """Follows a step of the tree."""
+        """Follows a step of the tree. If it has blocks of another size, prompts are cut anew."""
+        if self._block_tokens != self.tree.block_tokens:
+            self._block_tokens = self.tree.block_tokens
+            for id, token_ids in tuple(self._token_ids.items()):
+                self.remove(id)
+                self.add(id, token_ids)
+            return
         ids = set(self._blocks) if step.is_emptied else set[int]()
         for digest in step.changed:
             ids |= self._with_block.get(digest, set())
@@ -107,6 +116,10 @@ class CachedPrefixes:
 
     def check_integrity(self) -> None:
         """Asserts that the books agree with the tree."""
+        assert self._blocks == {
+            id: blocks_of(token_ids, self.tree.block_tokens)
+            for id, token_ids in self._token_ids.items()
+        }
         assert self._cached_tokens == {
             id: self.tree.cached_tokens(blocks.digests) for id, blocks in self._blocks.items()
         }

@@ -5,12 +5,14 @@ A server is named by its position in `llm.base_url`, from 0. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from generator.plan.cached_prefixes import PromptBlocks
 from generator.plan.kv_tree import KvTreeEvent
 from generator.plan.queue import Prompt
+
+QueryEnd = Literal["answered", "expired", "cancelled", "given_up"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +24,10 @@ class PromptArrived:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptTokenized:
-    """The token ids of a prompt are known, and so its blocks."""
+    """The token ids of a prompt are known."""
 
     id: int
-    blocks: PromptBlocks
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,40 +164,14 @@ class CancelRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExpireQuery:
-    """Answer this query `expired`."""
+class EndQuery:
+    """Answer this query: with the result of its request, or with why there is none.
+
+    `given_up`: the server failed on it too often, though not on all.
+    """
 
     id: int
+    how: QueryEnd
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerCancelled:
-    """Answer this query `cancelled`."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveUpQuery:
-    """Answer this query `failed`: the server failed on it too often, though not on all."""
-
-    id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeliverAnswer:
-    """Hand over the result of this request: it ended in time."""
-
-    id: int
-
-
-DispatchAction: TypeAlias = (
-    SendPrompt
-    | CheckServer
-    | ReplayCache
-    | CancelRequest
-    | ExpireQuery
-    | AnswerCancelled
-    | GiveUpQuery
-    | DeliverAnswer
-)
+DispatchAction: TypeAlias = SendPrompt | CheckServer | ReplayCache | CancelRequest | EndQuery

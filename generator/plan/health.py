@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+BACKOFF_US_MIN, BACKOFF_US_MAX = 500_000, 4_000_000
+"""First and longest pause of a server that refuses; each more refusal in a row doubles it."""
+RETRY_AFTER_US_MAX = 120_000_000
+"""The longest pause that a server may ask for (Retry-After)."""
 ServerState = Literal["open", "paused", "probing"]
 CHECK: Literal["check"] = "check"
 Probe: TypeAlias = int | Literal["check"]
@@ -18,18 +22,11 @@ Probe: TypeAlias = int | Literal["check"]
 class ServerHealth:
     """A state machine over accepted, answered and refused requests.
 
-    The pause after a refusal doubles with each refusal in a row, from `backoff_us_min` to
-    `backoff_us_max`. The server may ask for a longer one, up to `retry_after_us_max`. Read `state`,
-    `probe` (None: no probe is out) and `paused_until_us` freely.
+    Read `state`, `probe` (None: no probe is out) and `paused_until_us` freely.
     """
 
-    def __init__(
-        self, *, backoff_us_min: int, backoff_us_max: int, retry_after_us_max: int
-    ) -> None:
-        self._backoff_us_min = backoff_us_min
-        self._backoff_us_max = backoff_us_max
-        self._retry_after_us_max = retry_after_us_max
-        self._backoff_us = backoff_us_min
+    def __init__(self) -> None:
+        self._backoff_us = BACKOFF_US_MIN
         self.state: ServerState = "probing"
         self.probe: Probe | None = None
         self.paused_until_us = 0
@@ -52,7 +49,7 @@ class ServerHealth:
     def answered(self) -> None:
         """The server completed an answer: the next pause is short again."""
         if self.state == "open":
-            self._backoff_us = self._backoff_us_min
+            self._backoff_us = BACKOFF_US_MIN
 
     def refused(self, retry_after_us: int | None, now_us: int) -> None:
         """The server refused a request: pause for the backoff, or for as long as the server asked.
@@ -60,13 +57,13 @@ class ServerHealth:
         Requests that were in flight together and fail together count once: a refusal during a
         pause only lengthens the pause, if the server asks for that.
         """
-        asked_us = min(retry_after_us or 0, self._retry_after_us_max)
+        asked_us = min(retry_after_us or 0, RETRY_AFTER_US_MAX)
         if self.state == "paused":
             self.paused_until_us = max(self.paused_until_us, now_us + asked_us)
             return
         self.state, self.probe = "paused", None
         self.paused_until_us = now_us + max(self._backoff_us, asked_us)
-        self._backoff_us = min(2 * self._backoff_us, self._backoff_us_max)
+        self._backoff_us = min(2 * self._backoff_us, BACKOFF_US_MAX)
 
     def cancelled(self, request: Probe) -> None:
         """A request was cancelled. If it was the probe, another probe must be sent."""

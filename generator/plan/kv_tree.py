@@ -157,6 +157,11 @@ class KvTree:
         """Returns how many tokens at the beginning of a prompt are cached."""
         return self.cached_blocks(digests) * self.block_tokens
 
+    def cached_of(self, token_ids: Sequence[int]) -> int:
+        """Returns how many of these tokens at the beginning of a prompt are cached."""
+        size = self.block_tokens
+        return self.cached_tokens(digests_of(token_ids, block_tokens=size)) if size else 0
+
     def check(self, expected_tokens: int, reported_tokens: int) -> bool:
         """Compares the expected cached tokens with those of the answer; returns equality."""
         self.checked += 1

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
-from generator.plan.cached_prefixes import CachedPrefixes, PromptBlocks
+from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import KvTreeStep
 
 OLDEST_EVERY = 16
 """Every 16th prompt sent is the one that waited longest, so no priority and no order starves a
 prompt: it waits for at most 16 times as many prompts as waited when it came."""
-Choose = Callable[[Sequence[int]], int]
-"""Returns the next of several prompts, which are in the order of arrival and at least one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerCache:
-    """What a server has cached of the waiting prompts, and how the next one for it is chosen.
-
-    `choose`: among prompts of one priority and one tenant that have no deadline; None: the order of
-    arrival.
-    """
-
-    prefixes: CachedPrefixes
-    choose: Choose | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +20,7 @@ class Prompt:
     """A prompt as the queue sees it. Lower `priority` is sooner; times are epoch microseconds.
 
     `due_us`: the deadline of another query that waits for the same answer; it affects the order
-    only. `blocks`: None while its tokens are not known. `warmed_at`: the server that was warmed for
+    only. `token_ids`: empty while they are not known. `warmed_at`: the server that was warmed for
     the prompt.
     """
 
@@ -43,7 +30,7 @@ class Prompt:
     deadline_us: int | None = None
     due_us: int | None = None
     tenant: str = ""
-    blocks: PromptBlocks | None = None
+    token_ids: Sequence[int] = ()
     warmed_at: int | None = None
 
     def is_late(self, now_us: int) -> bool:
@@ -63,16 +50,10 @@ class Prompt:
         has_deadline = self.orders_by_us() is not None or other.orders_by_us() is not None
         return self.priority == other.priority and not has_deadline
 
-    def urgency(self) -> tuple[int, bool, int, int, int]:
+    def urgency(self) -> tuple[int, float, int, int]:
         """Returns the key of the order: priority, deadline (none is last), arrival, id."""
         due_us = self.orders_by_us()
-        return (
-            self.priority,
-            due_us is None,
-            due_us or 0,
-            self.arrival_us,
-            self.id,
-        )
+        return self.priority, math.inf if due_us is None else due_us, self.arrival_us, self.id
 
 
 @dataclass(slots=True)
@@ -99,19 +80,17 @@ class PromptQueue:
     """The waiting prompts. Choosing one costs O(waiting).
 
     The next one is of the best priority, and has the earliest deadline. Prompts without a deadline
-    come after those with one, in the order of arrival. With an order, tenants take turns among
-    these prompts, and the order chooses among the prompts of one tenant by what is cached. If
-    several servers may take a prompt, it goes to the server that has most of it cached; if they are
-    equal, to the first. With an order each server chooses a prompt, and these choices are compared
-    in the same way.
+    come after those with one, in the order of arrival. If it is followed what the servers have
+    cached, tenants take turns among these prompts, and each server chooses among the prompts of
+    one tenant by what it has cached. The prompt goes to the server that has most of it cached; if
+    they are equal, to the first.
     """
 
-    def __init__(self, *caches: ServerCache) -> None:
-        """`caches`: one for each server, or none; all have an order, or none has."""
+    def __init__(self, *caches: CachedPrefixes) -> None:
+        """`caches`: what each server has cached of the waiting prompts; none: not followed."""
         self._waiting: dict[int, QueuedPrompt] = {}
         self._taken = 0
         self._caches = caches
-        self._has_order = any(cache.choose is not None for cache in caches)
         self._tenants = DeficitRoundRobin(quantum=1, weight_of=lambda _: 1)
         self._with_work: set[str] = set()
 
@@ -127,23 +106,23 @@ class PromptQueue:
     def add(self, queued: QueuedPrompt) -> None:
         """Adds a prompt that is new, or that was refused."""
         self._waiting[queued.prompt.id] = queued
-        if queued.prompt.blocks is not None:
+        if queued.prompt.token_ids:
             for cache in self._caches:
-                cache.prefixes.add(queued.prompt.id, queued.prompt.blocks)
+                cache.add(queued.prompt.id, queued.prompt.token_ids)
 
-    def set_blocks(self, id: int, blocks: PromptBlocks) -> None:
-        """Notes the blocks of a waiting prompt. Ignores one that does not wait."""
+    def set_tokens(self, id: int, token_ids: Sequence[int]) -> None:
+        """Notes the tokens of a waiting prompt. Ignores one that does not wait."""
         queued = self._waiting.get(id)
         if queued is not None:
-            queued.prompt = replace(queued.prompt, blocks=blocks)
+            queued.prompt = replace(queued.prompt, token_ids=token_ids)
             for cache in self._caches:
-                cache.prefixes.remove(id)
-                cache.prefixes.add(id, blocks)
+                cache.remove(id)
+                cache.add(id, token_ids)
 
     def cache_changed(self, step: KvTreeStep, server: int = 0) -> None:
         """Follows what a server has cached."""
         if self._caches:
-            self._caches[server].prefixes.changed(step)
+            self._caches[server].changed(step)
 
     def get(self, id: int) -> QueuedPrompt | None:
         """Returns a prompt that waits, or None."""
@@ -154,7 +133,7 @@ class PromptQueue:
         queued = self._waiting.pop(id, None)
         if queued is not None:
             for cache in self._caches:
-                cache.prefixes.remove(id)
+                cache.remove(id)
         return queued
 
     def has_probe(self) -> bool:
@@ -180,10 +159,10 @@ class PromptQueue:
         first = min(ready, key=Prompt.urgency)
         if (self._taken + 1) % OLDEST_EVERY == 0:
             return self._take(min(ready, key=Prompt.arrival).id, servers)
-        if not self._has_order or first.orders_by_us() is not None:
+        if not self._caches or first.orders_by_us() is not None:
             return self._take(first.id, servers)
         ids = self._of_tenant([prompt for prompt in ready if prompt.is_equal_to(first)])
-        choices = [(server, self._choose(server, ids)) for server in servers]
+        choices = [(server, self._caches[server].choose(ids)) for server in servers]
         server, id = max(choices, key=lambda choice: self._gain(*choice))
         return self._take(id, (server,))
 
@@ -205,22 +184,17 @@ class PromptQueue:
         assert turn is not None, "a prompt is ready, so its tenant has work"
         return [prompt.id for prompt in sorted(of_tenant[turn], key=Prompt.arrival)]
 
-    def _choose(self, server: int, ids: Sequence[int]) -> int:
-        choose = self._caches[server].choose
-        assert choose is not None, "all servers have an order, or none has"
-        return choose(ids)
-
     def _gain(self, server: int, id: int) -> float:
-        prefixes = self._caches[server].prefixes if self._caches else None
+        prefixes = self._caches[server] if self._caches else None
         found = None if prefixes is None else prefixes.cached_over_computed(id)
-        if found is None:  # most prompts that were warmed are sent before their blocks are known
+        if found is None:  # most prompts that were warmed are sent before their tokens are known
             return float(self._waiting[id].prompt.warmed_at == server)
         return found
 
     def _take(self, id: int, servers: Sequence[int]) -> QueuedPrompt:
         """Removes a prompt, and assigns it to the server that has most of it cached."""
         server = max(servers, key=lambda server: self._gain(server, id))
-        prefixes = self._caches[server].prefixes if self._caches else None
+        prefixes = self._caches[server] if self._caches else None
         cached_tokens = None if prefixes is None else prefixes.cached_tokens(id)
         queued = self.remove(id)
         assert queued is not None, f"prompt {id} does not wait"

@@ -10,6 +10,7 @@ An answer that was handed over counts only when the log shows it, because it may
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -19,18 +20,8 @@ from generator.plan.recent import Recent
 from schemas.answer import Answer
 from schemas.record import Source
 
-
-class Urgency(NamedTuple):
-    """How soon an answer is wanted: by priority, then deadline (none is last). Less is sooner."""
-
-    priority: int
-    has_no_deadline: bool
-    deadline_us: int
-
-    @classmethod
-    def of(cls, priority: int, deadline_us: int | None) -> Urgency:
-        """Returns the urgency of a query. `deadline_us`: epoch microseconds."""
-        return cls(priority, deadline_us is None, deadline_us or 0)
+Urgency: TypeAlias = tuple[int, float]
+"""How soon an answer is wanted: by priority, then deadline (none is last). Less is sooner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +38,7 @@ class ReuseQuery:
     @property
     def urgency(self) -> Urgency:
         """How soon its answer is wanted."""
-        return Urgency.of(self.priority, self.deadline_us)
+        return self.priority, math.inf if self.deadline_us is None else self.deadline_us
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,15 +83,15 @@ class Warmer:
         run: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         choose: Callable[[tuple[int, ...], Sequence[int]], int],
         load: Callable[[int, int], EngineLoad],
-        block_tokens: Callable[[], int],
+        block_tokens: Callable[[int], int],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         """`prepare`: makes the prompt of a draft; None: there is none. `run` starts a task.
 
         `choose`: the server for a prefix (none: not known yet), given the warm-ups at each server.
-        `load`: the load of a server, given its warm-ups. `block_tokens`: tokens of a block of the
-        caches; 0: not known. A warm-up ends with a full block, because servers cache no other.
+        `load`: the load of a server, given its warm-ups. `block_tokens`: tokens of a block of its
+        cache; 0: not known. A warm-up ends with a full block, because servers cache no other.
         """
         self._servers = servers
         self._policy = policy
@@ -134,7 +134,6 @@ class Warmer:
             DraftFound(
                 query=place,
                 passages=tuple(hit.doc_id for hit in prepared.given),
-                scores=tuple(hit.score for hit in prepared.given),
                 clusters_done=draft.clusters_done or 0,
                 clusters_total=draft.clusters_total or 0,
                 at_us=self._clock.now_us(),
@@ -212,9 +211,9 @@ class Warmer:
             if not ids:
                 outcome = "text"  # the server takes no ids
             else:
-                ids = ids[: len(ids) - len(ids) % (self._block_tokens() or 1)] or ids
                 query.server = self._choose(ids, self._at_servers(but=query))
-                warm_up.token_ids = ids
+                rest = len(ids) % (self._block_tokens(query.server) or 1)
+                ids = warm_up.token_ids = ids[: len(ids) - rest] or ids
                 engine = self._servers[query.server]
                 warm_up.finished = await engine.warm(_warm_up_of(prompt, ids))
                 outcome = "done"

@@ -8,20 +8,20 @@ from unittest.mock import patch
 import pytest
 
 from carpool.kafka.topic_table import TopicTable
-from tests.generator.vllm_server import VllmServer
+from tests.generator.vllm_server import VllmServer, running_vllm
 
 
 @pytest.fixture(autouse=True)
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that refuses pauses for milliseconds."""
-    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 1_000)
-    monkeypatch.setattr("generator.service.BACKOFF_US_MAX", 2_000)
+    monkeypatch.setattr("generator.plan.health.BACKOFF_US_MIN", 1_000)
+    monkeypatch.setattr("generator.plan.health.BACKOFF_US_MAX", 2_000)
 
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A real vLLM server."""
-    with VllmServer(tmp_path_factory.mktemp("vllm") / "vllm.log") as server:
+    with running_vllm(tmp_path_factory.mktemp("vllm") / "vllm.log") as server:
         yield server
 
 

@@ -55,23 +55,17 @@ class MemoryLlm:
     warmed: list[LlmRequest] = field(default_factory=list)
     warm_ups_hang: bool = False
     warm_ups_cached: int = 0
+    address: str = "memory"
+    sample_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._replies = deque(self.script)
         self._checks = deque(self.checks)
 
-    @property
-    def address(self) -> str:
-        return "memory"
-
     async def check(self) -> None:
         error = self._checks.popleft() if self._checks else None
         if error is not None:
             raise error
-
-    @property
-    def sample_ids(self) -> tuple[int, ...]:
-        return ()
 
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         words = f"{request.system}\n{request.user}".split()

@@ -16,8 +16,6 @@ from generator.plan.answer_dedup import (
     AnswerDedup,
     DedupAction,
     DedupQuery,
-    GenerateAnswer,
-    ReplayAnswer,
 )
 from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
@@ -108,18 +106,6 @@ def _logged(options: Options) -> Answer:
         source=_source(options),
         query_digest=options.get("digest", "d") or None,
     )
-
-
-def test_the_oldest_ids_are_forgotten_and_the_newest_half_never() -> None:
-    dedup = AnswerDedup(ids_max=20)
-    for n in range(100):
-        dedup.seen(_logged({"source": str(n), "id": f"q-{n}"}), 0, n)
-    assert dedup.ids <= 20
-    for n in range(90, 100):
-        (action,) = dedup.arrived(_query(n, {"source": str(1_000 + n), "id": f"q-{n}"}))
-        assert isinstance(action, ReplayAnswer)
-    (action,) = dedup.arrived(_query(100, {"source": "5000", "id": "q-0"}))
-    assert isinstance(action, GenerateAnswer)
 
 
 def test_a_dictionary_of_recent_entries_never_has_more_than_its_maximum() -> None:

@@ -20,15 +20,16 @@ from generator.dedup import stage
 from generator.dedup.stage import DedupStage
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer, unanswered
-from schemas.codec import decode, decode_retrieval
+from schemas.cancel import Cancel
+from schemas.codec import decode, decode_retrieval, encode
 from schemas.record import header
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
+from schemas.topics import ANSWERS, CANCELS, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.clocks import NOW_US, HandClock
 from tests.generator.dedup_support import Within, again, made
 from tests.generator.stage import WaitableSink, unit
 from tests.memory_broker.broker import MemoryBroker
-from tests.memory_broker.table_log import MemoryAnswersLog
+from tests.memory_broker.table_log import MemoryAnswersLog, MemoryCancelsLog
 
 NOW_MS = NOW_US // 1_000
 
@@ -67,14 +68,19 @@ class Bench:
         reader: type[SlowReader] = SlowReader,
     ) -> None:
         self.clock = HandClock()
-        topics = dict.fromkeys((ANSWERS.name, RETRIEVALS.name), partitions)
+        topics = dict.fromkeys((ANSWERS.name, RETRIEVALS.name, CANCELS.name), partitions)
         self.broker = MemoryBroker(self.clock, topics)
         self.reader = reader(self.broker)
         self.within = Within((lambda each: each.query.text) if has_keys else lambda _: None)
         self.sink = WaitableSink()
         self.metrics = Metrics(CollectorRegistry())
         self.stage = DedupStage(
-            self.within, self.reader, GeneratorSettings(), self.metrics, self.clock
+            self.within,
+            self.reader,
+            GeneratorSettings(),
+            self.metrics,
+            self.clock,
+            MemoryCancelsLog(self.broker),
         )
         self.stage.start(self.sink)
 
@@ -87,7 +93,8 @@ class Bench:
             self.stage.offer(one, self.clock.now_us())
 
     def follow(self) -> None:
-        self.stage.table.step()
+        for table in self.stage._tables:
+            table.step()
         self.stage.tick(self.clock.now_us(), 0)
         self.stage.check_integrity()
 
@@ -100,6 +107,12 @@ class Bench:
         for done in self.sink.dones:
             self.write(*done.outputs)
         self.sink.dones.clear()
+
+    def cancel(self, *units: Unit[Retrieval]) -> None:
+        for one in units:
+            record = Cancel(query_id=one.record.query.query_id, source=one.record.source)
+            value, headers = encode(record, event_id="c", source="test", time_us=NOW_US)
+            self.broker.append(CANCELS.name, value, headers=headers)
 
     def decisions(self, result: str) -> float:
         value = self.metrics.registry.get_sample_value(
@@ -307,21 +320,22 @@ def test_a_stored_answer_that_was_fetched_too_late_is_not_given() -> None:
     assert list(bench.within.units) == []
 
 
-def test_a_record_that_is_no_answer_is_ignored_and_counted() -> None:
-    bench, first = assigned(), unit("why?")
+def test_a_record_that_is_no_answer_is_counted_and_a_deleted_answer_is_generated_again() -> None:
+    bench, first = answered()
     bench.broker.append(ANSWERS.name, b"rubbish", key=b"x")
-    bench.write(made(first.record))
+    bench.broker.append(ANSWERS.name, None, key=first.record.query.query_id.encode())
     bench.follow()
-    bench.offer(again(first))
-    bench.follow()
-    assert [answer.replayed for answer in bench.sink.answers] == [True]
+    second = again(first)
+    bench.offer(second)
+    assert list(bench.within.units) == [second.id]
     assert bench.decisions("unreadable") == 1
 
 
-def test_deleted_answers_are_generated_again() -> None:
-    bench, first = assigned(), unit("why?")
+def test_answers_older_than_the_horizon_are_generated_again() -> None:
+    bench, first = Bench(), unit("why?")
     bench.write(made(first.record))
-    bench.broker.append(ANSWERS.name, None, key=first.record.query.query_id.encode())
+    bench.clock.time_us += 86_400_000_000 + 1_000
+    bench.assign()
     bench.follow()
     second = again(first)
     bench.offer(second)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from carpool.clock import SystemClock
-from carpool.loop.stage import Unit
 from generator.plan.cancels import Cancels
 from generator.settings import GeneratorSettings
 from schemas.cancel import Cancel
-from schemas.codec import encode
-from schemas.record import Source
-from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, CANCELS, PARTIAL_ANSWERS, QUERIES_DEAD, RETRIEVALS
-from tests.clocks import NOW_US
+from tests.generator.dedup_support import again, made
 from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import running, unit
-from tests.generator.test_answer_dedup_through_the_loop import (
-    Service,
-    answers,
-    committed,
-    delivery,
-    publish,
-)
-from tests.memory_broker.broker import MemoryBroker
-from tests.memory_broker.table_log import MemoryCancelsLog
+from tests.generator.test_reuse_stage import keyed
 from tests.records import a_source
 
-__all__ = ["delivery"]
+pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 def test_a_cancel_of_a_record_withdraws_that_record_only() -> None:
@@ -72,94 +56,38 @@ def test_a_cancelled_request_frees_its_place_at_the_server() -> None:
     assert run.metric("llm_requests_total", outcome="cancelled") == 1
 
 
-class Rig:
-    """A service behind the real loop that follows cancels. Its server hangs on the first prompt."""
-
-    def __init__(self, delivery: str) -> None:
-        names = (RETRIEVALS, ANSWERS, PARTIAL_ANSWERS, QUERIES_DEAD, CANCELS)
-        self.broker = MemoryBroker(SystemClock(), {topic.name: 2 for topic in names})
-        self.delivery = delivery
-
-    def start(self) -> Service:
-        log = MemoryCancelsLog(self.broker)
-        self.service = Service(
-            self.broker, self.delivery, cancels=log, settings=GeneratorSettings(concurrency=1)
-        )
-        return self.service
-
-    def cancel(self, query_id: str, source: Source | None = None) -> None:
-        value, headers = encode(
-            Cancel(query_id=query_id, source=source), event_id="c", source="test", time_us=NOW_US
-        )
-        self.broker.append(CANCELS.name, value, key=query_id.encode(), headers=headers)
-
-    def cancel_record(self, one: Unit[Retrieval]) -> None:
-        self.cancel(one.record.query.query_id, one.record.source)
-
-    def ends(self, count: int) -> dict[str, str]:
-        """The status of each query, once `count` records are committed."""
-        self.service.turn(lambda: committed(self.broker) == count)
-        self.service.stage.check_integrity()
-        found = answers(self.broker)
-        assert set(Counter(each.source for each in found).values()) == {1}
-        return {each.query_id: each.status for each in found}
+def test_a_query_in_progress_and_those_that_wait_for_it_end_as_cancelled() -> None:
+    bench, first, same_prompt = keyed(), unit("a"), unit("a")
+    same_id = again(first)
+    bench.offer(first, same_prompt, same_id)
+    bench.cancel(first, same_prompt, same_id)
+    bench.follow()
+    assert set(bench.within.cancelled) == {first.id}
+    assert [each.source for each in bench.sink.answers] == [same_prompt.record.source]
+    bench.within.finish(first.id, made(first.record, "cancelled"))
+    bench.commit()
+    bench.follow()
+    (answer,) = bench.sink.answers
+    assert (answer.source, answer.status) == (same_id.record.source, "cancelled")
+    assert not bench.within.units
 
 
-@pytest.fixture
-def rig(delivery: str) -> Rig:
-    return Rig(delivery)
+def test_a_query_that_was_withdrawn_before_it_came_is_not_generated() -> None:
+    bench, withdrawn, other = keyed(), unit("a"), unit("b")
+    bench.cancel(withdrawn)
+    bench.follow()
+    bench.offer(withdrawn, other)
+    assert list(bench.within.units) == [other.id]
+    (answer,) = bench.sink.answers
+    assert (answer.source, answer.status) == (withdrawn.record.source, "cancelled")
 
 
-def id_of(one: Unit[Retrieval]) -> str:
-    return one.record.query.query_id
-
-
-def test_a_query_that_is_generated_one_that_waits_and_a_follower_end_as_cancelled(
-    rig: Rig,
-) -> None:
-    first, waits, follows, stays = unit("a"), unit("b"), unit("a"), unit("a")
-    publish(rig.broker, first, waits, follows, stays)
-    service = rig.start()
-    service.engine._replies.extend(
-        [Reply(hangs_after=1)] * 4
-    )  # each may be sent before its cancel is read
-    service.turn(lambda: service.loop.in_flight.units == 4 and bool(service.engine.requests))
-    for one in (first, waits, follows):
-        rig.cancel_record(one)
-    service.turn(lambda: len(answers(rig.broker)) == 3)
-    service.turn(lambda: len(service.engine.requests) >= 2)
-    rig.cancel("unknown")
-    rig.cancel_record(stays)
-    assert rig.ends(4) == dict.fromkeys(map(id_of, (first, waits, follows, stays)), "cancelled")
-    assert len(service.engine.cancelled) >= 1
-    service.crash()
-
-
-def test_a_query_that_was_withdrawn_before_it_came_is_not_generated(rig: Rig) -> None:
-    withdrawn, other = unit("a"), unit("b")
-    rig.cancel_record(withdrawn)
-    service = rig.start()
-    service.turn(lambda: _has_read(service, withdrawn))
-    publish(rig.broker, withdrawn, other)
-    assert rig.ends(2) == {id_of(withdrawn): "cancelled", id_of(other): "ok"}
-    assert len(service.engine.requests) == 1
-    service.crash()
-
-
-def test_a_cancel_that_comes_after_the_answer_changes_nothing(rig: Rig) -> None:
-    one = unit("a")
-    publish(rig.broker, one)
-    service = rig.start()
-    assert rig.ends(1) == {id_of(one): "ok"}
-    again = unit("a", query={"query_id": id_of(one)})
-    for each in (one, again):
-        rig.cancel_record(each)
-        service.turn(lambda each=each: _has_read(service, each))  # type: ignore[misc]
-    publish(rig.broker, again)
-    assert rig.ends(2) == {id_of(one): "ok"}
-    assert [each.replayed for each in answers(rig.broker)] == [False, True]
-    service.crash()
-
-
-def _has_read(service: Service, one: Unit[Retrieval]) -> bool:
-    return service.stage._cancels.is_withdrawn(id_of(one), one.record.source)
+def test_a_cancel_that_comes_after_the_answer_changes_nothing() -> None:
+    bench, first = keyed(), unit("a")
+    second = again(first)
+    bench.write(made(first.record))
+    bench.cancel(first, second)
+    bench.follow()
+    bench.offer(second)
+    bench.follow()
+    assert [(each.status, each.replayed) for each in bench.sink.answers] == [("ok", True)]

@@ -12,7 +12,6 @@ from generator.llm.openai_api import OpenAiLlm
 from generator.llm.server_load import requests_waiting
 from generator.plan.concurrency import FOUND_MAX, next_concurrency
 from generator.settings import GeneratorSettings, LlmSettings
-from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import running, unit
 from tests.rig.llm_dialects import DialectServer
 
@@ -78,17 +77,6 @@ def test_a_vllm_is_asked_and_another_server_is_not() -> None:
         assert waiting_at(LlmSettings(base_url=server.url, model=server.model)) == 0
     with DialectServer("openai") as server:
         assert waiting_at(LlmSettings(base_url=server.url, model=server.model)) is None
-
-
-@pytest.mark.parametrize("concurrency", [3, 0])
-def test_a_server_that_does_not_say_keeps_its_number(concurrency: int) -> None:
-    with (
-        patch("generator.service.LOOK_S", 0.01),
-        running(MemoryLlm(), GeneratorSettings(concurrency=concurrency)) as run,
-    ):
-        run.offer(*(unit() for _ in range(20)))
-        run.wait_for_answers(20)
-        assert run.metric("llm_concurrency", server="memory") == (concurrency or 8)
 
 
 def test_the_number_follows_what_the_server_lets_wait() -> None:

@@ -9,27 +9,23 @@ and an action ends with its server.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.cached_prefixes import blocks_of
-from generator.plan.dispatch import Dispatcher, DispatchLimits, OrderName
+from generator.plan import health
+from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
     CacheChanged,
     CancelRequest,
     CheckPassed,
     CheckServer,
     ConcurrencyChanged,
-    DeliverAnswer,
     DispatchAction,
     DispatchEvent,
-    ExpireQuery,
-    GiveUpQuery,
+    EndQuery,
     PromptArrived,
     PromptHastened,
     PromptsRevoked,
@@ -41,18 +37,18 @@ from generator.plan.dispatch_events import (
     SendPrompt,
     TimePassed,
 )
-from generator.plan.kv_tree import BlocksStored, KvBatch
+from generator.plan.kv_tree import BlocksStored, KvBatch, digests_of
 from generator.plan.queue import Prompt
 from tests.transcripts import Execute
 
-LIMITS = DispatchLimits(
-    concurrency=2,
-    prompts_max=5,
-    backoff_us_min=100,
-    backoff_us_max=1_000,
-    retry_after_us_max=5_000,
-    tries_max=3,
-)
+LIMITS = {"concurrency": 2, "prompts_max": 5, "tries_max": 3}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(quick_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "BACKOFF_US_MIN", 100)
+    monkeypatch.setattr(health, "BACKOFF_US_MAX", 1_000)
+    monkeypatch.setattr(health, "RETRY_AFTER_US_MAX", 5_000)
 
 
 class DispatchTranscript:
@@ -82,13 +78,13 @@ class DispatchTranscript:
 
     def _line(self, action: DispatchAction) -> str:
         shown = [name for name in action.__slots__ if name not in ("server", "form")]
-        if isinstance(action, SendPrompt | CheckServer) and self.dispatcher.servers > 1:
+        if isinstance(action, SendPrompt | CheckServer) and len(self.dispatcher.servers) > 1:
             shown.append("server")
         return " ".join([type(action).__name__, *(str(getattr(action, name)) for name in shown)])
 
     def _state(self) -> str:
         one = self.dispatcher
-        states = "/".join(one.health(server).state for server in range(one.servers))
+        states = "/".join(server.health.state for server in one.servers)
         return (
             f"{states}: {one.prompts} prompts, {one.in_flight} in flight, "
             f"credit {one.credit()}, wakes at {one.wake_us()}"
@@ -128,17 +124,13 @@ def test_dispatch_transcript(path: Path, check_transcript: Callable[[Path, Execu
     check_transcript(path, DispatchTranscript().execute)
 
 
-def new_dispatcher(
-    *, servers: int = 1, order: OrderName | None = None, **limits: int
-) -> Dispatcher:
-    return Dispatcher(replace(LIMITS, **limits), servers=servers, order=order)
+def new_dispatcher(*, servers: int = 1, follows_caches: bool = False, **limits: int) -> Dispatcher:
+    return Dispatcher(**LIMITS | limits, servers=servers, follows_caches=follows_caches)
 
 
-def open_dispatcher(
-    *, servers: int = 1, order: OrderName | None = None, **limits: int
-) -> Dispatcher:
+def open_dispatcher(*, servers: int = 1, follows_caches: bool = False, **limits: int) -> Dispatcher:
     """A dispatcher without prompts, whose servers have passed a check."""
-    dispatcher = new_dispatcher(servers=servers, order=order, **limits)
+    dispatcher = new_dispatcher(servers=servers, follows_caches=follows_caches, **limits)
     dispatcher.step(TimePassed(), 0)
     for server in range(servers):
         dispatcher.step(CheckPassed(server=server), 0)
@@ -175,12 +167,10 @@ STEPS = st.lists(
 
 
 BLOCK = 4
-ORDERS: tuple[OrderName, ...] = get_args(OrderName)
 PROMPTS = ((1,) * 9, (*(1,) * 4, *(2,) * 8))
-BLOCKS = tuple(blocks_of(ids, BLOCK) for ids in PROMPTS)
 STORED = tuple(
-    BlocksStored(names=blocks.digests, parent=None, token_ids=ids[: BLOCK * len(blocks.digests)])
-    for blocks, ids in zip(BLOCKS, PROMPTS, strict=True)
+    BlocksStored(names=digests_of(ids, block_tokens=BLOCK), parent=None, token_ids=ids[:8])
+    for ids in (PROMPTS[0], PROMPTS[1][:8])
 )
 
 
@@ -191,7 +181,7 @@ class Accounts:
         self.waiting: dict[int, Prompt] = {}
         self.running: dict[int, Prompt] = {}
         self.attempts: dict[int, int] = {}
-        self.terminal: dict[int, str] = {}
+        self.ended: set[int] = set()
         self.revoked: set[int] = set()
         self.server_of: dict[int, int] = {}
         self.checked: set[int] = set()
@@ -225,9 +215,7 @@ class Accounts:
                     self.waiting.pop(id, None)
                     self.running.pop(id, None)
 
-    def follow(
-        self, actions: tuple[DispatchAction, ...], limits: DispatchLimits, now_us: int
-    ) -> None:
+    def follow(self, actions: tuple[DispatchAction, ...], tries_max: int, now_us: int) -> None:
         for action in actions:
             match action:
                 case SendPrompt(id=id, attempt=attempt, server=server):
@@ -241,23 +229,19 @@ class Accounts:
                     self.checked.add(server)
                 case CancelRequest(id=id):
                     self.cancelled_now.append(id)
-                case ExpireQuery(id=id):
-                    prompt = self.running.pop(id, None) or self.waiting.pop(id)
-                    assert prompt.is_late(now_us)
-                    self.end(id, "expired")
-                case GiveUpQuery(id=id):
-                    self.waiting.pop(id)
-                    assert self.attempts[id] >= limits.tries_max
-                    self.end(id, "failed")
-                case DeliverAnswer(id=id):
-                    self.running.pop(id)
-                    self.end(id, "answered")
+                case EndQuery(id=id, how=how):
+                    in_flight = self.running.pop(id, None)
+                    prompt = in_flight or self.waiting.pop(id)
+                    assert how != "answered" or in_flight is not None
+                    assert how != "expired" or prompt.is_late(now_us)
+                    assert how != "given_up" or self.attempts[id] >= tries_max
+                    self.end(id)
 
-    def end(self, id: int, how: str) -> None:
-        assert id not in self.terminal and id not in self.revoked, (
+    def end(self, id: int) -> None:
+        assert id not in self.ended and id not in self.revoked, (
             "a query ends once, and not after it was revoked"
         )
-        self.terminal[id] = how
+        self.ended.add(id)
 
 
 def event_of(
@@ -274,7 +258,7 @@ def event_of(
                     arrival_us=now_us,
                     priority=number % 2,
                     deadline_us=deadline_us,
-                    blocks=BLOCKS[next_id % 2],
+                    token_ids=PROMPTS[next_id % 2],
                 )
             )
         case "check" if accounts.checked:
@@ -313,44 +297,44 @@ def event_of(
 # ---- against a plain bookkeeper, over random histories
 
 
-@given(STEPS, st.integers(1, 3), st.sampled_from([None, *ORDERS]))
+@given(STEPS, st.integers(1, 3), st.booleans())
 def test_over_any_history_each_query_ends_once_or_is_still_there(
-    steps: list[tuple[str, int, int]], servers: int, order: OrderName | None
+    steps: list[tuple[str, int, int]], servers: int, follows_caches: bool
 ) -> None:
-    limits = replace(LIMITS, tries_max=2)
-    dispatcher, accounts = Dispatcher(limits, servers=servers, order=order), Accounts()
-    accounts.limits, accounts.next_seqs = [limits.concurrency] * servers, [0] * servers
+    dispatcher = new_dispatcher(servers=servers, follows_caches=follows_caches, tries_max=2)
+    accounts = Accounts()
+    accounts.limits, accounts.next_seqs = [LIMITS["concurrency"]] * servers, [0] * servers
     now_us, next_id = 0, 0
     for kind, number, wait_us in steps:
         now_us += wait_us
         event = event_of(kind, number, accounts, next_id, now_us)
         if event is None:
             continue
-        open_before = [one for one in range(servers) if dispatcher.health(one).state == "open"]
+        open_before = [one for one in range(servers) if dispatcher.servers[one].is_open]
         accounts.cancelled_now = []
         was_running = dict(accounts.running)
         next_id += isinstance(event, PromptArrived)
         accounts.note(event, now_us)
         actions = dispatcher.step(event, now_us)
-        accounts.follow(actions, limits, now_us)
+        accounts.follow(actions, 2, now_us)
         dispatcher.check_integrity()
         assert (
             dispatcher.prompts
             == len(accounts.waiting) + len(accounts.running)
-            == next_id - len(accounts.terminal) - len(accounts.revoked)
+            == next_id - len(accounts.ended) - len(accounts.revoked)
         )
         assert dispatcher.in_flight == len(accounts.running)
         for id in accounts.cancelled_now:
             assert id in was_running and id not in accounts.running
         sent_to = [action.server for action in actions if isinstance(action, SendPrompt)]
         for server in range(servers):
-            state = dispatcher.health(server).state
+            state = dispatcher.servers[server].health.state
             if server not in open_before and state != "open":
                 assert sent_to.count(server) <= 1, "only a probe is sent to a server that refused"
             assert state != "paused" or server not in sent_to
         assert dispatcher.is_open or dispatcher.credit() == 0
-        if isinstance(event, RequestRefused) and event.is_lost and order is not None:
-            tree = dispatcher.tree(event.server)
+        if isinstance(event, RequestRefused) and event.is_lost and follows_caches:
+            tree = dispatcher.servers[event.server].tree
             assert tree is not None and tree.is_blind and len(tree) == 0
         wake_us = dispatcher.wake_us()
         assert wake_us is None or wake_us > now_us, "what is due was done"
@@ -371,16 +355,16 @@ def test_a_hastened_prompt_is_sent_as_soon_as_its_most_urgent_follower_and_expir
     assert dispatcher.wake_us() == 900, "it does not expire with its follower"
     assert sent_by(dispatcher.step(RequestEnded(id=3), 800)) == [2], "before one without a deadline"
     actions = dispatcher.step(TimePassed(), 900)
-    assert ExpireQuery(id=2) in actions
+    assert EndQuery(id=2, how="expired") in actions
     assert sent_by(actions) == [1]
 
 
 # ---- several servers that say what they have cached
 
 
-def caching_dispatcher(order: OrderName, **limits: int) -> Dispatcher:
+def caching_dispatcher(**limits: int) -> Dispatcher:
     """Two open servers; the first has the first prompt cached, the second the other one."""
-    dispatcher = open_dispatcher(servers=2, order=order, prompts_max=20, **limits)
+    dispatcher = open_dispatcher(servers=2, follows_caches=True, prompts_max=20, **limits)
     for server in range(2):
         batch = KvBatch(seq=0, events=(STORED[server],))
         assert dispatcher.step(CacheChanged(server=server, event=batch), 0) == ()
@@ -388,29 +372,22 @@ def caching_dispatcher(order: OrderName, **limits: int) -> Dispatcher:
 
 
 def arrive(dispatcher: Dispatcher, id: int, prompt: int) -> list[SendPrompt]:
-    event = PromptArrived(prompt=Prompt(id=id, arrival_us=id, blocks=BLOCKS[prompt]))
+    event = PromptArrived(prompt=Prompt(id=id, arrival_us=id, token_ids=PROMPTS[prompt]))
     actions = dispatcher.step(event, 1)
     dispatcher.check_integrity()
     return [action for action in actions if isinstance(action, SendPrompt)]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached(order: OrderName) -> None:
-    dispatcher = caching_dispatcher(order, concurrency=8)
-    (sent,) = arrive(dispatcher, 1, prompt=1)
-    assert sent.server == 1
-    (sent,) = arrive(dispatcher, 2, prompt=0)
-    assert sent.server == 0
-
-
-def test_a_server_with_more_than_its_share_of_the_work_gives_prompts_to_others() -> None:
-    dispatcher = caching_dispatcher("arrival", concurrency=8)
+def test_a_prompt_goes_to_the_server_that_has_most_of_it_cached_up_to_its_share_of_the_work() -> (
+    None
+):
+    dispatcher = caching_dispatcher(concurrency=8)
     servers = [sent.server for id in range(6) for sent in arrive(dispatcher, id, prompt=1)]
     assert servers == [1, 1, 0, 1, 0, 1], "server 1 has at most two requests more"
 
 
 def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
-    dispatcher = caching_dispatcher("cached_prefix", concurrency=1)
+    dispatcher = caching_dispatcher(concurrency=1)
     for id in (1, 2):
         arrive(dispatcher, id, prompt=0)
     for id in (3, 4, 5):
@@ -425,11 +402,11 @@ def test_each_server_that_becomes_free_takes_what_it_has_most_of() -> None:
 
 
 def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() -> None:
-    dispatcher = caching_dispatcher("arrival", concurrency=8)
+    dispatcher = caching_dispatcher(concurrency=8)
     (sent,) = arrive(dispatcher, 1, prompt=1)
     actions = dispatcher.step(RequestRefused(id=1, server=1, is_lost=True), 2)
     assert actions == (SendPrompt(id=1, attempt=2, server=0),)
-    lost, kept = dispatcher.tree(1), dispatcher.tree(0)
+    lost, kept = dispatcher.servers[1].tree, dispatcher.servers[0].tree
     assert lost is not None and lost.is_blind and len(lost) == 0
     assert kept is not None and len(kept) == 2
     dispatcher.step(TimePassed(), 102)
@@ -439,20 +416,20 @@ def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() ->
 
 
 def test_a_warm_up_goes_to_an_open_server_with_a_place_that_has_most_cached() -> None:
-    dispatcher = caching_dispatcher("arrival", concurrency=2)
-    warm = [dispatcher.server_to_warm(blocks.digests, (0, 0)) for blocks in BLOCKS]
+    dispatcher = caching_dispatcher(concurrency=2)
+    warm = [dispatcher.server_to_warm(ids, (0, 0)) for ids in PROMPTS]
     assert warm == [0, 1]
     assert [dispatcher.server_to_warm((), each) for each in ((0, 0), (1, 0), (0, 1))] == [0, 1, 0]
-    assert dispatcher.server_to_warm(BLOCKS[1].digests, (0, 2)) == 0, "the other one is full"
+    assert dispatcher.server_to_warm(PROMPTS[1], (0, 2)) == 0, "the other one is full"
     (sent,) = arrive(dispatcher, 1, prompt=1)
     assert sent.server == 1
     assert dispatcher.server_to_warm((), (0, 0)) == 0, "the other one has a prompt"
     dispatcher.step(RequestRefused(id=1, server=1), 2)
-    assert dispatcher.server_to_warm(BLOCKS[1].digests, (0, 0)) == 0, "the other one is not open"
+    assert dispatcher.server_to_warm(PROMPTS[1], (0, 0)) == 0, "the other one is not open"
 
 
-def test_a_prompt_with_unknown_blocks_goes_to_the_server_that_was_warmed_for_it() -> None:
-    dispatcher = caching_dispatcher("cached_prefix", concurrency=8)
+def test_a_prompt_with_unknown_tokens_goes_to_the_server_that_was_warmed_for_it() -> None:
+    dispatcher = caching_dispatcher(concurrency=8)
     servers = []
     for id in range(4):
         prompt = Prompt(id=id, arrival_us=id, warmed_at=1)
@@ -463,26 +440,26 @@ def test_a_prompt_with_unknown_blocks_goes_to_the_server_that_was_warmed_for_it(
 
 
 def test_a_gap_in_a_servers_events_asks_for_a_replay() -> None:
-    dispatcher = caching_dispatcher("cached_prefix")
+    dispatcher = caching_dispatcher()
     event = CacheChanged(server=1, event=KvBatch(seq=5, events=()))
     assert dispatcher.step(event, 1) == (ReplayCache(server=1, replay_from=1),)
 
 
-def test_blocks_that_become_known_later_count_also_after_a_refusal() -> None:
-    dispatcher = caching_dispatcher("arrival", concurrency=1)
+def test_tokens_that_become_known_later_count_also_after_a_refusal() -> None:
+    dispatcher = caching_dispatcher(concurrency=1)
     for id in (1, 2):
         dispatcher.step(PromptArrived(prompt=Prompt(id=id, arrival_us=id)), 1)
-    dispatcher.step(PromptTokenized(id=1, blocks=BLOCKS[0]), 1)
+    dispatcher.step(PromptTokenized(id=1, token_ids=PROMPTS[0]), 1)
     dispatcher.step(RequestRefused(id=1, server=0), 1)
     actions = dispatcher.step(RequestEnded(id=2), 1)
     assert SendPrompt(id=1, attempt=2, server=1) in actions
 
 
 def test_what_was_expected_of_the_cache_is_compared_with_the_answer() -> None:
-    dispatcher = caching_dispatcher("arrival")
+    dispatcher = caching_dispatcher()
     arrive(dispatcher, 1, prompt=0)
     arrive(dispatcher, 2, prompt=1)
     dispatcher.step(RequestEnded(id=1, cached_tokens=8), 2)
     dispatcher.step(RequestEnded(id=2, cached_tokens=4), 2)
-    trees = [dispatcher.tree(server) for server in range(2)]
+    trees = [dispatcher.servers[server].tree for server in range(2)]
     assert [tree and (tree.checked, tree.disagreed) for tree in trees] == [(1, 0), (1, 1)]

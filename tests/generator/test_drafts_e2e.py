@@ -16,7 +16,7 @@ from schemas.codec import encode
 from schemas.topics import ANSWERS, QUERIES, RETRIEVAL_DRAFTS
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from tests.e2e.support import WORDS, Publisher, build_index, quick_settings, read_all, read_to_end
-from tests.generator.test_reuse_e2e import answered
+from tests.generator.test_e2e import answers_in
 from tests.records import a_query
 
 NPROBE = 12
@@ -51,7 +51,7 @@ def ask_one_after_another(broker: str) -> list[Answer]:
         publisher.send(QUERIES.name, value, headers=headers)
         read_all(broker, ANSWERS.name, until=lambda found, n=n: len(found) > n)
     time.sleep(0.5)  # whatever comes twice
-    return answered(read_to_end(broker, ANSWERS.name))
+    return answers_in(read_to_end(broker, ANSWERS.name))
 
 
 @pytest.mark.slow

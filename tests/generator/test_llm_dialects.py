@@ -22,6 +22,8 @@ import psutil
 import pytest
 
 from generator.llm.openai_api import OpenAiLlm
+from generator.llm.server_events import ServerEvents
+from generator.plan.answer_text import Written, written
 from generator.settings import LlmSettings
 from schemas.answer import Answer
 from tests.clocks import HandClock
@@ -251,16 +253,12 @@ class ReplayServer:
     ],
 )
 def test_each_dialect_is_read_whole(dialect: str, model: str, tokens: tuple[int, int, int]) -> None:
-    server = ReplayServer(lambda number, tries: Reply(pieces=(DIALECTS[dialect],)))
-    with server.running() as llm, running(OpenAiLlm(llm), llm=llm) as run:
-        run.offer(unit("odd question 1"))
-        (answer,) = run.wait_for_answers(1)
-    assert (answer.status, answer.answer, answer.attempts) == ("ok", ANSWER, 1)
-    assert [citation.n for citation in answer.citations] == [1]
-    assert (answer.finish_reason, answer.model) == ("stop", model)
-    usage = answer.usage
-    assert usage is not None
-    assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens) == tokens
+    events = ServerEvents("m")
+    text = events.feed(DIALECTS[dialect], is_last=True)
+    assert written(text) == Written(answer=ANSWER, numbers=(1,), is_complete=True)
+    end = events.finished()
+    assert (events.has_ended, end.finish_reason, end.model) == (True, "stop", model)
+    assert (end.input_tokens, end.output_tokens, end.cached_tokens) == tokens
 
 
 # ---- mutated
@@ -324,8 +322,8 @@ def check(found: Fuzzed) -> None:
     print(statuses, "requests:", found.taken.total(), "MiB more:", round(found.grew_mib))
 
 
-def test_300_mutated_replies_end_in_an_answer_or_a_reason() -> None:
-    check(fuzz(300, seed=1))
+def test_120_mutated_replies_end_in_an_answer_or_a_reason() -> None:
+    check(fuzz(120, seed=1))
 
 
 @pytest.mark.long

@@ -19,7 +19,6 @@ from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmPiece, LlmRefusal, LlmRequest
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
-from tests.generator.stage import running
 from tests.generator.test_engines import answering
 from tests.rig.llm_dialects import Dialect, DialectServer
 
@@ -136,17 +135,11 @@ def test_extra_headers_and_fields_are_sent_and_headers_are_never_printed() -> No
         ),
     ],
 )
-def test_a_server_that_can_never_answer_is_not_ready_and_the_log_says_why(
+def test_a_server_that_can_never_answer_is_refused_and_the_message_says_why(
     head: str, body: str, words: str
 ) -> None:
-    with (
-        answering(head, body) as of_server,
-        structlog.testing.capture_logs() as logs,
-        running(OpenAiLlm(of_server), llm=of_server, until_open=False) as run,
-    ):
-        run.wait(lambda: any(words in reason for reason in run.stage.not_ready()))
-        assert run.stage.credit().records == 0
-    assert [words in log["refusal"] for log in logs if log["log_level"] == "warning"] == [True]
+    with answering(head, body) as of_server, pytest.raises(LlmRefusal, match=re.escape(words)):
+        asked(OpenAiLlm(of_server))
 
 
 def test_a_vllm_whose_model_takes_no_chat_is_not_ready() -> None:

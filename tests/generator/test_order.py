@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from generator.plan.cached_prefixes import CachedPrefixes, PromptBlocks, blocks_of
+from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import BlocksRemoved, BlocksStored, KvBatch, KvTree, digests_of
-from generator.plan.queue import OLDEST_EVERY, Prompt, PromptQueue, QueuedPrompt, ServerCache
+from generator.plan.queue import OLDEST_EVERY, Prompt, PromptQueue, QueuedPrompt
 
 BLOCK = 4
-
-
-def blocks(*token_ids: int) -> PromptBlocks:
-    return blocks_of(token_ids, BLOCK)
 
 
 def seeing_tree() -> KvTree:
@@ -38,9 +34,9 @@ def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() ->
     """RAGCache, section 5.2, its two scenarios: more cached first, then less to compute first."""
     tree = seeing_tree()
     prefixes = CachedPrefixes(tree)
-    prefixes.add(1, blocks(*A, *C))
-    prefixes.add(2, blocks(*B, *B, *C))
-    prefixes.add(3, blocks(*B, *B, 5))
+    prefixes.add(1, (*A, *C))
+    prefixes.add(2, (*B, *B, *C))
+    prefixes.add(3, (*B, *B, 5))
     store(tree, prefixes, 1, A)
     assert prefixes.choose([1, 2, 3]) == 1
     store(tree, prefixes, 2, B + B)
@@ -48,26 +44,35 @@ def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() ->
     assert prefixes.choose([1, 2, 3]) == 3, "as much is cached, less to compute"
 
 
-def test_a_blind_tree_gives_the_order_of_arrival() -> None:
+def test_a_blind_tree_and_prompts_whose_tokens_are_not_known_give_the_order_of_arrival() -> None:
     prefixes = CachedPrefixes(KvTree(block_tokens=BLOCK))
     for id in (1, 2):
-        prefixes.add(id, blocks(*A[: 9 - id]))
+        prefixes.add(id, A[: 9 - id])
     assert prefixes.choose([1, 2]) == 1
-
-
-def test_prompts_whose_tokens_are_not_known_go_in_the_order_of_arrival() -> None:
     assert CachedPrefixes(seeing_tree()).choose([4, 5]) == 4
+
+
+def test_prompts_are_cut_anew_for_a_server_with_blocks_of_another_size() -> None:
+    tree = KvTree()
+    prefixes = CachedPrefixes(tree)
+    prefixes.add(1, (*A, 5))
+    for block_tokens in (4, 2):  # the second one was started anew
+        names = digests_of(A, block_tokens=block_tokens)
+        stored = BlocksStored(names=names, parent=None, token_ids=A)
+        prefixes.changed(tree.step(KvBatch(seq=0, events=(stored,))))
+        prefixes.check_integrity()
+        assert prefixes.cached_tokens(1) == 8
 
 
 def test_cached_prefix_begins_what_costs_least_for_each_prompt_that_uses_it() -> None:
     tree = seeing_tree()
     prefixes = CachedPrefixes(tree)
-    prefixes.add(1, blocks(*C, *C, 1))  # alone: 17 tokens
-    prefixes.add(2, blocks(*A, *B, 2))  # 17 tokens, of which 8 are those of 3 and 4 too
-    prefixes.add(3, blocks(*A, *C, 3))
-    prefixes.add(4, blocks(*A, *A, 4))
+    prefixes.add(1, (*C, *C, 1))  # alone: 17 tokens
+    prefixes.add(2, (*A, *B, 2))  # 17 tokens, of which 8 are those of 3 and 4 too
+    prefixes.add(3, (*A, *C, 3))
+    prefixes.add(4, (*A, *A, 4))
     assert prefixes.choose([1, 2, 3, 4]) == 2
-    prefixes.add(5, blocks(9, 9, 9, 9, 9))  # alone and short: 5 tokens, less than 17 / 1.9
+    prefixes.add(5, (9, 9, 9, 9, 9))  # alone and short: 5 tokens, less than 17 / 1.9
     assert prefixes.choose([1, 2, 3, 4, 5]) == 5
     prefixes.remove(5)
     store(tree, prefixes, 1, A + B)
@@ -100,7 +105,7 @@ def test_the_books_agree_with_a_count_from_nothing(
     for seq, (what, first, second, third) in enumerate(steps, start=1):
         tokens = (*(first,) * 5, *(second,) * 4, *(third,) * 5)
         if what == "add":
-            prefixes.add(seq, blocks(*tokens))
+            prefixes.add(seq, tokens)
             ids.append(seq)
         elif what == "remove" and ids:
             prefixes.remove(ids.pop(first % len(ids)))
@@ -116,6 +121,11 @@ def test_the_books_agree_with_a_count_from_nothing(
         prefixes.check_integrity()
 
 
+class LastFirst(CachedPrefixes):
+    def choose(self, ids: Sequence[int]) -> int:
+        return ids[-1]
+
+
 @given(
     st.lists(
         st.tuples(
@@ -126,15 +136,14 @@ def test_the_books_agree_with_a_count_from_nothing(
         ),
         max_size=80,
     ),
-    st.sampled_from(["the last", "cached_prefix", "arrival"]),
+    st.sampled_from([LastFirst, CachedPrefixes, None]),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt(
-    arriving: list[tuple[int, str, int | None, int]], name: str
+    arriving: list[tuple[int, str, int | None, int]], order: type[CachedPrefixes] | None
 ) -> None:
-    prefixes = CachedPrefixes(seeing_tree())
-    orders = {"the last": lambda ids: ids[-1], "cached_prefix": prefixes.choose}
-    queue = PromptQueue(ServerCache(prefixes=prefixes, choose=orders.get(name)))
+    caches = [] if order is None else [order(seeing_tree())]
+    queue = PromptQueue(*caches)
     waiting: dict[int, Prompt] = {}
     sent_by: dict[int, int] = {}
     """By prompt: which of all prompts that are sent it is at the latest."""
@@ -153,7 +162,7 @@ def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt
         if taken % OLDEST_EVERY == 0:
             assert all(prompt.arrival() < other.arrival() for other in others)
             return
-        by = 5 if name == "arrival" else 3  # priority, deadline, then arrival
+        by = 4 if order is None else 2  # priority, deadline, then arrival
         for other in others:
             assert other.urgency()[:by] >= prompt.urgency()[:by]
 
@@ -164,7 +173,7 @@ def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt
             priority=priority,
             tenant=tenant,
             deadline_us=deadline,
-            blocks=blocks(*(tenant == "a",) * 9, id) if id % 3 else None,
+            token_ids=(*(tenant == "a",) * 9, id) if id % 3 else (),
         )
         waiting[id] = prompt
         sent_by[id] = taken + OLDEST_EVERY * len(waiting)
@@ -173,30 +182,31 @@ def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt
             send()
     while waiting:
         send()
-    prefixes.check_integrity()
-    assert len(prefixes) == 0
+    for prefixes in caches:
+        prefixes.check_integrity()
+        assert len(prefixes) == 0
 
 
 def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
     prefixes = CachedPrefixes(seeing_tree())
-    queue = PromptQueue(ServerCache(prefixes=prefixes, choose=prefixes.choose))
+    queue = PromptQueue(prefixes)
     for id in range(12):
         tenant = "few" if id in (8, 9, 10) else "many"
-        found = blocks(*A, *B, id) if tenant == "many" else blocks(*range(50 * id, 50 * id + 40))
-        queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, tenant=tenant, blocks=found)))
+        found = (*A, *B, id) if tenant == "many" else tuple(range(50 * id, 50 * id + 40))
+        queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, tenant=tenant, token_ids=found)))
     tenants = []
     while (queued := queue.take_next(now_us=0)) is not None:
         tenants.append(queued.prompt.tenant)
     assert tenants[:6] == ["many", "few"] * 3
 
 
-def test_blocks_that_become_known_while_a_prompt_waits_count() -> None:
+def test_tokens_that_become_known_while_a_prompt_waits_count() -> None:
     tree = seeing_tree()
     prefixes = CachedPrefixes(tree)
-    queue = PromptQueue(ServerCache(prefixes=prefixes, choose=prefixes.choose))
+    queue = PromptQueue(prefixes)
     for id in (1, 2):
         queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id)))
-    queue.set_blocks(2, blocks(*A, 5))
+    queue.set_tokens(2, (*A, 5))
     store(tree, prefixes, 1, A)
     queued = queue.take_next(now_us=0)
     assert queued is not None
@@ -204,4 +214,4 @@ def test_blocks_that_become_known_while_a_prompt_waits_count() -> None:
     queue.add(queued)
     again = queue.take_next(now_us=0)
     assert again is not None
-    assert again.prompt.id == 2, "a prompt that was refused keeps its blocks"
+    assert again.prompt.id == 2, "a prompt that was refused keeps its tokens"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from generator.plan.prompt_key import prompt_key
 from generator.plan.reuse import (
     GiveAgain,
     Hasten,
@@ -24,8 +23,8 @@ from tests.records import a_source, an_answer, some_hits
 class Checked:
     """A planner whose books are checked after every call."""
 
-    def __init__(self, keys_max: int = 1_000) -> None:
-        self.plan = PromptReuse(keys_max=keys_max)
+    def __init__(self) -> None:
+        self.plan = PromptReuse(keys_max=1_000)
 
     def arrive(self, unit_id: int, key: str = "k", **more: Any) -> tuple[ReuseAction, ...]:
         query = ReuseQuery(
@@ -166,70 +165,30 @@ def test_queries_are_held_while_answers_are_read() -> None:
     assert reuse.plan.release() == ()
 
 
-def test_the_oldest_keys_are_forgotten_and_the_newest_half_never() -> None:
-    reuse = Checked(keys_max=20)
-    for n in range(100):
-        reuse.log(1_000 + n, offset=n, key=f"k-{n}")
-    for n in range(90, 100):
-        assert reuse.arrive(n, key=f"k-{n}") == (given(n, n),)
-    assert reuse.arrive(1, key="k-1") == (PassOn(unit_id=1),)
-
-
-def test_a_key_depends_on_all_that_decides_an_answer() -> None:
-    def key(**changes: Any) -> str | None:
-        decides: dict[str, Any] = {
-            "prompt_hash": "h",
-            "form": {"type": "object"},
-            "model": "m",
-            "max_tokens": 9,
-            "temperature": 0,
-            "seed": None,
-            "passages": ("a", "b"),
-            "index_version": "v1",
-            "tenant": ("", ""),
-        }
-        return prompt_key(**decides | changes)
-
-    assert key() == key(temperature=0.0) is not None
-    others: list[dict[str, Any]] = [
-        {"prompt_hash": "i"},
-        {"form": None},
-        {"model": "n"},
-        {"max_tokens": 8},
-        {"temperature": 0.5, "seed": 1},
-        {"seed": 1},
-        {"passages": ("b", "a")},
-        {"passages": ("ab",)},
-        {"index_version": "v2"},
-        {"tenant": ("61", "")},
-        {"tenant": ("", "61")},
-    ]
-    keys = {key(), *(key(**changes) for changes in others)}
-    assert len(keys) == len(others) + 1 and None not in keys
-    assert key(temperature=0.5) is None, "the model may answer otherwise"
-
-
-def key_of(*, reuse: bool = True, **given: Any) -> str | None:
+def key_of(text: str = "why?", *, reuse: bool = True, model: str = "m", **given: Any) -> str | None:
     settings = GeneratorSettings(reuse=reuse)
-    record = unit("why?", **given).record
+    record = unit(text, **given).record
     prepared = prepare_prompt(record, settings, load_templates(settings))
-    return reusable_key(record, prepared, settings, "a model")
+    return reusable_key(record, prepared, settings, model)
 
 
 def asking(**wishes: Any) -> dict[str, Any]:
     return {"query": {"generation": Generation(**wishes)}}
 
 
-def test_no_answer_is_given_across_tenants_indexes_requests_or_passages() -> None:
+def test_no_answer_is_given_across_tenants_indexes_requests_models_or_passages() -> None:
     variants: list[dict[str, Any]] = [
         {},
+        {"text": "who?"},
+        {"model": "n"},
         {"headers": (("rag-tenant", b"acme"),)},
         {"headers": (("rag-tenant", b"other"),)},
+        {"query": {"tenant": "acme"}},
         {"index_version": "v8"},
         {"found": some_hits(1)},
         asking(max_tokens=100),
         asking(seed=1),
-        asking(temperature=0.7, seed=3),
+        asking(temperature=0.7, seed=1),
     ]
     keys = [key_of(**each) for each in variants]
     assert None not in keys and len(set(keys)) == len(variants)

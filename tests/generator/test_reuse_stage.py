@@ -95,47 +95,31 @@ def test_an_answer_that_is_older_than_the_horizon_is_not_given_again() -> None:
 
 
 class LongPartition(SlowReader):
-    """Partition 1 has answers that are not read yet, until it is let."""
-
-    is_long = True
+    """Partition 1 has answers that are not read yet."""
 
     def position(self, partition: int) -> int:
-        return super().position(partition) - (partition == 1 and self.is_long)
+        return super().position(partition) - 10 * (partition == 1)
 
 
-def with_a_long_partition() -> tuple[Bench, LongPartition]:
+def test_a_prompt_waits_for_the_answers_of_other_partitions_and_at_most_two_seconds() -> None:
     bench = Bench(has_keys=True, partitions=2, reader=LongPartition)
-    assert isinstance(bench.reader, LongPartition)
+    known, one, other = unit("why?"), unit("why?"), unit("who?")
     bench.assign(0, 1)
-    return bench, bench.reader
-
-
-def test_a_prompt_waits_until_the_answers_of_other_partitions_are_read() -> None:
-    (bench, reader), known, one = with_a_long_partition(), unit("why?"), unit("why?")
-    bench.follow()
-    bench.offer(one)
-    bench.follow()
-    assert not bench.within.units and not bench.sink.dones
-    output = made(known.record, prompt_key="why?")
-    bench.broker.append(
-        output.topic, output.value, key=output.key, headers=output.headers, partition=1
-    )
-    reader.is_long = False
-    bench.follow()
-    bench.follow()
-    assert [answer.replayed for answer in bench.sink.answers] == [True]
-
-
-def test_a_prompt_does_not_wait_longer_than_two_seconds_for_other_partitions() -> None:
-    (bench, _), one = with_a_long_partition(), unit("why?")
     bench.follow()
     bench.offer(one)
     bench.clock.time_us += OTHERS_READ_US_MAX - 1
     bench.follow()
-    assert not bench.within.units
-    bench.clock.time_us += 1
+    assert not bench.within.units and not bench.sink.dones
+    output = made(known.record, prompt_key="why?")
+    value, headers = output.value, output.headers
+    bench.broker.append(output.topic, value, key=output.key, headers=headers, partition=1)
     bench.follow()
-    assert list(bench.within.units) == [one.id]
+    bench.clock.time_us += 1
+    bench.offer(other)
+    bench.follow()
+    assert list(bench.within.units) == [other.id], "partition 1 is not read to its end"
+    bench.follow()
+    assert [answer.replayed for answer in bench.sink.answers] == [True]
 
 
 def test_a_leader_is_hastened_for_the_interactive_class() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import carpool
 from generator.answers import NOTHING_FOUND
-from generator.llm.none import NoLlm
 from generator.llm.protocol import (
     AnswerForm,
     LlmEvent,
@@ -40,10 +39,10 @@ from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 from tests.clocks import HandClock
 from tests.generator.memory_llm import NAME as MEMORY
 from tests.generator.memory_llm import MemoryLlm, Reply
-from tests.generator.stage import Running, running, unit
+from tests.generator.stage import running, unit
 from tests.records import some_hits
 
-CITED = json.dumps({"answer": "Because [2].", "citations": [2, 1]})
+CITED = json.dumps({"answer": "Because [2] [7].", "citations": [2, 1, 9]})
 
 
 def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
@@ -51,17 +50,22 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
         asked = unit()
         run.offer(asked)
         (answer,) = run.wait_for_answers(1)
+        (done,) = run.sink.dones
     assert (answer.query_id, answer.status, answer.is_final, answer.replayed) == (
         f"q-{asked.id}",
         "ok",
         True,
         False,
     )
-    assert answer.answer == "Because [2]."
+    assert answer.answer == "Because [2] [7]."
     assert answer.citations == (
         Citation(n=2, doc_id="d2", title="T2", snippet="text 2", start=8, end=11, score=0.8),
         Citation(n=1, doc_id="d1", title="T1", snippet="text 1", score=0.9),
     )
+    assert answer.invented_citations == (
+        InventedCitation(n=7, start=12, end=15),
+        InventedCitation(n=9),
+    ), "none is put in their place"
     assert answer.quotes == (Quote(n=1, doc_id="d1", start=0, end=6, text="text 1", title="T1"),)
     assert answer.retrieved == (Retrieved(id="d1", score=0.9), Retrieved(id="d2", score=0.8))
     assert (answer.finish_reason, answer.model, answer.attempts, answer.error) == (
@@ -77,28 +81,20 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
     assert (answer.provenance.index_version, answer.provenance.embedding_model) == ("v7", "mini")
     assert answer.provenance.software == f"carpool/{carpool.__version__}"
     assert answer.provenance.prompt_hash is not None and len(answer.provenance.prompt_hash) == 64
-
-
-def test_the_record_has_a_stable_id_and_carries_the_headers_of_its_query() -> None:
-    with running(MemoryLlm()) as run:
-        asked = unit()
-        run.offer(asked)
-        run.wait_for_answers(1)
-        (done,) = run.sink.dones
     (output,) = done.outputs
-    assert done.parts == ((asked.id, 0),)
-    assert (output.topic, output.key, output.partition) == (
+    assert (done.parts, output.topic, output.key, output.partition) == (
+        ((asked.id, 0),),
         ANSWERS.name,
         f"q-{asked.id}".encode(),
         None,
     )
-    assert (
-        header(output.headers, "ce_id")
-        == f"rag.queries.v1/1/{asked.record.source.offset}/answer".encode()
-    )
+    record_id = f"rag.queries.v1/1/{asked.record.source.offset}/answer".encode()
+    assert header(output.headers, "ce_id") == record_id
     assert header(output.headers, "ce_type") == b"rag.answer.completed"
     assert header(output.headers, "traceparent") == b"00-1"
     assert header(output.headers, "other") is None
+    assert run.metric("citations_total", result="invented") == 2
+    assert run.metric("citations_total", result="valid") == 2
 
 
 def test_times_are_of_every_stage_in_milliseconds() -> None:
@@ -120,9 +116,9 @@ def test_the_request_has_the_template_the_options_and_the_numbers_to_cite() -> N
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
         asked = unit("  who? ", query={"priority": -2, "generation": wishes})
         cut = unit(query={"generation": Generation(max_tokens=9_000)})
-        run.offer(asked, cut, unit(found=some_hits(5)))
-        run.wait_for_answers(3)
-    first, second, third = sorted(
+        run.offer(asked, cut, unit(found=some_hits(5)), unit(found=()))
+        run.wait_for_answers(4)
+    first, second, third, empty = sorted(
         engine.requests, key=lambda request: int(request.id.rpartition("/")[2])
     )
     assert first.id == f"rag.queries.v1/1/{asked.record.source.offset}"
@@ -141,13 +137,14 @@ def test_the_request_has_the_template_the_options_and_the_numbers_to_cite() -> N
     )
     assert third.max_tokens == 30
     assert enum_of(third) == [1, 2, 3], "passages_max is 3"
-    last = run.sink.answers[-1]
-    assert [each.in_prompt for each in last.retrieved] == [True] * 3 + [False] * 2
+    (many,) = (each for each in run.sink.answers if len(each.retrieved) == 5)
+    assert [each.in_prompt for each in many.retrieved] == [True] * 3 + [False] * 2
+    assert "(Nothing was found.)" in empty.user and enum_of(empty) is None
 
 
 def enum_of(request: LlmRequest) -> object:
     assert request.schema is not None
-    return request.schema["properties"]["citations"]["items"]["enum"]
+    return request.schema["properties"]["citations"]["items"].get("enum")
 
 
 def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
@@ -172,27 +169,19 @@ def test_partials_can_be_switched_off() -> None:
         assert run.sink.hints == []
 
 
-def test_a_prompt_seen_before_shows_in_the_cached_tokens() -> None:
+def test_a_prompt_seen_before_shows_in_the_cached_tokens_of_its_tenant() -> None:
     with running(MemoryLlm()) as run:
         run.offer(unit("same"))
         run.wait_for_answers(1)
-        run.offer(unit("same"))
+        run.offer(unit("same", headers=((TENANT_HEADER, b"acme"),)))
         first, second = run.wait_for_answers(2)
     assert first.usage is not None and second.usage is not None and second.cache is not None
     assert first.usage.cached_tokens == 0
     assert second.usage.cached_tokens == second.cache.kv_hit_tokens == second.usage.input_tokens > 0
-    assert run.tokens("cached") == run.tokens("computed") == second.usage.cached_tokens
-    assert run.tokens("output") == first.usage.output_tokens + second.usage.output_tokens
-
-
-def test_tokens_are_counted_for_the_tenant_of_the_question() -> None:
-    with running(MemoryLlm()) as run:
-        run.offer(unit("a", headers=((TENANT_HEADER, b"acme"),)))
-        (answer,) = run.wait_for_answers(1)
-    assert answer.usage is not None
-    assert run.tokens("computed", "acme") == answer.usage.input_tokens
-    assert run.tokens("output", "acme") == answer.usage.output_tokens
-    assert run.tokens("computed") == run.tokens("output") == 0
+    assert run.tokens("computed") == run.tokens("cached", "acme") == second.usage.cached_tokens
+    assert run.tokens("cached") == run.tokens("computed", "acme") == 0
+    assert run.tokens("output") == first.usage.output_tokens
+    assert run.tokens("output", "acme") == second.usage.output_tokens
 
 
 class CountingLlm(MemoryLlm):
@@ -219,13 +208,11 @@ def test_an_answer_that_breaks_off_costs_the_tokens_that_the_server_had_counted(
     assert answer.usage.cached_tokens == answer.usage.input_tokens, "it is sent again"
 
 
-def answer_to(
-    reply: Reply, settings: GeneratorSettings | None = None, **more: Any
-) -> tuple[Answer, Running]:
+def answer_to(reply: Reply, settings: GeneratorSettings | None = None, **more: Any) -> Answer:
     with running(MemoryLlm(script=[reply]), settings) as run:
         run.offer(unit(**more))
         (answer,) = run.wait_for_answers(1)
-        return answer, run
+        return answer
 
 
 # ---- what is not whole is not ok
@@ -249,7 +236,7 @@ def whole(text: str) -> Reply:
 def test_the_status_says_whether_the_text_is_whole(
     reply: Reply, status: str, reason: str, text: str | None
 ) -> None:
-    answer, _ = answer_to(reply, GeneratorSettings(max_tokens=20))
+    answer = answer_to(reply, GeneratorSettings(max_tokens=20))
     assert (answer.status, answer.finish_reason, answer.answer) == (status, reason, text)
     assert [citation.n for citation in answer.citations] == ([1] if text else [])
     if status == "failed":
@@ -258,21 +245,9 @@ def test_the_status_says_whether_the_text_is_whole(
         assert answer.error.retryable == (reason == "length")
 
 
-def test_numbers_of_no_passage_are_marked_as_invented_and_none_is_put_in_their_place() -> None:
-    text = json.dumps({"answer": "Because [7].", "citations": [9]})
-    answer, run = answer_to(Reply(text=text))
-    assert (answer.answer, answer.citations, answer.status) == ("Because [7].", (), "ok")
-    assert answer.invented_citations == (
-        InventedCitation(n=7, start=8, end=11),
-        InventedCitation(n=9),
-    )
-    assert run.metric("citations_total", result="invented") == 2
-    assert run.metric("citations_total", result="valid") == 0
-
-
 def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
-    answer, _ = answer_to(Reply(text=CITED), skipped_clusters=(ClusterId(4), ClusterId(9)))
-    assert (answer.status, answer.answer, len(answer.citations)) == ("partial", "Because [2].", 2)
+    answer = answer_to(Reply(text=CITED), skipped_clusters=(ClusterId(4), ClusterId(9)))
+    assert (answer.status, len(answer.citations)) == ("partial", 2)
     assert answer.error == AnswerError(
         type="index_damaged",
         message="2 clusters could not be read and were not searched (4, 9); better passages may be "
@@ -280,17 +255,6 @@ def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
         retryable=True,
         stage="searcher",
     )
-
-
-def test_without_hits_the_prompt_says_so_and_nothing_can_be_cited() -> None:
-    engine = MemoryLlm()
-    with running(engine) as run:
-        run.offer(unit(found=()))
-        (answer,) = run.wait_for_answers(1)
-    assert (answer.status, answer.citations, answer.retrieved) == ("ok", (), ())
-    assert "(Nothing was found.)" in engine.requests[0].user
-    assert engine.requests[0].schema is not None
-    assert engine.requests[0].schema["properties"]["citations"]["maxItems"] == 0
 
 
 def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
@@ -358,7 +322,7 @@ def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
 
 
 def test_without_a_language_model_a_question_needs_no_text() -> None:
-    with running(NoLlm(), llm=LlmSettings(engine="none")) as run:
+    with running([], llm=LlmSettings(engine="none")) as run:
         run.offer(unit(None, query={"vector": b"0000", "embedding_model": "mini"}))
         (answer,) = run.wait_for_answers(1)
     assert answer.status == "ok"
@@ -458,15 +422,12 @@ def test_a_hastened_prompt_goes_first_and_tells_the_server_its_priority() -> Non
     assert [request.priority for request in engine.requests] == [3, -1, 3]
 
 
-def test_a_prompt_has_no_key_without_text_without_a_model_and_with_skipped_clusters() -> None:
-    skipped = unit(skipped_clusters=(ClusterId(4),))
+def test_an_answer_has_the_key_of_its_prompt() -> None:
     with running(MemoryLlm()) as run:
-        assert run.stage.prompt_key(unit().record) == run.stage.prompt_key(unit().record)
-        assert run.stage.prompt_key(unit().record) is not None
-        assert run.stage.prompt_key(skipped.record) is None
-        assert run.stage.prompt_key(unit(None, query={"vector": b"\0" * 4}).record) is None
-        run.offer(unit())
+        asked = unit()
+        run.offer(asked)
         (answer,) = run.wait_for_answers(1)
-        assert answer.prompt_key == run.stage.prompt_key(unit().record)
+        assert answer.prompt_key == run.stage.prompt_key(asked.record) is not None
+        assert run.stage.prompt_key(unit(None, query={"vector": b"\0" * 4}).record) is None
     with running(MemoryLlm(), llm=LlmSettings(engine="none")) as run:
-        assert run.stage.prompt_key(unit().record) is None
+        assert run.stage.prompt_key(asked.record) is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from carpool.errors import ConfigError
 from carpool.loop.stage import Credit
@@ -29,16 +31,17 @@ HANG = Reply(text="one two three", hangs_after=1)
 def test_nothing_is_taken_before_the_server_answers_and_readiness_says_why() -> None:
     down = LlmRefusal("unreachable", "it cannot be reached (refused); is it running?")
     clock = HandClock()
-    with running(MemoryLlm(checks=[down, None]), clock=clock, until_open=False) as run:
+    engines = [MemoryLlm(checks=[down]), MemoryLlm(checks=[down] * 2)]
+    with running(engines, clock=clock, until_open=False) as run:
         reason = "LLM server at memory refuses: it cannot be reached (refused); is it running?"
-        run.wait(lambda: list(run.stage.not_ready()) == [reason])
+        run.wait(lambda: list(run.stage.not_ready()) == [reason] * 2)
         assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
         wake_us = run.tick()
         assert wake_us == clock.time_us + 1_000, "the pause is over"
         clock.time_us = wake_us
         run.wait_until_open()
-        assert run.stage.credit().records == 64
-    assert run.metric("llm_requests_total", outcome="unreachable") == 1
+        assert run.stage.credit().records == 128
+    assert run.metric("llm_requests_total", outcome="unreachable") >= 2
 
 
 def test_a_refusing_server_stops_the_intake_and_keeps_the_queries_in_progress() -> None:
@@ -78,42 +81,6 @@ def test_each_try_has_its_own_generation_id() -> None:
     assert list(by_id)[-1] == answer.generation_id
 
 
-def test_a_query_that_the_server_keeps_failing_on_is_answered_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Picky(MemoryLlm):
-        async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
-            if "poison" in request.user:
-                raise LlmRefusal("broken", "it failed (HTTP 500)")
-            async for event in super().stream(request):
-                yield event
-
-    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 100_000)
-    llm = LlmSettings(tries_max=3)
-    answered = 0
-    with running(Picky(), llm=llm) as run:
-        run.offer(unit("poison"))
-
-        def count(status: str) -> int:
-            return [answer.status for answer in run.sink.answers].count(status)
-
-        while not count("failed"):
-            run.offer(unit("fine"))
-            answered += 1
-            run.wait(lambda: count("ok") == answered)  # noqa: B023
-            run.wait(lambda: run.stage.credit().records > 0)
-        answers = run.wait_for_answers(answered + 1)
-    (failed,) = (answer for answer in answers if answer.status == "failed")
-    assert failed.error is not None and failed.attempts >= 3
-    assert (failed.error.type, failed.error.retryable) == ("llm_refused", True)
-    assert "it failed (HTTP 500)" in failed.error.message
-    (failure,) = (done.failure for done in run.sink.dones if done.failure)
-    assert (failure.query.query_id, failure.is_transient) == (failed.query_id, False), (
-        "its tries are over: the loop adds a dead letter, and no other tries"
-    )
-    assert sum(answer.status == "ok" for answer in answers) == answered
-
-
 def test_the_end_waits_for_answers_in_progress_and_not_for_a_refusing_server() -> None:
     busy = Reply(text="", error=LlmRefusal("busy", "it takes no more work now", retry_after_s=60))
     with running(MemoryLlm(script=[HANG, busy])) as run:
@@ -123,9 +90,17 @@ def test_the_end_waits_for_answers_in_progress_and_not_for_a_refusing_server() -
         run.offer(refused)
         run.wait(lambda: bool(run.stage.not_ready()))
         run.stage.drain(NOW_US + 30_000_000)
+        assert run.stage.credit() == Credit(records=0, size_bytes=0)
         assert run.stage.not_ready() == (), "one answer is in progress"
         run.stage.revoke(frozenset({refused.id - 1}), frozenset())
         assert run.stage.not_ready(), "nothing is in progress"
+
+
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """The log, which is not printed: tracebacks with all variables take seconds."""
+    with capture_logs() as logs:
+        yield logs
 
 
 class Unreadable(MemoryLlm):
@@ -143,6 +118,7 @@ class Unreadable(MemoryLlm):
             yield event
 
 
+@pytest.mark.usefixtures("logs")
 def test_twice_the_same_error_in_whole_answers_rests_a_server_that_has_answered_nothing() -> None:
     engine, clock = Unreadable(), HandClock(step_us=1_000)
     with running(engine, clock=clock) as run:
@@ -161,6 +137,7 @@ def test_twice_the_same_error_in_whole_answers_rests_a_server_that_has_answered_
     assert (answer.status, answer.attempts) == ("ok", 4)
 
 
+@pytest.mark.usefixtures("logs")
 def test_an_error_in_whole_answers_of_a_server_that_answers_others_ends_the_question() -> None:
     engine = Unreadable("poison")
     with running(engine, llm=msgspec.structs.replace(LLM, tries_max=2)) as run:
@@ -172,7 +149,10 @@ def test_an_error_in_whole_answers_of_a_server_that_answers_others_ends_the_ques
         *_, last = run.wait_for_answers(3)
         (letter,) = (done.failure for done in run.sink.dones if done.failure)
     assert (failed.status, failed.attempts, last.status) == ("failed", 2, "ok")
+    assert failed.error is not None
+    assert (failed.error.type, failed.error.retryable) == ("llm_refused", True)
     assert "ZeroDivisionError: oops" in letter.message
+    assert not letter.is_transient, "its tries are over: the loop adds a dead letter, and no try"
 
 
 # ---- deadlines, bounds, revocation, the end
@@ -244,14 +224,6 @@ def test_revoked_queries_are_cancelled_and_never_answered() -> None:
     ]
 
 
-def test_draining_takes_nothing_more_and_finishes_the_queries_in_progress() -> None:
-    with running(MemoryLlm(), GeneratorSettings(concurrency=1)) as run:
-        run.offer(*(unit() for _ in range(5)))
-        run.stage.drain(run.clock.now_us() + 10_000_000)
-        assert run.stage.credit() == Credit(records=0, size_bytes=0)
-        assert len(run.wait_for_answers(5)) == 5
-
-
 def test_closing_cancels_requests_and_is_allowed_twice_or_before_the_start() -> None:
     engine = MemoryLlm(script=[HANG])
     with running(engine) as run:
@@ -300,6 +272,3 @@ def test_a_query_chooses_among_the_templates_of_a_configured_folder(
         run.offer(unit(), unit(query={"generation": Generation(template="b")}))
         run.wait_for_answers(2)
     assert [request.system for request in engine.requests] == ["I am A.", "I am B."]
-
-
-# ---- over HTTP, against the stand-in

@@ -1,10 +1,6 @@
-"""Settings of the generator and of its LLM: defaults, bounds, what is refused by name, where the
-key comes from.
-"""
+"""Settings of the generator and of its LLM: what is refused by name, and lists of servers."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -34,7 +30,6 @@ def load(**environ: str) -> Sections:
         ({"CARPOOL_LLM_BASE_URL": "http://"}, "base_url 'http://' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://a/v1,b/v1"}, "base_url 'b/v1' is no URL"),
         ({"CARPOOL_LLM_BASE_URL": "http://a/v1, http://a/v1"}, "base_url names a server twice"),
-        ({"CARPOOL_GENERATOR_ORDER": "prefix"}, "order"),
         ({"CARPOOL_LLM_KV_EVENTS": "tcp://127.0.0.1"}, "kv_events 'tcp://127.0.0.1' is no"),
         ({"CARPOOL_LLM_KV_EVENTS": "tcp://h:65535"}, "kv_events 'tcp://h:65535' is no"),
         ({"CARPOOL_LLM_KV_EVENTS": "http://h:1"}, "kv_events 'http://h:1' is no"),
@@ -52,21 +47,6 @@ def test_kv_events_are_one_endpoint_a_server() -> None:
     given = LlmSettings(kv_events="ipc:///run/kv, tcp://[::1]:5557").kv_endpoints()
     assert given == ("ipc:///run/kv", "tcp://[::1]:5557")
     assert load(CARPOOL_LLM_KV_EVENTS="tcp://vllm:5557").llm.kv_endpoints() == ("tcp://vllm:5557",)
-
-
-def test_values_at_the_bounds_fit() -> None:
-    load(
-        CARPOOL_GENERATOR_MAX_TOKENS="2048",
-        CARPOOL_LLM_BASE_URL="https://llm.example/v1",
-    )
-
-
-def test_the_key_comes_from_the_environment_and_never_from_a_file(tmp_path: Path) -> None:
-    assert load(CARPOOL_LLM_API_KEY="sk-1").llm.api_key.value == "sk-1"
-    file = tmp_path / "carpool.toml"
-    file.write_text('[llm]\napi_key = "sk-1"\n')
-    with pytest.raises(ConfigError, match="CARPOOL_LLM_API_KEY only"):
-        load_settings(Sections, file=file, environ={})
 
 
 def test_several_servers_are_named_in_one_text() -> None:

@@ -1,22 +1,17 @@
-"""The generator with several LLM servers: one fails, dies, comes back, or has another model."""
+"""The generator with several LLM servers: one dies, comes back, or has another model."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import pytest
 
-from carpool.loop.stage import Credit
-from carpool.testing.llm_server import LlmFault, LlmServer
-from carpool.testing.llm_text import NAME
+from carpool.testing.llm_server import LlmServer
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.settings import LlmSettings
-from tests.clocks import NOW_US, HandClock
 from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import Running, running, unit
 from tests.rig.llm_dialects import DialectServer
@@ -31,31 +26,14 @@ def engines_of(servers: Sequence[LlmServer]) -> list[OpenAiLlm]:
 
 @pytest.fixture(autouse=True)
 def longer_pauses(quick_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 20_000)
-    monkeypatch.setattr("generator.service.BACKOFF_US_MAX", 50_000)
+    monkeypatch.setattr("generator.plan.health.BACKOFF_US_MIN", 20_000)
+    monkeypatch.setattr("generator.plan.health.BACKOFF_US_MAX", 50_000)
 
 
 def open_servers(run: Running, servers: Sequence[LlmServer]) -> list[bool]:
     run.tick()
     labels = [f"127.0.0.1:{server.port}" for server in servers]
     return [run.metric("llm_server_open", server=label) == 1 for label in labels]
-
-
-def test_prompts_are_spread_over_the_servers() -> None:
-    with ExitStack() as stack:
-        servers = [stack.enter_context(LlmServer(latency_ms=20)) for _ in range(3)]
-        run = stack.enter_context(running(engines_of(servers), llm=LLM))
-        run.wait(lambda: all(open_servers(run, servers)))
-        run.offer(*(unit() for _ in range(30)))
-        answers = run.wait_for_answers(30)
-        completed = [server.requests.completed for server in servers]
-        counted = [
-            run.metric("llm_server_requests_total", server=f"127.0.0.1:{server.port}")
-            for server in servers
-        ]
-    assert {answer.status for answer in answers} == {"ok"}
-    assert sum(completed) == 30 and min(completed) >= 8
-    assert counted == completed
 
 
 def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back() -> None:
@@ -87,82 +65,31 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
     assert set(completed.values()) == {1}, "none was generated twice to its end"
 
 
-def test_a_server_that_refuses_all_prompts_gives_them_to_the_other() -> None:
-    with LlmServer() as refusing, LlmServer() as other:
-        refusing.fault = LlmFault(mode="500")
-        servers = [refusing, other]
-        with running(engines_of(servers), llm=LLM) as run:
-            run.wait(lambda: all(open_servers(run, servers)))
-            for _ in range(20):
-                run.wait(lambda: run.stage.credit().records > 0)
-                run.offer(unit())
-            answers = run.wait_for_answers(20)
-    assert {answer.status for answer in answers} == {"ok"}
-    assert (refusing.requests.completed, other.requests.completed) == (0, 20)
-
-
-def test_it_is_not_ready_only_while_no_server_answers_and_names_each() -> None:
-    def down(name: str) -> MemoryLlm:
-        class Down(MemoryLlm):
-            @property
-            def address(self) -> str:
-                return f"http://{name}:8000/v1"
-
-        refusal = LlmRefusal("unreachable", "it cannot be reached")
-        return Down(checks=[refusal])
-
-    clock = HandClock()
-    with running([down("a"), down("b")], clock=clock, until_open=False) as run:
-        said = [
-            f"LLM server at http://{name}:8000/v1 refuses: it cannot be reached" for name in "ab"
-        ]
-        run.wait(lambda: list(run.stage.not_ready()) == said)
-        assert run.stage.credit() == Credit(records=0, size_bytes=64 * 1024 * 1024)
-        clock.time_us = NOW_US + 10_000_000
-        run.wait_until_open()
-
-
 def test_a_server_with_another_model_is_refused() -> None:
-    class Other(MemoryLlm):
-        @property
-        def sample_ids(self) -> tuple[int, ...]:
-            return self.ids
-
-        def __init__(self, *ids: int) -> None:
-            super().__init__()
-            self.ids = ids
-
     async def check() -> None:
-        engines = [Other(1, 2), Other(), Other(1, 3), Other(1, 2)]
+        engines = [MemoryLlm(sample_ids=ids) for ids in ((1, 2), (), (1, 3), (1, 2))]
         servers = LlmServers(engines)
         for server in (0, 1, 3):
             await servers.check(server)
         with pytest.raises(LlmRefusal, match="other token ids of a text than the server at memory"):
             await servers.check(2)
         for server in (0, 3):
-            engines[server].ids = ()  # they are found out about again
+            engines[server].sample_ids = ()  # they are found out about again
         await servers.check(2)
 
     asyncio.run(check())
 
 
 def test_a_server_that_fails_its_check_is_no_measure_for_others() -> None:
-    class Changing(MemoryLlm):
-        ids = (1, 2)
-
-        @property
-        def sample_ids(self) -> tuple[int, ...]:
-            return self.ids
-
     async def check() -> None:
         down = LlmRefusal("unreachable", "it cannot be reached")
-        engines = [Changing(checks=[None, down]), Changing()]
+        engines = [MemoryLlm(checks=checks, sample_ids=(1, 2)) for checks in ([None, down], [])]
         servers = LlmServers(engines)
         for server in (0, 1):
             await servers.check(server)
         with pytest.raises(LlmRefusal, match="cannot be reached"):
             await servers.check(0)
-        engines[1].ids = (1, 3)  # another model on both, one after the other
+        engines[1].sample_ids = (1, 3)  # another model on both, one after the other
         await servers.check(1)
 
     asyncio.run(check())
@@ -199,13 +126,3 @@ def test_a_prompt_is_tokenized_by_a_server_that_answers() -> None:
     assert asyncio.run(servers.tokenize(REQUEST)) == asyncio.run(up.tokenize(REQUEST))
     with pytest.raises(LlmRefusal, match="down b"):
         asyncio.run(LlmServers([Refusing("a"), Refusing("b")]).tokenize(REQUEST))
-
-
-def test_the_thread_ends_with_several_servers() -> None:
-    before = set(threading.enumerate())
-    with LlmServer() as one, running([MemoryLlm(), *engines_of([one])], llm=LLM) as run:
-        run.offer(unit())
-        (answer,) = run.wait_for_answers(1)
-    assert answer.model is not None
-    assert set(threading.enumerate()) <= before
-    assert NAME in one.model

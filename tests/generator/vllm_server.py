@@ -5,101 +5,58 @@ It needs a minute to start, about 4 GB of memory and all cores: start one for ea
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
-import signal
-import subprocess
 import tempfile
-import time
-import urllib.error
-import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from carpool.errors import ConfigError
 from carpool.kafka.embedded import free_port
-from carpool.vllm import (
-    VllmSettings,
-    kv_events_in,
-    model_name,
-    vllm_command,
-    vllm_environment,
-)
+from carpool.vllm import VllmSettings, kv_events_in, model_name, vllm_command, vllm_environment
+from cli.child import Child, ChildSpec
+from cli.guard import Guard
+from cli.http import probe_vllm
+from tests.waiting import wait_until
 
 DEFAULT_MODEL = Path(".carpool/models/smollm2-135m-instruct")
-HOST = "127.0.0.1"
 START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True)
 class VllmServer:
-    """One server. A context manager: ready on entry, ended on exit."""
+    """Where it is. `kv_events`: for `llm.kv_events`."""
 
-    def __init__(self, log_file: Path) -> None:
-        """Chooses a port. Raises `ConfigError` without vLLM or a model."""
-        folder = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_MODEL)
-        if importlib.util.find_spec("vllm") is None or not (folder / "config.json").is_file():
-            raise ConfigError(
-                "no vLLM to start: `make setup-vllm` installs it and makes the model in "
-                f"{DEFAULT_MODEL}; CARPOOL_TEST_MODEL names another model folder"
-            )
-        self._settings = VllmSettings(model_dir=str(folder.resolve()))
-        self._log_file = log_file
-        self._process: subprocess.Popen[bytes] | None = None
-        self.model = model_name(self._settings)
-        self.port = free_port()
-        self._folder = tempfile.TemporaryDirectory(prefix="carpool-")
-        self.kv_events = kv_events_in(Path(self._folder.name)) or ""
-        """For `llm.kv_events`."""
+    url: str
+    model: str
+    kv_events: str
 
-    @property
-    def url(self) -> str:
-        """The base URL of its API."""
-        return f"http://{HOST}:{self.port}/v1"
 
-    def __enter__(self) -> VllmServer:
-        """Starts it and waits. Raises `ConfigError` with the end of its log."""
-        with self._log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                vllm_command(self._settings, self.port, kv_events=self.kv_events or None),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=vllm_environment(os.environ),
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._is_healthy():
-            has_ended = self._process.poll() is not None
-            if has_ended or time.monotonic() > deadline:
-                self.stop()
-                tail = self._log_file.read_text(errors="replace")[-3_000:]
-                what = "ended" if has_ended else f"did not answer within {START_TIMEOUT_S:.0f} s"
-                raise ConfigError(f"vLLM {what}; the end of its log:\n{tail}")
-            time.sleep(0.5)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._folder.cleanup()
-
-    def stop(self) -> None:
-        """Ends the server and the engine process that it started."""
-        process = self._process
-        if process is None:
-            return
-        self._process = None
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            # The server leads its session, and the engine is the last process of it.
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def _is_healthy(self) -> bool:
+@contextmanager
+def running_vllm(log_file: Path) -> Iterator[VllmServer]:
+    """Starts a server, and ends it. Fails with the end of its log."""
+    folder = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_MODEL)
+    settings, port = VllmSettings(model_dir=str(folder.resolve())), free_port()
+    address = f"127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="carpool-") as sockets, closing(Guard()) as guard:
+        kv_events = kv_events_in(Path(sockets))
+        spec = ChildSpec(
+            name="vllm",
+            command=vllm_command(settings, port, kv_events=kv_events),
+            environ=vllm_environment(os.environ),
+            log_file=log_file,
+            probe=partial(probe_vllm, address),
+        )
+        child = Child(spec, guard)
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.port}/health", timeout=5) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+            started = partial(wait_until, timeout_s=START_TIMEOUT_S, every_s=0.5)
+            started(lambda: child.has_ended() or not spec.probe(), child.log_tail)
+            assert not child.has_ended(), child.log_tail()
+            yield VllmServer(f"http://{address}/v1", model_name(settings), kv_events or "")
+        finally:
+            child.ask_to_end()
+            with suppress(AssertionError):
+                wait_until(child.has_ended, timeout_s=STOP_TIMEOUT_S)
+            child.kill()

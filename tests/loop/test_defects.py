@@ -102,8 +102,8 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def with_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("generator.service.BACKOFF_US_MIN", 1_000)
-    monkeypatch.setattr("generator.service.BACKOFF_US_MAX", 2_000)
+    monkeypatch.setattr("generator.plan.health.BACKOFF_US_MIN", 1_000)
+    monkeypatch.setattr("generator.plan.health.BACKOFF_US_MAX", 2_000)
     settings = GeneratorSettings()
     built = replace(
         SERVICES["generator"],

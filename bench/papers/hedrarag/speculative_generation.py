@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import fmean
 
+from bench.simulator.warm_ups import ScoredDraft
 from generator.plan.speculation import protocol
 from generator.plan.speculation.warm_ups import WarmUps
 
@@ -22,7 +23,7 @@ class HedraRag:
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
         self._threshold = threshold
-        self._drafts: dict[str, protocol.DraftFound] = {}
+        self._drafts: dict[str, ScoredDraft] = {}
         self._warm_ups = WarmUps()
 
     def step(
@@ -31,7 +32,7 @@ class HedraRag:
         """Selects drafts, the closest first, until the threshold is reached."""
         actions: list[protocol.SpeculationAction] = []
         match event:
-            case protocol.DraftFound():
+            case ScoredDraft():
                 self._drafts[event.query] = event
                 # The warm-up of a contradicted draft is useless: its slot is free.
                 actions += self._warm_ups.follow(event, 0, load)
@@ -54,5 +55,5 @@ class HedraRag:
         return tuple(actions)
 
 
-def _distance(draft: protocol.DraftFound) -> tuple[float, str]:
+def _distance(draft: ScoredDraft) -> tuple[float, str]:
     return -fmean(draft.scores or [0.0]), draft.query

@@ -16,17 +16,17 @@ from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
 from bench.core.run import begin
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
-from bench.papers.ragcache.cache_aware import cache_aware
+from bench.papers.ragcache.cache_aware import Arrival, CacheAware
 from bench.papers.ragcache.options import RagCacheOptions
 from bench.papers.ragcache.prompts import Renderer
 from bench.papers.ragcache.streams import StreamName, make_stream, natural_stream
 from bench.simulator.prompt_cache import (
     CacheSize,
-    MakeOrder,
     computed_once,
     replay,
 )
 from carpool.vllm import VllmSettings
+from generator.plan.cached_prefixes import CachedPrefixes
 
 STATED = (
     "Figure 18: with cache-aware reordering, its window 32, the average time to the first token is "
@@ -50,10 +50,10 @@ class OrderRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OURS = "cached_prefix"
-ORDERS: dict[str, MakeOrder] = {
-    "arrival": lambda _: None,
-    "cache_aware": cache_aware,
-    OURS: lambda prefixes: prefixes.choose,
+ORDERS: dict[str, type[CachedPrefixes]] = {
+    "arrival": Arrival,
+    "cache_aware": CacheAware,
+    OURS: CachedPrefixes,
 }
 
 
@@ -89,8 +89,8 @@ async def measure(
         asks = make_stream(stream, natural, asks=prompts, seed=seed)
         rendered = [await renderer.render(ask) for ask in asks]
         found = {}
-        for number, (order, make_order) in enumerate(ORDERS.items(), 1):
-            found[order] = replay(rendered, SIZE, make_order, backlog=BACKLOG)
+        for number, (order, prefixes) in enumerate(ORDERS.items(), 1):
+            found[order] = replay(rendered, SIZE, prefixes, backlog=BACKLOG)
             tell(stream, number, len(ORDERS))
         found["oracle"] = computed_once(rendered, SIZE.block_tokens)
         rows += (

@@ -33,13 +33,12 @@ class EngineLoad:
 class DraftFound:
     """A draft arrived: what a search has found in `clusters_done` of its `clusters_total`.
 
-    `passages`: ids of the passages that a prompt would have, best first; `scores`: their scores.
-    Drafts may be missing, but they arrive in their order.
+    `passages`: ids of the passages that a prompt would have, best first. Drafts may be missing, but
+    they arrive in their order.
     """
 
     query: str
     passages: tuple[str, ...]
-    scores: tuple[float, ...]
     clusters_done: int
     clusters_total: int
     at_us: int

@@ -6,31 +6,30 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.papers.ragcache.cache_aware import cache_aware
+from bench.papers.ragcache.cache_aware import CacheAware
 from bench.papers.ragcache.orders import OURS, OrderRow, promises_of
 from bench.papers.ragcache.streams import RECENT_ASKS, RECENT_SHARE, Ask, make_stream
-from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import KvTree
-from tests.generator.test_order import A, B, C, blocks, seeing_tree, store
+from tests.generator.test_order import A, B, C, seeing_tree, store
 
 
 def test_cache_aware_takes_the_largest_ratio_of_cached_to_computed_tokens() -> None:
     """Section 5.2, its two scenarios: more cached first, then less to compute first."""
     tree = seeing_tree()
-    prefixes = CachedPrefixes(tree)
-    prefixes.add(1, blocks(*A, *C))
-    prefixes.add(2, blocks(*B, *B, *C))
-    prefixes.add(3, blocks(*B, *B, 5))
+    prefixes = CacheAware(tree)
+    prefixes.add(1, (*A, *C))
+    prefixes.add(2, (*B, *B, *C))
+    prefixes.add(3, (*B, *B, 5))
     store(tree, prefixes, 1, A)
-    assert cache_aware(prefixes)([1, 2, 3]) == 1
+    assert prefixes.choose([1, 2, 3]) == 1
     store(tree, prefixes, 2, B + B)
-    assert cache_aware(prefixes)([1, 2]) == 2, "more is cached"
-    assert cache_aware(prefixes)([1, 2, 3]) == 3, "as much is cached, less to compute"
+    assert prefixes.choose([1, 2]) == 2, "more is cached"
+    assert prefixes.choose([1, 2, 3]) == 3, "as much is cached, less to compute"
 
 
 def test_cache_aware_gives_the_order_of_arrival_while_nothing_is_known() -> None:
-    assert cache_aware(CachedPrefixes(seeing_tree()))([4, 5]) == 4
-    assert cache_aware(CachedPrefixes(KvTree(block_tokens=4)))([4, 5]) == 4
+    assert CacheAware(seeing_tree()).choose([4, 5]) == 4
+    assert CacheAware(KvTree(block_tokens=4)).choose([4, 5]) == 4
 
 
 def test_streams_repeat_as_they_should() -> None:

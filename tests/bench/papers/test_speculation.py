@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from bench.papers.aquapipe.searches import PASSAGES, searches
 from bench.papers.aquapipe.speculation import PolicyRow, promises_of
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
-from bench.simulator.warm_ups import WarmUpFigures, WarmUpLoad
+from bench.simulator.warm_ups import ScoredDraft, WarmUpFigures, WarmUpLoad
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
     EngineLoad,
@@ -87,7 +87,7 @@ def test_hedrarag_fills_the_server_with_the_closest_first() -> None:
     policy = HedraRag(threshold=0.5)
     full = EngineLoad(in_flight=4, waiting=0, limit=8)
     for name, score in (("far", 0.3), ("near", 0.9), ("middle", 0.5)):
-        one = replace(draft("ab", 1, query=name), scores=(score, score))
+        one = ScoredDraft(**asdict(draft("ab", 1, query=name)), scores=(score, score))
         assert policy.step(one, full) == (), "the threshold is reached"
     two = EngineLoad(in_flight=2, waiting=0, limit=8)
     answered = QueryAnswered(query="another")

@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.papers.ragcache.cache_aware import cache_aware
+from bench.papers.ragcache.cache_aware import Arrival, CacheAware
 from bench.simulator.prompt_cache import (
     BlockSimulator,
     CacheSize,
-    MakeOrder,
     RenderedPrompt,
     computed_once,
     replay,
 )
 from generator.plan.cached_prefixes import CachedPrefixes, blocks_of
 from generator.plan.kv_tree import KvTree, digests_of
-from generator.plan.queue import Choose
 
 BLOCK = 4
 
@@ -105,12 +103,8 @@ PROMPTS.append(PROMPTS[0])
 SIZE = CacheSize(blocks=9, block_tokens=BLOCK, concurrency=1, output_tokens=0)
 
 
-def ours(prefixes: CachedPrefixes) -> Choose:
-    return prefixes.choose
-
-
-@pytest.mark.parametrize("order", [lambda _: None, cache_aware, ours])
-def test_no_order_surpasses_the_bound(order: MakeOrder) -> None:
+@pytest.mark.parametrize("order", [Arrival, CacheAware, CachedPrefixes])
+def test_no_order_surpasses_the_bound(order: type[CachedPrefixes]) -> None:
     bound = computed_once(PROMPTS, BLOCK)
     assert replay(PROMPTS, SIZE, order, backlog=6).cached_share <= bound.cached_share
 
@@ -122,11 +116,11 @@ def test_the_bound_computes_each_block_once() -> None:
 
 def test_with_memory_for_all_the_order_of_arrival_reaches_the_bound() -> None:
     large = CacheSize(blocks=1_000, block_tokens=BLOCK, concurrency=1, output_tokens=0)
-    assert replay(PROMPTS, large, lambda _: None, backlog=1) == computed_once(PROMPTS, BLOCK)
+    assert replay(PROMPTS, large, Arrival, backlog=1) == computed_once(PROMPTS, BLOCK)
 
 
 def test_a_backlog_sends_together_what_begins_alike() -> None:
     twice = [prompt(n, 1 + n % 6, 9) for n in range(12)]  # each first passage comes back after six
-    alone, together = (replay(twice, SIZE, ours, backlog=n) for n in (1, 12))
+    alone, together = (replay(twice, SIZE, CachedPrefixes, backlog=n) for n in (1, 12))
     assert alone.cached == 11 * BLOCK, "the head alone"
     assert together.cached == (11 + 6 * 2) * BLOCK, "and two blocks of every second prompt"
