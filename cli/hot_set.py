@@ -151,7 +151,6 @@ def _measure(
 ) -> SearchTimes:
     """Returns the times of the codes that a searcher would hold. Blocks for some seconds."""
     from searcher.build import bytes_for_codes
-    from searcher.codes.load import load_codes
     from searcher.codes.open import choose_codes
     from searcher.measure_times import BatchScans, TimeRounds
     from searcher.plan.search_times import fit_search_times
@@ -163,8 +162,7 @@ def _measure(
             f"({settings.budget_bytes:,}): times are known only where all codes are in memory. "
             "Raise the budget, or build the index with --codes"
         )
-    codes = load_codes(chosen.codes, index.centroids, direct_io="auto")
-    with BatchScans(codes.scanner, codes.codec, SystemClock(), settings.scoring_threads) as scans:
+    with BatchScans(index, chosen.codes, settings, SystemClock()) as scans:
         rounds = TimeRounds(scans, asked, probes)
         for _ in range(ROUNDS):
             rounds.scan()

@@ -16,16 +16,11 @@ from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from searcher.executor import Executor
 from searcher.executor_by_mode import ExecutorByMode
-from searcher.open_exact import (
-    BESIDE_CODES,
-    ExactPlane,
-    OpenReads,
-    exact_bytes_min,
-    open_exact_plane,
-)
+from searcher.open_exact import BESIDE_CODES, ExactPlane, exact_bytes_min, open_exact_plane
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES, open_passages
 from searcher.passages.passage_reader import PassageReader
 from searcher.settings import SearcherSettings
+from searcher.store.file_reads import OpenReads
 
 
 class SearchPlane(Protocol):

@@ -8,9 +8,8 @@ planner works on slices of clusters; queries and results name clusters.
 
 from __future__ import annotations
 
-import queue
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,26 +19,13 @@ from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
-from searcher.executor import (
-    Finish,
-    ReadError,
-    ScanResult,
-    Search,
-    SearchDraft,
-    SearchGroup,
-    SearchResult,
-)
+from searcher.executor import Finish, ReadError, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.memory.cluster_memory import ClusterMemory
-from searcher.memory.slice_reads import (
-    MemoryEvent,
-    ReadBroke,
-    ReadDone,
-    SpaceFreed,
-)
-from searcher.messages import DropSearches, StopSearching
+from searcher.memory.slice_reads import MemoryEvent, ReadBroke, ReadDone, SpaceFreed
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
+    Demote,
     Dropped,
     Event,
     Evict,
@@ -62,13 +48,9 @@ from searcher.plan.substage import SubstageBudget
 from searcher.scoring.pool import ScoringPool
 from searcher.scoring.scan import QueryBatch, Scoring
 from searcher.scoring.top_k import Float32, Slots, TopTable
+from searcher.search_loop import DropSearches, SearchLoop, StopSearching
 from searcher.store.reads_in_flight import NO_MEMORY
 from searcher.store.waker import Waker
-
-WAIT_S_MAX = 60.0
-"""Longest wait for a message. A longer timeout may overflow."""
-
-_Message = SearchGroup | DropSearches | StopSearching
 
 
 @dataclass(slots=True)
@@ -83,7 +65,7 @@ class _SearchState:
     errors: dict[ClusterId, ReadError] = field(default_factory=dict)
 
 
-class ClusterMajorExecutor:
+class ClusterMajorExecutor(SearchLoop):
     """Implements `Executor`. Memory, pool and waker belong to the caller, who closes them after
     `run`.
     """
@@ -100,46 +82,18 @@ class ClusterMajorExecutor:
         clock: Clock,
     ) -> None:
         """`waker`: that of `memory`."""
+        super().__init__(waker, clock)
         self._memory = memory
         self._slices = slices
         self._planner = planner
         self._pool = pool
-        self._waker = waker
         self._metrics = metrics.searcher
-        self._clock = clock
-        self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._table = TopTable()
         self._searches: dict[int, _SearchState] = {}
-        self._deadlines: dict[int, int] = {}  # of the searches in progress that have one
-        self._window: object = object()  # of the group that joined last
         self._failures: dict[SliceId, ReadError] = {}  # errors of the read that just failed
         self._budget = SubstageBudget()
         self._speed = ReadSpeed()
         self._ahead: set[SliceId] = set()  # read ahead, not wanted by a query so far
-        self._is_stopped = False
-
-    # ---- from any thread
-
-    def join(self, group: SearchGroup) -> None:
-        """Adds a group; see `Executor.join`."""
-        self._put(group)
-
-    def drop(self, keys: Collection[int]) -> None:
-        """Forgets searches; see `Executor.drop`."""
-        self._put(DropSearches(tuple(keys)))
-
-    def found_elsewhere(
-        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
-    ) -> None:
-        """Does nothing: an exact search scans all clusters itself."""
-
-    def stop(self) -> None:
-        """Ends `run` after the current sub-stage; see `Executor.stop`."""
-        self._put(StopSearching())
-
-    def _put(self, message: _Message) -> None:
-        self._mailbox.put(message)
-        self._waker.wake()
 
     # ---- the search thread
 
@@ -160,7 +114,7 @@ class ClusterMajorExecutor:
                 self._send_drafts(tasks)
                 self._budget.scheduled(self._clock.now_us() - began_us - took_us)
             elif self._mailbox.empty():
-                self._waker.wait(self._wait_s())
+                self._wait(self._planner.wake_us(), self._memory.times_out_at_us)
 
     def check_integrity(self) -> None:
         """Checks planner, memory and searches against each other; see `Executor`."""
@@ -180,16 +134,13 @@ class ClusterMajorExecutor:
                 continue
             self._join(groups, finish)
             groups = []
-            self._handle(message, finish)
+            match message:
+                case DropSearches():
+                    for key in message.keys:
+                        self._drop(key, finish)
+                case StopSearching():
+                    self._is_stopped = True
         self._join(groups, finish)
-
-    def _handle(self, message: DropSearches | StopSearching, finish: Finish) -> None:
-        match message:
-            case DropSearches():
-                for key in message.keys:
-                    self._drop(key, finish)
-            case StopSearching():
-                self._is_stopped = True
 
     # ---- reads
 
@@ -215,14 +166,6 @@ class ClusterMajorExecutor:
             case SpaceFreed():
                 self._tell(RoomFreed(slice_id=number), finish)
 
-    def _wait_s(self) -> float:
-        wanted = [*self._deadlines.values(), self._planner.wake_us(), self._memory.times_out_at_us]
-        moments = [moment for moment in wanted if moment is not None]
-        if not moments:
-            return WAIT_S_MAX
-        left_s = (min(moments) - self._clock.now_us()) / 1_000_000
-        return min(max(0.0001, left_s), WAIT_S_MAX)
-
     # ---- searches
 
     def _join(self, groups: list[SearchGroup], finish: Finish) -> None:
@@ -232,18 +175,16 @@ class ClusterMajorExecutor:
         wanted = []
         now_us = self._clock.now_us()
         for group in groups:
-            if group.window is None or group.window != self._window:
-                self._window = group.window
+            if self._begins_window(group):
                 horizon = self._horizon(group)
             wanted += [self._begin(search, now_us) for search in group.searches]
         self._tell(Joined(queries=tuple(wanted), horizon=horizon), finish)
 
     def _horizon(self, group: SearchGroup) -> Mapping[SliceId, int]:
-        """The horizon of a group, by slice; without one, the clusters of the next query."""
-        clusters = group.horizon or dict.fromkeys(group.next_query, 1)
+        """The horizon of a group, by slice."""
         return {
             number: windows
-            for cluster, windows in clusters.items()
+            for cluster, windows in group.horizon.items()
             for number in self._slices.of(cluster)
         }
 
@@ -293,8 +234,7 @@ class ClusterMajorExecutor:
             self._tell(Dropped(query=key), finish)
 
     def _expire(self, finish: Finish) -> None:
-        now_us = self._clock.now_us()
-        for key in [key for key, deadline_us in self._deadlines.items() if now_us >= deadline_us]:
+        for key in self._late():
             search = self._searches[key].search
             self._drop(key, finish)
             finish(search, None)
@@ -348,8 +288,8 @@ class ClusterMajorExecutor:
                 self._count_wasted(action.slice_id)
             case Read():
                 self._begin_read(action)
-            case Promote():
-                self._memory.promote(action.slice_id)
+            case Promote() | Demote():
+                self._memory.requeue(action.slice_id, is_ahead=isinstance(action, Demote))
             case SkipSlice():
                 cluster = self._slices.cluster(action.slice_id)
                 error = self._failures.get(action.slice_id) or RetryableError(

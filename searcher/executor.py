@@ -64,14 +64,12 @@ class Search:
 class SearchGroup:
     """Queries in search order, and advice on what comes after them.
 
-    `window`: any value that differs between windows. `next_query`: the clusters of the first query
-    of the next group (CaGR-RAG, Eq. 4). `horizon`: in how many windows a cluster is needed next; 1:
-    in the next one.
+    `window`: any value that differs between windows. `horizon`: in how many windows a cluster is
+    needed next; 1: in the next one.
     """
 
     searches: tuple[Search, ...]
     window: object = None
-    next_query: tuple[ClusterId, ...] = ()
     horizon: Mapping[ClusterId, int] = field(default_factory=dict)
 
 
@@ -114,10 +112,6 @@ class SearchResult:
     mode: SearchMode = "exact"
     rows_read: int = 0
     scan: ScanResult | None = None
-
-    def hits(self, passages: Sequence[Document]) -> tuple[Hit, ...]:
-        """Returns `passages`, those of the best rows in order, as hits."""
-        return hits_of(self.best, passages)
 
 
 def hits_of(best: TopK, passages: Sequence[Document]) -> tuple[Hit, ...]:

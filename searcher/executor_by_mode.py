@@ -73,9 +73,8 @@ class ExecutorByMode:
                 if search.mode == "exact"
             )
         if exact:
-            # `next` and `horizon` are about queries of which most read no cluster.
-            alone = replace(group, searches=exact, next_query=(), horizon={})
-            self._exact.join(alone)
+            # The horizon is about queries of which most read no cluster.
+            self._exact.join(replace(group, searches=exact, horizon={}))
         if others:
             self._codes.join(replace(group, searches=others))
 

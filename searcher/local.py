@@ -28,7 +28,7 @@ from schemas.query import TOP_K_MAX, SearchMode
 from schemas.record import ClusterId, well_formed
 from schemas.retrieval import Hit
 from searcher.build import SearchPlane, search_and_passages
-from searcher.executor import ReadError, Search, SearchGroup, SearchResult
+from searcher.executor import ReadError, Search, SearchGroup, SearchResult, hits_of
 from searcher.settings import SearcherSettings
 
 CLOSE_TIMEOUT_S = 10.0
@@ -176,7 +176,7 @@ class LocalSearcher:
             read = passages[position]
             if isinstance(read, CorruptionError | RetryableError):
                 raise read
-            found.append(LocalResult(result.hits(read), result.skipped, result.errors))
+            found.append(LocalResult(hits_of(result.best, read), result.skipped, result.errors))
         return found
 
 

@@ -1,23 +1,26 @@
-"""Measures how long codes are scanned for batches of queries, in the threads of a searcher."""
+"""Measures how long codes are scanned for batches of queries, with the executor of a searcher."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Self
 
-import faiss
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from msgspec import structs
 
 from carpool.clock import Clock
-from carpool.codes.faiss_codes import CodeScanner
-from carpool.codes.margin import first_count
-from searcher.plan.search_times import QUERIES_A_SCAN, TimeSample
+from carpool.disk.index import OpenCodes, OpenIndex
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.codes.open import ChosenCodes, open_codes_plane
+from searcher.executor import Search, SearchGroup
+from searcher.local import SearchThread
+from searcher.plan.search_times import TimeSample
+from searcher.settings import SearcherSettings
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -31,24 +34,21 @@ TOP_K = 10
 
 
 class BatchScans:
-    """Scans batches of queries as `CodesExecutor` does, on threads of its own.
+    """Scans batches of queries over codes in memory, and reads no rows."""
 
-    Sets BLAS to one thread in the whole process while it is open, as searchers do.
-    """
-
-    def __init__(self, scanner: CodeScanner, codec: str, clock: Clock, threads: int = 0) -> None:
-        """`scanner`: with codes of `codec` in memory; `threads`: 0 for one a core."""
-        self.threads = threads or len(os.sched_getaffinity(0))
-        self._scanner = scanner
-        self._count = first_count(codec, "default", TOP_K)
+    def __init__(
+        self, index: OpenIndex, codes: OpenCodes, settings: SearcherSettings, clock: Clock
+    ) -> None:
+        """Loads all of `codes`. Blocks."""
+        settings = structs.replace(settings, direct_io="auto")
+        plane = open_codes_plane(index, ChosenCodes(codes=codes), settings, Metrics(), clock)
+        self.threads = settings.scoring_threads or len(os.sched_getaffinity(0))
+        self._thread = SearchThread(plane)
+        self._keys = count()
         self._clock = clock
-        self._pool = ThreadPoolExecutor(
-            self.threads, "measure", initializer=partial(faiss.omp_set_num_threads, 1)
-        )
 
     def __enter__(self) -> Self:
         """Itself."""
-        self._blas = threadpool_limits(limits=1, user_api="blas")
         return self
 
     def __exit__(
@@ -58,29 +58,27 @@ class BatchScans:
         trace: TracebackType | None,
     ) -> None:
         """Ends the threads."""
-        self._pool.shutdown(cancel_futures=True)
-        self._blas.restore_original_limits()
+        self._thread.close()
 
     def time_us(self, queries: Float32, probes: Sequence[Int64]) -> int:
         """Returns the time until the last query of a batch is scanned; 0 if there is no cluster.
 
         `queries`: (n, dim) float32; `probes`: n arrays of clusters. Blocks.
         """
-        left = [number for number, one in enumerate(probes) if len(one)]
-        running: set[Future[object]] = set()
+        searches = tuple(
+            Search(
+                key=next(self._keys),
+                vector=query,
+                clusters=tuple(map(ClusterId, clusters.tolist())),
+                top_k=TOP_K,
+                is_scan=True,
+            )
+            for query, clusters in zip(queries, probes, strict=True)
+            if len(clusters)
+        )
         began_us = self._clock.now_us()
-        while left or running:
-            while left and len(running) < self.threads:
-                share = -(-len(left) // (self.threads - len(running)))
-                taken = left[: min(share, QUERIES_A_SCAN)]
-                del left[: len(taken)]
-                clusters = [probes[number] for number in taken]
-                scan = self._scanner.scan
-                running.add(self._pool.submit(scan, queries[taken], clusters, self._count))
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for one in ended:
-                one.result()
-        return self._clock.now_us() - began_us
+        self._thread.search(SearchGroup(searches=searches))
+        return self._clock.now_us() - began_us if searches else 0
 
 
 class TimeRounds:

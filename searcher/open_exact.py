@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from carpool.clock import Clock
@@ -22,10 +20,7 @@ from searcher.plan.limits import OVERTAKE_US, ClusterMajorLimits
 from searcher.plan.slices import SliceId
 from searcher.scoring.pool import ScoringPool
 from searcher.settings import SearcherSettings
-from searcher.store.files import SegmentFiles
-from searcher.store.kernel_page_reads import open_page_reads
-from searcher.store.page_reads import PageReads
-from searcher.store.reads_in_flight import ReadLimits
+from searcher.store.file_reads import CLOSE_TIMEOUT_S, FileReads, OpenReads, close_all
 from searcher.store.waker import Waker
 
 READ_AHEAD_SHARE = 8
@@ -34,10 +29,6 @@ READ_AHEAD_BYTES_MAX = 96 << 20
 """Twice the bytes with the kernel: as much is scored, or waits for that."""
 SLICE_BYTES_MAX = 8 << 20
 """Smaller: more bookkeeping for each byte. Larger: the disk idles at the ends of windows."""
-"""Reads of up to 1 MiB of clusters at a time."""
-CLOSE_TIMEOUT_S = 0.5
-
-OpenReads = Callable[[SegmentFiles, Waker], PageReads]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +59,14 @@ class ExactPlane:
     planner: ClusterMajorPlanner
     executor: ClusterMajorExecutor
     pool: ScoringPool
-    files: SegmentFiles
+    files: FileReads
     waker: Waker
 
     def close(self) -> None:
         """Ends reads and threads."""
         self.pool.close()
         if self.memory.close(CLOSE_TIMEOUT_S):
-            self.files.close()
-            self.waker.close()
+            close_all([self.files], self.waker)
 
 
 def exact_bytes_min(index: OpenIndex) -> int:
@@ -99,27 +89,18 @@ def open_exact_plane(
     Raises `ConfigError`.
     """
     slices = Slices(index.extents, index.layout, options.slice_bytes_max)
-    with ExitStack() as opened:
-        files = SegmentFiles(index.segment_paths, settings.direct_io)
-        opened.callback(files.close)
-        waker = Waker()
-        opened.callback(waker.close)
-        arena = _open_arena(index, slices, settings.budget_bytes, options)
-        reads = (
-            open_reads(files, waker)
-            if open_reads is not None
-            else open_page_reads(files, waker, clock)
-        )
-        opened.pop_all()
+    arena = _open_arena(index, slices, settings.budget_bytes, options)
+    waker = Waker()
+    files = FileReads(index.segment_paths, settings.direct_io, waker, clock, open_reads=open_reads)
     memory = ClusterMemory(
         layout=index.layout,
         extents=slices.extents,
         paths=[str(path) for path in index.segment_paths],
         sums=index.row_sums,
         arena=arena,
-        reads=reads,
+        reads=files.reads,
         waker=waker,
-        limits=ReadLimits(timeout_us=settings.read_timeout_ms * 1_000),
+        timeout_us=settings.read_timeout_ms * 1_000,
         metrics=metrics,
         clock=clock,
     )

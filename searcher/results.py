@@ -23,7 +23,7 @@ from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
 from schemas.retrieval import Hit, Retrieval, Searched
 from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
-from searcher.executor import ReadError, SearchDraft, SearchResult
+from searcher.executor import ReadError, SearchDraft, SearchResult, hits_of
 
 _log = structlog.get_logger(__name__)
 
@@ -88,9 +88,9 @@ def finish(
         is_transient = isinstance(passages, RetryableError)
         return _broken(group, grouped, message, is_transient, timings_us, now_us)
     timings_us["passages"] = fetch_us
-    output = _retrieval_output(
-        _retrieval(group, grouped, found, passages, is_tuned, timings_us, now_us)
-    )
+    retrieval = _retrieval(group, grouped, found, passages, is_tuned, timings_us, now_us)
+    topic = in_class_of(grouped.source.topic, RETRIEVALS)
+    output = _retrieval_output(retrieval, "r1", topic.name)
     if wire_bytes(output) > RETRIEVALS.max_message_bytes:
         message = (
             f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
@@ -130,15 +130,7 @@ def draft_output(
         clusters_done=found.clusters_done,
         clusters_total=found.clusters_total,
     )
-    value, headers = encode(
-        draft,
-        event_id=f"{draft.source.place}/d{revision}{later_attempt(draft.headers)}",
-        source=SOURCE,
-        time_us=now_us,
-        passed_on=draft.headers,
-    )
-    key = draft.query.query_id.encode()
-    output = Output(topic=RETRIEVAL_DRAFTS.name, key=key, value=value, headers=headers)
+    output = _retrieval_output(draft, f"d{revision}", RETRIEVAL_DRAFTS.name)
     return output if wire_bytes(output) <= RETRIEVAL_DRAFTS.max_message_bytes else None
 
 
@@ -204,7 +196,7 @@ def _retrieval(
         is_final=True,
         index_version=group.index_version,
         embedding_model=group.embedding_model,
-        hits=found.hits(passages),
+        hits=hits_of(found.best, passages),
         skipped_clusters=found.skipped,
         probes=found.probes,
         search=Searched(
@@ -222,18 +214,16 @@ def _retrieval(
     )
 
 
-def _retrieval_output(retrieval: Retrieval) -> Output:
+def _retrieval_output(retrieval: Retrieval, name: str, topic: str) -> Output:
     value, headers = encode(
         retrieval,
-        event_id=f"{retrieval.source.place}/r1{later_attempt(retrieval.headers)}",
+        event_id=f"{retrieval.source.place}/{name}{later_attempt(retrieval.headers)}",
         source=SOURCE,
         time_us=retrieval.completed_us,
         passed_on=retrieval.headers,
     )
-    topic = in_class_of(retrieval.source.topic, RETRIEVALS)
-    return Output(
-        topic=topic.name, key=retrieval.query.query_id.encode(), value=value, headers=headers
-    )
+    key = retrieval.query.query_id.encode()
+    return Output(topic=topic, key=key, value=value, headers=headers)
 
 
 def _unanswered(

@@ -37,12 +37,12 @@ from searcher.build import OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
 from searcher.executor import DraftWish, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.index_fit import check_fits, lags_behind
-from searcher.open_exact import OpenReads
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.lanes import Lanes
 from searcher.scatter.scan_records import result_of, scan_output
 from searcher.scatter.share import Share, clusters_of
 from searcher.settings import SearcherSettings
+from searcher.store.file_reads import OpenReads
 
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +55,9 @@ GROUPS_IN_HAND_MAX = 256
 INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
 """Bytes of these groups, outside the budget; room for the largest record of the topic."""
 ANSWERED_TOGETHER_MAX = 64
-"""Results whose passages are read together: enough to fill the buffers many times."""
+"""Results whose passages are read together: they fill the buffers about once. More: a disk that
+hangs fails more of them at a time.
+"""
 
 
 def parts(group: Group) -> int:
@@ -79,9 +81,7 @@ def build_stage(
     The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
 
-    def open_parts() -> OpenSearcher:
-        return open_searcher(settings, index, metrics, clock, open_reads=open_reads)
-
+    open_parts = partial(open_searcher, settings, index, metrics, clock, open_reads=open_reads)
     return SearcherStage(settings, open_parts, metrics, clock, scans)
 
 
@@ -126,7 +126,7 @@ class SearcherStage:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._lanes = Lanes(scans, self._deliver, self._fail_from_any_thread, clock)
+        self._lanes = Lanes(scans, self._deliver, self._fail, clock)
         self._parts: dict[int, _PendingQuery] = {}  # not finished yet, by the key of the search
         self._waiting: Counter[TopicPartition] = Counter()  # of these, for other lanes
         self._keys: dict[int, set[int]] = {}  # of `_parts`, by unit
@@ -139,7 +139,7 @@ class SearcherStage:
         self._found: queue.SimpleQueue[_Found | _Drafted | None] = queue.SimpleQueue()
         self._drafts = DraftRecords()  # of the answer thread
         self._threads: list[threading.Thread] = []
-        self._sink: Sink | None = None
+        self._sink: Sink  # from `start` on
 
     # ---- the polling thread
 
@@ -147,7 +147,7 @@ class SearcherStage:
         """Starts the search thread, which opens the index, and the answer thread."""
         self._sink = sink
         for name, run in (("search", self._search), ("answers", self._answer)):
-            thread = threading.Thread(target=self._guard, args=(run, sink), name=name, daemon=True)
+            thread = threading.Thread(target=self._guard, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -180,22 +180,20 @@ class SearcherStage:
         The queries of a group that was planned with an older index are planned again. If the index
         of the group is newer, this member leaves its consumer group.
         """
-        assert self._opened is not None and self._sink is not None, (
-            "a group was offered without credit"
-        )
+        assert self._opened is not None, "a group was offered without credit"
         group, manifest = unit.record, self._opened.manifest
         if is_newer(group.index_version, manifest.index_version):
             self._sink.leave_group(lags_behind(group, manifest))
             return
         if is_newer(manifest.index_version, group.index_version):
-            self._return(unit, manifest, self._sink)
+            self._return(unit, manifest)
             return
         try:
             check_fits(group, manifest)
         except DeploymentError as error:
-            self._fail(error, self._sink)
+            self._fail(error)
             return
-        wanted = self._end_unwanted(unit, self._opened, self._sink)
+        wanted = self._end_unwanted(unit, self._opened)
         searches: dict[int, Search] = {}
         for part, share in wanted.items():
             try:
@@ -208,7 +206,6 @@ class SearcherStage:
             SearchGroup(
                 searches=tuple(searches.values()),
                 window=(group.grouper, group.window_id),
-                next_query=group.next.clusters if group.next is not None else (),
                 horizon=self._lanes.horizon(group),
             )
         )
@@ -222,9 +219,7 @@ class SearcherStage:
                 if search.key not in self._parts:
                     self._lanes.forget(group, part, search.key)
 
-    def _end_unwanted(
-        self, unit: Unit[Group], opened: OpenSearcher, sink: Sink
-    ) -> dict[int, Share]:
+    def _end_unwanted(self, unit: Unit[Group], opened: OpenSearcher) -> dict[int, Share]:
         """Returns the parts of a group to search here; ends those that only others search."""
         group = unit.record
         shares = self._lanes.shares(
@@ -238,10 +233,10 @@ class SearcherStage:
                 if shares[part].kind == "refuse"
             )
             parts = tuple((unit.id, part) for part in unwanted)
-            sink.done(Done(parts=parts, outputs=refusals))
+            self._sink.done(Done(parts=parts, outputs=refusals))
         return {part: share for part, share in shares.items() if share.clusters}
 
-    def _return(self, unit: Unit[Group], manifest: Manifest, sink: Sink) -> None:
+    def _return(self, unit: Unit[Group], manifest: Manifest) -> None:
         """Sends the queries of a group back, to be planned with this index or a newer one."""
         group, ours = unit.record, manifest.index_version
         if group.index_version != self._last_returned:
@@ -255,16 +250,17 @@ class SearcherStage:
             )
         for part in _owed(unit):
             grouped = group.queries[part]
+            now_us = self._clock.now_us()
             if group.home_of(grouped) != group.lane:
-                refusal = scan_output(group, grouped, None, self._clock.now_us())
-                sink.done(Done(parts=((unit.id, part),), outputs=(refusal,)))
-                continue
-            outcome = return_query(group, part, index_version=ours, now_us=self._clock.now_us())
-            if outcome.answered is None:
-                self._metrics.index.queries_returned.inc()
+                output = scan_output(group, grouped, None, now_us)
             else:
-                self._count_answer(outcome)
-            sink.done(Done(parts=((unit.id, part),), outputs=(outcome.output,)))
+                outcome = return_query(group, part, index_version=ours, now_us=now_us)
+                output = outcome.output
+                if outcome.answered is None:
+                    self._metrics.index.queries_returned.inc()
+                else:
+                    self._count_answer(outcome)
+            self._sink.done(Done(parts=((unit.id, part),), outputs=(output,)))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Does nothing: the executor checks deadlines."""
@@ -287,7 +283,6 @@ class SearcherStage:
 
     def _charge(self, unit: Unit[Group], part: int, error: Exception) -> None:
         """Forgets the search of a part, if any, and ends the try of its query."""
-        assert self._sink is not None, "charged after the start"
         with self._lock:
             keys = [key for key in self._keys.get(unit.id, ()) if self._parts[key].part == part]
         self._drop(keys)
@@ -386,31 +381,26 @@ class SearcherStage:
 
     # ---- the other threads
 
-    def _guard(self, run: Callable[[Sink], None], sink: Sink) -> None:
+    def _guard(self, run: Callable[[], None]) -> None:
         try:
-            run(sink)
+            run()
         except CarpoolError as error:
-            self._fail(error, sink)
+            self._fail(error)
         except Exception as error:
             _log.exception("a thread of the searcher broke")
             self._fail(
                 CarpoolError(
                     f"the {threading.current_thread().name} thread of the searcher broke: "
                     f"{error!r}; this is a fault of Carpool, please report it"
-                ),
-                sink,
+                )
             )
 
-    def _fail_from_any_thread(self, error: CarpoolError) -> None:
-        assert self._sink is not None, "scans are read after the start"
-        self._fail(error, self._sink)
-
-    def _fail(self, error: CarpoolError, sink: Sink) -> None:
+    def _fail(self, error: CarpoolError) -> None:
         with self._lock:
             self._missing = str(error)
-        sink.fail(error)
+        self._sink.fail(error)
 
-    def _search(self, sink: Sink) -> None:
+    def _search(self) -> None:
         # One BLAS thread each: more of them spin when a core is taken.
         with threadpool_limits(limits=1, user_api="blas"):
             opened = self._open()
@@ -421,7 +411,7 @@ class SearcherStage:
             except Exception as error:  # any search may be the cause; the process ends
                 with self._lock:
                     parts = tuple((each.unit.id, each.part) for each in self._parts.values())
-                sink.charge(parts, error)
+                self._sink.charge(parts, error)
                 raise
 
     def _open(self) -> OpenSearcher | None:
@@ -436,7 +426,7 @@ class SearcherStage:
         opened.close()
         return None
 
-    def _answer(self, sink: Sink) -> None:
+    def _answer(self) -> None:
         while taken := self._wait_for_found():
             with self._lock:
                 opened = self._opened
@@ -450,7 +440,7 @@ class SearcherStage:
                 continue  # closing
             one_by_one(
                 ended,
-                partial(self._end, opened, sink),
+                partial(self._end, opened),
                 lambda item, error: self._charge(item[0].unit, item[0].part, error),
             )
             try:
@@ -461,7 +451,6 @@ class SearcherStage:
     def _end(
         self,
         opened: OpenSearcher,
-        sink: Sink,
         ended: Sequence[tuple[_PendingQuery, Search, SearchResult | None]],
     ) -> None:
         """Ends these searches."""
@@ -469,12 +458,12 @@ class SearcherStage:
         done: list[tuple[_PendingQuery, int, SearchResult]] = []
         for query, search, found in ended:
             if search.is_scan:
-                self._end_scan(search, query, found, sink)
+                self._end_scan(search, query, found)
             elif found is None or _is_late(query, now_us):
-                self._hand_over(query, search.key, expire(query.grouped, now_us), sink)
+                self._hand_over(query, search.key, expire(query.grouped, now_us))
             else:
                 done.append((query, search.key, found))
-        self._answer_together(done, opened, sink)
+        self._answer_together(done, opened)
 
     def _send_drafts(self, drafts: Sequence[_Drafted], opened: OpenSearcher) -> None:
         """Sends the newest draft of each search that goes on."""
@@ -492,7 +481,6 @@ class SearcherStage:
                 self._clock.now_us(),
             )
             if output is not None:
-                assert self._sink is not None, "drafts come after the start"
                 self._sink.hint(output)
                 self._metrics.searcher.drafts.inc()
 
@@ -509,19 +497,20 @@ class SearcherStage:
             items.append(item)
         return items
 
-    def _end_scan(
-        self, search: Search, pending: _PendingQuery, found: SearchResult | None, sink: Sink
-    ) -> None:
+    def _end_scan(self, search: Search, pending: _PendingQuery, found: SearchResult | None) -> None:
         """Sends a scan to the home of its query; one that has expired has expired there, too."""
         group = pending.unit.record
         outputs: tuple[Output, ...] = ()
         if found is not None:
             grouped = group.queries[pending.part]
             outputs = (scan_output(group, grouped, found.scan, self._clock.now_us()),)
+        self._done(search.key, Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
+
+    def _done(self, key: int, done: Done) -> None:
         with self._lock:
-            is_wanted = self._let_go(search.key) is not None
-        if is_wanted:
-            sink.done(Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
+            is_wanted = self._let_go(key) is not None
+        if is_wanted:  # else revoked
+            self._sink.done(done)
 
     def _deliver(self, key: int, scan: Scan) -> None:
         """Passes on what another lane found; called by the inbox, on any thread."""
@@ -538,7 +527,6 @@ class SearcherStage:
         self,
         done: Sequence[tuple[_PendingQuery, int, SearchResult]],
         opened: OpenSearcher,
-        sink: Sink,
     ) -> None:
         """Reads the passages of results, and hands each over as soon as it has them."""
         started_us = self._clock.now_us()
@@ -556,9 +544,9 @@ class SearcherStage:
                 is_tuned=opened.manifest.recall is not None,
                 now_us=now_us,
             )
-            self._hand_over(pending, key, outcome, sink)
+            self._hand_over(pending, key, outcome)
 
-    def _hand_over(self, pending: _PendingQuery, key: int, outcome: Outcome, sink: Sink) -> None:
+    def _hand_over(self, pending: _PendingQuery, key: int, outcome: Outcome) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
@@ -566,17 +554,15 @@ class SearcherStage:
                 )
         elif outcome.failure is None:  # else the loop counts it, if it does not retry the query
             self._count_answer(outcome)
-        with self._lock:
-            is_wanted = self._let_go(key) is not None
-        if is_wanted:  # else revoked
-            sink.done(
-                Done(
-                    parts=((pending.unit.id, pending.part),),
-                    outputs=(outcome.output,),
-                    operations=outcome.operations,
-                    failure=outcome.failure,
-                )
-            )
+        self._done(
+            key,
+            Done(
+                parts=((pending.unit.id, pending.part),),
+                outputs=(outcome.output,),
+                operations=outcome.operations,
+                failure=outcome.failure,
+            ),
+        )
 
     def _count_answer(self, outcome: Outcome) -> None:
         self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from typing import Any
 
 from carpool.__main__ import main as carpool
-from carpool.clock import Clock
+from carpool.clock import SystemClock
 from searcher import open_exact
+from searcher.store.file_reads import FileReads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
 from searcher.store.waker import Waker
@@ -50,10 +52,13 @@ def command(bytes_per_s: float) -> tuple[str, ...]:
 def main(bytes_per_s: float) -> None:
     """Runs the searcher until a stop signal."""
 
-    def slow(files: SegmentFiles, waker: Waker, clock: Clock) -> PageReads:
-        return _SlowReads(ThreadPageReads(files, waker, clock, 1), waker, bytes_per_s)
+    def slow(files: SegmentFiles, waker: Waker) -> PageReads:
+        return _SlowReads(ThreadPageReads(files, waker, SystemClock(), 1), waker, bytes_per_s)
 
-    vars(open_exact)["open_page_reads"] = slow
+    def open_slow(*given: Any, **named: Any) -> FileReads:
+        return FileReads(*given, **{**named, "open_reads": slow})
+
+    vars(open_exact)["FileReads"] = open_slow
     sys.argv[1:] = ["searcher"]
     carpool()
 

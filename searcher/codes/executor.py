@@ -16,8 +16,7 @@ from __future__ import annotations
 import queue
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import faiss
@@ -29,14 +28,15 @@ from carpool.codes.margin import COUNT_MAX, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.query import CodesQuery
-from searcher.codes.source import CodeSource, ScanPart
+from searcher.codes.source import CodeSource
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
-from searcher.messages import DropSearches, FoundElsewhere, StopSearching
 from searcher.plan.search_times import QUERIES_A_SCAN
 from searcher.rows.row_reader import RowReader, RowsRead
+from searcher.scan_task import Scanned, ScanTask, run_scan
 from searcher.scoring.top_k import TopK
+from searcher.search_loop import DropSearches, FoundElsewhere, SearchLoop, StopSearching
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
+from searcher.shard.scans import ShardScans
 from searcher.store.waker import Waker
 
 Float32 = npt.NDArray[np.float32]
@@ -44,29 +44,11 @@ Int64 = npt.NDArray[np.int64]
 
 MORE = 4
 """Times the rows that a scan proposes if all that it proposed are within the margin."""
-WAIT_S_MAX = 60.0
 ELSEWHERE_US = 30_000_000
 """After this time, clusters that another searcher was to scan are scanned here."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    """A scan has ended: `rows` and `estimates` are (len(parts), n), best first.
-
-    A row is -1 where there are fewer.
-    """
-
-    parts: tuple[ScanPart, ...]
-    rows: Int64
-    estimates: Float32
-    took_us: int
-    error: BaseException | None = None
-
-
-_Message = SearchGroup | DropSearches | StopSearching | FoundElsewhere | _Scanned | ShardScanned
-
-
-class CodesExecutor:
+class CodesExecutor(SearchLoop):
     """Implements `Executor`. The rows and the waker belong to the caller."""
 
     def __init__(
@@ -84,12 +66,10 @@ class CodesExecutor:
 
         `shard` belongs to the caller.
         """
+        super().__init__(waker, clock)
         self._codes = codes
         self._rows = rows
-        self._waker = waker
         self._metrics = metrics.searcher
-        self._clock = clock
-        self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         # Each thread scans by itself: the threads of OpenMP spin when a core is taken.
         self._pool = ThreadPoolExecutor(
             threads, "scan", initializer=partial(faiss.omp_set_num_threads, 1)
@@ -98,35 +78,8 @@ class CodesExecutor:
         self._scans = 0
         self._shard = ShardScans(shard, self._put, clock) if shard is not None else None
         self._queries: dict[int, CodesQuery] = {}
-        self._waiting: deque[ScanPart] = deque()  # not scanned yet
-        self._window: object = object()  # of the group that joined last
-        self._deadlines: dict[int, int] = {}
+        self._waiting: deque[ScanTask] = deque()  # not scanned yet
         self._elsewhere: set[int] = set()  # queries that wait for other searchers
-        self._is_stopped = False
-
-    # ---- from any thread
-
-    def join(self, group: SearchGroup) -> None:
-        """Adds a group; see `Executor.join`."""
-        self._put(group)
-
-    def drop(self, keys: Collection[int]) -> None:
-        """Forgets searches; see `Executor.drop`."""
-        self._put(DropSearches(tuple(keys)))
-
-    def found_elsewhere(
-        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
-    ) -> None:
-        """Takes what another searcher found; see `Executor.found_elsewhere`."""
-        self._put(FoundElsewhere(key, tuple(asked), found))
-
-    def stop(self) -> None:
-        """Ends `run`; see `Executor.stop`."""
-        self._put(StopSearching())
-
-    def _put(self, message: _Message) -> None:
-        self._mailbox.put(message)
-        self._waker.wake()
 
     # ---- the search thread
 
@@ -144,7 +97,12 @@ class CodesExecutor:
                 for rows in read:
                     self._score(rows, finish)
                 if not read and self._mailbox.empty() and not self._is_stopped:
-                    self._waker.wait(self._wait_s())
+                    self._wait(
+                        *(self._queries[key].give_up_at_us for key in self._elsewhere),
+                        self._rows.times_out_at_us,
+                        self._codes.times_out_at_us,
+                        self._shard.times_out_at_us if self._shard is not None else None,
+                    )
         finally:
             self._pool.shutdown(cancel_futures=True)
             if self._shard is not None:
@@ -170,12 +128,10 @@ class CodesExecutor:
             match message:
                 case SearchGroup():
                     self._join(message)
-                case _Scanned():
+                case Scanned():
                     self._take_scanned(message, finish)
                 case FoundElsewhere():
                     self._take_elsewhere(message, finish)
-                case ShardScanned():
-                    self._take_shard_scanned(message, finish)
                 case DropSearches():
                     for key in message.keys:
                         self._forget(key)
@@ -183,12 +139,10 @@ class CodesExecutor:
                     self._is_stopped = True
 
     def _join(self, group: SearchGroup) -> None:
-        if group.window is None or group.window != self._window:
-            self._window = group.window
-            self._codes.expect(group.horizon or dict.fromkeys(group.next_query, 1))
+        if self._begins_window(group):
+            self._codes.expect(group.horizon)
         if self._shard is not None:
-            probes = [search.clusters for search in group.searches]
-            self._shard.shard.add_queries(probes)
+            self._shard.shard.add_queries([search.clusters for search in group.searches])
         for search in group.searches:
             self._begin(search)
 
@@ -231,10 +185,13 @@ class CodesExecutor:
             query.promise(self._codes.codec)
             self._codes.want(key, clusters)
         if held and self._shard is not None:
-            vector = query.search.vector
-            part = ShardPart(key=key, vector=vector, clusters=held, count=query.count)
-            self._shard.add(part)
+            self._shard.add(self._task(key, held))
         return len(held)
+
+    def _task(self, key: int, clusters: tuple[ClusterId, ...]) -> ScanTask:
+        query = self._queries[key]
+        vector, count = query.search.vector, query.count
+        return ScanTask(key=key, vector=vector, clusters=clusters, count=count)
 
     def _forget(self, key: int) -> None:
         if self._queries.pop(key, None) is not None:
@@ -243,8 +200,7 @@ class CodesExecutor:
         self._elsewhere.discard(key)
 
     def _expire(self, finish: Finish) -> None:
-        now_us = self._clock.now_us()
-        for key in [key for key, deadline_us in self._deadlines.items() if now_us >= deadline_us]:
+        for key in self._late():
             search = self._queries[key].search
             self._forget(key)
             finish(search, None)
@@ -282,18 +238,6 @@ class CodesExecutor:
             asked = tuple(self._queries[key].elsewhere)
             self._take_elsewhere(FoundElsewhere(key, asked, None), finish)
 
-    def _wait_s(self) -> float:
-        moments = [*self._deadlines.values()]
-        moments += [self._queries[key].give_up_at_us for key in self._elsewhere]
-        for part in (self._rows, self._codes, self._shard):
-            if part is not None and (times_out_at_us := part.times_out_at_us) is not None:
-                moments.append(times_out_at_us)
-        if not moments:
-            return WAIT_S_MAX
-        # A millisecond more: a wait that ends early would end at once, again and again.
-        wait_us = min(moments) - self._clock.now_us()
-        return min(max(0.0, wait_us / 1_000_000) + 0.001, WAIT_S_MAX)
-
     def _are_in_hand(self, keys: Int64) -> npt.NDArray[np.bool_]:
         return np.isin(keys, np.fromiter(self._queries, np.int64, len(self._queries)))
 
@@ -304,14 +248,14 @@ class CodesExecutor:
         for part in self._codes.advance():
             query = self._queries.get(part.key)
             if query is None:
-                self._codes.end(part)
+                self._codes.end(part.clusters)
                 continue
             query.errors.update(part.errors)
             query.bytes_read += part.bytes_read
             query.has_last_part = part.is_last
             if part.clusters:
                 query.unscanned += 1
-                self._waiting.append(part)
+                self._waiting.append(self._task(part.key, part.clusters))
             else:
                 self._go_on([part.key], finish)
 
@@ -320,74 +264,50 @@ class CodesExecutor:
         # Rows that wait for a buffer must not become more and more.
         while self._waiting and self._scans < self._threads > self._rows.waiting:
             share = -(-len(self._waiting) // (self._threads - self._scans))
-            parts = self._next_parts(min(share, QUERIES_A_SCAN))
-            if not parts:
+            tasks = self._next_tasks(min(share, QUERIES_A_SCAN))
+            if not tasks:
                 return
             self._scans += 1
             if self._shard is not None:
                 self._shard.shard.begin_substage()
-            queries = [self._queries[part.key] for part in parts]
-            scan = self._pool.submit(self._scan_on_thread, parts, queries)
-            scan.add_done_callback(partial(self._end_scan, tuple(parts)))
+            self._pool.submit(run_scan, self._codes.scanner, tasks, self._put, self._clock)
 
-    def _next_parts(self, count_max: int) -> list[ScanPart]:
-        """Takes the next waiting parts whose scans propose equally many rows."""
-        parts: list[ScanPart] = []
-        while self._waiting and len(parts) < count_max:
-            part = self._waiting[0]
-            query = self._queries.get(part.key)
-            if query is None:  # it was dropped
-                self._codes.end(part)
+    def _next_tasks(self, count_max: int) -> tuple[ScanTask, ...]:
+        """Takes the next waiting tasks that propose equally many rows."""
+        tasks: list[ScanTask] = []
+        while self._waiting and len(tasks) < count_max:
+            task = self._waiting[0]
+            if task.key not in self._queries:  # it was dropped
+                self._codes.end(task.clusters)
             else:
-                if parts and query.count != self._queries[parts[0].key].count:
+                if tasks and task.count != tasks[0].count:
                     break
-                parts.append(part)
+                tasks.append(task)
             self._waiting.popleft()
-        return parts
+        return tuple(tasks)
 
-    def _scan_on_thread(
-        self, parts: Sequence[ScanPart], queries: Sequence[CodesQuery]
-    ) -> tuple[Int64, Float32, int]:
-        began_us = self._clock.now_us()
-        rows, estimates = self._codes.scanner.scan(
-            np.stack([query.search.vector for query in queries]),
-            [np.array(part.clusters, np.int64) for part in parts],
-            queries[0].count,
-        )
-        return rows, estimates, self._clock.now_us() - began_us
-
-    def _end_scan(
-        self, parts: tuple[ScanPart, ...], scan: Future[tuple[Int64, Float32, int]]
-    ) -> None:
-        """Called on the thread of the scan."""
-        if scan.cancelled():
-            return
-        if (error := scan.exception()) is not None:
-            nothing = np.empty((0, 0), np.int64)
-            self._put(_Scanned(parts, nothing, nothing.astype(np.float32), 0, error))
-        else:
-            self._put(_Scanned(parts, *scan.result()))
-
-    def _take_scanned(self, scanned: _Scanned, finish: Finish) -> None:
+    def _take_scanned(self, scanned: Scanned, finish: Finish) -> None:
         """Keeps what a scan proposes, and wants the rows of queries that are scanned."""
-        self._scans -= 1
-        for part in scanned.parts:
-            self._codes.end(part)
-        if scanned.error is not None:
-            raise scanned.error
-        scanned_keys = []
-        share_us = scanned.took_us // len(scanned.parts)
-        for part, rows, estimates in zip(
-            scanned.parts, scanned.rows, scanned.estimates, strict=True
+        if self._shard is not None and scanned.scanner is self._shard.shard:
+            if not self._shard.end(scanned):
+                return
+        else:
+            self._scans -= 1
+            for task in scanned.tasks:
+                self._codes.end(task.clusters)
+            if scanned.error is not None:
+                raise scanned.error
+        share_us = scanned.took_us // len(scanned.tasks)
+        keys = []
+        for task, rows, estimates in zip(
+            scanned.tasks, scanned.rows, scanned.estimates, strict=True
         ):
-            query = self._queries.get(part.key)
-            if query is None:
-                continue
-            query.search_us += share_us
-            query.unscanned -= 1
-            query.candidates.append((rows, estimates))
-            scanned_keys.append(part.key)
-        self._go_on(list(dict.fromkeys(scanned_keys)), finish)
+            if (query := self._queries.get(task.key)) is not None:
+                query.search_us += share_us
+                query.unscanned -= 1
+                query.candidates.append((rows, estimates))
+                keys.append(task.key)
+        self._go_on(list(dict.fromkeys(keys)), finish)
 
     def _go_on(self, keys: Sequence[int], finish: Finish) -> None:
         """Wants the rows that the scans of queries propose, or what is still to be scanned."""
@@ -455,25 +375,6 @@ class CodesExecutor:
         self._go_on(list(keys), finish)
         if self._shard.start():
             self._shard.shard.begin_substage()
-
-    def _take_shard_scanned(self, scanned: ShardScanned, finish: Finish) -> None:
-        assert self._shard is not None
-        if scanned.error is not None:
-            self._shard.shard.fail(scanned.error)
-            return
-        if not self._shard.end(scanned):
-            return
-        keys = []
-        share_us = scanned.took_us // len(scanned.parts)
-        for part, rows, estimates in zip(
-            scanned.parts, scanned.rows, scanned.estimates, strict=True
-        ):
-            if (query := self._queries.get(part.key)) is not None:
-                query.search_us += share_us
-                query.unscanned -= 1
-                query.candidates.append((rows, estimates))
-                keys.append(part.key)
-        self._go_on(list(dict.fromkeys(keys)), finish)
 
     # ---- scores
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -67,7 +66,7 @@ class ResidentCodes:
         parts, self._parts = self._parts, []
         return parts
 
-    def end(self, part: ScanPart) -> None:
+    def end(self, clusters: Sequence[ClusterId]) -> None:
         """Does nothing; see `CodeSource`."""
 
     def check_integrity(self) -> None:
@@ -94,10 +93,9 @@ def load_codes(
         by_segment.setdefault(extent.segment, []).append(cluster)
     files = SegmentFiles([file.path for file in codes.files], direct_io)
     try:
-        for segment, clusters in by_segment.items():
+        for clusters in by_segment.values():
             for together in _runs(codes, clusters):
-                _load(codes, scanner, files.descriptor(segment), together, broken)
-            files.forget_all(segment)
+                _load(codes, scanner, files, together, broken)
     finally:
         files.close()
     for cluster, error in broken.items():
@@ -122,7 +120,7 @@ def _runs(codes: OpenCodes, clusters: list[int]) -> list[list[int]]:
 def _load(
     codes: OpenCodes,
     scanner: CodeScanner,
-    descriptor: int,
+    files: SegmentFiles,
     clusters: list[int],
     broken: dict[ClusterId, CorruptionError],
 ) -> None:
@@ -130,9 +128,14 @@ def _load(
     size_bytes = sum(codes.extents[cluster].read_bytes for cluster in clusters)
     if not size_bytes:
         return
-    file = codes.files[codes.extents[clusters[0]].segment]
+    segment = codes.extents[clusters[0]].segment
+    file = codes.files[segment]
     buffer = mmap.mmap(-1, size_bytes)
-    count = _fill(descriptor, buffer, first_bytes)
+    try:
+        count = files.fill(segment, memoryview(buffer), first_bytes)
+    except OSError as error:
+        _log.error("codes cannot be read", error=str(error), path=files.path(segment))
+        count = 0
     content = np.frombuffer(buffer, np.uint8)
     for cluster in clusters:
         extent = codes.extents[cluster]
@@ -145,19 +148,3 @@ def _load(
             broken[ClusterId(cluster)] = file.damaged(wrong)
         else:
             scanner.load(cluster, content[start : start + extent.size_bytes])
-
-
-def _fill(descriptor: int, buffer: mmap.mmap, offset_bytes: int) -> int:
-    """Reads until the buffer is full or the file ends; returns the bytes read."""
-    view = memoryview(buffer)
-    done_bytes = 0
-    try:
-        while done_bytes < len(view) and (
-            count := os.preadv(descriptor, [view[done_bytes:]], offset_bytes + done_bytes)
-        ):
-            done_bytes += count
-    except OSError as error:
-        _log.error("codes cannot be read", error=str(error), byte=offset_bytes + done_bytes)
-    finally:
-        view.release()
-    return done_bytes

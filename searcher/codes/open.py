@@ -28,10 +28,8 @@ from searcher.rows.row_reader import RowReader
 from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.files import SegmentFiles
-from searcher.store.kernel_page_reads import open_page_reads
+from searcher.store.file_reads import FileReads, OpenReads, close_all
 from searcher.store.page_reads import PageReads
-from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
@@ -40,7 +38,6 @@ SLOTS = 4
 SLOT_PAGES = 256
 """Pages of a buffer: 10 rows for each of 20 queries."""
 BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
-CLOSE_TIMEOUT_S = 0.5
 CLUSTERS_MIN = 4
 """Paged codes need room for so many clusters of the largest size. With less, searches are exact."""
 
@@ -66,21 +63,14 @@ class CodesPlane:
 
     executor: CodesExecutor
     shard: HotShard | None
-    reads: tuple[tuple[PageReads, SegmentFiles], ...]
+    reads: tuple[FileReads, ...]
     waker: Waker
 
     def close(self) -> None:
         """Ends reads and threads."""
         if self.shard is not None:
             self.shard.close()
-        have_ended = True
-        for reads, files in self.reads:
-            if reads.close(CLOSE_TIMEOUT_S):
-                files.close()
-            else:
-                have_ended = False
-        if have_ended:
-            self.waker.close()
+        close_all(self.reads, self.waker)
 
 
 def _resident_bytes(codes: OpenCodes) -> int:
@@ -140,88 +130,63 @@ def open_codes_plane(
     metrics: Metrics,
     clock: Clock,
     open_shard: Callable[[CodeSource], HotShard | None] = lambda codes: None,
+    *,
+    open_reads: OpenReads | None = None,
 ) -> CodesPlane:
-    """Returns the plane; loads the codes that are to be in memory. Blocks. Raises `ConfigError`."""
-    opener = _Opener(settings, clock)
+    """Returns the plane; loads the codes that are to be in memory. Blocks. Raises `ConfigError`.
+
+    `open_reads` is for tests: of rows, and of paged codes.
+    """
+    timeout_us = settings.read_timeout_ms * 1_000
+    waker, reads = Waker(), list[FileReads]()
+
+    def reads_of(paths: Sequence[Path]) -> PageReads:
+        reads.append(FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads))
+        return reads[-1].reads
+
     try:
-        codes = (
-            load_codes(chosen.codes, index.centroids, direct_io=settings.direct_io)
-            if chosen.paged_bytes is None
-            else opener.paged(index, chosen.codes, chosen.paged_bytes, metrics)
+        rows = RowReader(
+            layout=index.layout,
+            sums=index.row_sums,
+            segment_first_pages=segment_first_pages(
+                [path.stat().st_size for path in index.segment_paths]
+            ),
+            reads=reads_of(index.segment_paths),
+            buffers=ReadBuffers(SLOTS, SLOT_PAGES),
+            timeout_us=timeout_us,
+            clock=clock,
         )
-        rows = opener.rows(index)
+        codes: CodeSource
+        if chosen.paged_bytes is None:
+            codes = load_codes(chosen.codes, index.centroids, direct_io=settings.direct_io)
+        else:
+            pages = reads_of([file.path for file in chosen.codes.files])
+            buffers = ReadBuffers(SLOTS, SLOT_PAGES)
+            pieces = PieceReader(chosen.codes, pages, buffers, timeout_us, clock)
+            codes = _paged(index, chosen.codes, chosen.paged_bytes, pieces, metrics)
         shard = open_shard(codes)
     except BaseException:
-        opener.close()
+        close_all(reads, waker)
         raise
     executor = CodesExecutor(
         codes=codes,
         rows=rows,
-        waker=opener.waker,
+        waker=waker,
         threads=settings.scoring_threads or len(os.sched_getaffinity(0)),
         metrics=metrics,
         clock=clock,
         shard=shard,
     )
-    reads = tuple(opener.opened)
-    return CodesPlane(executor=executor, shard=shard, reads=reads, waker=opener.waker)
+    return CodesPlane(executor=executor, shard=shard, reads=tuple(reads), waker=waker)
 
 
-class _Opener:
-    """Opens files, and reads of them that wake one thread."""
-
-    def __init__(self, settings: SearcherSettings, clock: Clock) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._limits = ReadLimits(timeout_us=settings.read_timeout_ms * 1_000)
-        self.waker = Waker()
-        self.opened: list[tuple[PageReads, SegmentFiles]] = []
-
-    def rows(self, index: OpenIndex) -> RowReader:
-        """Returns the reader of rows."""
-        sizes = [path.stat().st_size for path in index.segment_paths]
-        return RowReader(
-            layout=index.layout,
-            sums=index.row_sums,
-            segment_first_pages=segment_first_pages(sizes),
-            reads=self._reads(index.segment_paths),
-            buffers=ReadBuffers(SLOTS, SLOT_PAGES),
-            limits=self._limits,
-            clock=self._clock,
-        )
-
-    def paged(
-        self, index: OpenIndex, codes: OpenCodes, budget_bytes: int, metrics: Metrics
-    ) -> CodeSource:
-        """Returns paged codes, none of them in memory."""
-        return_freed_memory()
-        sizes = [extent.size_bytes for extent in codes.extents]
-        return PagedCodes(
-            codes,
-            CodeScanner(
-                codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
-            ),
-            PagedCodesPlanner(sizes, budget_bytes),
-            PieceReader(
-                codes,
-                self._reads([file.path for file in codes.files]),
-                ReadBuffers(SLOTS, SLOT_PAGES),
-                self._limits,
-                self._clock,
-            ),
-            metrics,
-            read_ahead_pages=SLOT_PAGES,
-        )
-
-    def close(self) -> None:
-        """Closes what was opened, after an error."""
-        for reads, files in self.opened:
-            reads.close(CLOSE_TIMEOUT_S)
-            files.close()
-        self.waker.close()
-
-    def _reads(self, paths: Sequence[Path]) -> PageReads:
-        files = SegmentFiles(paths, self._settings.direct_io)
-        reads = open_page_reads(files, self.waker, self._clock)
-        self.opened.append((reads, files))
-        return reads
+def _paged(
+    index: OpenIndex, codes: OpenCodes, budget_bytes: int, pieces: PieceReader, metrics: Metrics
+) -> PagedCodes:
+    """Returns paged codes, none of them in memory."""
+    return_freed_memory()
+    scanner = CodeScanner(
+        codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
+    )
+    planner = PagedCodesPlanner([extent.size_bytes for extent in codes.extents], budget_bytes)
+    return PagedCodes(codes, scanner, planner, pieces, metrics, read_ahead_pages=SLOT_PAGES)

@@ -91,9 +91,9 @@ class PagedCodes:
             if not self._do_steps(parts):
                 return parts
 
-    def end(self, part: ScanPart) -> None:
+    def end(self, clusters: Sequence[ClusterId]) -> None:
         """See `CodeSource`."""
-        for cluster in part.clusters:
+        for cluster in clusters:
             self._scans[cluster] -= 1
             if not self._scans[cluster]:
                 del self._scans[cluster]

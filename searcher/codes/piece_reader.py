@@ -22,7 +22,7 @@ from schemas.record import ClusterId
 from searcher.codes.source import ReadError
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads
-from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, ReadsInFlight
+from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
 
 UInt8 = npt.NDArray[np.uint8]
 Load = Callable[[int, UInt8], None]
@@ -60,13 +60,13 @@ class PieceReader:
         codes: OpenCodes,
         reads: PageReads,
         buffers: ReadBuffers,
-        limits: ReadLimits,
+        timeout_us: int,
         clock: Clock,
     ) -> None:
         self._codes = codes
         self._buffers = buffers
         self._in_flight = ReadsInFlight[tuple[_Slot, list[_Piece]]](
-            reads, limits, clock, self._free
+            reads, timeout_us, clock, self._free
         )
         self._next_ticket = 0
         self._wanted: dict[int, deque[_Piece]] = {}  # not taken yet, by ticket

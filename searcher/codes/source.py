@@ -66,8 +66,8 @@ class CodeSource(Protocol):
         """Returns parts that can be scanned now. Does not block."""
         ...
 
-    def end(self, part: ScanPart) -> None:
-        """A part was scanned, or will not be."""
+    def end(self, clusters: Sequence[ClusterId]) -> None:
+        """The clusters of a part were scanned, or will not be."""
         ...
 
     def check_integrity(self) -> None:

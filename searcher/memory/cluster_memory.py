@@ -33,7 +33,7 @@ from searcher.memory.slice_reads import (
 from searcher.memory.verify import PageVerifier
 from searcher.plan.slices import SliceId
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
-from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadLimits, ReadsInFlight, timed_out
+from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadsInFlight, timed_out
 from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
@@ -63,26 +63,18 @@ class ClusterMemory:
         arena: Arena,
         reads: PageReads,
         waker: Waker,
-        limits: ReadLimits,
+        timeout_us: int,
         metrics: Metrics,
         clock: Clock,
-        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
-        ahead_max: int = AHEAD_MAX,
-        read_bytes_max: int = READ_BYTES_MAX,
     ) -> None:
         """`extents`: by slice; `paths`, the names in errors, and `sums`: by segment.
 
         `waker` wakes when a batch of `reads` has ended, and when pages were verified.
-        `in_flight_bytes_max`: with so many at the kernel, no further slice is begun; `ahead_max`:
-        slices that are read ahead; `read_bytes_max`: of one read, a page at least.
         """
         assert arena.block_bytes % layout.page_bytes == 0, "a page would straddle two blocks"
         self._extents = extents
         self._arena = arena
-        self._limits = limits
-        self._in_flight_bytes_max = in_flight_bytes_max
-        self._ahead_max = ahead_max
-        self._read_bytes_max = read_bytes_max
+        self._timeout_us = timeout_us
         self._verifier = PageVerifier(layout, paths, sums)
         self._metrics = metrics.searcher
         self._metrics.budget_bytes.set(arena.size_bytes)
@@ -93,7 +85,7 @@ class ClusterMemory:
         self._loading: dict[SliceId, SliceRead] = {}
         self._loading_bytes = 0
         self._waiting: dict[SliceId, SliceRead] = {}  # of these, the kernel has not begun
-        self._in_flight = ReadsInFlight(reads, limits, clock, self._free)
+        self._in_flight = ReadsInFlight(reads, timeout_us, clock, self._free)
         self._unchecked: list[SliceRead] = []
         self._checks: deque[tuple[list[SliceRead], Future[list[ReadError | None]]]] = deque()
         self._checker = ThreadPoolExecutor(1, "verify")
@@ -151,13 +143,13 @@ class ClusterMemory:
         self._loading[number] = self._waiting[number] = read
         self._loading_bytes += read.arena_bytes
 
-    def promote(self, number: SliceId) -> None:
-        """Puts the read of a slice that is read ahead behind those that queries wait for.
+    def requeue(self, number: SliceId, *, is_ahead: bool) -> None:
+        """A read is the last one of those that queries wait for, or of those ahead, from now on.
 
         A slice that is not being read is ignored.
         """
         if (read := self._loading.get(number)) is not None:
-            read.is_ahead = False
+            read.is_ahead = is_ahead
             if number in self._waiting:
                 self._waiting[number] = self._waiting.pop(number)
 
@@ -226,15 +218,15 @@ class ClusterMemory:
         begun_bytes = sum(read.extent.size_bytes for read in begun)
         ahead = sum(read.is_ahead for read in begun)
         for read in sorted(self._waiting.values(), key=lambda read: read.is_ahead):
-            if begun_bytes >= self._in_flight_bytes_max:
+            if begun_bytes >= IN_FLIGHT_BYTES_MAX:
                 return
-            if read.is_ahead and ahead >= self._ahead_max:
+            if read.is_ahead and ahead >= AHEAD_MAX:
                 return
             del self._waiting[read.number]
             begun_bytes += read.extent.size_bytes
             ahead += read.is_ahead
             page_bytes = self._verifier.layout.page_bytes
-            read_bytes = max(1, self._read_bytes_max // page_bytes) * page_bytes
+            read_bytes = max(1, READ_BYTES_MAX // page_bytes) * page_bytes
             self._submit(first_batch(read, self._arena.view, read_bytes), read)
 
     def _submit(self, batch: PageBatch, read: SliceRead) -> None:
@@ -261,11 +253,11 @@ class ClusterMemory:
 
     def _give_up_waiting(self) -> None:
         """Where the disk has ended nothing for so long, what waits for it will not come either."""
-        before_us = self._clock.now_us() - self._limits.timeout_us
+        before_us = self._clock.now_us() - self._timeout_us
         if self._waiting and self._last_end_us < before_us:
             for read in [one for one in self._waiting.values() if one.started_us < before_us]:
                 del self._waiting[read.number]
-                self._fail(read, timed_out(self._limits.timeout_us), is_stuck=False)
+                self._fail(read, timed_out(self._timeout_us), is_stuck=False)
 
     def _check(self) -> None:
         """Has what was read verified, and takes what was found."""

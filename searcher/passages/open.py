@@ -11,9 +11,7 @@ from searcher.passages.passage_reader import PassageReader
 from searcher.passages.range_reader import RangeReader
 from searcher.settings import SearcherSettings
 from searcher.store.buffers import PAGE_BYTES, ReadBuffers
-from searcher.store.files import SegmentFiles
-from searcher.store.kernel_page_reads import open_page_reads
-from searcher.store.reads_in_flight import ReadLimits
+from searcher.store.file_reads import FileReads, OpenReads
 from searcher.store.waker import Waker
 
 SLOTS = 4
@@ -23,19 +21,26 @@ PASSAGE_BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
 
 
 def open_passages(
-    table: DocumentTable, settings: SearcherSettings, metrics: Metrics, clock: Clock
+    table: DocumentTable,
+    settings: SearcherSettings,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    open_reads: OpenReads | None = None,
 ) -> PassageReader:
-    """Returns the reader of the documents of `table`. Blocks. Raises `ConfigError`."""
+    """Returns the reader of the documents of `table`. Blocks. Raises `ConfigError`.
+
+    `open_reads` is for tests.
+    """
     paths = (Path(table.offsets_path), Path(table.documents_path))
-    files = SegmentFiles(paths, settings.direct_io)
     waker = Waker()
-    reads = open_page_reads(files, waker, clock)
+    files = FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads)
     ranges = RangeReader(
-        reads=reads,
+        reads=files.reads,
         waker=waker,
         buffers=ReadBuffers(SLOTS, SLOT_PAGES),
-        limits=ReadLimits(timeout_us=settings.read_timeout_ms * 1_000),
+        timeout_us=settings.read_timeout_ms * 1_000,
         metrics=metrics,
         clock=clock,
     )
-    return PassageReader(table, ranges, reads, files, waker)
+    return PassageReader(table, ranges, files, waker)

@@ -14,15 +14,14 @@ from carpool.disk.documents import ENTRY_BYTES, Document, DocumentEntry, Documen
 from carpool.errors import CorruptionError
 from searcher.passages.range_reader import RangeReader
 from searcher.plan.passage_reads import share_out
-from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads, ReadError
+from searcher.store.file_reads import FileReads, close_all
+from searcher.store.page_reads import ReadError
 from searcher.store.waker import Waker
 
 OFFSETS_FILE, DOCUMENTS_FILE = 0, 1
 """Numbers of `documents.idx` and `documents.dat` among the files that are read."""
 READ_TOGETHER_BYTES = 4 << 20
 """Documents that are in memory at a time, beside those of a query that has more."""
-CLOSE_TIMEOUT_S = 0.5
 
 T = TypeVar("T")
 
@@ -31,17 +30,11 @@ class PassageReader:
     """Reads passages for one thread at a time. It owns what it is given."""
 
     def __init__(
-        self,
-        table: DocumentTable,
-        ranges: RangeReader,
-        reads: PageReads,
-        files: SegmentFiles,
-        waker: Waker,
+        self, table: DocumentTable, ranges: RangeReader, files: FileReads, waker: Waker
     ) -> None:
-        """`ranges` of `reads` of `files`: `documents.idx` and `documents.dat`."""
+        """`ranges` of `files`: `documents.idx` and `documents.dat`."""
         self._table = table
         self._ranges = ranges
-        self._reads = reads
         self._files = files
         self._waker = waker
 
@@ -52,8 +45,10 @@ class PassageReader:
 
         `results`: the rows of each. The first error of a result is yielded instead. Results may
         come in another order. Raises `IndexError` for a row that does not exist. Blocks while it
-        reads. Where reads hang, that is for at most as many time limits as there are buffers.
+        reads: at most a time limit longer where the disk hangs, and as many as there are buffers
+        where only some reads do.
         """
+        self._ranges.ask_again()
         wanted = [self._table.numbers(rows) for rows in results]
         entries, errors = self._entries(sorted({number for one in wanted for number in one}))
         sizes = {number: entry.size_bytes for number, entry in entries.items()}
@@ -76,9 +71,7 @@ class PassageReader:
 
     def close(self) -> None:
         """Ends the reads, and closes the files. Blocks up to half a second."""
-        if self._reads.close(CLOSE_TIMEOUT_S):
-            self._files.close()
-            self._waker.close()
+        close_all([self._files], self._waker)
 
     def _entries(
         self, numbers: Sequence[int]

@@ -23,7 +23,7 @@ from searcher.plan.passage_reads import (
 )
 from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
-from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, ReadsInFlight
+from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
 from searcher.store.waker import Waker
 
 
@@ -55,16 +55,21 @@ class RangeReader:
         reads: PageReads,
         waker: Waker,
         buffers: ReadBuffers,
-        limits: ReadLimits,
+        timeout_us: int,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         """`waker`: wakes when a batch of `reads` has ended."""
         self._waker = waker
         self._buffers = buffers
-        self._in_flight = ReadsInFlight[int](reads, limits, clock, buffers.give_back)
+        self._in_flight = ReadsInFlight[int](reads, timeout_us, clock, buffers.give_back)
         self._bytes_read = metrics.searcher.bytes_read.labels(purpose="passages")
         self._clock = clock
+        self._hang: ReadError | None = None  # of the last round, if no read of it ended
+
+    def ask_again(self) -> None:
+        """A disk that hung may work again."""
+        self._hang = None
 
     def read(
         self, file: int, starts: Sequence[int], sizes: Sequence[int]
@@ -72,14 +77,15 @@ class RangeReader:
         """Returns the content of each range of a file, or why it could not be read.
 
         `starts`, `sizes`: in bytes; ranges may overlap. Blocks until the reads have ended, or are
-        given up after the time limit.
+        given up after the time limit. After a round in which no read ended nothing is read, until
+        `ask_again`: all ranges fail.
         """
         ranges = _Ranges(starts, sizes, self._buffers.slot_pages)
         for _ in self._in_flight.ended():  # buffers of reads that hung may have come back
             raise AssertionError("a round had not ended")
         while ranges.wanted:
-            if not self._buffers.free:  # every buffer is with a read that hangs
-                ranges.fail(RetryableError(NO_MEMORY))
+            if self._hang is not None or not self._buffers.free:  # all with reads that hang
+                ranges.fail(self._hang or RetryableError(NO_MEMORY))
                 break
             reads = take_reads(ranges.wanted, self._buffers.slot_pages)
             self._submit(file, reads)
@@ -87,6 +93,7 @@ class RangeReader:
                 self._waker.wait(self._wait_s())
                 for batch, _ in self._in_flight.ended():
                     self._take(batch, reads, ranges)
+                    self._hang = None if batch.ended.any() else batch.errors[0]
         return [ranges.errors.get(of, content) for of, content in enumerate(ranges.content)]
 
     def check_integrity(self) -> None:

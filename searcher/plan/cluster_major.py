@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from searcher.plan.cluster_steps import (
     Action,
+    Demote,
     Dropped,
     Event,
     Evict,
@@ -157,8 +158,10 @@ class ClusterMajorPlanner:
                     actions.append(Promote(slice_id=one.id))
             elif one.room is Room.RESIDENT:
                 self._table.set_work(one, Work.READY)
-            elif one.room in (Room.RESERVED, Room.READING):
+            elif one.is_being_read:  # for queries that were dropped
                 self._expect(one)
+                if one.room is Room.READING:
+                    actions.append(Promote(slice_id=one.id))
             else:
                 unfetched.append(one)
         self._demand.add(
@@ -187,6 +190,8 @@ class ClusterMajorPlanner:
         if one.is_leaving:
             self._table.set_leaving(one, False)
             actions.append(Evict(slice_id=one.id))
+        elif one.room is Room.READING:
+            actions.append(Demote(slice_id=one.id))
 
     def _set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
         known = {
@@ -256,14 +261,16 @@ class ClusterMajorPlanner:
         return bool(self._to_read_ahead) or self._demand.lacks_any()
 
     def _issue(self, actions: list[Action]) -> None:
-        """Issues the reads whose room is free, those for no query last."""
-        reserved = sorted(self._table.in_room(Room.RESERVED), key=lambda one: one.reader is None)
+        """Issues the reads whose room is free, those that no query wants last."""
+        reserved = sorted(self._table.in_room(Room.RESERVED), key=lambda one: not one.wanted_by)
         for one in reserved:
             is_full = self._table.occupied_bytes + one.size_bytes > self._limits.budget_bytes
             if one.is_leaving or is_full:
                 return
             self._table.set_room(one, Room.READING)
             actions.append(Read(slice_id=one.id, query=one.reader))
+            if one.reader is not None and not one.wanted_by:
+                actions.append(Demote(slice_id=one.id))
 
     def _read_ahead(self, actions: list[Action]) -> None:
         """Reserves room for slices of the horizon, soonest first, up to `prefetch_bytes`."""
@@ -272,7 +279,7 @@ class ClusterMajorPlanner:
             if one.room is Room.ABSENT:
                 if self._table.ahead_bytes + one.size_bytes > self._limits.prefetch_bytes:
                     return
-                victims = self._memory.reserve_ahead(one, self._is_wanted_later_than(number))
+                victims = self._memory.reserve(one, None, self._is_wanted_later_than(number))
                 if victims is None:
                     return
                 self._evict(victims, actions)

@@ -91,7 +91,14 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Promote:
-    """A query wants a slice that is being read ahead: its read goes before other reads ahead."""
+    """A query wants a slice that is being read for none: its read goes before others for none."""
+
+    slice_id: SliceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demote:
+    """No query wants a slice any more that is being read: its read goes behind all others."""
 
     slice_id: SliceId
 
@@ -112,7 +119,7 @@ class FinishQuery:
     skipped: tuple[SliceId, ...] = ()
 
 
-Action = Evict | Read | Promote | SkipSlice | FinishQuery
+Action = Evict | Read | Promote | Demote | SkipSlice | FinishQuery
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,8 @@ HedraRAG, section 4.4: the clusters that are probed most are in the shard, and i
 once in 50 sub-stages. VectorLiteRAG, section 4.1: it changes when the hot clusters have changed.
 Neither says how that is known. Here the shard is filled anew from the counts of the next queries
 when the hit rate has fallen (`page_test.py`): first with those of few queries, then of more. A
-shard that is empty at the start is filled in the same way.
+shard that is empty at the start is filled in the same way. Clusters that could not be loaded are
+chosen again with the next queries.
 
 *A sub-stage* is one scan, of codes or of the shard. *A change* is made in small parts, so that
 loads do not slow searches much.
@@ -33,6 +34,7 @@ SUBSTAGES_MIN = 50
 """Sub-stages from one change of the shard to the next (HedraRAG, section 4.4)."""
 CHOICES = (100, 500, 2000)
 """Queries since the fall, or the start, after which the clusters are chosen anew."""
+NEVER = 1 << 62
 PART_SHARE = 0.01
 """Bytes that enter after one sub-stage, as a share of the shard; one cluster may be more.
 
@@ -62,6 +64,7 @@ class HotSwaps:
         self._counts = np.zeros(len(size_bytes), np.int64)  # probes since the fall
         self._queries = 0  # since the fall
         self._chosen = 0  # of `CHOICES`, since the fall
+        self._again_at = NEVER  # queries after which what could not be loaded is tried again
         self._held = np.zeros(len(size_bytes), bool)  # in the shard, or about to enter
         self._enter: deque[ClusterId] = deque()  # in this change, hottest first
         self._leave: deque[ClusterId] = deque()  # where they need room, coldest first
@@ -90,6 +93,8 @@ class HotSwaps:
 
     def left(self, cluster: ClusterId) -> None:
         """A cluster takes no memory of the shard: it left, or it could not be loaded."""
+        if self._held[cluster]:
+            self._again_at = self._queries + CHOICES[-1]
         self._held[cluster] = False
         self._running.discard(cluster)
 
@@ -103,8 +108,8 @@ class HotSwaps:
         """
         self._substages += 1
         if not self._enter:
-            is_due = self._chosen < len(CHOICES) and self._queries >= CHOICES[self._chosen]
-            if self._running or not is_due or self._substages < SUBSTAGES_MIN:
+            due_at = CHOICES[self._chosen] if self._chosen < len(CHOICES) else self._again_at
+            if self._running or self._queries < due_at or self._substages < SUBSTAGES_MIN:
                 return None
             self._choose()
         return self._part() if self._enter else None
@@ -123,6 +128,7 @@ class HotSwaps:
         self._leave = deque(map(ClusterId, order[(self._held & ~wanted)[order]][::-1].tolist()))
         self._substages = 0
         self._chosen = sum(self._queries >= known for known in CHOICES)
+        self._again_at = NEVER
         self._test = PageTest()  # of the hit rate with the new clusters
 
     def _part(self) -> Swaps:

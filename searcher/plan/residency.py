@@ -28,30 +28,20 @@ class Residency:
         """Bytes that could be reserved now if all evictable slices were evicted."""
         return self._budget_bytes - self._table.fixed_bytes - self._table.stuck_bytes
 
-    def reserve(self, one: Slice, reader: int) -> tuple[Slice, ...] | None:
-        """Reserves room for reading `one` for the query `reader`.
-
-        Returns what was evicted, in order; None, and nothing changes, if there is no room.
-        """
-        if one.size_bytes > self.room_bytes:
-            return None
-        victims = []
-        while self._table.used_bytes + one.size_bytes > self._budget_bytes:
-            number = self._policy.victim(self._table.fixed())
-            assert number is not None, "there should be room, and the policy has nothing to evict"
-            victims.append(self._table[number])
-            self._evict(victims[-1])
-        self._begin(one, reader)
-        return tuple(victims)
-
-    def reserve_ahead(
-        self, one: Slice, may_evict: Callable[[Slice], bool]
+    def reserve(
+        self,
+        one: Slice,
+        reader: int | None,
+        may_evict: Callable[[Slice], bool] = lambda victim: True,
     ) -> tuple[Slice, ...] | None:
-        """Like `reserve`, for no query yet: evicts only what `may_evict` allows.
+        """Reserves room for reading `one` for the query `reader`; None: ahead, for no query yet.
 
-        Leaves room for the largest slice, so that no query waits for memory.
+        Returns what was evicted, in order; None, and nothing changes, if there is no room, or
+        `may_evict` forbids it. A read ahead leaves room for the largest slice, so that no query
+        waits for memory.
         """
-        if one.size_bytes + self._table.largest_bytes > self.room_bytes:
+        spare_bytes = self._table.largest_bytes if reader is None else 0
+        if one.size_bytes + spare_bytes > self.room_bytes:
             return None
         victims: list[Slice] = []
         free_bytes = self._budget_bytes - self._table.used_bytes
@@ -66,8 +56,11 @@ class Residency:
             free_bytes += victims[-1].size_bytes
         for victim in victims:
             self._evict(victim)
-        self._begin(one, None)
-        self._table.set_ahead(one, True)
+        self._table.set_room(one, Room.RESERVED)
+        self._table.set_ahead(one, reader is None)
+        one.reader = reader
+        self._policy.insert(one.id)
+        assert self._table.used_bytes <= self._budget_bytes, "the budget is overdrawn"
         return tuple(victims)
 
     def fail(self, one: Slice, *, is_stuck: bool) -> None:
@@ -93,12 +86,6 @@ class Residency:
         assert self._policy.residents() == with_room
         assert table.fixed_bytes + table.stuck_bytes <= table.used_bytes <= self._budget_bytes
         assert table.occupied_bytes <= self._budget_bytes
-
-    def _begin(self, one: Slice, reader: int | None) -> None:
-        self._table.set_room(one, Room.RESERVED)
-        one.reader = reader
-        self._policy.insert(one.id)
-        assert self._table.used_bytes <= self._budget_bytes, "the budget is overdrawn"
 
     def _evict(self, victim: Slice) -> None:
         self._policy.remove(victim.id)

@@ -21,7 +21,7 @@ from searcher.plan.row_pages import plan_reads, row_places, split_rows
 from searcher.rows.row_batch import RowBatch, check_rows, vectors_of
 from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
-from searcher.store.reads_in_flight import NO_MEMORY, ReadLimits, ReadsInFlight
+from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class RowReader:
         segment_first_pages: Int64,
         reads: PageReads,
         buffers: ReadBuffers,
-        limits: ReadLimits,
+        timeout_us: int,
         clock: Clock,
     ) -> None:
         """`sums`: the side files by segment; `segment_first_pages`: as `plan_reads` wants them."""
@@ -74,7 +74,7 @@ class RowReader:
         self._sums = sums
         self._first_pages = segment_first_pages
         self._buffers = buffers
-        self._in_flight = ReadsInFlight[RowBatch](reads, limits, clock, self._free)
+        self._in_flight = ReadsInFlight[RowBatch](reads, timeout_us, clock, self._free)
         self._wanted: deque[_Wanted] = deque()
 
     @property

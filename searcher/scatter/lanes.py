@@ -80,12 +80,19 @@ class Lanes:
         }
 
     def horizon(self, group: Group) -> dict[ClusterId, int]:
-        """Returns in how many windows each cluster of this searcher is needed next."""
+        """Returns in how many windows each cluster of this searcher is needed next.
+
+        Without a horizon, it is the clusters of the first query of the next group (CaGR-RAG, Eq.
+        4).
+        """
         own = self._own() | {group.lane}
+        windows = {entry.cluster: entry.windows for entry in group.horizon}
+        if not windows and group.next is not None:
+            windows = dict.fromkeys(group.next.clusters, 1)
         return {
-            entry.cluster: entry.windows
-            for entry in group.horizon
-            if not group.is_scattered or lane_of(entry.cluster, group.lane_count) in own
+            cluster: count
+            for cluster, count in windows.items()
+            if not group.is_scattered or lane_of(cluster, group.lane_count) in own
         }
 
     def expect(self, group: Group, part: int, search: Search) -> None:

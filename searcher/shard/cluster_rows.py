@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 
 import numpy as np
 
@@ -50,23 +49,12 @@ class ClusterRowsReader:
 
     def _fill(self, extent: ClusterExtent) -> None:
         """Reads a cluster; what a short file lacks is 0, which is found damaged."""
-        descriptor = self._files.descriptor(extent.segment)
-        done_bytes = 0
         with memoryview(self._buffer)[: extent.size_bytes] as view:
             try:
-                while done_bytes < len(view) and (
-                    count := os.preadv(
-                        descriptor, [view[done_bytes:]], extent.offset_bytes + done_bytes
-                    )
-                ):
-                    done_bytes += count
-                view[done_bytes:] = bytes(len(view) - done_bytes)
-                if not self._files.is_direct:
-                    os.posix_fadvise(
-                        descriptor, extent.offset_bytes, len(view), os.POSIX_FADV_DONTNEED
-                    )
+                done_bytes = self._files.fill(extent.segment, view, extent.offset_bytes)
             except OSError as error:
                 raise RetryableError(
-                    f"{self._files.path(extent.segment)} cannot be read at byte "
-                    f"{extent.offset_bytes + done_bytes}: {error.strerror}"
+                    f"{self._files.path(extent.segment)} cannot be read at or after byte "
+                    f"{extent.offset_bytes}: {error.strerror}"
                 ) from error
+            view[done_bytes:] = bytes(len(view) - done_bytes)

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
 from searcher.plan.hot_swaps import HotSwaps, Swaps
+from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import ShardDevice, ShardFullError
 
 _log = structlog.get_logger(__name__)
@@ -25,18 +25,6 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 CLOSE_TIMEOUT_S = 0.5
-
-
-class ReadsClusters(Protocol):
-    """Reads the vectors of clusters. For one thread."""
-
-    def read(self, cluster: ClusterId) -> Float32:
-        """Returns (n, dim) float32. Blocks. Raises `CorruptionError` or `RetryableError`."""
-        ...
-
-    def close(self) -> None:
-        """Frees what it has opened."""
-        ...
 
 
 class HotShard:
@@ -49,7 +37,7 @@ class HotShard:
     def __init__(
         self,
         device: ShardDevice,
-        rows: ReadsClusters,
+        rows: ClusterRowsReader,
         swaps: HotSwaps,
         first_rows: Int64,
         metrics: Metrics,

@@ -6,17 +6,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from carpool.clock import Clock
-from schemas.record import ClusterId
+from searcher.scan_task import Scanned, ScanTask, run_scan
 from searcher.shard.hot_shard import CLOSE_TIMEOUT_S, HotShard
-
-Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 64
 """Queries of a batch. More: the first answers come later. Fewer: more scans."""
@@ -26,41 +19,18 @@ RAM_TIMEOUT_US = 30_000_000
 """The same in memory, where scans share the cores with all other work."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardPart:
-    """The query `key` is scanned over `clusters`, which are pinned; `count`: rows to propose."""
-
-    key: int
-    vector: Float32
-    clusters: tuple[ClusterId, ...]
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardScanned:
-    """A batch has ended: `rows` and `estimates` are (len(parts), n), best first; -1: no row."""
-
-    parts: tuple[ShardPart, ...]
-    rows: Int64
-    estimates: Float32
-    took_us: int
-    error: Exception | None = None
-
-
 class ShardScans:
-    """Collects parts while a batch is scanned, and then scans them. For the search thread."""
+    """Collects tasks while a batch is scanned, and then scans them. For the search thread."""
 
-    def __init__(
-        self, shard: HotShard, ended: Callable[[ShardScanned], None], clock: Clock
-    ) -> None:
+    def __init__(self, shard: HotShard, ended: Callable[[Scanned], None], clock: Clock) -> None:
         """`ended` is called on the thread of the scans."""
         self.shard = shard
         self._ended = ended
         self._clock = clock
-        self._waiting: deque[ShardPart] = deque()
-        self._in_progress: tuple[ShardPart, ...] = ()
+        self._waiting: deque[ScanTask] = deque()
+        self._in_progress: tuple[ScanTask, ...] = ()
         self._began_us = 0
-        self._batches: queue.SimpleQueue[tuple[ShardPart, ...] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[ScanTask, ...] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -72,9 +42,9 @@ class ShardScans:
     def _timeout_us(self) -> int:
         return TIMEOUT_US if self.shard.tier == "gpu" else RAM_TIMEOUT_US
 
-    def add(self, part: ShardPart) -> None:
-        """Adds a part; its clusters are released when it was scanned."""
-        self._waiting.append(part)
+    def add(self, task: ScanTask) -> None:
+        """Adds a task; its clusters, which are pinned, are released when it was scanned."""
+        self._waiting.append(task)
 
     def start(self) -> bool:
         """Begins a batch of what waits, if none is in progress; returns whether it began one."""
@@ -89,26 +59,29 @@ class ShardScans:
             self._thread.start()
         return True
 
-    def end(self, scanned: ShardScanned) -> bool:
-        """A batch has ended; returns False where it was given up before."""
-        if scanned.parts is not self._in_progress:
+    def end(self, scanned: Scanned) -> bool:
+        """A batch has ended; returns False where it has failed, or was given up before."""
+        if scanned.error is not None:
+            self.shard.fail(scanned.error)
+            return False
+        if scanned.tasks is not self._in_progress:
             return False
         self._in_progress = ()
-        for part in scanned.parts:
-            self.shard.release(part.clusters)
+        for task in scanned.tasks:
+            self.shard.release(task.clusters)
         return True
 
-    def lost(self) -> tuple[ShardPart, ...]:
-        """Returns the parts that must be scanned elsewhere, because the shard has failed."""
+    def lost(self) -> tuple[ScanTask, ...]:
+        """Returns the tasks that must be scanned elsewhere, because the shard has failed."""
         due_us = self.times_out_at_us
         if due_us is not None and self._clock.now_us() >= due_us:
             self.shard.fail(f"a scan has not ended after {self._timeout_us // 1_000} ms")
         if self.shard.is_open:
             return ()
-        parts = (*self._in_progress, *self._waiting)
+        tasks = (*self._in_progress, *self._waiting)
         self._in_progress = ()
         self._waiting.clear()
-        return parts
+        return tasks
 
     def close(self) -> None:
         """Ends the thread, after the batch in progress. Blocks for up to half a second."""
@@ -117,23 +90,5 @@ class ShardScans:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _scan(self) -> None:
-        while (parts := self._batches.get()) is not None:
-            began_us = self._clock.now_us()
-            rows, estimates, error = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), None
-            try:
-                rows, estimates = self.shard.scan(
-                    np.stack([part.vector for part in parts]),
-                    [np.array(part.clusters, np.int64) for part in parts],
-                    max(part.count for part in parts),
-                )
-            except Exception as caught:  # of the device: whatever it is, codes are scanned instead
-                error = caught
-            self._ended(
-                ShardScanned(
-                    parts=parts,
-                    rows=rows,
-                    estimates=estimates,
-                    took_us=self._clock.now_us() - began_us,
-                    error=error,
-                )
-            )
+        while (tasks := self._batches.get()) is not None:
+            run_scan(self.shard, tasks, self._ended, self._clock)

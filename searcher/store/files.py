@@ -15,7 +15,6 @@ import structlog
 
 from carpool.disk.direct import NoDirectReadError, open_direct
 from carpool.errors import ConfigError, RetryableError
-from searcher.store.page_reads import PageBatch
 
 _log = structlog.get_logger(__name__)
 
@@ -47,24 +46,29 @@ class SegmentFiles:
         """Returns the name of a segment, for errors."""
         return self._paths[file]
 
-    def forget(self, batch: PageBatch) -> None:
-        """Drops what a batch read from the page cache, unless it was read directly."""
-        if self.is_direct:
-            return
-        for file, offset_bytes, size_bytes in zip(
-            batch.files.tolist(),
-            batch.offsets_bytes.tolist(),
-            batch.sizes_bytes.tolist(),
-            strict=True,
-        ):
-            os.posix_fadvise(
-                self.descriptor(file), offset_bytes, size_bytes, os.POSIX_FADV_DONTNEED
-            )
+    def fill(self, file: int, view: memoryview, offset_bytes: int) -> int:
+        """Reads until `view` is full or the file ends; returns the bytes read. Blocks.
 
-    def forget_all(self, file: int) -> None:
-        """Drops all of a segment from the page cache, unless it was read directly."""
+        Drops them from the page cache, unless they were read directly. Raises `OSError`, and
+        `RetryableError` after `close`.
+        """
+        descriptor, done_bytes = self.descriptor(file), 0
+        while done_bytes < len(view):
+            at_bytes = offset_bytes + done_bytes
+            count = os.preadv(descriptor, [view[done_bytes:]], at_bytes)
+            done_bytes += count
+            if not count or (done_bytes < len(view) and self.is_at_end(file, at_bytes + count)):
+                break
         if not self.is_direct:
-            os.posix_fadvise(self.descriptor(file), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, offset_bytes, done_bytes, os.POSIX_FADV_DONTNEED)
+        return done_bytes
+
+    def is_at_end(self, file: int, offset_bytes: int) -> bool:
+        """Returns whether a file has nothing from `offset_bytes` on.
+
+        That may be within a page, from where a direct read cannot go on.
+        """
+        return os.fstat(self.descriptor(file)).st_size <= offset_bytes
 
     def close(self) -> None:
         """Closes the files. Closing twice is harmless."""

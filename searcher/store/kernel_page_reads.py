@@ -22,12 +22,10 @@ from carpool.clock import Clock
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import (
     PageBatch,
-    PageFiles,
     PageReads,
     ThreadPageReads,
     cut_short,
     failed,
-    is_at_end,
 )
 from searcher.store.waker import Waker
 
@@ -85,9 +83,9 @@ def open_page_reads(files: SegmentFiles, waker: Waker, clock: Clock) -> PageRead
 
 
 class KernelPageReads:
-    """Implements `PageReads`."""
+    """Implements `PageReads`, of files that are read directly."""
 
-    def __init__(self, files: PageFiles, waker: Waker, clock: Clock) -> None:
+    def __init__(self, files: SegmentFiles, waker: Waker, clock: Clock) -> None:
         """Raises `OSError` where the kernel has no such reads, or too many are in use."""
         if platform.machine() not in _CALLS:
             raise OSError(errno.ENOSYS, f"not used on {platform.machine()}")
@@ -170,7 +168,9 @@ class KernelPageReads:
         if result > 0:
             done_bytes += result
         is_early = result > 0 and done_bytes < int(batch.sizes_bytes[position])
-        is_cut = result == 0 or (is_early and is_at_end(self._files, batch, position, done_bytes))
+        file, end_bytes = int(batch.files[position]), int(batch.offsets_bytes[position])
+        end_bytes += done_bytes
+        is_cut = result == 0 or (is_early and self._files.is_at_end(file, end_bytes))
         if result in (-errno.EAGAIN, -errno.EINTR) or (is_early and not is_cut):
             self._done_bytes[token] = done_bytes
             self._start(number, position, position + 1)
@@ -179,7 +179,7 @@ class KernelPageReads:
             self._fail(batch, position, OSError(-result, os.strerror(-result)))
             return
         if is_cut:
-            path = self._files.path(int(batch.files[position]))
+            path = self._files.path(file)
             batch.errors.setdefault(position, cut_short(path, batch, position, done_bytes))
         batch.ended[position] = True
         batch.unended -= 1
@@ -191,9 +191,7 @@ class KernelPageReads:
 
     def _close_batch(self, number: int) -> None:
         if not self._batches[number].unended:
-            batch = self._batches.pop(number)
-            self._files.forget(batch)
-            self._ended.append(batch)
+            self._ended.append(self._batches.pop(number))
 
     def _fill(self) -> None:
         while self._waiting and self._in_kernel < DEPTH:

@@ -5,7 +5,6 @@ A batch is submitted as a whole and reported as a whole.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from carpool.clock import Clock
 from carpool.errors import CorruptionError, RetryableError
+from searcher.store.files import SegmentFiles
 from searcher.store.waker import Waker
 
 Int64 = npt.NDArray[np.int64]
@@ -59,22 +59,6 @@ class PageBatch:
         assert len(self.files), "a batch without reads never ends"
 
 
-class PageFiles(Protocol):
-    """The files that are read, by number."""
-
-    def descriptor(self, file: int) -> int:
-        """Returns the descriptor of a file."""
-        ...
-
-    def path(self, file: int) -> str:
-        """Returns the name of a file, for errors."""
-        ...
-
-    def forget(self, batch: PageBatch) -> None:
-        """Drops what a batch read from the page cache, unless it was read directly."""
-        ...
-
-
 class PageReads(Protocol):
     """Reads batches. For one thread."""
 
@@ -95,7 +79,7 @@ class PageReads(Protocol):
         ...
 
 
-def failed(files: PageFiles, batch: PageBatch, position: int, error: OSError) -> RetryableError:
+def failed(files: SegmentFiles, batch: PageBatch, position: int, error: OSError) -> RetryableError:
     """Returns the error of a read that the kernel failed."""
     return RetryableError(
         f"reading {files.path(int(batch.files[position]))} at byte "
@@ -115,16 +99,6 @@ def cut_short(path: str, batch: PageBatch, position: int, at_bytes: int) -> Corr
     )
 
 
-def is_at_end(files: PageFiles, batch: PageBatch, position: int, done_bytes: int) -> bool:
-    """Returns whether a read that got `done_bytes` has reached the end of the file.
-
-    The end may be within a page; a direct read cannot go on from there. Raises `RetryableError`
-    where the file is closed.
-    """
-    end_bytes = int(batch.offsets_bytes[position]) + done_bytes
-    return os.fstat(files.descriptor(int(batch.files[position]))).st_size <= end_bytes
-
-
 class ThreadPageReads:
     """Implements `PageReads` with threads.
 
@@ -132,7 +106,7 @@ class ThreadPageReads:
     """
 
     def __init__(
-        self, files: PageFiles, waker: Waker, clock: Clock, threads: int = READ_THREADS
+        self, files: SegmentFiles, waker: Waker, clock: Clock, threads: int = READ_THREADS
     ) -> None:
         self._files = files
         self._waker = waker
@@ -194,10 +168,9 @@ class ThreadPageReads:
                 batch.ended[position] = True
                 batch.unended -= 1
                 has_ended = not batch.unended
-            if has_ended:
-                self._files.forget(batch)
-                with self._lock:
+                if has_ended:
                     self._ended.append(batch)
+            if has_ended:
                 self._waker.wake()
             del work, batch  # a thread that waits must keep no buffer
 
@@ -205,20 +178,14 @@ class ThreadPageReads:
         size_bytes, start = int(batch.sizes_bytes[position]), int(batch.starts[position])
         view = batch.buffer[start : start + size_bytes]
         file, offset_bytes = int(batch.files[position]), int(batch.offsets_bytes[position])
-        done_bytes = 0
         try:
             if batch.is_given_up:
                 raise RetryableError("given up before it began")
-            descriptor = self._files.descriptor(file)
-            while done_bytes < size_bytes:
-                count = os.preadv(descriptor, [view[done_bytes:]], offset_bytes + done_bytes)
-                done_bytes += count
-                if not count or (
-                    done_bytes < size_bytes and is_at_end(self._files, batch, position, done_bytes)
-                ):
-                    return cut_short(self._files.path(file), batch, position, done_bytes)
+            done_bytes = self._files.fill(file, view, offset_bytes)
         except OSError as error:
             return failed(self._files, batch, position, error)
         except RetryableError as error:
             return error.with_traceback(None)  # a traceback would keep the buffer
+        if done_bytes < size_bytes:
+            return cut_short(self._files.path(file), batch, position, done_bytes)
         return None

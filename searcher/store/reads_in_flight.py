@@ -6,7 +6,6 @@ What a reader of clusters, rows, codes or passages does not have to know of a di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -27,18 +26,6 @@ NO_MEMORY = (
 Owner = TypeVar("Owner")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadLimits:
-    """How reads are done.
-
-    A read that fails with a passing error is done `attempts` times. A batch that the kernel has for
-    longer than `timeout_us` is given up.
-    """
-
-    attempts: int = READ_ATTEMPTS
-    timeout_us: int
-
-
 class ReadsInFlight(Generic[Owner]):
     """Batches in progress, each with its owner: any value of the caller. For one thread.
 
@@ -47,10 +34,11 @@ class ReadsInFlight(Generic[Owner]):
     """
 
     def __init__(
-        self, reads: PageReads, limits: ReadLimits, clock: Clock, free: Callable[[Owner], None]
+        self, reads: PageReads, timeout_us: int, clock: Clock, free: Callable[[Owner], None]
     ) -> None:
+        """A batch that the kernel has for longer than `timeout_us` is given up."""
         self._reads = reads
-        self._limits = limits
+        self._timeout_us = timeout_us
         self._clock = clock
         self._free = free
         self._owners: dict[PageBatch, Owner] = {}
@@ -63,7 +51,7 @@ class ReadsInFlight(Generic[Owner]):
     def times_out_at_us(self) -> int | None:
         """When the oldest batch is given up; None while there is none."""
         moments = [batch.submitted_us for batch in self._owners if not batch.is_given_up]
-        return min(moments) + self._limits.timeout_us if moments else None
+        return min(moments) + self._timeout_us if moments else None
 
     def owners(self) -> list[Owner]:
         """Returns the owners of the batches that are not given up, oldest first."""
@@ -90,14 +78,14 @@ class ReadsInFlight(Generic[Owner]):
             if not batch.is_given_up:
                 yield batch, owner
             self._free(owner)
-        before_us = self._clock.now_us() - self._limits.timeout_us
+        before_us = self._clock.now_us() - self._timeout_us
         for batch, owner in tuple(self._owners.items()):
             if batch.submitted_us >= before_us or batch.is_given_up:
                 continue
             unended = np.flatnonzero(~batch.ended).tolist()
             batch.is_given_up = bool(unended)
             for position in unended:
-                batch.errors[position] = timed_out(self._limits.timeout_us)
+                batch.errors[position] = timed_out(self._timeout_us)
             if unended:
                 yield batch, owner
 
@@ -107,7 +95,7 @@ class ReadsInFlight(Generic[Owner]):
         `attempt`: how often it was tried. A disk that hangs is not asked again.
         """
         is_passing = isinstance(error, RetryableError) and not batch.is_given_up
-        return is_passing and attempt < self._limits.attempts
+        return is_passing and attempt < READ_ATTEMPTS
 
     def close(self, timeout_s: float) -> bool:
         """Closes the reads, and forgets the batches if all have ended: returns whether they have.

@@ -95,7 +95,7 @@ def some_queries(rows: Rows, count: int) -> Float32:
 
 
 @EVERY_CODEC
-@pytest.mark.parametrize("dimension", [16, 60, 384])
+@pytest.mark.parametrize("dimension", [16, 60])
 def test_a_scan_finds_every_row_of_the_probed_clusters_once(codec: str, dimension: int) -> None:
     rows = make_rows(dimension)
     scanner, _ = make_scanner(rows, codec)
@@ -113,11 +113,10 @@ def test_a_scan_finds_every_row_of_the_probed_clusters_once(codec: str, dimensio
 
 
 @EVERY_CODEC
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("dimension", [32, 384])
-def test_few_estimates_err_by_more_than_the_margins(codec: str, dtype: str, dimension: int) -> None:
-    rows = make_rows(dimension, dtype)
-    scanner, _ = make_scanner(rows, codec, dtype)
+def test_few_estimates_err_by_more_than_the_margins(codec: str, dimension: int) -> None:
+    rows = make_rows(dimension, "float16")
+    scanner, _ = make_scanner(rows, codec, "float16")
     queries = some_queries(rows, 100)
     nearest = np.argsort(-queries @ rows.centroids.T, axis=1)[:, :2]
     found, estimates = scanner.scan(queries, list(nearest), 100)

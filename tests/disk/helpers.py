@@ -7,26 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.faiss_codes import Encoder, code_layout
-from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, write_centroids
+from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.checked_file import PAGE_BYTES
-from carpool.disk.document_rows import (
-    DOCUMENT_ROWS_NAME,
-    documents_of_places,
-    write_document_rows,
-)
-from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
-from carpool.disk.extent_table import EXTENTS_NAME, write_extents
+from carpool.disk.document_rows import documents_of_places, write_document_rows
+from carpool.disk.documents import Document, DocumentWriter
+from carpool.disk.extent_table import write_extents
 from carpool.disk.extents import plan_extents
 from carpool.disk.files import file_crc32
 from carpool.disk.index import OpenIndex, files_of, open_index
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
-from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, dense
-from carpool.disk.rotation import ROTATION_NAME, random_rotation, write_rotation
-from carpool.disk.segments import SegmentWriter, build_id_of, read_cluster
+from carpool.disk.pages import ClusterRows, PageLayout, VectorDtype, choose_layout, dense
+from carpool.disk.rotation import random_rotation, write_rotation
+from carpool.disk.segments import ClusterEncoder, SegmentWriter, build_id_of, read_cluster
 
 Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
@@ -89,25 +85,33 @@ def write_index(
     content: Content,
     *,
     vector_dtype: VectorDtype = "float32",
-    page_bytes: int = 4096,
+    page_bytes: int | None = 4096,
     segment_bytes_max: int = 24 << 10,
     codecs: Sequence[str] = CODECS,
+    **changes: object,
 ) -> Manifest:
     """Writes an index, by default with three segments, partial pages and an empty cluster.
 
-    It has the codes of `codecs`.
+    It has the codes of `codecs`. `page_bytes`: None chooses; `changes`: other fields of the
+    manifest.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dimension = content.vectors.shape[1]
-    layout = PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
-    rotation = random_rotation(dimension, 0)
-    encoders = [
-        Encoder(code_layout(codec, dimension, vector_dtype), content.centroids, rotation)
-        for codec in codecs
-    ]
-    extents = plan_extents(
-        layout, [len(rows) for rows in content.clusters], segment_bytes_max=segment_bytes_max
+    counts = [len(rows) for rows in content.clusters]
+    layout = (
+        choose_layout(dimension, vector_dtype, counts)
+        if page_bytes is None
+        else PageLayout(dimension=dimension, vector_dtype=vector_dtype, page_bytes=page_bytes)
     )
+    rotation = random_rotation(dimension, 0)
+    encoders: list[ClusterEncoder] = []
+    if codecs:
+        # FAISS takes memory, which one test counts.
+        from carpool.codes.faiss_codes import Encoder, code_layout
+
+        layouts = [code_layout(codec, dimension, vector_dtype) for codec in codecs]
+        encoders += [Encoder(one, content.centroids, rotation) for one in layouts]
+    extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
     build_id = build_id_of(
         repr(layout).encode(),
         content.centroids.tobytes(),
@@ -130,15 +134,6 @@ def write_index(
     for document in content.documents:
         documents.append(document)
     documents.close()
-    small = (
-        CENTROIDS_NAME,
-        EXTENTS_NAME,
-        ROTATION_NAME,
-        DOCUMENT_ROWS_NAME,
-        DOCUMENTS_NAME,
-        OFFSETS_NAME,
-    )
-    files = {name: entry_of(folder / name) for name in small}
     manifest = Manifest(
         format=FORMAT,
         index_version=f"v-{build_id:016x}",
@@ -147,7 +142,7 @@ def write_index(
         nlist=len(content.clusters),
         codes=tuple(encoder.layout for encoder in encoders),
         vector_dtype=vector_dtype,
-        page_bytes=page_bytes,
+        page_bytes=layout.page_bytes,
         build_id=build_id,
         documents_build_id=documents_build_id,
         segment_count=extents[-1].segment + 1,
@@ -156,9 +151,9 @@ def write_index(
         centroids_fingerprint=centroids_fingerprint(content.centroids),
         row_count=len(content.vectors),
         nprobe_default=2,
-        files={**files, **segments},
     )
-    assert set(manifest.files) == set(files_of(manifest))
+    files = {name: segments.get(name) or entry_of(folder / name) for name in files_of(manifest)}
+    manifest = msgspec.structs.replace(manifest, files=files, **changes)
     write_manifest(folder, manifest)
     return manifest
 

@@ -28,15 +28,6 @@ def test_a_file_on_a_disk_is_opened_with_o_direct(path: Path) -> None:
     assert int(flags, 8) & os.O_DIRECT
 
 
-def test_a_file_in_memory_is_refused_although_its_kernel_may_take_o_direct(
-    memory_folder: Path,
-) -> None:
-    path = memory_folder / "a.seg"
-    path.write_bytes(bytes(8192))
-    with pytest.raises(NoDirectReadError, match="is tmpfs, which keeps files in memory"):
-        open_direct(path)
-
-
 @pytest.mark.parametrize("call", ["open", "preadv"])
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
 def test_a_refusal_at_open_or_at_read_is_no_io_error(

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.disk.centroids import probe
-from carpool.disk.documents import Document, DocumentStore, DocumentWriter
+from carpool.disk.documents import DOCUMENTS_NAME, Document, DocumentStore, DocumentWriter
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
 from carpool.disk.settings import IndexSettings
 from carpool.errors import ConfigError, CorruptionError
@@ -73,15 +74,6 @@ def test_a_document_above_the_limit_is_not_written(tmp_path: Path) -> None:
         assert store.get([0])[0].doc_id == "large"
 
 
-def test_probing_takes_the_largest_inner_products_first_and_ties_by_id() -> None:
-    centroids = np.array([[0, 1], [1, 0], [0, 1], [-1, 0]], dtype=np.float32)
-    queries = np.array([[1, 0], [0, 1], [0, -1]], dtype=np.float32)
-    assert probe(centroids, queries, 3).tolist() == [[1, 0, 2], [0, 2, 1], [1, 3, 0]]
-    assert probe(centroids, queries, 9).shape == (3, 4)
-    assert probe(centroids, queries[:0], 2).shape == (0, 2)
-    assert probe(centroids, queries, 1).dtype == np.int32
-
-
 @given(
     seed=st.integers(0, 2**32 - 1),
     nlist=st.integers(1, 40),
@@ -108,6 +100,22 @@ def test_probing_refuses_no_probes_and_a_wrong_dimension() -> None:
         probe(centroids, centroids, 0)
     with pytest.raises(ValueError, match=r"expected \(n, 3\)"):
         probe(centroids, np.ones((1, 4), dtype=np.float32), 1)
+
+
+def test_documents_are_stored_with_metadata_and_without_the_field(tmp_path: Path) -> None:
+    plain = Document("a", "A", "text a")
+    rich = Document("b", "B", "text b", {"url": "https://b.example", "n": [1, {"deep": None}]})
+    for number, documents in enumerate(([plain], [plain, rich])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        writer = DocumentWriter(folder, 7)
+        for document in documents:
+            writer.append(document)
+        writer.close()
+        with DocumentStore(folder, len(documents), 7) as store:
+            assert store.get(range(len(documents))) == documents
+    content = (tmp_path / "0" / DOCUMENTS_NAME).read_bytes()
+    assert msgspec.msgpack.decode(content) == ["a", "A", "text a"]
 
 
 def test_settings_refuse_an_empty_folder() -> None:

@@ -198,19 +198,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_is_refused_at_opening_with_what_is_wrong(folder: Path, name: str) -> None:
+def test_it_is_refused_at_opening_and_by_every_command_that_looks_at_an_index(
+    folder: Path, name: str
+) -> None:
     spoil, words = HOSTILE[name]
     spoil(folder)
     with limited(), pytest.raises((ConfigError, CorruptionError), match=words) as refused:
         open_index(folder).close()
     assert str(folder) in str(refused.value) or "manifest" in str(refused.value)
     assert len(str(refused.value)) < 1_000
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_it_is_refused_by_every_command_that_looks_at_an_index(folder: Path, name: str) -> None:
-    spoil, _ = HOSTILE[name]
-    spoil(folder)
     problems: tuple[str, ...] = ()
     with limited():
         try:

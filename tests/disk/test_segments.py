@@ -107,7 +107,7 @@ def test_an_index_comes_back_as_it_was_written(tmp_path: Path, dtype: str) -> No
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("first_run", range(len(ROW_COUNTS)))
+@pytest.mark.parametrize("first_run", [0, 3, len(ROW_COUNTS) - 1])
 def test_a_killed_writer_continues_after_the_last_finished_segment(
     tmp_path: Path, first_run: int
 ) -> None:

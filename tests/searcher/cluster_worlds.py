@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
+    Demote,
     Event,
     Evict,
     FinishQuery,
@@ -22,7 +23,6 @@ from searcher.plan.cluster_steps import (
 from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.limits import ClusterMajorLimits
 from searcher.plan.slices import SliceId
-from tests.searcher.dumb_policies import DumbLru
 
 Window = Sequence[tuple[int, ...]]
 
@@ -39,7 +39,7 @@ class World:
 
     sizes: Mapping[SliceId, int]
     limits: ClusterMajorLimits
-    policy: FarthestNextUse = field(default_factory=DumbLru)
+    policy: FarthestNextUse = field(default_factory=FarthestNextUse)
     planner: ClusterMajorPlanner = field(init=False)
     resident: set[SliceId] = field(default_factory=set)
     reading: dict[SliceId, int | None] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class World:
             case SkipSlice():
                 for query in action.queries:
                     self.skipped.setdefault(query, []).append(action.slice_id)
-            case Promote():
+            case Promote() | Demote():
                 assert action.slice_id in self.reading
 
     def join(
@@ -130,7 +130,6 @@ def world(
     read_ahead: int = 0,
     prefetch: int = 0,
     overtaken_max: int = 100,
-    policy: FarthestNextUse | None = None,
 ) -> World:
     return World(
         {SliceId(cluster): size for cluster, size in enumerate(sizes)},
@@ -141,7 +140,6 @@ def world(
             overtaken_max=overtaken_max,
             overtake_us=1_000,
         ),
-        DumbLru() if policy is None else policy,
     )
 
 

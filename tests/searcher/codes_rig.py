@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import numpy as np
-import pytest
 
 from carpool.clock import SystemClock
-from carpool.codes.codec import CODECS
-from carpool.codes.faiss_codes import CodeScanner
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from schemas.record import ClusterId
-from searcher.codes.executor import CodesExecutor
-from searcher.codes.load import load_codes
-from searcher.codes.paged import PagedCodes
-from searcher.codes.piece_reader import PieceReader
-from searcher.codes.source import CodeSource
-from searcher.executor import Search, SearchGroup, SearchResult
-from searcher.plan.paged_codes import PagedCodesPlanner
-from searcher.plan.row_pages import segment_first_pages
-from searcher.rows.row_reader import RowReader
+from searcher.codes.open import ChosenCodes, CodesPlane, open_codes_plane
+from searcher.executor import Search, SearchResult
+from searcher.settings import SearcherSettings
 from searcher.shard.hot_shard import HotShard
-from searcher.store.buffers import ReadBuffers
-from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import ThreadPageReads
-from searcher.store.reads_in_flight import ReadLimits
-from searcher.store.waker import Waker
 from tests.rig.faulty_disk import FaultyDisk
+from tests.searcher.faults import Disks
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, write_index
+from tests.searcher.searching import Searching
 from tests.waiting import WAIT_S
 
 DIMENSION = 32
 NLIST = 12
 TOP_K = 7
-EVERY_PROMISE = pytest.mark.parametrize(
-    ("codec", "mode", "missed_max"),
-    [
-        pytest.param(codec, *promise, marks=() if number % 2 == nth else pytest.mark.long)
-        for number, codec in enumerate(CODECS)
-        for nth, promise in enumerate([("default", 4), ("margin", 1)])
-    ],
-)
-"""Each codec with both promises, of which the quick run has one; `missed_max` of 2,100 ids."""
 
 
 def make_index(
@@ -91,26 +68,12 @@ def questions(index: SmallIndex, count: int, nprobe: int, seed: int = 7) -> list
     ]
 
 
-@dataclass
-class Running:
-    """An executor at work."""
+class Running(Searching):
+    """With disks that can be made to fail: `pages` of rows, and `code_pages` if they are paged."""
 
-    executor: CodesExecutor
-    pages: FaultyDisk  # of rows
-    code_pages: FaultyDisk
-    metrics: Metrics
-    found: queue.SimpleQueue[tuple[Search, SearchResult | None]]
-    broken: dict[int, Exception] = field(default_factory=dict)
-
-    def search(self, searches: list[Search]) -> dict[int, SearchResult | None]:
-        self.executor.join(SearchGroup(searches=tuple(searches)))
-        return self.take(len(searches))
-
-    def take(self, count: int) -> dict[int, SearchResult | None]:
-        return {
-            search.key: found
-            for search, found in (self.found.get(timeout=WAIT_S) for _ in range(count))
-        }
+    def __init__(self, plane: CodesPlane, metrics: Metrics, disks: Sequence[FaultyDisk]) -> None:
+        super().__init__(plane, metrics)
+        self.pages, self.code_pages = disks[0], disks[-1]
 
 
 @contextmanager
@@ -118,89 +81,45 @@ def running(
     index: SmallIndex,
     *,
     codec: str = "rabitq4",
-    slots: int = 3,
-    slot_pages: int = 64,
+    slot_pages: int = 16,
     timeout_us: int = int(WAIT_S * 1e6),
-    attempts: int = 2,
     paged_share: float | None = None,
     threads: int = 2,
-    around_codes: Callable[[CodeSource], Any] = lambda codes: codes,
     shard: HotShard | None = None,
     metrics: Metrics | None = None,
 ) -> Iterator[Running]:
     """Runs an executor on its own thread; checks at the end that no buffer or row was lost.
 
-    `paged_share`: of the bytes of all codes that fit the memory; None: all are loaded.
+    `paged_share`: of the bytes of all codes that fit the memory; None: all are loaded. The buffers
+    are small: three of `slot_pages`.
     """
-    opened, clock, waker = open_index(index.dir), SystemClock(), Waker()
-    metrics = metrics or Metrics()
-    files = SegmentFiles(index.paths, "auto")
-    pages = FaultyDisk(ThreadPageReads(files, waker, clock, 4), waker)
-    limits = ReadLimits(attempts=attempts, timeout_us=timeout_us)
-    rows = RowReader(
-        layout=opened.layout,
-        sums=opened.row_sums,
-        segment_first_pages=segment_first_pages([path.stat().st_size for path in index.paths]),
-        reads=pages,
-        buffers=ReadBuffers(slots, slot_pages),
-        limits=limits,
-        clock=clock,
-    )
-    stored = opened.open_codes(codec)
-    code_files = SegmentFiles([file.path for file in stored.files], "auto")
-    code_pages = FaultyDisk(ThreadPageReads(code_files, waker, clock, 4), waker)
-    codes: CodeSource
-    if paged_share is None:
-        codes = load_codes(stored, opened.centroids, direct_io="auto")
-    else:
-        sizes = [extent.size_bytes for extent in stored.extents]
-        codes = PagedCodes(
-            stored,
-            CodeScanner(
-                stored.layout,
-                opened.centroids,
-                stored.rotation,
-                stored.first_rows,
-                stored.row_counts,
+    disks = Disks()
+    opened, metrics = open_index(index.dir), metrics or Metrics()
+    codes = opened.open_codes(codec)
+    paged_bytes = None
+    if paged_share is not None:
+        paged_bytes = int(paged_share * sum(extent.size_bytes for extent in codes.extents))
+    with mock.patch.multiple("searcher.codes.open", SLOTS=3, SLOT_PAGES=slot_pages):
+        plane = open_codes_plane(
+            opened,
+            ChosenCodes(codes=codes, paged_bytes=paged_bytes),
+            SearcherSettings(
+                scoring_threads=threads, read_timeout_ms=timeout_us // 1_000, direct_io="auto"
             ),
-            PagedCodesPlanner(sizes, int(paged_share * sum(sizes))),
-            PieceReader(stored, code_pages, ReadBuffers(3, 8), limits, clock),
             metrics,
-            read_ahead_pages=8,
+            SystemClock(),
+            lambda codes: shard,
+            open_reads=disks,
         )
-    executor = CodesExecutor(
-        codes=around_codes(codes),
-        rows=rows,
-        waker=waker,
-        threads=threads,
-        metrics=metrics,
-        clock=clock,
-        shard=shard,
-    )
-    found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            executor.run(lambda search, result: found.put((search, result)))
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    here = Running(plane, metrics, disks)
     try:
-        yield Running(executor, pages, code_pages, metrics, found)
+        yield here
     finally:
-        executor.stop()
-        thread.join(WAIT_S)
-        assert not thread.is_alive() and not errors
-        executor.check_integrity()
-        assert pages.close(WAIT_S) and code_pages.close(WAIT_S)
-        files.close()
-        code_files.close()
-        waker.close()
+        for disk in disks:
+            disk.release()
+        here.close()
         opened.close()
+    assert plane.waker.descriptor < 0, "a read did not end"
 
 
 def exact(index: SmallIndex, search: Search, without: frozenset[int] = frozenset()) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.searcher.helpers import SmallIndex, random_index
-from tests.searcher.stored_clusters import DIMENSION, ROW_COUNTS, Stored, store
+from tests.searcher.stored_clusters import Stored
 
 
 @pytest.fixture(scope="module")
@@ -23,4 +23,4 @@ def own_index(tmp_path: Path) -> SmallIndex:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    return store(tmp_path_factory.mktemp("segments"), ROW_COUNTS, DIMENSION)
+    return Stored(tmp_path_factory.mktemp("segments"))

@@ -1,11 +1,10 @@
-"""Eviction policies as slowly and plainly as they can be written: a history, and a search through
-all of it for each victim. And what may happen to a policy.
+"""The eviction policy as slowly and plainly as it can be written: it searches its whole history for
+each victim. And what may happen to a policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
 
 from hypothesis import strategies as st
 
@@ -13,81 +12,42 @@ from searcher.plan.farthest_next_use import FarthestNextUse
 from searcher.plan.slices import SliceId
 
 
-@dataclass
-class History:
-    """What happened so far, and what is resident in the order in which it became so."""
+class DumbFarthestNextUse(FarthestNextUse):
+    """Works out each rank from the whole history. Exact where fading halves a use or never."""
 
-    requests: list[tuple[int, SliceId]] = field(default_factory=list)  # (window, cluster)
-    resident: list[SliceId] = field(default_factory=list)
-    window: int = 0
-    horizon: dict[SliceId, int] = field(default_factory=dict)
-
-    def uses(self, cluster: SliceId) -> int:
-        return sum(1 for _, seen in self.requests if seen == cluster)
-
-
-class Dumb(FarthestNextUse):
-    """A policy that ranks by a number which it works out from the whole history."""
-
-    def __init__(self, rank: Callable[[History, SliceId], tuple[float, ...]]) -> None:
+    def __init__(self, half_life_windows: int) -> None:
         super().__init__()
-        self.history = History()
-        self._rank_in = rank
+        self._half_life_windows = half_life_windows
+        self._requests: list[tuple[int, SliceId]] = []  # with the window
+        self._resident: list[SliceId] = []
+        self._windows = 0
+        self._horizon: dict[SliceId, int] = {}
 
     def touch(self, cluster: SliceId) -> None:
-        self.history.requests.append((self.history.window, cluster))
+        self._requests.append((self._windows, cluster))
 
     def set_horizon(self, horizon: Mapping[SliceId, int]) -> None:
-        self.history.window += 1
-        self.history.horizon = dict(horizon)
+        self._windows += 1
+        self._horizon = dict(horizon)
 
     def insert(self, cluster: SliceId) -> None:
-        self.history.resident.append(cluster)
+        self._resident.append(cluster)
 
     def remove(self, cluster: SliceId) -> None:
-        self.history.resident.remove(cluster)
+        self._resident.remove(cluster)
 
     def victim(self, protected: Set[SliceId]) -> SliceId | None:
-        candidates = [c for c in self.history.resident if c not in protected]
-        return min(candidates, key=lambda c: (*self._rank_in(self.history, c), c), default=None)
+        candidates = [one for one in self._resident if one not in protected]
+        return min(candidates, key=lambda one: (*self._rank(one), one), default=None)
 
     def residents(self) -> frozenset[SliceId]:
-        return frozenset(self.history.resident)
+        return frozenset(self._resident)
 
-    def check_integrity(self) -> None:
-        assert len(set(self.history.resident)) == len(self.history.resident)
-
-
-class DumbLru(Dumb):
-    """A list, oldest first."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda history, cluster: (history.resident.index(cluster),))
-
-    def touch(self, cluster: SliceId) -> None:
-        if cluster in self.history.resident:
-            self.history.resident.remove(cluster)
-            self.history.resident.append(cluster)
-
-
-def dumb_farthest_next_use(half_life_windows: int) -> Dumb:
-    """Exact where fading halves every window or never."""
-
-    def faded(history: History, cluster: SliceId) -> float:
-        halvings = [
-            (history.window - at) / half_life_windows if half_life_windows else 0
-            for at, _ in history.requests
-        ]
-        return sum(
-            0.5**n
-            for n, (_, seen) in zip(halvings, history.requests, strict=True)
-            if seen == cluster
-        )
-
-    def rank(history: History, cluster: SliceId) -> tuple[float, ...]:
-        return (-history.horizon.get(cluster, float("inf")), faded(history, cluster))
-
-    return Dumb(rank)
+    def _rank(self, cluster: SliceId) -> tuple[float, float]:
+        fading = 1 / self._half_life_windows if self._half_life_windows else 0
+        ages = [self._windows - at for at, seen in self._requests if seen == cluster]
+        uses = sum(0.5 ** (age * fading) for age in ages)
+        return -self._horizon.get(cluster, float("inf")), uses
 
 
 CLUSTERS = tuple(SliceId(c) for c in range(8))

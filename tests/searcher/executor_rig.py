@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +13,13 @@ from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.executor import Executor, Search, SearchGroup, SearchResult
-from searcher.memory.cluster_memory import ClusterMemory
-from searcher.open_exact import ExactOptions, open_exact_plane
+from searcher.executor import Search, SearchGroup
+from searcher.open_exact import ExactOptions, ExactPlane, open_exact_plane
 from searcher.settings import SearcherSettings
-from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads, ThreadPageReads
-from searcher.store.waker import Waker
 from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
-from tests.searcher.faults import FAIL
+from tests.searcher.faults import Disks
 from tests.searcher.helpers import Float32, SmallIndex, exact_top_k, normalised, random_index
+from tests.searcher.searching import Searching
 from tests.waiting import WAIT_S
 
 DIMENSION = 32
@@ -40,57 +35,36 @@ def make_index(folder: Path) -> SmallIndex:
 
 
 class Trouble:
-    """Lets reads of some clusters fail, end early, be damaged, slow or hang, as files do on a bad
-    disk.
-    """
+    """Says what happens to reads: `faults` by cluster, or by cluster and page."""
 
     def __init__(self, index: SmallIndex, disk: FaultyDisk) -> None:
         layout = index.manifest.layout()
-        self._clusters = {
-            (extent.segment, extent.offset_bytes + page * layout.page_bytes): (
-                extent.cluster,
-                page,
-            )
+        self._places = {
+            (extent.segment, extent.offset_bytes + page * layout.page_bytes): (extent.cluster, page)
             for extent in index.extents
             for page in range(extent.page_count)
         }
         self._disk = disk
-        self.failing: set[int] = set()
-        self.damaged: set[int] = set()
-        self.damaged_pages: set[tuple[int, int]] = set()
-        self.short: set[int] = set()
-        self.slow: set[int] = set()
-        self.hanging: set[int] = set()
+        self.faults: dict[int | tuple[int, int], Fault] = {}
         disk.fault = self._fault
 
     def release(self) -> None:
-        """No read hangs any more."""
-        self.hanging = set()
+        """All is well from now on."""
+        self.faults = {}
         self._disk.release()
 
     def _fault(self, read: PageRead) -> Fault:
-        cluster, page = self._clusters[read.file, read.offset_bytes]
-        if cluster in self.hanging and page == 0:
-            return "hang"
-        if cluster in self.failing:
-            return FAIL
-        if cluster in self.short:
-            return "short"
-        if cluster in self.damaged or (cluster, page) in self.damaged_pages:
-            return "flip"
-        return 0.005 if cluster in self.slow else None
+        cluster, page = self._places[read.file, read.offset_bytes]
+        return self.faults.get((cluster, page), self.faults.get(cluster))
 
 
-@dataclass
-class Running:
-    """An executor at work."""
+class Running(Searching):
+    """An executor of exact searches, and what its disk does."""
 
-    executor: Executor
-    memory: ClusterMemory
-    metrics: Metrics
-    trouble: Trouble
-    found: queue.SimpleQueue[tuple[Search, SearchResult | None]]
-    keys: int = 0
+    def __init__(self, plane: ExactPlane, metrics: Metrics, trouble: Trouble) -> None:
+        super().__init__(plane, metrics)
+        self.memory, self.trouble = plane.memory, trouble
+        self._keys = count()
 
     def join(
         self,
@@ -101,29 +75,21 @@ class Running:
     ) -> tuple[int, ...]:
         searches = tuple(
             Search(
-                key=self.keys + n,
+                key=next(self._keys),
                 vector=query,
                 clusters=tuple(map(ClusterId, probes)),
                 top_k=TOP_K,
                 deadline_us=deadline_us,
             )
-            for n, (query, probes) in enumerate(zip(queries, clusters, strict=True))
+            for query, probes in zip(queries, clusters, strict=True)
         )
-        self.keys += len(searches)
         foreseen = {ClusterId(cluster): windows for cluster, windows in (horizon or {}).items()}
         self.executor.join(SearchGroup(searches=searches, window=object(), horizon=foreseen))
         return tuple(search.key for search in searches)
 
-    def take(self, count: int) -> dict[int, SearchResult | None]:
-        return {
-            search.key: found
-            for search, found in (self.found.get(timeout=WAIT_S) for _ in range(count))
-        }
-
     def bytes_read(self, *purposes: str) -> float:
         return sum(
-            self.metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose})
-            or 0
+            self.count("bytes_read_total", purpose=purpose)
             for purpose in purposes or ("demand", "prefetch")
         )
 
@@ -138,13 +104,8 @@ def running(
     timeout_us: int = int(WAIT_S * 1e6),
     slice_bytes_max: int = 0,
 ) -> Iterator[Running]:
-    opened, metrics, disks = open_index(index.dir), Metrics(), list[FaultyDisk]()
+    opened, metrics, disks = open_index(index.dir), Metrics(), Disks()
     budget_bytes = int(share * index.size_bytes)
-
-    def open_reads(files: SegmentFiles, waker: Waker) -> PageReads:
-        disks.append(FaultyDisk(ThreadPageReads(files, waker, SystemClock(), 4), waker))
-        return disks[0]
-
     plane = open_exact_plane(
         opened,
         SearcherSettings(
@@ -155,26 +116,18 @@ def running(
         ),
         metrics,
         SystemClock(),
-        open_reads=open_reads,
+        open_reads=disks,
         options=ExactOptions(
             prefetch_bytes=int(prefetch * budget_bytes), slice_bytes_max=slice_bytes_max
         ),
     )
-    executor, trouble = plane.executor, Trouble(index, disks[0])
-    found: queue.SimpleQueue[tuple[Search, SearchResult | None]] = queue.SimpleQueue()
-    thread = threading.Thread(
-        target=executor.run, args=(lambda search, result: found.put((search, result)),)
-    )
-    thread.start()
+    trouble = Trouble(index, disks[0])
+    here = Running(plane, metrics, trouble)
     try:
-        yield Running(executor, plane.memory, metrics, trouble, found)
+        yield here
     finally:
         trouble.release()
-        executor.stop()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-        executor.check_integrity()
-        plane.close()
+        here.close()
         opened.close()
         assert plane.waker.descriptor < 0, "a read did not end"
 

@@ -12,21 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import SystemClock
-from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, probe, write_centroids
-from carpool.disk.document_rows import (
-    DOCUMENT_ROWS_NAME,
-    documents_of_places,
-    write_document_rows,
-)
-from carpool.disk.documents import DOCUMENTS_NAME, OFFSETS_NAME, Document, DocumentWriter
-from carpool.disk.extent_table import EXTENTS_NAME, write_extents
-from carpool.disk.extents import SEGMENT_BYTES_MAX, ClusterExtent, plan_extents, segment_name
-from carpool.disk.files import file_crc32
-from carpool.disk.index import files_of
-from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
-from carpool.disk.pages import VectorDtype, choose_layout
-from carpool.disk.rotation import ROTATION_NAME, random_rotation, write_rotation
-from carpool.disk.segments import ClusterEncoder, SegmentWriter, build_id_of
+from carpool.disk.centroids import probe
+from carpool.disk.document_rows import documents_of_places
+from carpool.disk.documents import Document
+from carpool.disk.extent_table import read_extents
+from carpool.disk.extents import SEGMENT_BYTES_MAX, ClusterExtent, segment_name
+from carpool.disk.manifest import Manifest
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message, Output
@@ -42,17 +33,11 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, RETRIEVAL_DRAFTS, RETRIEVALS
 from searcher.service import SearcherStage, build_stage
 from searcher.settings import SearcherSettings
+from tests.disk.helpers import Content, normalised
+from tests.disk.helpers import write_index as write_content
 from tests.waiting import WAIT_S, wait_until
 
 Float32 = npt.NDArray[np.float32]
-MODEL = "model-fingerprint"
-
-
-def normalised(rows: npt.NDArray[Any]) -> Float32:
-    """Rows of length one, float32."""
-    rows = rows.astype(np.float32)
-    scaled: Float32 = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +50,6 @@ class SmallIndex:
     centroids: Float32
     manifest: Manifest
     extents: tuple[ClusterExtent, ...]
-
-    @property
-    def segment_path(self) -> Path:
-        return self.dir / segment_name(0)
 
     @property
     def paths(self) -> list[Path]:
@@ -103,11 +84,10 @@ class SmallIndex:
     def damage(self, cluster: int) -> None:
         """Flips one byte in the middle of a cluster."""
         extent = self.extents[cluster]
-        with self.segment_path.open("r+b") as file:
-            file.seek(extent.offset_bytes + 100)
-            byte = file.read(1)[0]
-            file.seek(extent.offset_bytes + 100)
-            file.write(bytes([byte ^ 0xFF]))
+        path = self.paths[extent.segment]
+        content = bytearray(path.read_bytes())
+        content[extent.offset_bytes + 100] ^= 0xFF
+        path.write_bytes(content)
 
 
 def write_index(
@@ -116,92 +96,48 @@ def write_index(
     centroids: Float32,
     *,
     documents: Iterable[Document] | None = None,
-    nprobe: int = 1,
-    vector_dtype: VectorDtype = "float32",
-    embedding_model: str = MODEL,
     segment_bytes_max: int = SEGMENT_BYTES_MAX,
     codecs: Sequence[str] = (),
+    **given: Any,
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
     rounds `vectors`. `codecs`: of its codes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    nlist, dimension = centroids.shape
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
-    write_centroids(folder, centroids)
-    counts = np.bincount(assigned, minlength=nlist).tolist()
-    layout = choose_layout(dimension, vector_dtype, counts)
-    rotation = random_rotation(dimension, 0)
-    encoders: list[ClusterEncoder] = []
-    if codecs:
-        # FAISS takes memory, which one test counts.
-        from carpool.codes.faiss_codes import Encoder, code_layout
-
-        layouts = [code_layout(codec, dimension, vector_dtype) for codec in codecs]
-        encoders += [Encoder(one, centroids, rotation) for one in layouts]
-    build_id = build_id_of(vectors.tobytes(), centroids.tobytes())
-    extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
-    segment = SegmentWriter(
-        folder, layout=layout, build_id=build_id, extents=extents, encoders=encoders
-    )
-    for cluster in range(nlist):
-        rows = np.flatnonzero(assigned == cluster).astype(np.int64)
-        segment.append(cluster, vectors[rows])
-    segments = segment.close()
-    write_extents(folder, extents)
-    write_rotation(folder, rotation)
-    order = np.argsort(assigned, kind="stable")
-    write_document_rows(folder, documents_of_places(layout, extents, order))
-    writer = DocumentWriter(folder, build_id)
     if documents is None:
         documents = (
             Document(doc_id=f"d{row}", title=f"Title {row}", text=f"The text of row {row}.")
             for row in range(len(vectors))
         )
-    for row, document in enumerate(documents):
-        assert row < len(vectors)
-        writer.append(document)
-    writer.close()
-    small = (
-        CENTROIDS_NAME,
-        EXTENTS_NAME,
-        ROTATION_NAME,
-        DOCUMENT_ROWS_NAME,
-        DOCUMENTS_NAME,
-        OFFSETS_NAME,
+    content = Content(
+        vectors=vectors,
+        clusters=tuple(np.flatnonzero(assigned == one) for one in range(len(centroids))),
+        centroids=centroids,
+        documents=tuple(documents),
     )
-    files = {
-        name: FileEntry(size_bytes=(folder / name).stat().st_size, crc32=file_crc32(folder / name))
-        for name in small
-    } | segments
-    manifest = Manifest(
-        format=FORMAT,
-        index_version="v-test",
-        dimension=dimension,
-        metric="inner_product",
-        nlist=nlist,
-        codes=tuple(encoder.layout for encoder in encoders),
-        vector_dtype=vector_dtype,
-        page_bytes=layout.page_bytes,
-        segment_count=extents[-1].segment + 1,
-        build_id=build_id,
-        documents_build_id=build_id,
-        embedding_model=embedding_model,
-        embedding_model_name="made-up",
-        centroids_fingerprint=centroids_fingerprint(centroids),
-        row_count=len(vectors),
-        nprobe_default=nprobe,
-        files=files,
+    manifest = write_content(
+        folder,
+        content,
+        page_bytes=None,
+        segment_bytes_max=segment_bytes_max,
+        codecs=codecs,
+        **{"index_version": "v-test", "nprobe_default": 1, **given},
     )
-    assert set(files) == set(files_of(manifest))
-    write_manifest(folder, manifest)
+    return small_index(folder, manifest, content)
+
+
+def small_index(folder: Path, manifest: Manifest, content: Content) -> SmallIndex:
+    """An index that was written with `content`."""
+    assigned = np.empty(len(content.vectors), np.int64)
+    for cluster, rows in enumerate(content.clusters):
+        assigned[rows] = cluster
     return SmallIndex(
         dir=folder,
-        vectors=vectors,
+        vectors=content.vectors,
         assigned=assigned,
-        centroids=centroids,
+        centroids=content.centroids,
         manifest=manifest,
-        extents=tuple(extents),
+        extents=read_extents(folder, manifest),
     )
 
 

@@ -23,7 +23,7 @@ from carpool.loop.stage import Done
 from carpool.telemetry.metrics import Metrics
 from searcher.service import build_stage
 from searcher.settings import SearcherSettings
-from tests.searcher.helpers import ListSink, group_of, make_unit
+from tests.searcher.helpers import ListSink, Running, group_of, make_unit
 
 GROUPS = 40
 QUERIES = 5
@@ -61,41 +61,25 @@ class Peak(threading.Thread):
 
 def main(index_dir: str, budget_bytes: int) -> None:
     """Searches, and prints one line of JSON."""
-    manifest = read_manifest(Path(index_dir))
+    manifest, rng = read_manifest(Path(index_dir)), random.Random(5)
+    vector = np.ones(manifest.dimension, dtype=np.float32)
     peak, sink, metrics = Peak(), CountingSink(), Metrics()
     settings = SearcherSettings(budget_bytes=budget_bytes)
     stage = build_stage(settings, IndexSettings(dir=index_dir), metrics, SystemClock())
-    stage.start(sink)
-    while stage.not_ready():
-        time.sleep(0.01)
-    rng = random.Random(5)
-    vector = np.ones(manifest.dimension, dtype=np.float32)
-    count = 0
-    for number in range(GROUPS):
-        probes = [
-            tuple(rng.sample(range(manifest.nlist), min(PROBES, manifest.nlist)))
-            for _ in range(QUERIES)
-        ]
-        ahead = tuple(rng.sample(range(manifest.nlist), min(PROBES, manifest.nlist)))
-        stage.offer(
-            make_unit(
-                number,
-                group_of(
-                    manifest, [(vector, p) for p in probes], next_clusters=ahead, sequence=number
-                ),
-            ),
-            0,
-        )
-        count += QUERIES
-        sink.wait_done(count)
-    stage.check_integrity()
-    read = sum(
-        metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose}) or 0
-        for purpose in ("demand", "prefetch")
-    )
+
+    def probes() -> tuple[int, ...]:
+        return tuple(rng.sample(range(manifest.nlist), min(PROBES, manifest.nlist)))
+
+    with Running(stage, sink, metrics) as here:
+        here.wait_ready()
+        for number in range(GROUPS):
+            searches = [(vector, probes()) for _ in range(QUERIES)]
+            group = group_of(manifest, searches, next_clusters=probes(), sequence=number)
+            stage.offer(make_unit(number, group), 0)
+            sink.wait_done(QUERIES * (number + 1))
+    read = sum(here.count("bytes_read_total", purpose=one) for one in ("demand", "prefetch"))
     heavy = sorted({"faiss", "torch", "sklearn", "scipy", "transformers"} & sys.modules.keys())
     print(json.dumps({"peak_bytes": peak.bytes, "read_bytes": read, "heavy": heavy}))
-    stage.close()
 
 
 if __name__ == "__main__":

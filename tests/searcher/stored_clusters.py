@@ -8,73 +8,54 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 
 from carpool.clock import SystemClock
-from carpool.disk.checked_file import CheckedFile
-from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
-from carpool.disk.pages import PageLayout, dense
-from carpool.disk.segments import SegmentWriter
+from carpool.disk.index import open_index
+from carpool.disk.pages import dense
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
+from searcher.memory import cluster_memory
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory
 from searcher.memory.slice_reads import MemoryEvent, ReadBroke
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ReadError, ThreadPageReads
-from searcher.store.reads_in_flight import ReadLimits
 from searcher.store.waker import Waker
+from tests.disk.helpers import make_content, write_index
 from tests.rig.faulty_disk import Fault, FaultyDisk, PageRead
 from tests.waiting import WAIT_S, wait_until
 
 Error = TypeVar("Error", bound=ReadError)
 
-BUILD_ID = 0xC0FFEE
-DIMENSION = 24
 ROW_COUNTS = (700, 0, 1, 330, 42, 512, 900, 77)
 A, B, C, D = (ClusterId(c) for c in (0, 3, 5, 6))
 ALL = tuple(ClusterId(c) for c in range(len(ROW_COUNTS)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Segments on disk, and the rows in them."""
+    """An index on disk, and the rows of its clusters."""
 
-    folder: Path
-    layout: PageLayout
-    extents: tuple[ClusterExtent, ...]
-    vectors: tuple[npt.NDArray[np.float32], ...]
-    sums: tuple[CheckedFile, ...]
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(self.folder / segment_name(n) for n in range(self.extents[-1].segment + 1))
+    def __init__(
+        self,
+        folder: Path,
+        row_counts: tuple[int, ...] = ROW_COUNTS,
+        dimension: int = 24,
+        segment_bytes_max: int = 200_000,
+    ) -> None:
+        content = make_content(row_counts=row_counts, dimension=dimension)
+        write_index(folder, content, segment_bytes_max=segment_bytes_max, codecs=())
+        opened = open_index(folder)
+        opened.close()
+        self.layout, self.extents = opened.layout, opened.extents
+        self.paths, self.sums = opened.segment_paths, opened.row_sums
+        self.vectors = [content.vectors[rows] for rows in content.clusters]
 
     def copied(self, folder: Path) -> list[Path]:
         """Copies of the segments, to be damaged."""
         return [Path(shutil.copy(path, folder)) for path in self.paths]
-
-
-def store(
-    folder: Path, row_counts: tuple[int, ...], dimension: int, *, segment_bytes_max: int = 200_000
-) -> Stored:
-    layout = PageLayout(dimension=dimension, vector_dtype="float32", page_bytes=4096)
-    extents = plan_extents(layout, row_counts, segment_bytes_max=segment_bytes_max)
-    writer = SegmentWriter(folder, layout=layout, build_id=BUILD_ID, extents=extents)
-    generator = np.random.default_rng(5)
-    vectors = tuple(
-        generator.standard_normal((count, dimension), dtype=np.float32) for count in row_counts
-    )
-    for cluster, rows in enumerate(vectors):
-        writer.append(cluster, rows)
-    files = writer.close()
-    sums = tuple(
-        CheckedFile.open(folder / segment_name(n), BUILD_ID, files)
-        for n in range(extents[-1].segment + 1)
-    )
-    return Stored(folder=folder, layout=layout, extents=extents, vectors=vectors, sums=sums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +98,6 @@ def running(
     arena_bytes: int = 2 << 20,
     block_pages: int = 2,
     read_pages: int = 5,
-    attempts: int = 2,
     timeout_us: int = 60_000_000,
     in_flight_bytes: int = 1 << 20,
     fault: Callable[[PageRead], Fault] = lambda _: None,
@@ -135,15 +115,18 @@ def running(
         arena=arena,
         reads=disk,
         waker=waker,
-        limits=ReadLimits(attempts=attempts, timeout_us=timeout_us),
-        in_flight_bytes_max=in_flight_bytes,
-        ahead_max=1,
-        read_bytes_max=read_pages * stored.layout.page_bytes,
+        timeout_us=timeout_us,
         metrics=metrics,
         clock=clock,
     )
+    limits = {
+        "IN_FLIGHT_BYTES_MAX": in_flight_bytes,
+        "AHEAD_MAX": 1,
+        "READ_BYTES_MAX": read_pages * stored.layout.page_bytes,
+    }
     try:
-        yield Running(memory=memory, disk=disk, waker=waker, metrics=metrics, arena=arena)
+        with mock.patch.multiple(cluster_memory, **limits):
+            yield Running(memory=memory, disk=disk, waker=waker, metrics=metrics, arena=arena)
         memory.check_integrity()
     finally:
         disk.release()

@@ -11,7 +11,9 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
+from tests.rig.faulty_disk import Fault
 from tests.searcher.executor_rig import NLIST, exact, make_index, questions, running
+from tests.searcher.faults import EVERY_FAULT, FAIL, SLOW
 from tests.searcher.helpers import SmallIndex
 from tests.seed import SEED
 from tests.waiting import wait_until
@@ -66,7 +68,7 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
     first = index.extents[bad].first_page * rows_per_page
     lost = range(first, first + rows_per_page)  # the rows of its first page
     with running(index, slice_bytes_max=index.manifest.layout().page_bytes) as here:
-        here.trouble.damaged_pages = {(bad, 0)}
+        here.trouble.faults = {(bad, 0): "flip"}
         here.join(queries, clusters)
         for key, found in here.take(40).items():
             assert found is not None
@@ -78,19 +80,16 @@ def test_a_cluster_of_which_one_slice_is_damaged_is_skipped_and_what_is_left_of_
             assert found.best.rows.tolist()[: len(rest)] == rest
 
 
-KINDS = ("failing", "damaged", "short", "slow", "hanging")
-
-
 def test_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None:
     dice = random.Random(SEED)
     queries, clusters = questions(index, 8, 3)
-    skips: Counter[str] = Counter()
+    skips: Counter[Fault] = Counter()
     with running(index, timeout_us=1_000_000) as here:
         for number in range(20):
             bad = set(dice.sample(range(NLIST), 2))
-            kind = KINDS[number % 5]
-            if kind != "hanging" or number % 20 == 4:  # each of these takes until the timeout
-                setattr(here.trouble, kind, bad)
+            fault = EVERY_FAULT[number % 5]
+            if fault != "hang" or number == 4:  # each of these takes until the timeout
+                here.trouble.faults = dict.fromkeys(bad, fault)
             here.join(queries, clusters)
             for key, found in here.take(8).items():
                 assert found is not None
@@ -99,15 +98,12 @@ def test_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None
                 assert len(found.errors) == len(found.skipped)
                 for error in found.errors:
                     assert isinstance(
-                        error, CorruptionError if kind in ("damaged", "short") else RetryableError
+                        error, CorruptionError if fault in ("flip", "short") else RetryableError
                     )
-                    assert any(f"cluster {cluster} " in str(error) for cluster in found.skipped), (
-                        error
-                    )
+                    assert any(f"cluster {cluster} " in str(error) for cluster in found.skipped)
                 good = [cluster for cluster in mine if cluster not in found.skipped]
                 assert found.best.rows.tolist() == exact(index, queries[key % 8], good)
-                skips[kind] += len(found.skipped)
-            setattr(here.trouble, kind, set())
+                skips[fault] += len(found.skipped)
             here.trouble.release()
         here.join(queries, clusters)
         here.take(8)
@@ -118,7 +114,7 @@ def test_windows_of_bad_reads_return_all_their_memory(index: SmallIndex) -> None
         assert here.memory.used_bytes == sum(
             here.memory.arena_bytes(cluster) for cluster in residents
         )
-    assert skips["failing"] and skips["damaged"] and skips["short"] and not skips["slow"], skips
+    assert skips[FAIL] and skips["flip"] and skips["short"] and not skips[SLOW], skips
 
 
 def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_none(
@@ -126,7 +122,7 @@ def test_a_dropped_query_is_not_finished_and_an_expired_one_is_finished_with_non
 ) -> None:
     queries, clusters = questions(index, 3, 3)
     with running(index) as here:
-        here.trouble.hanging = set(range(NLIST))
+        here.trouble.faults = dict.fromkeys(range(NLIST), "hang")
         (dropped,) = here.join(queries[:1], clusters[:1])
         (expired,) = here.join(
             queries[1:2], clusters[1:2], deadline_us=SystemClock().now_us() + 20_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from searcher.plan.cluster_steps import Dropped, ReadFailed, RoomFreed
@@ -45,7 +45,6 @@ sizes_and_windows = st.integers(2, 12).flatmap(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(sizes_and_windows)
 def test_every_query_gets_each_of_its_clusters_once_and_each_cluster_is_read_at_most_once_a_window(
     case,
@@ -62,7 +61,6 @@ def test_every_query_gets_each_of_its_clusters_once_and_each_cluster_is_read_at_
         assert len(here.reads) <= distinct
 
 
-@settings(max_examples=200, deadline=None)
 @given(sizes_and_windows)
 def test_what_is_read_and_evicted_does_not_depend_on_the_order_in_which_reads_end(case) -> None:
     sizes, windows, budget, read_ahead, _, _, seed = case
@@ -74,7 +72,6 @@ def test_what_is_read_and_evicted_does_not_depend_on_the_order_in_which_reads_en
     assert runs[0][:2] == runs[1][:2] == runs[2][:2]
 
 
-@settings(max_examples=200, deadline=None)
 @given(sizes_and_windows, st.lists(st.integers(0, 5), min_size=1, max_size=60))
 def test_anything_may_join_leave_and_fail_at_any_time_and_the_books_stay_right(
     case, choices

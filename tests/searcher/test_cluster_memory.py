@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
 from searcher.memory.slice_reads import ReadBroke, ReadDone, SpaceFreed
+from searcher.store.reads_in_flight import READ_ATTEMPTS
 from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.faults import no_fault
 from tests.searcher.stored_clusters import (
@@ -41,7 +39,7 @@ def flip(path: Path, at_bytes: int) -> None:
 
 
 def test_every_cluster_arrives_whole_whatever_blocks_and_reads_are_cut_to(stored: Stored) -> None:
-    for block_pages, read_pages in itertools.product((1, 3, 16), (1, 2, 100)):
+    for block_pages, read_pages in ((1, 100), (3, 2), (16, 1)):
         with running(stored, block_pages=block_pages, read_pages=read_pages) as it:
             events = it.read(*ALL)
             assert all(isinstance(event, ReadDone) for event in events.values())
@@ -81,43 +79,7 @@ def test_a_scattered_cluster_is_read_into_its_pieces_and_each_of_its_pages_is_ch
             flip(paths[extent.segment], at_bytes + 17)
 
 
-def test_without_room_a_read_is_a_fault_of_the_planner(stored: Stored) -> None:
-    with running(stored, arena_bytes=100_000) as it:
-        it.read(A)
-        with pytest.raises(AssertionError, match="no room"):
-            it.memory.begin_read(D, is_prefetch=False)
-
-
 # ---- what breaks
-
-
-def test_damage_breaks_that_cluster_only_names_the_place_and_is_not_read_again(
-    stored: Stored, tmp_path: Path
-) -> None:
-    extent, paths = stored.extents[B], stored.copied(tmp_path)
-    at_bytes = extent.offset_bytes + 2 * stored.layout.page_bytes
-    flip(paths[extent.segment], at_bytes + 17)
-    with running(stored, paths=paths) as it:
-        events = it.read(A, B, C)
-        error = error_of(events[B], CorruptionError)
-        assert (error.path, error.offset_bytes) == (segment_name(extent.segment), at_bytes)
-        assert isinstance(events[A], ReadDone)
-        assert isinstance(events[C], ReadDone)
-        assert it.memory.residents() == {A, C}
-        assert it.sample("clusters_damaged_total") == 1
-        assert len(set(it.disk.seen)) == len(it.disk.seen)
-
-
-def test_a_segment_that_ends_early_is_damage_that_names_the_cluster(
-    stored: Stored, tmp_path: Path
-) -> None:
-    extent, paths = stored.extents[D], stored.copied(tmp_path)
-    end_bytes = extent.offset_bytes + extent.size_bytes - 4096
-    os.truncate(paths[extent.segment], end_bytes)
-    with running(stored, paths=paths) as it:
-        events = it.read(A, D)
-        assert error_of(events[D], CorruptionError).offset_bytes == end_bytes
-        assert isinstance(events[A], ReadDone)
 
 
 def test_a_read_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
@@ -126,30 +88,14 @@ def test_a_read_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
     def fail(read: PageRead) -> Fault:
         return RetryableError("the cable is out") if read[:2] == first_read(stored, B) else None
 
-    with running(stored, attempts=3, fault=fail) as it:
+    with running(stored, fault=fail) as it:
         free_bytes = it.arena.free_bytes
         events = it.read(A, B)
         assert "the cable is out" in str(error_of(events[B], RetryableError))
-        assert [read[:2] for read in it.disk.seen].count(first_read(stored, B)) == 3
+        assert [read[:2] for read in it.disk.seen].count(first_read(stored, B)) == READ_ATTEMPTS
         assert isinstance(events[A], ReadDone)
         assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A)
         assert isinstance(it.read(C)[C], ReadDone)  # and the next one goes on
-
-
-def test_a_check_that_cannot_be_made_breaks_its_cluster_and_leaves_nobody_waiting(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(pages: object, extent: ClusterExtent, **given: Any) -> None:
-        if extent.cluster == A:
-            raise MemoryError("not now")
-
-    monkeypatch.setattr("searcher.memory.verify.verify_pages", check)
-    with running(stored) as it:
-        events = it.read(A, B)
-        assert isinstance(events[B], ReadDone)
-        assert "not now" in str(error_of(events[A], RetryableError))
-        it.memory.evict(B)
-        assert it.arena.free_bytes == it.arena.size_bytes
 
 
 # ---- which read begins
@@ -162,8 +108,8 @@ def test_reads_that_queries_wait_for_go_first_and_the_kernel_has_no_more_than_it
         order = []
         for cluster, is_prefetch in ((A, False), (B, True), (C, True), (D, False)):
             it.memory.begin_read(cluster, is_prefetch=is_prefetch)
-        it.memory.promote(C)
-        it.memory.promote(ClusterId(2))  # is not being read: passed over
+        it.memory.requeue(C, is_ahead=False)
+        it.memory.requeue(ClusterId(2), is_ahead=False)  # is not being read: passed over
         begun = 0
         for _ in range(4):
             it.memory.advance()
@@ -175,6 +121,17 @@ def test_reads_that_queries_wait_for_go_first_and_the_kernel_has_no_more_than_it
             it.disk.release()
             assert isinstance(it.take(1)[0], ReadDone)
         assert order == [first_read(stored, cluster) for cluster in (A, D, C, B)]
+
+
+def test_a_read_that_nobody_wants_any_more_delays_none_that_is_wanted(stored: Stored) -> None:
+    with running(stored, in_flight_bytes=1) as it:  # one at a time
+        for cluster in (A, B, C, D):
+            it.memory.begin_read(cluster, is_prefetch=False)
+        it.memory.requeue(B, is_ahead=True)
+        it.take(4)
+        begun = [read[:2] for read in it.disk.seen]
+        order = sorted((A, B, C, D), key=lambda one: begun.index(first_read(stored, one)))
+        assert order == [A, C, D, B]
 
 
 # ---- what hangs
@@ -233,3 +190,29 @@ def test_clusters_that_hang_do_not_delay_others(stored: Stored) -> None:
             check_rows(it.memory, stored, cluster)
         it.disk.release()
         assert {event.slice_id for event in it.take(2)} == {A, B}
+
+
+# ---- books
+
+
+def kernel_read_bytes() -> int:
+    """Returns what this process, with all its threads, had fetched from storage so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))
+
+
+def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path) -> None:
+    """/proc/self/io, `read_bytes`: what this process, with all its threads, had fetched from
+    storage.
+    """
+    large = Stored(tmp_path, (3_000, 2_000, 100, 4_500), 240, segment_bytes_max=6 << 20)
+    for path in large.paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    with running(large, arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
+        before = kernel_read_bytes()
+        events = it.read(*(ClusterId(cluster) for cluster in range(4)))
+        assert all(isinstance(event, ReadDone) for event in events.values())
+        counted = it.sample("bytes_read_total", purpose="demand")
+        assert counted == sum(extent.size_bytes for extent in large.extents)
+        assert counted == pytest.approx(kernel_read_bytes() - before, rel=0.02)

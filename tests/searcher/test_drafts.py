@@ -13,10 +13,10 @@ from carpool.disk.documents import Document
 from schemas.query import Generation
 from searcher.drafts import DRAFT_HITS_MAX, DraftRecords
 from searcher.executor import SearchDraft
-from searcher.open_exact import OpenReads
 from searcher.plan.cluster_steps import Joined, Wanted
 from searcher.plan.read_speed import ReadSpeed
 from searcher.scoring.top_k import TopK
+from searcher.store.file_reads import OpenReads
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import PageReads, ThreadPageReads
 from searcher.store.waker import Waker

@@ -15,36 +15,11 @@ from tests.searcher.dumb_policies import (
     B,
     C,
     D,
+    DumbFarthestNextUse,
     Operation,
     do,
-    dumb_farthest_next_use,
     fill,
 )
-
-
-@pytest.fixture
-def policy() -> FarthestNextUse:
-    return FarthestNextUse(1)
-
-
-def test_inserting_twice_and_removing_what_is_not_there_are_faults(policy: FarthestNextUse) -> None:
-    fill(policy, A)
-    with pytest.raises(AssertionError):
-        policy.insert(A)
-    with pytest.raises(KeyError):
-        policy.remove(B)
-
-
-def test_the_horizon_is_not_kept_and_may_name_clusters_that_do_not_exist(
-    policy: FarthestNextUse,
-) -> None:
-    fill(policy, A, B)
-    horizon = {SliceId(999): 1, A: 1, B: 2}
-    policy.set_horizon(horizon)
-    before = policy.victim(NOBODY)
-    horizon.update({A: 9, B: 1})
-    assert policy.victim(NOBODY) == before == B
-    policy.check_integrity()
 
 
 @pytest.mark.parametrize("half_life_windows", [0, 1])
@@ -53,7 +28,7 @@ def test_it_evicts_what_the_dumb_version_evicts(
     half_life_windows: int, operations: list[Operation], protected: frozenset[SliceId]
 ) -> None:
     policy: FarthestNextUse = FarthestNextUse(half_life_windows)
-    dumb = dumb_farthest_next_use(half_life_windows)
+    dumb = DumbFarthestNextUse(half_life_windows)
     for operation in operations:
         what, _, horizon = operation
         if (

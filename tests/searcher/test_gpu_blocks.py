@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from searcher.plan.cluster_blocks import ClusterBlocks
 from searcher.plan.gpu_blocks import (
     BLOCK_ROWS,
-    LIBRARY_BYTES,
     QUERIES_MAX,
     block_bytes,
-    blocks_of,
     divide_gpu_memory,
     gpu_bytes_for,
     holds_all,
 )
-
-MIB = 1 << 20
 
 
 @given(
@@ -60,40 +55,13 @@ def test_blocks_and_what_a_scan_needs_fit_the_budget(
     assert blocks.capacity_bytes == blocks.count * blocks.block_bytes
 
 
-def test_a_budget_of_a_gibibyte_is_nearly_all_for_rows() -> None:
-    blocks = divide_gpu_memory(
-        1024 * MIB, dimension=384, stored_bytes=2, computed_bytes=2, nlist=4000
-    )
-    assert blocks is not None
-    assert blocks.count * BLOCK_ROWS * 768 > 0.9 * 1024 * MIB
-    assert blocks.chunk_blocks(32, is_copied=False) * BLOCK_ROWS == 262_144
-
-
-def test_a_gpu_of_these_bytes_holds_these_clusters() -> None:
-    for stored_bytes in (1, 2):
-        for count in (10, 10_000, 300_000):
-            wanted = count * block_bytes(dimension=384, stored_bytes=stored_bytes)
-            blocks = divide_gpu_memory(
-                gpu_bytes_for(wanted, 1_000) - LIBRARY_BYTES,
-                dimension=384,
-                stored_bytes=stored_bytes,
-                computed_bytes=2,
-                nlist=1_000,
-            )
-            assert blocks is not None and blocks.count >= count
-
-
-@pytest.mark.parametrize("clusters", [500, 1_000, 4_000])
-def test_a_shard_of_the_bytes_for_all_clusters_holds_them_all(clusters: int) -> None:
-    row_counts = [300] * clusters
-    size = sum(map(blocks_of, row_counts)) * block_bytes(dimension=384, stored_bytes=1)
-    bytes_max = gpu_bytes_for(size, clusters)
-    assert holds_all(bytes_max, row_counts, dimension=384, stored_bytes=1)
-    assert not holds_all(size, row_counts, dimension=384, stored_bytes=1)
-
-
-def test_a_cluster_takes_whole_blocks() -> None:
-    assert [blocks_of(rows) for rows in (0, 1, 32, 33, 64, 1000)] == [0, 1, 1, 2, 2, 32]
+def test_a_shard_of_the_bytes_for_all_clusters_holds_them_all() -> None:
+    for clusters, stored_bytes in ((500, 1), (4_000, 2)):
+        row_counts = [300] * clusters
+        size = clusters * 10 * block_bytes(dimension=384, stored_bytes=stored_bytes)
+        bytes_max = gpu_bytes_for(size, clusters)
+        assert holds_all(bytes_max, row_counts, dimension=384, stored_bytes=stored_bytes)
+        assert not holds_all(size, row_counts, dimension=384, stored_bytes=stored_bytes)
 
 
 def blocks_with(*counts: int) -> ClusterBlocks:
@@ -121,13 +89,6 @@ def test_blocks_are_gathered_where_fewer_than_a_third_are_asked_for() -> None:
     assert scanned is not None and scanned.gathered is not None
     assert scanned.span == slice(0, 61)
     assert scanned.gathered.tolist() == [*range(10), *range(51, 61)]
-
-
-def test_clusters_without_rows_are_not_scanned() -> None:
-    blocks = blocks_with(4, 0, 3, 0)
-    assert blocks.to_scan(np.array([1, 3])) is None
-    assert blocks.to_scan(np.array([], np.int64)) is None
-    assert blocks.to_scan(np.array([1, 2])) == (slice(4, 7), None)
 
 
 def test_a_cluster_takes_the_lowest_free_blocks() -> None:

@@ -50,11 +50,6 @@ def test_the_split_is_where_the_curves_meet() -> None:
     assert choose_gpu_split([(GIB, 30), (2 * GIB, 35)], [(0, 10)], GIB).kv_bytes == 2 * GIB
 
 
-def test_there_is_no_shard_where_the_llm_is_the_slower_side() -> None:
-    assert choose_gpu_split([(GIB, 5), (19 * GIB, 10)], [(0, 100), (GIB, 900)]).shard_bytes == 0
-    assert choose_gpu_split([(19 * GIB, 10)], [(0, 1), (GIB, 900)]).shard_bytes == 0
-
-
 @pytest.mark.parametrize(
     ("answers", "searches"),
     [

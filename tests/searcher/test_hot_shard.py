@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from carpool.clock import SystemClock
 from carpool.codes.codec import CODECS
 from carpool.disk.document_rows import first_rows
-from carpool.disk.index import OpenIndex, open_index
+from carpool.disk.index import open_index
 from carpool.disk.rotation import read_rotation
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from schemas.record import ClusterId
 from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
+from searcher.scan_task import Scanned, ScanTask
 from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import Float32, Int64, ShardDevice, ShardFullError, ShardNumbers
-from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.scans import ShardPart, ShardScanned, ShardScans
+from searcher.shard.ram import RamShard
+from searcher.shard.scans import ShardScans
 from searcher.store.files import SegmentFiles
 from tests.clocks import HandClock
 from tests.searcher.codes_rig import (
@@ -114,13 +113,9 @@ class WithShard:
     here: Running
     shard: HotShard
     device: FailingDevice
-    keys: Iterator[int] = field(default_factory=itertools.count)
 
     def wait_for(self, clusters: Sequence[ClusterId]) -> None:
         wait_until(lambda: self.shard.live == frozenset(clusters))
-
-    def metric(self, name: str, **labels: str) -> float:
-        return self.here.metrics.registry.get_sample_value(f"carpool_{name}", labels) or 0.0
 
 
 @contextmanager
@@ -130,18 +125,17 @@ def with_shard(
     *,
     codec: str = "rabitq4",
     numbers: ShardNumbers = "float16",
-    room_share: float = 1.0,
     paged_share: float | None = None,
-    planner: type[HotSwaps] = NoSwaps,
 ) -> Iterator[WithShard]:
     opened, metrics = open_index(index.dir), Metrics()
-    device = FailingDevice(device_of(opened, numbers))
+    rotation = read_rotation(opened.dir, opened.manifest)
+    device = FailingDevice(RamShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=16 << 20))
     counts = [extent.row_count for extent in opened.extents]
     sizes = np.array([device.size_bytes(count) for count in counts])
     shard = HotShard(
         device,
         ClusterRowsReader(opened, SegmentFiles(index.paths, "auto")),
-        planner(sizes, int(room_share * sizes.sum())),
+        NoSwaps(sizes, int(sizes.sum())),
         first_rows(opened.layout, opened.extents),
         metrics,
     )
@@ -157,27 +151,12 @@ def with_shard(
             if shard.is_open:
                 wait_until(lambda: not shard._pins)
     finally:
-        shard.close()
         opened.close()
-
-
-def device_of(opened: OpenIndex, numbers: ShardNumbers) -> ShardDevice:
-    rotation = read_rotation(opened.dir, opened.manifest)
-    return GpuShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=16 << 20, device="cpu")
 
 
 @pytest.mark.parametrize(
     ("codec", "numbers", "mode", "missed_max"),
-    [
-        pytest.param(*device, *promise, marks=() if number % 2 == nth else pytest.mark.long)
-        for number, device in enumerate(
-            [
-                ("rabitq4", "float16"),
-                ("rabitq2", "sq8"),
-            ]
-        )
-        for nth, promise in enumerate([("default", 4), ("margin", 1)])
-    ],
+    [("rabitq4", "float16", "default", 4), ("rabitq2", "sq8", "margin", 1)],
 )
 def test_a_promise_is_kept_and_scores_are_exact(
     index: SmallIndex,
@@ -216,47 +195,23 @@ def test_a_query_that_is_scanned_with_one_of_more_rows_finds_all_of_its_own(
     assert missed(near, [search, other], found) == 0
 
 
-def test_a_scan_ends_before_the_thread_of_scans_is_closed(index: SmallIndex) -> None:
-    ended: list[ShardScanned] = []
-    with with_shard(index) as both:
-        scans = ShardScans(both.shard, ended.append, SystemClock())
-        both.device.may_scan.clear()
-        vector = index.centroids[HOT[0]]
-        scans.add(ShardPart(key=0, vector=vector, clusters=HOT[:1], count=5))
-        assert scans.start()
-        threading.Timer(0.05, both.device.may_scan.set).start()
-        scans.close()
-        assert [part.key for scanned in ended for part in scanned.parts] == [0]
-
-
 def test_a_scan_that_ends_after_it_was_given_up_is_ignored(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans, "TIMEOUT_US", TIMEOUT_US)
-    ended: list[ShardScanned] = []
-    clock = HandClock()
+    ended, clock = list[Scanned](), HandClock()
     with with_shard(index) as both:
         shard_scans = ShardScans(both.shard, ended.append, clock)
         both.device.may_scan.clear()
-        part = ShardPart(key=0, vector=index.centroids[HOT[0]], clusters=HOT[:1], count=5)
-        shard_scans.add(part)
+        task = ScanTask(key=0, vector=index.centroids[HOT[0]], clusters=HOT[:1], count=5)
+        shard_scans.add(task)
         assert shard_scans.start() and shard_scans.lost() == ()
         clock.sleep(TIMEOUT_US)
-        assert shard_scans.lost() == (part,) and not both.shard.is_open
+        assert shard_scans.lost() == (task,) and not both.shard.is_open
         both.device.may_scan.set()
         wait_until(lambda: bool(ended))
         assert not shard_scans.end(ended[0])
         shard_scans.close()
-
-
-def test_queries_that_are_scanned_again_are_counted_once(index: SmallIndex) -> None:
-    searches = questions(index, 40, 5)
-    in_shard = sum(cluster in HOT for search in searches for cluster in search.clusters)
-    with with_shard(index, codec="rabitq4") as both:
-        both.here.search(searches)
-        assert sum(map(len, both.device.scanned)) > in_shard, "no query was scanned again"
-        assert both.metric("shard_probes_total", side="shard") == in_shard
-        assert both.metric("shard_probes_total", side="codes") == 40 * 5 - in_shard
 
 
 def test_a_query_that_is_all_in_the_shard_scans_no_codes_and_reads_few_rows(
@@ -271,9 +226,16 @@ def test_a_query_that_is_all_in_the_shard_scans_no_codes_and_reads_few_rows(
     assert max(rows) <= 2 * searches[0].top_k
 
 
-def test_clusters_that_are_being_loaded_are_searched_by_codes(index: SmallIndex) -> None:
+def test_clusters_that_do_not_fit_or_are_being_loaded_are_searched_by_codes(
+    index: SmallIndex,
+) -> None:
     searches = questions(index, 30, 5)
     with with_shard(index, ()) as both:
+        both.device.load_error = ShardFullError("no room")
+        both.shard._orders.put(Swaps(leave=(), enter=ALL))
+        wait_until(lambda: both.here.count("shard_swaps_total", result="full") == NLIST)
+        assert both.shard.is_open
+        both.device.load_error = None
         both.device.may_load.clear()
         both.shard._orders.put(Swaps(leave=(), enter=HOT))
         found = both.here.search(searches)
@@ -282,7 +244,9 @@ def test_clusters_that_are_being_loaded_are_searched_by_codes(index: SmallIndex)
         both.wait_for(HOT)
         again = [search for search in questions(index, 60, 5) if search.key >= 30]
         both.here.search(again)
-        assert both.device.scanned
+        in_shard = sum(cluster in HOT for search in again for cluster in search.clusters)
+        assert both.here.count("shard_probes_total", side="shard") == in_shard
+        assert sum(map(len, both.device.scanned)) >= in_shard
 
 
 def test_a_cluster_that_leaves_stays_until_its_queries_are_scanned(index: SmallIndex) -> None:
@@ -302,7 +266,7 @@ def test_a_cluster_that_leaves_stays_until_its_queries_are_scanned(index: SmallI
         wait_until(lambda: set(both.device.dropped) == set(HOT))
 
 
-@pytest.mark.parametrize("how", ["raises", "hangs"])
+@pytest.mark.parametrize("how", ["raises", "hangs", "raises at a load"])
 def test_a_device_that_fails_loses_no_query(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -311,6 +275,10 @@ def test_a_device_that_fails_loses_no_query(
         both.here.search(searches[:20])
         if how == "raises":
             both.device.scan_error = RuntimeError("CUDA error: the device is lost")
+        elif how == "raises at a load":
+            both.device.load_error = RuntimeError("CUDA out of memory")
+            both.shard._orders.put(Swaps(leave=(), enter=cluster_ids(1)))
+            wait_until(lambda: not both.shard.is_open)
         else:
             monkeypatch.setattr(scans, "TIMEOUT_US", TIMEOUT_US)
             both.device.may_scan.clear()
@@ -319,64 +287,19 @@ def test_a_device_that_fails_loses_no_query(
         assert time.monotonic() - began_s < 10
         found |= both.here.search(searches[40:])
         both.device.may_scan.set()
-        assert both.metric("shard_failed") == 1 and not both.shard.live
+        assert both.here.count("shard_failed") == 1 and not both.shard.live
     assert missed(index, searches[20:], found) == 0
     for result in found.values():
         assert result is not None and not result.skipped
         assert {probe.tier for probe in result.probes} <= {"ram", "ssd"}
 
 
-def test_a_device_that_fails_at_a_load_is_not_used_any_more(index: SmallIndex) -> None:
-    searches = questions(index, 20, 5)
-    with with_shard(index) as both:
-        both.device.load_error = RuntimeError("CUDA out of memory")
-        both.shard._orders.put(Swaps(leave=(), enter=cluster_ids(1)))
-        wait_until(lambda: not both.shard.is_open)
-        found = both.here.search(searches)
-        assert missed(index, searches, found) == 0
-        assert both.metric("shard_failed") == 1
-
-
-def test_a_cluster_that_does_not_fit_is_searched_by_codes(index: SmallIndex) -> None:
-    searches = questions(index, 20, 5)
-    with with_shard(index, ()) as both:
-        both.device.load_error = ShardFullError("no room")
-        both.shard._orders.put(Swaps(leave=(), enter=ALL))
-        wait_until(lambda: both.metric("shard_swaps_total", result="full") == NLIST)
-        assert both.shard.is_open
-        assert missed(index, searches, both.here.search(searches)) == 0
-
-
 def test_a_damaged_cluster_is_not_loaded(tmp_path: Path) -> None:
     index = make_index(tmp_path / "damaged")
     damaged = HOT[1]
-    extent = index.extents[damaged]
-    with index.paths[extent.segment].open("r+b") as file:
-        file.seek(extent.offset_bytes + 100)
-        byte = file.read(1)
-        file.seek(extent.offset_bytes + 100)
-        file.write(bytes([byte[0] ^ 1]))
+    index.damage(damaged)
     others = tuple(cluster for cluster in HOT if cluster != damaged)
     with with_shard(index, ()) as both:
         both.shard._orders.put(Swaps(leave=(), enter=HOT))
         both.wait_for(others)
-        assert both.metric("shard_swaps_total", result="failed") == 1
-
-
-def test_clusters_that_queries_probe_enter_and_those_that_they_do_not_leave(
-    index: SmallIndex,
-) -> None:
-    with with_shard(index, (), codec="flat", room_share=0.5, planner=HotSwaps) as both:
-        for hot in (range(6), range(6, NLIST)):
-            pairs = itertools.cycle(itertools.combinations(hot, 2))
-            for _ in range(100):  # 8,000 queries
-                searches = [
-                    replace(search, key=next(both.keys), clusters=cluster_ids(*next(pairs)))
-                    for search in questions(index, 80, 1)
-                ]
-                found = both.here.search(searches)
-                if len(both.shard.live & set(hot)) >= 4:
-                    break
-            else:
-                pytest.fail(f"of {list(hot)} only {both.shard.live} are in the shard")
-            assert missed(index, searches, found) == 0
+        assert both.here.count("shard_swaps_total", result="failed") == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
@@ -78,9 +78,9 @@ def swaps_of(leave: Sequence[int], enter: Sequence[int]) -> Swaps:
     return Swaps(tuple(map(ClusterId, leave)), tuple(map(ClusterId, enter)))
 
 
-def draws(seed: int, windows: int, first: int = 0, *, queries: int = 20) -> list[Window]:
+def draws(seed: int, windows: int, first: int = 0) -> list[Window]:
     """Queries that probe `ROOM` clusters from `first` on three times as often as others."""
-    keys = np.random.default_rng(seed).gumbel(size=(windows, queries, NLIST))
+    keys = np.random.default_rng(seed).gumbel(size=(windows, 20, NLIST))
     keys[:, :, np.arange(first, first + ROOM) % NLIST] += np.log(3)
     probes = np.argsort(-keys, axis=2)[:, :, :NPROBE].tolist()
     return [[tuple(query) for query in window] for window in probes]
@@ -106,7 +106,6 @@ def streams(draw: st.DrawFn) -> tuple[Shard, list[Window]]:
     return Shard(sizes, draw(st.integers(0, sum(sizes) + 1))), windows
 
 
-@settings(max_examples=200, deadline=None)
 @given(streams(), st.integers(1, 60))
 def test_bytes_and_the_time_between_changes_are_bounded(
     case: tuple[Shard, list[Window]], substages: int
@@ -125,7 +124,6 @@ def test_bytes_and_the_time_between_changes_are_bounded(
         assert entered.count(cluster) <= shard.substages // SUBSTAGES_MIN
 
 
-@settings(max_examples=100, deadline=None)
 @given(streams(), st.data())
 def test_what_failed_takes_no_room_and_parts_may_be_late(
     case: tuple[Shard, list[Window]], data: st.DataObject
@@ -150,18 +148,16 @@ def test_what_failed_takes_no_room_and_parts_may_be_late(
             shard.planner.check_integrity()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 def test_nothing_changes_while_questions_stay_the_same(seed: int) -> None:
     shard = settled(seed)
     shard.stream(draws(seed, 200))
     assert not shard.changes
 
 
-@pytest.mark.parametrize("queries", [1, 20, 100])
-def test_the_hot_set_becomes_the_clusters_with_the_highest_counts(queries: int) -> None:
+def test_the_hot_set_becomes_the_clusters_with_the_highest_counts() -> None:
     shard = settled(0)
-    windows = draws(0, 1_200 // queries, first=30, queries=queries)
-    shard.stream(windows, substages=-(-queries // 8))
+    shard.stream(draws(0, 60, first=30))
     assert len(shard.there & set(range(30, 30 + ROOM))) >= ROOM - 2
     shard.stream(draws(1, 120, first=30))  # the last choice is of 2,000 queries
     shard.stream(draws(2, 120, first=15))  # and it follows a second time
@@ -191,20 +187,6 @@ def test_clusters_enter_hottest_first_and_the_coldest_leave() -> None:
     assert [swaps for _, swaps in shard.changes[4:]] == changed
 
 
-def test_small_clusters_enter_together_and_as_few_leave_as_they_need() -> None:
-    shard = Shard([1] * 300, 200)
-    shard.add([(5, 3)] * 100 + [tuple(range(300))] * 9)
-    shard.go(SUBSTAGES_MIN)
-    assert [swaps for _, swaps in shard.changes] == [swaps_of([], [3, 5])]
-    shard = Shard([3, 1, 1, 1, 2], 6)
-    shard.add([(0,)] * 90 + [(1,)] * 30 + [(2,)] * 20 + [(3,)] * 10)
-    shard.go(SUBSTAGES_MIN + 4)
-    assert shard.there == {0, 1, 2, 3}
-    shard.add([(4,)] * 400)
-    shard.go(SUBSTAGES_MIN)
-    assert shard.changes[-1][1] == swaps_of([3, 2], [4])
-
-
 def test_no_change_begins_before_the_last_one_has_ended() -> None:
     shard = Shard([1] * 4, 3)
     shard.add([(0, 1)] * 200 + [(2,)] * 100)
@@ -218,3 +200,21 @@ def test_no_change_begins_before_the_last_one_has_ended() -> None:
     assert not any(shard.substage() for _ in range(2 * SUBSTAGES_MIN))  # 2 is not loaded
     shard.enter(ClusterId(2))
     assert shard.substage() == swaps_of([], [0])
+
+
+def test_a_cluster_that_could_not_be_loaded_at_the_last_choice_is_tried_again() -> None:
+    shard = Shard([1] * 4, 3)
+    shard.add([(0, 1)] * CHOICES[-1])
+    shard.go(SUBSTAGES_MIN - 1)
+    for _ in range(2):
+        assert shard.substage() == swaps_of([], [0])
+        shard.planner.left(ClusterId(0))
+        shard.add([(0, 1)] * (CHOICES[-1] - 1))
+        shard.go(SUBSTAGES_MIN)
+        assert 0 not in shard.there and 1 in shard.there
+        shard.add([(0, 1)])
+    shard.go(1)
+    assert shard.there == {0, 1}
+    shard.add([(0, 1)] * 3 * CHOICES[-1])
+    shard.go(2 * SUBSTAGES_MIN)
+    assert shard.changes[-1][1] == swaps_of([], [0])

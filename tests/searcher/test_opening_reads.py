@@ -51,19 +51,13 @@ def expected(paths: tuple[Path, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("at", ["open", "read"])
-def test_a_file_system_without_o_direct_is_refused_with_what_to_do(
+def test_without_o_direct_it_refuses_or_reads_through_the_page_cache_and_says_so_once(
     paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
+    assert SegmentFiles(paths, "require").is_direct
     refuse_direct(monkeypatch, at)
     with pytest.raises(ConfigError, match='direct_io = "auto"'):
         SegmentFiles(paths, "require")
-
-
-@pytest.mark.parametrize("at", ["open", "read"])
-def test_with_auto_it_reads_through_the_page_cache_and_says_so_once(
-    paths: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    refuse_direct(monkeypatch, at)
     dropped: list[tuple[int, int, int]] = []
     monkeypatch.setattr(
         "searcher.store.files.os.posix_fadvise", lambda _, *given: dropped.append(given)
@@ -97,13 +91,6 @@ def test_files_in_memory_are_refused_or_read_as_what_has_no_o_direct(memory_fold
     files.close()
 
 
-def test_o_direct_is_what_segments_are_read_with(paths: tuple[Path, ...]) -> None:
-    files = SegmentFiles(paths, "require")
-    assert files.is_direct
-    files.close()
-    files.close()
-
-
 def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
     paths: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,15 +103,4 @@ def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
         ConfigError, match=r"cannot open .*nowhere\.seg: No such file.*check the folder"
     ):
         SegmentFiles((*paths, tmp_path / "nowhere.seg"), "auto")
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_no_descriptor_is_left_open(paths: tuple[Path, ...]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    files, waker = SegmentFiles(paths, "require"), Waker()
-    reads = ThreadPageReads(files, waker, SystemClock())
-    assert read(reads, waker) == expected(paths)
-    assert reads.close(WAIT_S)
-    files.close()
-    waker.close()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -14,9 +14,10 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import CorruptionError, RetryableError
+from searcher.store.files import SegmentFiles
 from searcher.store.kernel_page_reads import KernelPageReads
 from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
-from searcher.store.reads_in_flight import ReadLimits, ReadsInFlight
+from searcher.store.reads_in_flight import ReadsInFlight
 from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.waiting import WAIT_S, wait_until
@@ -25,31 +26,20 @@ PAGE = 4096
 PAGES = 300
 
 
-class Files:
-    """Two files; a third is closed."""
+class Files(SegmentFiles):
+    """Two files, and a third that the kernel cannot read."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = [folder / "a", folder / "b"]
+        paths = [folder / "a", folder / "b"]
         self.content = []
-        for number, path in enumerate(self.paths):
+        for number, path in enumerate(paths):
             content = np.random.default_rng(number).integers(0, 256, PAGES * PAGE, np.uint8)
             path.write_bytes(content.tobytes())
             self.content.append(content)
-        self.descriptors = [os.open(path, os.O_RDONLY) for path in self.paths]
-        self.forgotten: list[PageBatch] = []
+        super().__init__([*paths, paths[0]], "auto")
 
     def descriptor(self, file: int) -> int:
-        return self.descriptors[file] if file < 2 else 1 << 20
-
-    def path(self, file: int) -> str:
-        return f"file {file}"
-
-    def forget(self, batch: PageBatch) -> None:
-        self.forgotten.append(batch)
-
-    def close(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        return super().descriptor(file) if file < 2 else 1 << 20
 
 
 @pytest.fixture
@@ -59,12 +49,10 @@ def files(tmp_path: Path) -> Iterator[Files]:
     opened.close()
 
 
-@pytest.fixture(params=["threads", "kernel"])
-def reads(files: Any, request: pytest.FixtureRequest) -> Iterator[tuple[PageReads, Waker]]:
-    waker, made = Waker(), None
-    if request.param == "kernel":
-        made = KernelPageReads(files, waker, SystemClock())
-    made = made or ThreadPageReads(files, waker, SystemClock(), 4)
+@pytest.fixture(params=[ThreadPageReads, KernelPageReads])
+def reads(files: Files, request: pytest.FixtureRequest) -> Iterator[tuple[PageReads, Waker]]:
+    waker = Waker()
+    made = request.param(files, waker, SystemClock())
     yield made, waker
     assert made.close(WAIT_S)
     assert made.close(WAIT_S), "closing twice"
@@ -109,79 +97,30 @@ def expected(files: Files, batch: PageBatch) -> bytes:
 
 def test_many_batches_are_filled(files: Files, reads: tuple[PageReads, Waker]) -> None:
     random = np.random.default_rng(3)
-    batches = [
-        batch_of(
-            [
-                (
-                    int(random.integers(2)),
-                    int(random.integers(PAGES - 3)),
-                    int(random.integers(1, 4)),
-                )
-                for _ in range(700)
-            ]
-        )
-        for _ in range(4)
-    ]
+    places = random.integers([0, 0, 1], [2, PAGES - 3, 4], (4, 700, 3))
+    batches = [batch_of([tuple(one) for one in some]) for some in places.tolist()]
     for batch in batches:
         reads[0].submit(batch)
-    assert set(ended(*reads, 4)) == set(batches) == set(files.forgotten)
+    assert set(ended(*reads, 4)) == set(batches)
     for batch in batches:
         assert not batch.errors and not batch.unended and batch.ended.all()
         assert bytes(batch.buffer) == expected(files, batch)
-
-
-def test_reads_fill_places_anywhere_in_a_buffer_and_nothing_beside_them(
-    files: Files, reads: tuple[PageReads, Waker]
-) -> None:
-    batch = batch_of([(0, 3, 200), (1, 20, 5)])
-    batch.buffer = memoryview(mmap.mmap(-1, 210 * PAGE))
-    batch.starts = np.array([6, 1]) * PAGE
-    reads[0].submit(batch)
-    ended(*reads, 1)
-    large, small = expected(files, batch)[: 200 * PAGE], expected(files, batch)[200 * PAGE :]
-    empty = bytes(PAGE)
-    assert bytes(batch.buffer) == empty + small + large + 4 * empty
-
-
-def test_a_read_beyond_the_end_of_the_file_is_damage_and_the_others_are_filled(
-    files: Files, reads: tuple[PageReads, Waker]
-) -> None:
-    batch = batch_of([(0, 5, 1), (1, PAGES, 1), (0, PAGES - 1, 2), (1, 7, 2)])
-    reads[0].submit(batch)
-    ended(*reads, 1)
-    assert sorted(batch.errors) == [1, 2]
-    for position, page in ((1, PAGES), (2, PAGES)):
-        error = batch.errors[position]
-        assert isinstance(error, CorruptionError) and error.offset_bytes == page * PAGE
-    assert bytes(batch.buffer[:PAGE]) == files.content[0][5 * PAGE : 6 * PAGE].tobytes()
-    assert bytes(batch.buffer[-2 * PAGE :]) == files.content[1][7 * PAGE : 9 * PAGE].tobytes()
-
-
-def test_an_error_of_the_kernel_is_passing(files: Files, reads: tuple[PageReads, Waker]) -> None:
-    batch = batch_of([(0, 1, 1), (2, 1, 1)])
-    reads[0].submit(batch)
-    ended(*reads, 1)
-    assert list(batch.errors) == [1]
-    assert isinstance(batch.errors[1], RetryableError) and "file 2 at byte 4096" in str(
-        batch.errors[1]
-    )
 
 
 def test_of_a_read_that_reaches_the_end_within_a_page_the_rest_of_the_file_is_read(
     files: Files, reads: tuple[PageReads, Waker]
 ) -> None:
     end = (PAGES - 1) * PAGE + 100
-    os.truncate(files.paths[0], end)
-    direct = os.open(files.paths[0], os.O_RDONLY | os.O_DIRECT)
-    os.dup2(direct, files.descriptors[0])
-    os.close(direct)
-    batch = batch_of([(0, PAGES - 3, 3), (0, 7, 1)])
+    os.truncate(files.path(0), end)
+    batch = batch_of([(0, PAGES - 3, 3), (0, 7, 1), (2, 1, 1)])
     reads[0].submit(batch)
     ended(*reads, 1)
     error = batch.errors.pop(0)
-    assert isinstance(error, CorruptionError) and error.offset_bytes == end and not batch.errors
+    assert isinstance(error, CorruptionError) and error.offset_bytes == end
     there = files.content[0][(PAGES - 3) * PAGE : end].tobytes()
     assert bytes(batch.buffer[: len(there)]) == there
+    assert isinstance(batch.errors[2], RetryableError), "of the kernel"
+    assert list(batch.errors) == [2] and "a at byte 4096" in str(batch.errors[2])
 
 
 def test_a_read_that_comes_in_pieces_is_put_together(
@@ -199,7 +138,7 @@ def test_a_read_that_comes_in_pieces_is_put_together(
         ends["result"] = np.minimum(ends["result"], PAGE)
         return ends
 
-    monkeypatch.setattr("searcher.store.page_reads.os.preadv", preadv)
+    monkeypatch.setattr("searcher.store.files.os.preadv", preadv)
     monkeypatch.setattr(KernelPageReads, "_take_ends", first_pages)
     batch = batch_of([(0, 5, 3), (1, 9, 2)])
     reads[0].submit(batch)
@@ -208,38 +147,20 @@ def test_a_read_that_comes_in_pieces_is_put_together(
     assert pieces == [5]
 
 
-def test_no_buffer_is_kept_once_its_batch_has_ended(
-    files: Files, reads: tuple[PageReads, Waker]
-) -> None:
-    for page in range(30):
-        pages = mmap.mmap(-1, PAGE)
-        batch = batch_of([(0, page, 1)])
-        batch.buffer = memoryview(pages)
-        reads[0].submit(batch)
-        ended(*reads, 1)
-        files.forgotten.clear()
-        del batch
-    reads[0].close(WAIT_S)
-    pages.close()  # raises BufferError if a view exists
-
-
 # ---- reads that hang
 
 
-class Pipes:
+class Pipes(SegmentFiles):
     """Files that give what is written into them, when it is written."""
 
     def __init__(self, count: int) -> None:
+        super().__init__([], "auto")
         self.ends = [os.pipe() for _ in range(count)]
+        self.begun = threading.Semaphore(0)
 
-    def descriptor(self, file: int) -> int:
-        return self.ends[file][0]
-
-    def path(self, file: int) -> str:
-        return f"pipe {file}"
-
-    def forget(self, batch: PageBatch) -> None:
-        pass
+    def fill(self, file: int, view: memoryview, offset_bytes: int) -> int:
+        self.begun.release()
+        return os.readv(self.ends[file][0], [view])
 
     def write(self, file: int) -> None:
         assert os.write(self.ends[file][1], b"x" * PAGE) == PAGE
@@ -249,22 +170,12 @@ class Pipes:
             os.close(end)
 
 
-def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_they_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_they_end() -> None:
     """As many hang as there are threads."""
-    begun = threading.Semaphore(0)
-
-    def preadv(file: int, buffers: Sequence[memoryview], at: int) -> int:
-        begun.release()
-        return os.readv(file, buffers)
-
-    monkeypatch.setattr("os.preadv", preadv)
-    monkeypatch.setattr("searcher.store.page_reads.is_at_end", lambda *_: False)
-    files: Any = Pipes(5)
+    files = Pipes(5)
     clock, waker, freed = HandClock(0), Waker(), list[str]()
     reads = ThreadPageReads(files, waker, clock, 2)
-    here: ReadsInFlight[str] = ReadsInFlight(reads, ReadLimits(timeout_us=100), clock, freed.append)
+    here: ReadsInFlight[str] = ReadsInFlight(reads, 100, clock, freed.append)
 
     def take(count: int) -> dict[str, PageBatch]:
         found: dict[str, PageBatch] = {}
@@ -279,7 +190,7 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
     for file, owner in enumerate(("one", "two")):
         here.submit(batch_of([(file, 0, 1)]), owner)
     assert list(here.ended()) == [] and here.times_out_at_us == 100 and len(here) == 2
-    assert begun.acquire(timeout=WAIT_S) and begun.acquire(timeout=WAIT_S)
+    assert files.begun.acquire(timeout=WAIT_S) and files.begun.acquire(timeout=WAIT_S)
     clock.time_us = 101
     given_up = take(2)
     for batch in given_up.values():
@@ -301,11 +212,11 @@ def test_reads_that_were_given_up_delay_no_others_and_keep_their_memory_until_th
 def test_threads_that_close_drop_what_has_not_begun(files: Any) -> None:
     go_on, waker = threading.Event(), Waker()
 
-    def wait(file: int) -> int:
+    def wait(*_: object) -> int:
         assert go_on.wait(WAIT_S)
-        return int(files.descriptors[file])
+        return PAGE
 
-    files.descriptor = wait
+    files.fill = wait
     reads = ThreadPageReads(files, waker, SystemClock(), 1)
     batches = [batch_of([(0, page, 1)]) for page in range(3)]
     for batch in batches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from searcher.plan.page_test import VALUES_MIN, PageTest
+from searcher.plan.page_test import PageTest
 
 
 def alarm_after(values: np.ndarray, test: PageTest) -> int | None:
@@ -16,13 +16,13 @@ def alarm_after(values: np.ndarray, test: PageTest) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_values_that_stay_raise_no_alarm_among_ten_thousand(seed: int) -> None:
     values = np.random.default_rng(seed).normal(0.4, 0.2, 10_000)
     assert alarm_after(values, PageTest()) is None
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("fall", "values_max"), [(0.2, 60), (0.1, 300)])
 def test_a_fall_is_found_soon(seed: int, fall: float, values_max: int) -> None:
     random = np.random.default_rng(seed)
@@ -43,16 +43,3 @@ def test_a_rise_a_small_fall_and_equal_values_raise_no_alarm() -> None:
         assert not test.has_fallen(random.normal(0.4, 0.2, 300).tolist())
         assert alarm_after(values, test) is None
     assert alarm_after(np.full(1_000, 0.4), PageTest()) is None
-
-
-def test_several_values_at_once_count_as_many() -> None:
-    first = np.random.default_rng(0).normal(0.5, 0.1, 1_000).tolist()
-    alarms = []
-    for together in (1, 10):
-        test = PageTest()
-        assert not test.has_fallen(first)
-        alarms.append(
-            next(number for number in range(1, 1_000) if test.has_fallen([0.4] * together))
-        )
-    assert abs(alarms[1] - -(-alarms[0] // 10)) <= 1
-    assert not PageTest().has_fallen([0.0] * (VALUES_MIN - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.record import ClusterId
@@ -74,7 +74,6 @@ def worlds(draw: st.DrawFn) -> tuple[World, list[Window]]:
     return World(sizes, budget), windows
 
 
-@settings(max_examples=300, deadline=None)
 @given(worlds())
 def test_each_query_is_scanned_once_over_its_clusters_and_a_window_reads_each_cluster_once(
     case: tuple[World, list[Window]],
@@ -96,7 +95,6 @@ def test_each_query_is_scanned_once_over_its_clusters_and_a_window_reads_each_cl
     assert not len(world.planner)
 
 
-@settings(max_examples=200, deadline=None)
 @given(worlds(), st.data())
 def test_queries_that_are_dropped_and_clusters_that_fail_keep_nobody_waiting(
     case: tuple[World, list[Window]], data: st.DataObject

@@ -65,19 +65,6 @@ def test_a_scan_may_come_before_and_after_its_query(here: Inbox) -> None:
     here.wait(lambda: here.came == [(7, 1), (8, 1)])
 
 
-def test_a_group_that_is_read_again_gets_its_scans_again(here: Inbox) -> None:
-    here.inbox.read({0})
-    query = name_in_scan(of_window(1))
-    here.inbox.expect(query, 1, {1})
-    here.write(of_window(1))
-    here.wait(lambda: here.came == [(1, 1)])
-    here.inbox.forget(query, 1)
-    here.inbox.read(set())
-    here.inbox.read({0})
-    here.inbox.expect(query, 2, {1})
-    here.wait(lambda: here.came == [(1, 1), (2, 1)])
-
-
 def test_only_the_own_lanes_are_read_and_a_strange_record_is_passed_over(here: Inbox) -> None:
     here.inbox.read({1})
     for window_id in (1, 2):

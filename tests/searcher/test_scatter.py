@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +15,23 @@ from schemas.record import ClusterId, Source
 from schemas.retrieval import Probe
 from schemas.scan import Scan
 from searcher.codes import executor as codes_executor
-from searcher.codes.source import CodeSource, ScanPart
+from searcher.codes.load import ResidentCodes
+from searcher.codes.source import ScanPart
 from searcher.executor import ScanResult, Search, SearchGroup, SearchResult
 from searcher.scatter.scan_records import result_of
-from tests.searcher.codes_rig import Running, exact, make_index, questions, running, with_mode
+from tests.searcher.codes_rig import (
+    Running,
+    exact,
+    make_index,
+    missed,
+    questions,
+    running,
+    with_mode,
+)
 from tests.searcher.helpers import SmallIndex
 
 LANES = 3
+ADVANCE = ResidentCodes.advance
 
 
 @pytest.fixture(scope="module")
@@ -100,74 +109,38 @@ def test_ids_scores_and_probes_are_those_of_one_searcher(
         assert [probe.cluster for probe in many.probes] == list(search.clusters)
 
 
-def test_a_lane_scans_only_its_own_clusters(index: SmallIndex) -> None:
-    search = questions(index, 1, 12)[0]
-    lane = (home_of(search) + 1) % LANES
-    with running(index) as here:
-        result = here.search(scans_of([search], lane))[search.key]
-    assert result is not None and result.scan is not None
-    assert {probe.cluster for probe in result.scan.probes} == set(of_lane(search, lane))
-    clusters = index.clusters_of_rows(result.scan.rows)
-    assert {lane_of(ClusterId(cluster), LANES) for cluster in clusters} == {lane}
-    assert not len(result.best.rows) and result.rows_read == 0
+MADE_WORSE: dict[str, Callable[[Search, ScanResult], ScanResult | None]] = {
+    "nothing": lambda search, scan: None,
+    "other codes": lambda search, scan: replace(scan, codec="rabitq2"),
+    "a part": lambda search, scan: replace(
+        scan, probes=(), rows=scan.rows[:0], estimates=scan.estimates[:0]
+    ),
+    "clusters not asked for": lambda search, scan: replace(
+        scan, probes=(*scan.probes, Probe(cluster=search.clusters[0], tier="ram"))
+    ),
+    "rows of other clusters": lambda search, scan: replace(scan, probes=scan.probes[1:]),
+    "rows that do not exist": lambda search, scan: replace(scan, rows=scan.rows + (1 << 40)),
+    "fewer rows": lambda search, scan: replace(scan, count=5),
+}
 
 
-@pytest.mark.parametrize("paged_share", [None, 0.3])
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "nothing",
-        "other codes",
-        "a part",
-        "clusters not asked for",
-        "rows of other clusters",
-        "rows that do not exist",
-        "fewer rows",
-    ],
-)
-def test_what_the_others_cannot_scan_is_scanned_at_home(
-    index: SmallIndex, answer: str, paged_share: float | None
-) -> None:
+def test_what_the_others_cannot_scan_is_scanned_at_home(index: SmallIndex) -> None:
     searches = [home for each in questions(index, 40, 8) if (home := as_home(each)).elsewhere]
-    with running(index) as other:
-        scans = {
-            key: result.scan
-            for key, result in other.search(
-                [
-                    replace(each, clusters=each.elsewhere, elsewhere=(), is_scan=True)
-                    for each in searches
-                ]
-            ).items()
-            if result is not None
-        }
-    with running(index, paged_share=paged_share) as here:
-        here.executor.join(SearchGroup(searches=tuple(searches)))
-        for search in searches:
-            here.executor.found_elsewhere(
-                search.key, search.elsewhere, made_worse(search, scans[search.key], answer)
-            )
-        found = here.take(len(searches))
-    for search in searches:
-        result = found[search.key]
-        assert result is not None and not result.errors
-        assert set(exact(index, search)) - set(result.best.rows.tolist()) == set()
-
-
-def made_worse(search: Search, scan: ScanResult | None, answer: str) -> ScanResult | None:
-    assert scan is not None
-    if answer == "nothing":
-        return None
-    if answer == "other codes":
-        return replace(scan, codec="rabitq2")
-    if answer == "a part":
-        return replace(scan, probes=(), rows=scan.rows[:0], estimates=scan.estimates[:0])
-    if answer == "rows of other clusters":
-        return replace(scan, probes=scan.probes[1:])
-    if answer == "fewer rows":
-        return replace(scan, count=5)
-    if answer == "rows that do not exist":
-        return replace(scan, rows=scan.rows + (1 << 40))
-    return replace(scan, probes=(*scan.probes, Probe(cluster=search.clusters[0], tier="ram")))
+    asked = [
+        replace(each, clusters=each.elsewhere, elsewhere=(), is_scan=True) for each in searches
+    ]
+    with running(index) as other, running(index, paged_share=0.3) as here:
+        scans = other.search(asked)
+        for number, worse in enumerate(MADE_WORSE.values()):
+            again = [replace(each, key=each.key + 100 * number) for each in searches]
+            here.executor.join(SearchGroup(searches=tuple(again)))
+            for search in again:
+                result = scans[search.key - 100 * number]
+                assert result is not None and result.scan is not None
+                here.executor.found_elsewhere(
+                    search.key, search.elsewhere, worse(search, result.scan)
+                )
+            assert missed(index, again, here.take(len(again))) == 0
 
 
 def test_a_lane_that_says_nothing_is_given_up(
@@ -187,10 +160,7 @@ def test_a_lane_that_says_nothing_is_given_up(
         )
         for search in searches:  # nobody waits for them any more
             here.executor.found_elsewhere(search.key, search.elsewhere, late)
-    for search in searches:
-        result = found[search.key]
-        assert result is not None
-        assert set(exact(index, search)) - set(result.best.rows.tolist()) == set()
+    assert missed(index, searches, found) == 0
 
 
 def test_a_query_that_waits_for_others_can_be_dropped_and_can_expire(index: SmallIndex) -> None:
@@ -224,30 +194,24 @@ def test_records_whose_numbers_make_no_sense_say_nothing() -> None:
     assert found(estimates=(estimates * np.nan).tobytes()) is None
 
 
-class Halves:
-    """Codes in memory whose queries can be scanned in two parts, both at once."""
-
-    def __init__(self, codes: CodeSource) -> None:
-        self._codes = codes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._codes, name)
-
-    def advance(self) -> list[ScanPart]:
-        return [half for part in self._codes.advance() for half in self._halves(part)]
-
-    def _halves(self, part: ScanPart) -> list[ScanPart]:
+def halves(codes: ResidentCodes) -> list[ScanPart]:
+    """Each part in two, both at once."""
+    found = []
+    for part in ADVANCE(codes):
         middle = len(part.clusters) // 2
-        first, last = part.clusters[:middle], part.clusters[middle:]
-        return [replace(part, clusters=first, is_last=False), replace(part, clusters=last)]
+        found.append(replace(part, clusters=part.clusters[:middle], is_last=False))
+        found.append(replace(part, clusters=part.clusters[middle:]))
+    return found
 
 
 @pytest.mark.parametrize("is_scan", [False, True])
-def test_a_query_whose_parts_end_in_one_scan_ends_once(index: SmallIndex, is_scan: bool) -> None:
+def test_a_query_whose_parts_end_in_one_scan_ends_once(
+    index: SmallIndex, monkeypatch: pytest.MonkeyPatch, is_scan: bool
+) -> None:
+    monkeypatch.setattr(ResidentCodes, "advance", halves)
     searches = [replace(each, is_scan=is_scan) for each in questions(index, 40, 8)]
-    with running(index, threads=1, around_codes=Halves) as here:
+    with running(index, threads=1) as here:
         found = here.search(searches)
-        assert here.found.empty()
     for search in searches:
         result = found[search.key]
         assert result is not None and (result.scan is not None) == is_scan

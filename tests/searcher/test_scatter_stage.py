@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from carpool.clock import SystemClock
 from carpool.kafka.records import Output, TopicPartition
 from schemas.codec import decode
 from schemas.group import Group
-from schemas.query import SearchMode
 from schemas.scan import Scan
-from schemas.topics import GROUPS, RETRIEVALS, SCANS
+from schemas.topics import GROUPS, SCANS
 from tests.memory_broker.broker import MemoryBroker
 from tests.memory_broker.table_log import MemoryScansLog
 from tests.searcher.codes_rig import TOP_K, make_index, questions
@@ -106,13 +104,10 @@ def scans_of(one: Running) -> int:
     return sum(each.topic == SCANS.name for each in one.sink.outputs())
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_two_searchers_answer_each_query_once_and_whichever_is_first(
-    index: SmallIndex, searchers: Searchers, first: int
-) -> None:
+def test_two_searchers_answer_each_query_once(index: SmallIndex, searchers: Searchers) -> None:
     groups = [scattered(index, lane) for lane in range(LANES)]
     found = {}
-    for lane in (first, 1 - first):
+    for lane in (1, 0):
         one = searchers.offer(lane, groups[lane])
         one.sink.wait(
             lambda one=one, lane=lane: scans_of(one) == len(homes(groups[lane], 1 - lane)),
@@ -141,6 +136,7 @@ def test_queries_that_wait_keep_no_other_lane_out(index: SmallIndex, searchers: 
     wait_parts(one, 24 - len(homes(group, 0)))
     credit = one.stage.credit()
     assert credit.records > 0 and credit.paused_partitions == {HERE}
+    assert credit.idle_parts == {GROUPS.name: len(homes(group, 0))}
     one.stage.drain(0)
     wait_parts(one, 24)
     assert one.sink.retrievals().keys() == homes(group, 0)
@@ -148,49 +144,20 @@ def test_queries_that_wait_keep_no_other_lane_out(index: SmallIndex, searchers: 
     assert one.count("clusters_not_scanned_elsewhere_total") > 0
 
 
-def test_a_searcher_with_both_lanes_waits_for_none(index: SmallIndex, searchers: Searchers) -> None:
-    one = searchers.all[0]
-    one.stage.assigned(frozenset({TopicPartition(GROUPS.name, 1)}))
-    group = scattered(index, 0)
-    searchers.offer(0, group)
-    wait_parts(one, 8)
-    assert one.sink.retrievals().keys() == homes(group, 0)
-
-
-@pytest.mark.parametrize("asked", ["exact", None])
-def test_exact_searches_are_not_shared(
-    index: SmallIndex, searchers: Searchers, asked: SearchMode | None
+@pytest.mark.parametrize(
+    ("changes", "settings"),
+    [({"index_version": "2000-01-01T00:00:00Z-a"}, {}), ({}, {"search_mode": "exact"})],
+)
+def test_scans_of_an_older_index_or_of_an_exact_searcher_are_refused(
+    index: SmallIndex, changes: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    with Searchers(index, search_mode="exact") as exact_ones:
-        used = searchers if asked == "exact" else exact_ones
-        group = scattered(index, 0)
-        if asked is not None:
-            group = msgspec.structs.replace(
-                group,
-                queries=tuple(
-                    msgspec.structs.replace(
-                        each, query=msgspec.structs.replace(each.query, search_mode=asked)
-                    )
-                    for each in group.queries
-                ),
-            )
-        one = used.offer(0, group)
+    group = scattered(index, 0, **changes)
+    with Searchers(index, **settings) as searchers:
+        one = searchers.offer(0, group)
         wait_parts(one, 8)
-        assert one.sink.retrievals().keys() == homes(group, 0)
-        scans = used.pass_on(one.sink.outputs())
-        # A home with another default waits, so it is told; a query that asks for it tells itself.
-        assert all(not scan.codec for scan in scans) and bool(scans) == (asked is None)
-
-
-def test_a_group_of_an_older_index_is_refused_for_other_lanes(
-    index: SmallIndex, searchers: Searchers
-) -> None:
-    group = scattered(index, 0, index_version="2000-01-01T00:00:00Z-a")
-    one = searchers.offer(0, group)
-    wait_parts(one, 8)
-    scans = searchers.pass_on(one.sink.outputs())
+        scans = searchers.pass_on(one.sink.outputs())
     assert len(scans) == len(homes(group, 1)) and all(not scan.codec for scan in scans)
-    assert not any(each.topic == RETRIEVALS.name for each in one.sink.outputs())
+    assert one.sink.retrievals().keys() == (set() if changes else homes(group, 0))
 
 
 def test_late_queries_leave_nothing_behind(index: SmallIndex, searchers: Searchers) -> None:
@@ -200,12 +167,3 @@ def test_late_queries_leave_nothing_behind(index: SmallIndex, searchers: Searche
     one.stage.check_integrity()
     assert not searchers.pass_on(one.sink.outputs()), "the home of a late query is late, too"
     assert one.sink.answers().keys() == homes(group, 0)
-
-
-def test_queries_that_wait_do_not_count_against_their_class(
-    index: SmallIndex, searchers: Searchers
-) -> None:
-    group = scattered(index, 0)
-    one = searchers.offer(0, group)
-    wait_parts(one, 8 - len(homes(group, 0)))
-    assert one.stage.credit().idle_parts == {GROUPS.name: len(homes(group, 0))}

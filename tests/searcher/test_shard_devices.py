@@ -43,11 +43,16 @@ def one_thread_of_each_library() -> Iterator[None]:
 
 
 @EVERY_KIND
-@pytest.mark.parametrize("count", [1, 10, 300, 2000])
-def test_a_scan_finds_the_best_rows_of_the_clusters_of_each_query(kind: Kind, count: int) -> None:
+def test_a_scan_finds_the_best_rows_of_the_clusters_of_each_query(kind: Kind) -> None:
     it = loaded(kind)
     probes = [[0, 3, 7], [2], [], [1], [8, 1], list(reversed(ALL)), [5, 4], [7, 6, 0], [3], [0]]
-    it.check_scan(some_queries(len(probes)), probes, count)
+    queries = some_queries(len(probes))
+    queries.flags.writeable = False
+    for count in (1, 10, 2000):
+        it.check_scan(queries, probes, count)
+    it.check_scan(-some_queries(4), [[2], [3, 5], [0, 6], [0, 5, 6, 7]], 4)
+    # More than are scanned at a time.
+    it.check_scan(some_queries(150), [[at % 4, 8 - at % 5] for at in range(150)], 25)
 
 
 @EVERY_KIND
@@ -59,13 +64,13 @@ def test_estimates_of_real_dimensions_are_within_the_margin_of_the_codec(kind: K
 @pytest.mark.data
 @EVERY_KIND
 def test_real_questions_find_the_ids_of_an_exact_search(kind: Kind) -> None:
-    """Of 1,000 questions, each over a tenth of the passages of Wikipedia."""
+    """Of 250 questions, each over a tenth of the passages of Wikipedia."""
     folder = Path(os.environ["CARPOOL_DATA"]) / "embeddings"
     passages, questions = (
         np.load(folder / name).astype(np.float32)
         for name in ("wikipedia-16k.npy", "queries-hotpotqa.npy")
     )
-    questions = np.ascontiguousarray(questions[:1000])
+    questions = np.ascontiguousarray(questions[:250])
     clusters, top_k = 100, 10
     centroids = passages[np.random.default_rng(0).permutation(len(passages))[:clusters]]
     owners = (passages @ centroids.T).argmax(1)
@@ -87,86 +92,6 @@ def test_real_questions_find_the_ids_of_an_exact_search(kind: Kind) -> None:
 
 
 @EVERY_KIND
-def test_more_queries_than_are_scanned_at_a_time_are_scanned(kind: Kind) -> None:
-    it = loaded(kind)
-    it.check_scan(some_queries(150), [[at % 4, 8 - at % 5] for at in range(150)], 25)
-
-
-@EVERY_KIND
-def test_a_scan_without_queries_or_without_clusters_finds_nothing(kind: Kind) -> None:
-    it = loaded(kind)
-    it.check_scan(some_queries(0), [], 5)
-    it.check_scan(some_queries(2), [[], []], 5)
-    it.check_scan(some_queries(2), [[1], [8]], 5)
-    empty = loaded(kind, ())
-    empty.check_scan(some_queries(1), [[]], 5)
-
-
-@EVERY_KIND
-def test_float16_vectors_are_stored_as_the_same_float32_vectors_are(kind: Kind) -> None:
-    it = loaded(kind, ())
-    vectors = directions(300, DIMENSION, seed=5).astype(np.float16)
-    it.device.load(ClusterId(0), 1000, vectors)
-    it.device.load(ClusterId(1), 2000, vectors.astype(np.float32))
-    queries = some_queries(3)
-    rows, estimates = it.scan(queries, [[0]] * 3, 40)
-    others, equal = it.scan(queries, [[1]] * 3, 40)
-    assert np.array_equal(rows + 1000, others)
-    assert np.array_equal(estimates, equal)
-
-
-@EVERY_KIND
-def test_queries_may_be_read_only(kind: Kind) -> None:
-    it = loaded(kind)
-    queries = some_queries(2)
-    queries.flags.writeable = False
-    it.check_scan(queries, [[0, 7], [3]], 20)
-
-
-@EVERY_KIND
-@pytest.mark.parametrize("count", [1, 4, 40])
-def test_the_best_of_negative_scores_are_found(kind: Kind, count: int) -> None:
-    it = loaded(kind)
-    it.check_scan(-some_queries(4), [[2], [3, 5], [0, 6], [0, 5, 6, 7]], count)
-
-
-@EVERY_KIND
-@pytest.mark.parametrize("count", [1, 20])
-def test_few_clusters_among_many_are_scanned(kind: Kind, count: int) -> None:
-    it = loaded(kind, (33, 700, 34, 500, 5))
-    it.check_scan(some_queries(8), [[0], [4, 2], [2], [0], [2, 0], [4, 0], [0, 2, 4], [2]], count)
-    it.check_scan(some_queries(1), [[4]], count)
-
-
-@EVERY_KIND
-def test_a_cluster_that_comes_back_smaller_has_no_row_of_before(kind: Kind) -> None:
-    it = loaded(kind, (500, 700))
-    it.drop(0)
-    it.load(0, 10)
-    it.check_scan(some_queries(2), [[0, 1], [0]], 200)
-
-
-@EVERY_KIND
-def test_a_cluster_that_does_not_fit_changes_nothing(kind: Kind) -> None:
-    device = kind.make()
-    rows = 0
-    while device.size_bytes(rows + 1) <= device.capacity_bytes:
-        rows += 1
-    it = Loaded(device=device, kind=kind)
-    with pytest.raises(ShardFullError, match="drop other clusters"):
-        it.load(4, rows + 1)
-    it.load(0, 100)
-    with pytest.raises(ShardFullError):
-        it.load(1, rows)
-    it.check_scan(some_queries(2), [[0], []], 150)
-    it.drop(0)
-    it.load(4, rows)
-    with pytest.raises(ShardFullError):
-        it.load(0, 1)
-    it.check_scan(some_queries(2), [[4], [4]], 20)
-
-
-@EVERY_KIND
 def test_one_thread_loads_and_drops_while_another_scans(kind: Kind) -> None:
     it = loaded(kind, (400, 90, 3))
     failures: list[BaseException] = []
@@ -174,7 +99,7 @@ def test_one_thread_loads_and_drops_while_another_scans(kind: Kind) -> None:
 
     def load_and_drop() -> None:
         try:
-            for number in range(100):
+            for number in range(40):
                 cluster = ClusterId(3 + number % 5)
                 vectors = directions(10 + 37 * number % 600, DIMENSION, seed=number)
                 it.device.load(cluster, 100_000 * number, vectors)
@@ -203,7 +128,7 @@ def test_clusters_that_come_and_go_leave_no_memory_behind(kind: Kind) -> None:
     it = Loaded(device=kind.make(dimension=16), kind=kind, dimension=16)
     vectors = directions(20_000, 16, seed=1)
     sizes = []
-    for number in range(500):
+    for number in range(200):
         it.device.load(ClusterId(number % NLIST), 0, vectors)
         it.device.drop(ClusterId(number % NLIST))
         sizes.append(resident_set_bytes())
@@ -225,7 +150,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         wanted = self.it.size_bytes + self.it.device.size_bytes(row_count)
         if wanted > self.it.device.capacity_bytes:
-            with pytest.raises(ShardFullError):
+            with pytest.raises(ShardFullError, match="drop other clusters"):
                 self.it.load(cluster, row_count)
         else:
             self.it.load(cluster, row_count)

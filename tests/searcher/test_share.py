@@ -88,16 +88,3 @@ def test_whatever_the_settings_a_home_that_waits_gets_a_scan_or_a_refusal(
     _, theirs = shares(clusters, lanes, other_default, asked, scans_codes=scans_codes)
     for cluster in ours[home].elsewhere:
         assert theirs[lane_of(cluster, lanes)].kind in ("scan", "refuse")
-
-
-def test_without_scatter_a_group_is_answered_whole() -> None:
-    grouped = a_grouped_query("q", (3, 1, 2))
-    share = share_of(
-        a_group(grouped),
-        grouped,
-        "default",
-        own_lanes=(),
-        scans_codes=True,
-        hears_others=True,
-    )
-    assert share == Share("answer", grouped.clusters)

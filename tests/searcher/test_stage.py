@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import pytest
 
 from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 from schemas.topics import RETRIEVALS
-from searcher.cluster_major_executor import ClusterMajorExecutor
-from searcher.executor import SearchGroup
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.service import parts
 from tests.clocks import HandClock
@@ -26,16 +20,23 @@ from tests.searcher.helpers import (
 from tests.searcher.stage import Gate, questions
 
 
-@pytest.mark.parametrize("budget", ["one cluster", "everything"])
-def test_hits_are_the_exact_top_k_over_the_probed_clusters(index: SmallIndex, budget: str) -> None:
+def test_hits_are_the_exact_top_k_over_the_probed_clusters_whatever_the_advice(
+    index: SmallIndex,
+) -> None:
     largest = max(extent.size_bytes for extent in index.extents)
-    budget_bytes = {"one cluster": largest, "everything": 1 << 26}[budget]
     vectors = questions(40)
+    horizon = (HorizonEntry(cluster=ClusterId(3), windows=1, queries=4),)
     groups = [
-        make_group(index, vectors[at : at + 5], sequence=at, next_clusters=(at % 8, 3, 99))
+        make_group(
+            index,
+            vectors[at : at + 5],
+            sequence=at,
+            next_clusters=(at % 8, 3, 99),
+            horizon=horizon * (at % 2),
+        )
         for at in range(0, 40, 5)
     ]
-    with running(index, budget_bytes=budget_bytes + PASSAGE_BUFFERS_BYTES) as run:
+    with running(index, budget_bytes=largest + PASSAGE_BUFFERS_BYTES) as run:
         found = run.search(*groups)
     for at, vector in enumerate(vectors):
         retrieval = found[f"q{at // 5 * 5}-{at % 5}"]
@@ -120,36 +121,6 @@ def test_top_k_is_the_querys_or_the_default_and_never_more_than_there_is(index: 
         assert len(every["q2-0"].hits) == min(100, rows)
 
 
-# ---- advice
-
-
-@pytest.mark.parametrize("advice", ["true", "stale", "alien"])
-def test_advice_never_changes_a_result(index: SmallIndex, advice: str) -> None:
-    vectors = questions(12)
-    plain = [make_group(index, vectors[at : at + 3], sequence=at) for at in range(0, 12, 3)]
-    chosen: dict[str, Callable[[int], tuple[int, ...] | None]] = {
-        "true": lambda n: plain[n + 1].queries[0].clusters if n < 3 else None,
-        "stale": lambda n: plain[max(0, n - 1)].queries[0].clusters,
-        "alien": lambda n: (1000 + n, 7),
-    }
-    advised = [
-        make_group(
-            index, vectors[3 * n : 3 * n + 3], sequence=3 * n, next_clusters=chosen[advice](n)
-        )
-        for n in range(4)
-    ]
-    largest = max(extent.size_bytes for extent in index.extents)
-    with running(index, budget_bytes=4 * largest + PASSAGE_BUFFERS_BYTES) as run:
-        found: dict[str, Any] = {}
-        for group in advised:  # one at a time: nothing but the advice is known of the next
-            found = run.search(group)
-    for at, vector in enumerate(vectors):
-        rows = exact_top_k(index, vector, index.clusters_of(vector, 3), 5)
-        assert [hit.doc_id for hit in found[f"q{at // 3 * 3}-{at % 3}"].hits] == [
-            f"d{row}" for row in rows
-        ]
-
-
 def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex) -> None:
     vector = questions(1)[0]
     with running(index) as run:
@@ -192,20 +163,3 @@ def test_a_query_leaves_as_soon_as_it_is_done(index: SmallIndex) -> None:
         assert run.sink.parts() == [(0, 0)]
         gate.open()
         run.sink.wait_done(2)
-
-
-def test_the_executor_hears_in_how_many_windows_a_cluster_is_needed(
-    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    joined: list[SearchGroup] = []
-    join = ClusterMajorExecutor.join
-    monkeypatch.setattr(
-        ClusterMajorExecutor, "join", lambda self, group: (joined.append(group), join(self, group))
-    )
-    horizon = tuple(
-        HorizonEntry(cluster=ClusterId(cluster), windows=windows, queries=queries)
-        for cluster, windows, queries in ((3, 1, 4), (5, 2, 9))
-    )
-    with running(index) as run:
-        run.search(make_group(index, questions(2), horizon=horizon))
-    assert joined[0].horizon == {3: 1, 5: 2}

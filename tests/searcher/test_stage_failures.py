@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +10,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from carpool.clock import SystemClock
-from carpool.disk.documents import DOCUMENTS_NAME, Document
+from carpool.disk.documents import Document
 from carpool.errors import DeploymentError, RetryableError
 from carpool.loop.retry import index_wanted, origin_of, read_query
 from schemas.record import ClusterId, header
 from schemas.retrieval import Probe
 from schemas.topics import ANSWERS, RETRIES
 from searcher.executor import SearchResult
+from searcher.index_fit import check_fits
 from searcher.results import finish
-from searcher.scoring.pool import ScoringPool
 from searcher.scoring.top_k import TopK
-from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageReads, ThreadPageReads
-from searcher.store.waker import Waker
 from tests.clocks import HandClock
 from tests.records import a_message
-from tests.rig.faulty_disk import FaultyDisk
-from tests.searcher.faults import FAIL, no_fault
 from tests.searcher.helpers import (
     SmallIndex,
-    exact_top_k,
     make_group,
     make_unit,
     normalised,
@@ -38,26 +32,27 @@ from tests.searcher.helpers import (
 )
 from tests.searcher.stage import questions
 
+WRONG: dict[str, dict[str, Any]] = {
+    "centroids another": {"centroids_fingerprint": "another"},
+    "embedding model other-model": {"embedding_model": "other-model"},
+    "32 bytes; 16 float32": {"vectors": [np.ones(8)], "clusters": [(1,)]},
+    "not among the 8": {"vectors": questions(1), "clusters": [(1, 8)]},
+    "cluster that is not among": {"vectors": questions(1), "clusters": [(-1,)]},
+}
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"centroids_fingerprint": "another"}, "centroids another"),
-        ({"embedding_model": "other-model"}, "embedding model other-model"),
-        ({"vectors": [np.ones(8)], "clusters": [(1,)]}, "32 bytes; 16 float32"),
-        ({"vectors": questions(1), "clusters": [(1, 8)]}, "not among the 8"),
-        ({"vectors": questions(1), "clusters": [(-1,)]}, "not among the 8"),
-    ],
-)
+
 def test_a_group_that_does_not_fit_the_index_stops_the_searcher_and_loses_nothing(
-    index: SmallIndex, changes: dict[str, Any], words: str
+    index: SmallIndex,
 ) -> None:
+    for words, changes in WRONG.items():
+        group = make_group(index, **{"vectors": questions(2), **changes})
+        with pytest.raises(DeploymentError, match=words):
+            check_fits(group, index.manifest)
     with running(index) as run:
         run.wait_ready()
-        run.stage.offer(make_unit(0, make_group(index, **{"vectors": questions(2), **changes})), 0)
+        run.stage.offer(make_unit(0, group), 0)
         error = run.sink.wait_failure()
         assert isinstance(error, DeploymentError)
-        assert words in str(error)
         assert run.stage.not_ready() == (str(error),)
         assert run.stage.credit().records == 0
     assert run.sink.dones == []
@@ -95,16 +90,6 @@ def test_queries_of_a_group_of_an_older_index_are_planned_again_as_published(
         assert index_wanted(message) == "v-test"
         assert header(output.headers, "rag-attempt") == attempt
         assert header(output.headers, "rag-not-before-ms") is None, "it begins now"
-
-
-def test_a_late_query_of_an_older_index_is_expired(index: SmallIndex) -> None:
-    group = make_group(index, questions(1), index_version="v-before", deadline_us=9_000_000)
-    with running(index, clock=HandClock(9_000_000)) as run:
-        run.wait_ready()
-        run.stage.offer(make_unit(0, group), 0)
-        run.sink.wait_done(1)
-        assert run.count("answers_total", stage="searcher", status="expired") == 1
-    assert run.sink.answers()["q0-0"].status == "expired"
 
 
 def test_a_searcher_with_an_older_index_than_a_group_leaves_its_consumer_group(
@@ -150,23 +135,6 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
     assert set(run.sink.retrievals()) == {"q1-0"}
 
 
-def test_a_query_whose_deadline_passes_while_it_is_searched_is_expired_too(
-    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, score = HandClock(1_000), ScoringPool.run
-
-    def run_slowly(*given: Any) -> Any:
-        clock.time_us = 3_000
-        return score(*given)
-
-    monkeypatch.setattr(ScoringPool, "run", run_slowly)
-    with running(index, clock=clock) as run:
-        run.search(make_group(index, questions(1), deadline_us=2_000))
-    assert run.sink.answers()["q0-0"].status == "expired"
-    assert "1 ms" in run.sink.answers()["q0-0"].error.message  # type: ignore[union-attr]
-    assert run.sink.retrievals() == {}
-
-
 # ---- damage
 
 
@@ -190,70 +158,6 @@ def test_a_query_that_finds_only_damage_is_answered_failed_and_the_next_one_is_s
         answer.error.message,
     )
     assert run.sink.retrievals()["q0-1"].skipped_clusters == (4,)
-
-
-def test_when_no_cluster_can_be_read_now_the_failure_may_be_retried(index: SmallIndex) -> None:
-    def broken(files: SegmentFiles, waker: Waker) -> PageReads:
-        return FaultyDisk(ThreadPageReads(files, waker, SystemClock()), waker, lambda _: FAIL)
-
-    with running(index, open_reads=broken) as run:
-        run.search(make_group(index, questions(1)))
-    error = run.sink.answers()["q0-0"].error
-    assert error is not None
-    assert (error.type, error.retryable) == ("index_damaged", True)
-    failure = run.sink.dones[0].failure
-    assert failure is not None and failure.is_transient
-    assert run.count("answers_total", stage="searcher", status="failed") == 0, (
-        "it may go round again"
-    )
-
-
-def test_a_damaged_passage_fails_only_the_queries_that_found_it(own_index: SmallIndex) -> None:
-    vectors = questions(60)
-    best = {row for vector in vectors for row in exact_top_k(own_index, vector, range(8), 3)}
-    damaged = max(best)
-    with running(own_index) as run:
-        run.wait_ready()
-        path = own_index.dir / DOCUMENTS_NAME
-        content = bytearray(path.read_bytes())
-        content[content.index(f"The text of row {damaged}.".encode())] ^= 1
-        path.write_bytes(content)
-        found = run.search(make_group(own_index, vectors, nprobe=8, top_k=3))
-        assert run.count("bytes_read_total", purpose="passages") > 0
-    failed = {
-        f"q0-{number}"
-        for number, vector in enumerate(vectors)
-        if damaged in exact_top_k(own_index, vector, range(8), 3)
-    }
-    assert run.sink.answers().keys() == failed and len(found) == 60 - len(failed) > 0
-    for answer in run.sink.answers().values():
-        assert answer.error is not None and f"row {damaged} is damaged" in answer.error.message
-
-
-def test_passages_on_a_disk_that_hangs_fail_for_now_and_the_next_ones_are_read(
-    index: SmallIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk: list[FaultyDisk] = []
-
-    def open_faulty(files: Any, waker: Waker, clock: Any) -> PageReads:
-        disk.append(FaultyDisk(ThreadPageReads(files, waker, clock), waker))
-        return disk[0]
-
-    monkeypatch.setattr("searcher.passages.open.open_page_reads", open_faulty)
-    with running(index, read_timeout_ms=100) as run:
-        run.wait_ready()
-        disk[0].fault = lambda read: "hang"
-        run.search(make_group(index, questions(5)))
-        assert len(run.sink.answers()) == 5
-        disk[0].fault = no_fault
-        found = run.search(make_group(index, questions(5), sequence=1))
-        assert len(found) == 5, "other buffers are left"
-        disk[0].release()
-    for answer in run.sink.answers().values():
-        assert answer.error is not None
-        assert (answer.error.type, answer.error.retryable) == ("index_damaged", True)
-        assert "a read did not come within 0.1 s" in answer.error.message
-    assert all(done.failure.is_transient for done in run.sink.dones if done.failure)
 
 
 def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path: Path) -> None:
@@ -292,4 +196,9 @@ def test_a_query_that_found_nothing_because_of_errors_is_no_empty_result(
     group = make_group(own_index, questions(1))
     outcome = finish(group, 0, found, (), published_us=0, fetch_us=0, now_us=1)
     assert outcome.answered == "failed"
+    assert outcome.failure is not None and outcome.failure.is_transient
+    hangs = RetryableError("a read did not come")
+    found = replace(found, skipped=(), errors=())
+    outcome = finish(group, 0, found, hangs, published_us=0, fetch_us=0, now_us=1)
+    assert outcome.answered == "failed", "of its passages"
     assert outcome.failure is not None and outcome.failure.is_transient

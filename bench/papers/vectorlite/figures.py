@@ -26,10 +26,10 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
-from searcher.codes.load import load_codes
 from searcher.measure_times import BatchScans, TimeRounds
 from searcher.plan.hot_set import BATCH_MAX, NestedHotSets, choose_hot_set, nested_hot_sets
 from searcher.plan.search_times import SearchTimes, batch_time_us, fit_search_times
+from searcher.settings import SearcherSettings
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -159,10 +159,9 @@ def _measure(
 ) -> tuple[SearchTimes, list[float]]:
     """Measures the times that the model starts from, and those of `cells`, in turn."""
     codes = index.open_codes(index.manifest.codes[0].codec)
-    scanner = load_codes(codes, index.centroids, direct_io="auto").scanner
     random = np.random.default_rng(options.seed)
     measured_us: list[list[int]] = [[] for _ in cells]
-    with BatchScans(scanner, codes.layout.codec, SystemClock()) as scans:
+    with BatchScans(index, codes, SearcherSettings(), SystemClock()) as scans:
         profiled = slice(0, split.half)
         rounds = TimeRounds(scans, split.vectors[profiled], list(split.probes[profiled]))
         for _ in range(options.rounds):
