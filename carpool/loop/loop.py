@@ -357,7 +357,6 @@ class Loop(Generic[R]):
             if records <= 0 or size_bytes <= 0 or not self._has_credit():
                 break
             message = self._poll(0)
-        self._observer.polled(started_us)
         if is_moving:
             self._waiting = self._records_waiting() if self.in_flight.units else 0
 

@@ -47,7 +47,6 @@ class WorkObserver:
         self._lock = threading.Lock()
         self._watched: dict[int, _UnitTimes] = {}
         self._completed_us = 0  # last completion of work
-        self._is_unit_opened = False
         self._is_rebalanced = False
         self._ahead_us = 0  # records from the future since the last review
         # A lookup of labels takes longer than a count.
@@ -133,7 +132,6 @@ class WorkObserver:
             traceparents = self._tracer.opened(unit)
             owed = unit.parts - len(unit.parts_done)
             watched = _UnitTimes(unit.source.topic, unit.message.received_us, owed, traceparents)
-            self._is_unit_opened = True
             with self._lock:
                 self._watched[unit.id] = watched
         return (
@@ -141,12 +139,6 @@ class WorkObserver:
             if watched.traceparents
             else unit
         )
-
-    def polled(self, started_us: int) -> None:
-        """Notes the end of a round of polls."""
-        if self._is_unit_opened:
-            self._is_unit_opened = False
-            self._tracer.polled(started_us, self._clock.now_us())
 
     def review(self, waiting: Mapping[TopicPartition, int]) -> str | None:
         """Sets the gauges of lag and progress; returns `StallDetector.stalled`."""
@@ -189,10 +181,6 @@ class WorkObserver:
             for unit_id, part in done.parts:
                 self._complete(unit_id, part, now_us)
         self._tracer.completed(done, now_us)
-
-    def committed(self, started_us: int) -> None:
-        """Notes that one commit included all work completed since the last call. Thread-safe."""
-        self._tracer.committed(started_us, self._clock.now_us())
 
     # With the lock acquired.
 

@@ -144,10 +144,8 @@ def test_a_query_that_its_sender_does_not_sample_is_not_recorded() -> None:
     traced = Traced()
     unsampled = with_traceparent((), ASKED[:-2] + "00")
     traced.open(1, query(1), unsampled)
-    traced.tracer.polled(0, 1)
     done = traced.tracer.finished(Done(parts=((1, 0),), outputs=(output("o"),)), 2_000_000)
     traced.tracer.completed(done, 3_000_000)
-    traced.tracer.committed(0, 1)
     assert traced.all_spans() == ()
     value = header(done.outputs[0].headers, "traceparent") or b""
     assert value.startswith(f"00-{TRACE_ID}-".encode())
@@ -215,27 +213,6 @@ def test_queries_of_a_group_keep_their_traces_and_the_group_is_linked_to_them() 
     assert (ids(group)[0], parent_of(group)) == ("2" * 32, "3" * 16)
     assert linked(group) == {ids(span) for span in processes}
     assert group.end_time == 4_000_000_000
-
-
-def test_polls_and_commits_are_spans_linked_to_their_queries() -> None:
-    traced = Traced()
-    for number in range(2):
-        traced.open(number, query(number))
-    traced.tracer.polled(900_000, 1_100_000)
-    traced.tracer.polled(1_100_000, 1_200_000)
-    for number in range(2):
-        traced.tracer.completed(Done(parts=((number, 0),), outputs=()), 2_000_000)
-    traced.tracer.committed(1_900_000, 2_100_000)
-    traced.tracer.committed(2_100_000, 2_200_000)
-    poll, *again = [span for span in traced.all_spans() if span.name == "poll t"]
-    commit, *once_more = [span for span in traced.all_spans() if span.name == "commit t"]
-    assert again == once_more == [], "a round without units is no span"
-    processes = {ids(span) for span in traced.all_spans() if span.name == "process t"}
-    assert linked(poll) == linked(commit) == processes
-    assert (poll.kind, commit.kind) == (SpanKind.CLIENT, SpanKind.CLIENT)
-    assert (poll.attributes or {})["messaging.operation.type"] == "receive"
-    assert (commit.attributes or {})["messaging.operation.type"] == "settle"
-    assert (commit.start_time, commit.end_time) == (1_900_000_000, 2_100_000_000)
 
 
 def test_revoked_work_ends_its_spans_and_late_results_make_none() -> None:

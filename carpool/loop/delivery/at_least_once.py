@@ -219,7 +219,6 @@ class AtLeastOnceDelivery(Delivery):
             self._in_flight.committed(offsets)
             metrics.commits.labels(outcome="ok").inc()
             metrics.commit_seconds.observe((now_us - began_us) / 1_000_000)
-            self._context.observer.committed(began_us)
             return
         # The next poll of a fenced member reports it; another member repeats its work.
         self._in_flight.not_committed(offsets)

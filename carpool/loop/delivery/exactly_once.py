@@ -207,7 +207,6 @@ class ExactlyOnceDelivery(Delivery):
         self.refusal.passed()
         self._complete(plan)
         self._context.metrics.delivery.commit_seconds.observe((ended_us - began_us) / 1_000_000)
-        self._context.observer.committed(began_us)
 
     def _plan(self, *, take_all: bool) -> CommitPlan:
         while self._submitted:

@@ -3,7 +3,7 @@
 A query has one span for each service, `process TOPIC`, a child of the span that sent its record.
 Under it is a span `send TOPIC` for each record that the query produces; the record carries the
 context of that span. An operation for many queries has a span of its own with a link to each:
-`poll TOPIC`, `commit TOPIC`, a window, a group.
+a window, a group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ LINKS_MAX = 128
 """Links of one span: OpenTelemetry's default limit."""
 
 KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
-OPERATION_TYPES = {"send": "send", "poll": "receive", "process": "process", "commit": "settle"}
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -43,7 +42,6 @@ class _PartSpans:
     """The span of a query in this service, and those of its uncommitted outputs."""
 
     process: Span
-    topic: str
     sends: list[Span] = field(default_factory=list)
 
 
@@ -66,8 +64,6 @@ class OtelTracer(Tracer):
         self._lock = threading.Lock()
         self._parts: dict[tuple[int, int], _PartSpans] = {}
         self._groups: dict[int, _GroupSpan] = {}
-        self._opened: dict[str, list[SpanContext]] = {}  # since the last `polled`, by topic
-        self._completed: dict[str, list[SpanContext]] = {}  # since the last `committed`, by topic
 
     def opened(self, unit: Unit[Any]) -> tuple[str, ...]:
         """See `Tracer.opened`. A group has a span of its own, with a link to each query."""
@@ -75,21 +71,14 @@ class OtelTracer(Tracer):
         spans = {part: self._process(unit, *queries[part]) for _, part in unit.owed}
         contexts = [span.get_span_context() for span in spans.values()]
         with self._lock:
-            topic = unit.source.topic
-            self._opened.setdefault(topic, []).extend(contexts)
             for part, span in spans.items():
-                self._parts[unit.id, part] = _PartSpans(span, topic)
+                self._parts[unit.id, part] = _PartSpans(span)
             if isinstance(unit.record, Group):
                 self._groups[unit.id] = _GroupSpan(self._search_group(unit, contexts), len(spans))
         return tuple(
             _traceparent(spans[part]) if part in spans else _text(headers, TRACEPARENT)
             for part, (_, headers) in enumerate(queries)
         )
-
-    def polled(self, started_us: int, ended_us: int) -> None:
-        with self._lock:
-            opened, self._opened = self._opened, {}
-        self._together("poll", opened, started_us, ended_us)
 
     def finished(self, done: Done, now_us: int) -> Done:
         """See `Tracer.finished`. Headers of dead letters stay as they are."""
@@ -113,13 +102,7 @@ class OtelTracer(Tracer):
                     continue
                 _end(part.sends, now_us)
                 part.process.end(now_us * 1_000)
-                self._completed.setdefault(part.topic, []).append(part.process.get_span_context())
                 self._one_less(key[0], now_us)
-
-    def committed(self, started_us: int, ended_us: int) -> None:
-        with self._lock:
-            completed, self._completed = self._completed, {}
-        self._together("commit", completed, started_us, ended_us)
 
     def revoked(self, unit_ids: Iterable[int], now_us: int) -> None:
         gone = frozenset(unit_ids)
@@ -171,30 +154,6 @@ class OtelTracer(Tracer):
             "messaging.destination.partition.id": str(source.partition),
             "messaging.kafka.offset": source.offset,
         }
-
-    def _together(
-        self,
-        operation: str,
-        contexts: Mapping[str, list[SpanContext]],
-        started_us: int,
-        ended_us: int,
-    ) -> None:
-        """Adds a span for an operation on several records of a topic."""
-        for topic, members in contexts.items():
-            if not any(context.trace_flags.sampled for context in members):
-                continue
-            self._tracer.start_span(
-                f"{operation} {topic}",
-                context=Context(),
-                kind=SpanKind.CLIENT,
-                attributes=_messaging(operation, topic)
-                | {
-                    "messaging.consumer.group.name": self._group,
-                    "messaging.batch.message_count": len(members),
-                },
-                links=_links(members),
-                start_time=started_us * 1_000,
-            ).end(ended_us * 1_000)
 
     # With the lock acquired.
 
@@ -261,7 +220,7 @@ def _messaging(operation: str, topic: str) -> dict[str, Attribute]:
     return {
         "messaging.system": "kafka",
         "messaging.operation.name": operation,
-        "messaging.operation.type": OPERATION_TYPES[operation],
+        "messaging.operation.type": operation,
         "messaging.destination.name": topic,
     }
 

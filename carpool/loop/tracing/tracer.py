@@ -19,18 +19,12 @@ class Tracer:
         """Begins the spans of a unit; returns the `traceparent` of each part; empty: no traces."""
         return ()
 
-    def polled(self, started_us: int, ended_us: int) -> None:
-        """Notes that one round of polls returned the units opened since the last call."""
-
     def finished(self, done: Done, now_us: int) -> Done:
         """Notes finished work; returns it with trace headers in its outputs."""
         return done
 
     def completed(self, done: Done, now_us: int) -> None:
         """Ends the spans of these parts: their outputs are committed."""
-
-    def committed(self, started_us: int, ended_us: int) -> None:
-        """Notes that one commit included all work completed since the last call."""
 
     def revoked(self, unit_ids: Iterable[int], now_us: int) -> None:
         """Ends the spans of revoked units."""
