@@ -95,7 +95,7 @@ def run_service(
     group = kafka.group_of(name)
     tracer = make_tracer(service=name, group=group)
     deployment = _checked(kafka, name, group, intake.topics)
-    if not deployment.abilities.transactions:  # the embedded broker: new records end no fetch
+    if not deployment.has_transactions:  # the embedded broker: new records end no fetch
         fetch_wait = {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
         kafka = msgspec.structs.replace(kafka, librdkafka=fetch_wait | kafka.librdkafka)
     loop = Loop(
@@ -147,7 +147,7 @@ def _checked(
 
 def _watch(kafka: KafkaSettings, group: str, deployment: Deployment, loop: Loop[R]) -> None:
     """Starts the threads that delete processed records, and that look at the topics."""
-    if deployment.abilities.transactions:  # the embedded broker cannot delete records
+    if deployment.has_transactions:  # the embedded broker cannot delete records
         _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
     _repeat(DeploymentWatch(kafka, TOPICS, group, deployment).step, WATCH_S)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
@@ -163,7 +162,7 @@ def check(
     )
     first = next(iter(found.values()))
     if as_json:
-        facts = {"delivery": first.delivery, "abilities": asdict(first.abilities)}
+        facts = {"delivery": first.delivery, "transactions": first.has_transactions}
         print_json(facts | {"problems": problems, "warnings": warnings})
     else:
         for text in problems:

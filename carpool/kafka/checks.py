@@ -10,13 +10,7 @@ import msgspec
 
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import BrokerSettings, KafkaSettings
-from carpool.kafka.standing import (
-    Standing,
-    forgotten_group,
-    hours,
-    missing_records,
-    unread_for_long,
-)
+from carpool.kafka.standing import Standing, forgotten_group, hours, missing_records
 from schemas.topics import (
     ANSWERS,
     DEAD_LETTER_SUFFIX,
@@ -70,18 +64,10 @@ class BrokerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Abilities:
-    """What the brokers support. `consumer_protocol`: they assign partitions (KIP-848)."""
-
-    transactions: bool
-    consumer_protocol: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Deployment:
     """The result of the checks. `problems` stop the service; `warnings` are logged."""
 
-    abilities: Abilities
+    has_transactions: bool
     delivery: DeliveryName
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -96,7 +82,7 @@ class Deployment:
             )
         why = (
             ""
-            if self.abilities.transactions
+            if self.has_transactions
             else "; these brokers have no transactions that could prevent it"
         )
         return (
@@ -112,13 +98,13 @@ def judge(
 
     Problems and warnings name topics as the brokers do.
     """
-    abilities = abilities_of(facts)
+    has_transactions = have_transactions(facts)
     delivery: DeliveryName = (
         "exactly_once"
-        if wish == "exactly_once" or (wish == "auto" and abilities.transactions)
+        if wish == "exactly_once" or (wish == "auto" and has_transactions)
         else "at_least_once"
     )
-    problems = list(_cluster_problems(facts, delivery, abilities))
+    problems = list(_cluster_problems(facts, delivery, has_transactions))
     warnings: list[str] = []
     if facts.config is None:
         warnings.append(
@@ -139,21 +125,23 @@ def judge(
         warnings += _topic_warnings(topic, found, facts)
     problems += _partition_problems(settings, topics, facts)
     # The embedded broker, which has no transactions, returns ends that are too low.
-    standings = facts.standings if abilities.transactions else {}
+    standings = facts.standings if has_transactions else {}
     problems += forgotten_group(settings, standings)
     for at, standing in sorted(standings.items()):
         warnings += missing_records(at, standing)
-        warnings += unread_for_long(at, standing, _retention_ms(facts.topics.get(at.topic)))
     return Deployment(
-        abilities=abilities, delivery=delivery, problems=tuple(problems), warnings=tuple(warnings)
+        has_transactions=has_transactions,
+        delivery=delivery,
+        problems=tuple(problems),
+        warnings=tuple(warnings),
     )
 
 
 def _cluster_problems(
-    facts: BrokerFacts, delivery: DeliveryName, abilities: Abilities
+    facts: BrokerFacts, delivery: DeliveryName, has_transactions: bool
 ) -> Iterator[str]:
     """What is wrong whatever the topics are."""
-    if delivery == "exactly_once" and not abilities.transactions:
+    if delivery == "exactly_once" and not has_transactions:
         yield (
             "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
             "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
@@ -182,19 +170,13 @@ def named_at_brokers(settings: BrokerSettings, topics: Sequence[Topic]) -> list[
     ]
 
 
-def abilities_of(facts: BrokerFacts) -> Abilities:
-    """Returns what the brokers support, derived from the settings that they have.
+def have_transactions(facts: BrokerFacts) -> bool:
+    """Returns whether the brokers have transactions, derived from the settings that they have.
 
     A broker without a coordinator has no settings for it. Brokers that hide their settings have
     access control, and those have transactions.
     """
-    if facts.config is None:
-        return Abilities(transactions=True, consumer_protocol=False)
-    protocols = facts.config.get("group.coordinator.rebalance.protocols", "")
-    return Abilities(
-        transactions="transaction.state.log.min.isr" in facts.config,
-        consumer_protocol="consumer" in (name.strip() for name in protocols.split(",")),
-    )
+    return facts.config is None or "transaction.state.log.min.isr" in facts.config
 
 
 def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterator[str]:
@@ -321,11 +303,6 @@ def _partition_problems(
                 f"{counts[source]}: a bad record of a missing partition would stop the "
                 "service. Add partitions (`kafka-topics --alter --partitions`)"
             )
-
-
-def _retention_ms(topic: TopicFacts | None) -> int:
-    """Returns the retention of a topic; 0: unknown."""
-    return _number((topic.config if topic else None) or {}, "retention.ms") or 0
 
 
 def _number(config: Mapping[str, str], name: str) -> int | None:

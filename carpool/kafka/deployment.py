@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -66,11 +66,11 @@ def broker_facts(
     wanted = named_at_brokers(settings, topics)
     found = topic_facts(admin, metadata, wanted, timeout_s)
     answers = settings.broker_topic(ANSWERS.name)
-    partitions = {
-        TopicPartition(name, number): None if name == answers else _retention_ms(found[name].config)
+    partitions = [
+        TopicPartition(name, number)
         for name in sorted(found.keys() & {answers, *map(settings.broker_topic, inputs)})
         for number in metadata.topics[name].partitions
-    }
+    ]
     found_standings = standings(admin, settings, group, partitions) if partitions else {}
     # Brokers without access control hide nothing, and some create a topic that a request names.
     may_hide = config is None or "authorizer.class.name" in config
@@ -129,9 +129,3 @@ def require_fit(deployment: Deployment) -> None:
         raise ConfigError(
             "this deployment would lose work or stand still:\n  " + "\n  ".join(deployment.problems)
         )
-
-
-def _retention_ms(config: Mapping[str, str] | None) -> int | None:
-    """The retention of the topic; None: unlimited or unknown."""
-    text = (config or {}).get("retention.ms", "")
-    return int(text) if text.isdigit() else None

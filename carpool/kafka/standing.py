@@ -1,4 +1,4 @@
-"""Judges where a consumer group is in its partitions: what is missing or waits for long. Pure."""
+"""Judges where a consumer group is in its partitions: what is missing. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, QUERIES, QUERY_TOPICS
 
 HOUR_MS = 3_600_000
-WARN_SHARE = 0.5
-"""Unread records older than this share of their topic's retention cause a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +21,11 @@ class Standing:
 
     `metadata`: of the commit. `first_ms`: when the first record was written, epoch milliseconds.
     0: unknown, or there is no record.
-    `first_young`: the first offset of a record younger than `WARN_SHARE` of the retention; None:
-    unknown.
     """
 
     committed: int
     first: int
     end: int
-    first_young: int | None
     metadata: str = ""
     first_ms: int = 0
 
@@ -79,18 +74,6 @@ def missing_records(at: TopicPartition, standing: Standing) -> Iterator[str]:
             f"{standing.end}: the topic was created again, or its broker lost records. {waits} "
             "Find out which; `carpool groups reset` reads on from another offset"
         )
-
-
-def unread_for_long(at: TopicPartition, standing: Standing, retention_ms: int) -> Iterator[str]:
-    """Yields that unread records may soon be deleted, in words."""
-    begin = max(standing.committed, standing.first)
-    if begin >= standing.end or standing.first_young is None or begin >= standing.first_young:
-        return
-    yield (
-        f"{at.topic}[{at.partition}]: the oldest of {standing.end - begin} unread records is older "
-        f"than {hours(int(retention_ms * WARN_SHARE))}, and the topic deletes after "
-        f"{hours(retention_ms)}: lengthen its retention, or add members, before they are lost"
-    )
 
 
 def hours(time_ms: int) -> str:

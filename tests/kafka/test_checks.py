@@ -8,7 +8,7 @@ import pytest
 
 from carpool.errors import ConfigError
 from carpool.kafka.admin import topic_config
-from carpool.kafka.checks import Abilities, BrokerFacts, Deployment, TopicFacts, Wish, judge
+from carpool.kafka.checks import BrokerFacts, Deployment, TopicFacts, Wish, judge
 from carpool.kafka.deployment import require_fit
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -87,7 +87,7 @@ def warning(found: BrokerFacts) -> str:
 def test_a_deployment_that_fits_promises_exactly_once_and_says_nothing_else() -> None:
     deployment = judged(facts())
     assert (deployment.problems, deployment.warnings) == ((), ())
-    assert deployment.abilities == Abilities(transactions=True, consumer_protocol=True)
+    assert deployment.has_transactions
     assert deployment.delivery == "exactly_once"
     assert "nothing is repeated" in deployment.promise
 
@@ -100,7 +100,7 @@ def test_brokers_that_hide_their_settings_deliver_exactly_once_with_a_warning() 
 
 def test_a_broker_without_transactions_delivers_at_least_once_and_says_why() -> None:
     deployment = judged(facts(broker={}))
-    assert deployment.abilities == Abilities(transactions=False, consumer_protocol=False)
+    assert not deployment.has_transactions
     assert deployment.delivery == "at_least_once"
     assert "have no transactions" in deployment.promise
     assert "no transactions" not in judged(facts(), "at_least_once").promise
@@ -126,7 +126,6 @@ PARTLY_GONE = facts(
         metadata="1;2+2,6+4",
         first=12,
         end=20,
-        first_young=12,
         first_ms=1_800_000_000_000,
     )
 )
@@ -156,8 +155,8 @@ def test_a_topic_or_log_that_would_stop_a_service_is_a_problem(
 
 @pytest.mark.parametrize("committed", [-1, 0])
 def test_a_group_that_has_committed_nothing_beside_answers_waits_for_a_word(committed: int) -> None:
-    asked = Standing(committed=committed, first=0, end=5, first_young=0)
-    given = Standing(committed=-1, first=0, end=5, first_young=None)
+    asked = Standing(committed=committed, first=0, end=5)
+    given = Standing(committed=-1, first=0, end=5)
     places = {AT: asked, TopicPartition(ANSWERS.name, 0): given}
     lost = dataclasses.replace(facts(), standings=places)
     if committed == 0:
@@ -196,7 +195,7 @@ def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
             "groups accept-loss` accepts the loss of all",
         ),
         (
-            facts(standing=Standing(committed=5, first=0, end=3, first_young=0)),
+            facts(standing=Standing(committed=5, first=0, end=3)),
             "the log ends at 3: the topic was created again, or its broker lost records. This "
             "partition waits, the others go on. Find out which; `carpool groups reset` reads on",
         ),
@@ -247,23 +246,11 @@ def test_too_few_brokers_for_their_own_logs_stop_what_needs_them() -> None:
 @pytest.mark.parametrize(
     "standing",
     [
-        Standing(committed=12, first=12, end=20, first_young=12),
-        Standing(committed=20, first=20, end=20, first_young=20),
-        Standing(committed=-1, first=7, end=20, first_young=7),
-        Standing(committed=15, first=0, end=20, first_young=None),
-        Standing(committed=20, first=0, end=20, first_young=20),
+        Standing(committed=12, first=12, end=20),
+        Standing(committed=20, first=20, end=20),
+        Standing(committed=-1, first=7, end=20),
     ],
 )
 def test_a_group_that_keeps_up_is_fine(standing: Standing) -> None:
     deployment = judged(facts(standing=standing))
     assert (deployment.problems, deployment.warnings) == ((), ())
-
-
-def test_unread_records_that_are_half_as_old_as_the_topic_keeps_them_are_warned_of() -> None:
-    said = warning(facts(standing=Standing(committed=5, first=0, end=20, first_young=9)))
-    assert (
-        "the oldest of 15 unread records is older than 84 h, and the topic deletes after 168 h"
-        in said
-    )
-    never = warning(facts(standing=Standing(committed=-1, first=2, end=20, first_young=9)))
-    assert "the oldest of 18 unread records" in never

@@ -287,7 +287,7 @@ class LibrdkafkaConsumer:
 
         `at`: with the brokers' name of the topic. Blocks while the brokers say what is missing.
         """
-        found = standings(quiet_admin(self._settings), self._settings, self._group, {at: None})
+        found = standings(quiet_admin(self._settings), self._settings, self._group, [at])
         missing = "".join(missing_records(at, found[at])) if found else ""
         text = missing or f"{at.topic}[{at.partition}] cannot be read on: {error.str()}"
         log.error("records are missing", error=text)
