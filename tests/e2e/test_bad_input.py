@@ -1,80 +1,147 @@
-"""Malformed records become dead letters with a reason; all other queries are answered."""
+"""Running services answer mutated queries or write dead letters, and bad ones end with their
+reason; none stops. `make nightly` mutates other ones.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from bench.core.stack import Stack
 from carpool.disk.manifest import read_manifest
+from carpool.kafka.admin import create_topics
+from carpool.kafka.settings import KafkaSettings
+from carpool.testing.kafka import KafkaServer
+from schemas.codec import decode_query
+from schemas.errors import REASONS, RecordError
+from schemas.headers import ignored_retry_headers
+from schemas.record import Source
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD
-from tests.e2e.support import Publisher, quick_settings, read_all
-from tests.rig.poison import Poison, poison_for, poison_records
+from tests.e2e.support import (
+    LoggedRecord,
+    Publisher,
+    committed_positions,
+    quick_settings,
+    read_all,
+    read_to_end,
+)
+from tests.kafka.fuzzing import Mutator, Raw, real_records
+from tests.kafka.raw_producer import write_with_header_name
+from tests.rig.poison import poison_for, poison_records
+from tests.seed import SEED
+from tests.waiting import WAIT_S
+
+RECORDS = 800
+EVERY = 20
+"""One good query for so many mutated ones, in every partition."""
+HEADER_NAMES = (b"\xff\xfe", b"caf\xe9", b"", b"a\x00b") * 15
+"""Python specialises what runs often."""
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-def largest_accepted(publisher: Publisher) -> int:
-    """Returns the size of the largest value that the topic accepts; writes that record."""
-    for size in range(QUERIES.max_message_bytes, QUERIES.max_message_bytes - 400, -4):
-        if publisher.send(QUERIES.name, b"y" * size) is None:
-            return size
-    raise AssertionError("the topic takes nothing near its limit")
+def fuzzed(count: int) -> list[Raw]:
+    mutator, real = Mutator(seed=SEED), real_records()[QUERIES.name]
+    return [mutator.mutated(real[number % len(real)]) for number in range(count)]
 
 
-def test_malformed_records_are_rejected_with_a_reason_and_the_others_are_answered(
-    fresh_broker: str, small_index: Path, tmp_path: Path
+def is_refused(record: LoggedRecord) -> bool:
+    """Whether the decoder refuses what was published."""
+    source = Source(topic=QUERIES.name, partition=record.partition, offset=record.offset)
+    try:
+        decode_query(record.value, ignored_retry_headers(record.headers), source)
+    except RecordError:
+        return True
+    return False
+
+
+def place(letter: LoggedRecord) -> tuple[int, int]:
+    partition, offset = (letter.text(f"rag.errors.{name}") for name in ("partition", "offset"))
+    return int(partition or -1), int(offset or -1)
+
+
+def reason(letter: LoggedRecord) -> tuple[str, str]:
+    """Who refused the record, and why."""
+    name = letter.text("rag.errors.exception.class.name") or ""
+    class_name, _, word = name.rpartition(".")
+    return class_name, word
+
+
+def answered_places(answers: list[LoggedRecord]) -> set[tuple[int, int]]:
+    sources = (each.body["source"] for each in answers)
+    return {(source["partition"], source["offset"]) for source in sources if source}
+
+
+def test_every_bad_query_ends_and_good_queries_between_them_are_answered(
+    small_index: Path, tmp_path: Path
 ) -> None:
-    publisher = Publisher(fresh_broker)
-    largest = largest_accepted(publisher)
     manifest = read_manifest(small_index)
-    longest = Poison(value=b"x" * largest, reason="too_large")
-    bad = (*poison_records(), *poison_for(manifest.embedding_model, manifest.dimension), longest)
-    good = []
-    for number, each in enumerate(bad):
-        good.append(f"good-{number}")
-        publisher.queue(QUERIES.name, _question(good[-1], f"what of the river and comet {number}?"))
-        publisher.queue(QUERIES.name, each.value, headers=each.headers)
-    publisher.flush()
-    answerable = {each.query_id for each in bad if each.query_id}
+    poison = (*poison_records(), *poison_for(manifest.embedding_model, manifest.dimension))
+    with KafkaServer(tmp_path / "kafka") as broker:
+        create_topics(KafkaSettings(bootstrap=broker.bootstrap))
+        publisher, good = Publisher(broker.bootstrap), []
+        bad = [Raw(each.value, each.headers) for each in poison] + fuzzed(RECORDS)
+        for number, raw in enumerate(bad):
+            publisher.queue(QUERIES.name, raw.value, key=str(number), headers=raw.headers)
+            if number % EVERY == 0:
+                good.append(f"good-{number}")
+                text = "what of the river and comet?"
+                body = json.dumps({"query_id": good[-1], "text": text}).encode()
+                publisher.queue(QUERIES.name, body, key=str(number))
+        for name in HEADER_NAMES:
+            write_with_header_name(broker.bootstrap, QUERIES.name, b"what of the violin?", name)
+        publisher.flush()
+        published = {
+            (each.partition, each.offset): each
+            for each in read_to_end(broker.bootstrap, QUERIES.name)
+        }
+        assert len(published) == len(bad) + len(good) + len(HEADER_NAMES)
 
-    with Stack(
-        bootstrap=fresh_broker,
-        index_dir=small_index,
-        work_dir=tmp_path / "run",
-        settings=quick_settings(),
-    ):
-        letters = read_all(
-            fresh_broker,
-            QUERIES_DEAD.name,
-            until=lambda found: len(found) >= len(bad) + 1,
+        with Stack(
+            bootstrap=broker.bootstrap,
+            index_dir=small_index,
+            work_dir=tmp_path / "run",
+            settings=quick_settings(),
+        ) as stack:
+
+            def ended(found: list[LoggedRecord]) -> bool:
+                letters = read_to_end(broker.bootstrap, QUERIES_DEAD.name)
+                return published.keys() <= answered_places(found) | set(map(place, letters))
+
+            answers = read_all(broker.bootstrap, ANSWERS.name, until=ended, timeout_s=2 * WAIT_S)
+            letters = read_to_end(broker.bootstrap, QUERIES_DEAD.name)
+            assert all(process.is_running for process in stack.processes.values())
+
+        by_place = Counter(map(place, letters))
+        assert published.keys() == answered_places(answers) | set(by_place), "every record ended"
+        assert set(by_place.values()) == {1}, "each letter once"
+        statuses = {each.body["query_id"]: each.body["status"] for each in answers}
+        assert {query_id: statuses.get(query_id) for query_id in good} == dict.fromkeys(good, "ok")
+        refused = {at for at, record in published.items() if is_refused(record)}
+        assert refused <= set(by_place), "what the decoder refuses has a letter"
+        assert len(refused) > RECORDS // 4
+        for letter in letters:
+            original = published[place(letter)]
+            class_name, word = reason(letter)
+            if class_name == "QueryFailure":  # the generator refused it after it was decoded
+                continue
+            assert letter.value == original.value
+            own = ignored_retry_headers(original.headers)
+            assert letter.headers[: len(own)] == own
+            assert word in REASONS
+        known = {(letter.value, reason(letter)[1]) for letter in letters}
+        for each in poison:
+            assert (each.value or b"", each.reason) in known
+            if each.query_id is not None:
+                assert statuses[each.query_id] == "failed"
+        ends = {
+            partition: max(at for number, at in published if number == partition) + 1
+            for partition, _ in published
+        }
+        committed = committed_positions(broker.bootstrap, "carpool-grouper", QUERIES.name, ends)
+        assert {partition: committed[partition][0] >= end for partition, end in ends.items()} == (
+            dict.fromkeys(ends, True)
         )
-        answers = read_all(
-            fresh_broker,
-            ANSWERS.name,
-            until=lambda found: {*good, *answerable} <= {each.body["query_id"] for each in found},
-        )
-
-    statuses = {each.body["query_id"]: each.body["status"] for each in answers}
-    assert {query_id: statuses.get(query_id) for query_id in good} == dict.fromkeys(good, "ok")
-    assert {query_id: statuses.get(query_id) for query_id in answerable} == dict.fromkeys(
-        answerable, "failed"
-    )
-    reasons = {
-        each.body["query_id"]: each.body["error"]["type"]
-        for each in answers
-        if each.body["status"] == "failed"
-    }
-    assert {each.query_id: each.reason for each in bad if each.query_id}.items() <= reasons.items()
-
-    assert len(letters) == len(bad) + 1, "each bad record once, and the largest of all"
-    expected = sorted([each.reason for each in bad] + ["too_large"])
-    names = [(letter.text("rag.errors.exception.class.name") or "") for letter in letters]
-    assert sorted(name.removeprefix("RecordError.") for name in names) == expected
-    assert {each.value or b"" for each in bad} <= {letter.value for letter in letters}, (
-        "raw bytes are kept"
-    )
-    assert all(letter.text("rag.errors.topic") == QUERIES.name for letter in letters)
-    assert all(letter.text("rag.errors.exception.message") for letter in letters)
-
-
-def _question(query_id: str, text: str) -> bytes:
-    return json.dumps({"query_id": query_id, "text": text}).encode()

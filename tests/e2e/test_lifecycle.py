@@ -1,4 +1,6 @@
-"""SIGTERM drains, a second one ends the process; a wrong deployment is refused at start."""
+"""On a broker without transactions: SIGTERM drains, SIGKILL loses nothing, a second SIGTERM ends
+the process; a wrong deployment is refused at start.
+"""
 
 from __future__ import annotations
 
@@ -9,135 +11,124 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bench.core.stack import Stack
-from carpool.kafka.admin import create_topics
-from carpool.kafka.embedded import EmbeddedBroker
-from carpool.kafka.settings import KafkaSettings
+from bench.core.stack import SERVICES, Stack
 from carpool.testing.llm_server import LlmFault, LlmServer
 from schemas.topics import ANSWERS, QUERIES
 from tests.e2e.support import MODEL, Publisher, question, quick_settings, read_all, read_to_end
 from tests.waiting import WAIT_S, wait_until
 
+BURST = 60
 
-def publish(bootstrap: str, count: int) -> set[str]:
-    rng, publisher = random.Random(3), Publisher(bootstrap)
-    ids = [f"q-{number}" for number in range(count)]
-    for query_id in ids:
-        publisher.queue(
-            QUERIES.name,
-            json.dumps({"query_id": query_id, "text": question(rng)}).encode(),
-            key=query_id,
+
+class Asking:
+    """Publishes bursts of questions to a stack, and reads their answers."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.rng, self.publisher = random.Random(3), Publisher(stack.bootstrap)
+        self.asked: list[str] = []
+
+    def burst(self, count: int) -> None:
+        for _ in range(count):
+            self.asked.append(f"q-{len(self.asked)}")
+            body = {"query_id": self.asked[-1], "text": question(self.rng)}
+            self.publisher.queue(QUERIES.name, json.dumps(body).encode(), key=self.asked[-1])
+        self.publisher.flush()
+
+    def burst_until_taken(self, count: int, service: str) -> None:
+        """Publishes a burst, and returns when the service has taken some of it."""
+        process, name = self.stack[service], "carpool_records_consumed_total"
+        before = process.metric(name)
+        self.burst(count)
+        wait_until(lambda: process.metric(name) > before, f"{service} takes records")
+
+    def answers(self) -> Counter[str]:
+        """How often each question is answered, once all are."""
+        read_all(
+            self.stack.bootstrap,
+            ANSWERS.name,
+            until=lambda found: set(self.asked) <= {each.body["query_id"] for each in found},
         )
-    publisher.flush()
-    return set(ids)
+        return self.answers_so_far()
 
-
-def wait_for_work(stack: Stack, service: str) -> None:
-    wait_until(lambda: stack[service].metric("carpool_units_in_flight"), f"{service} has work")
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> str:
-    with EmbeddedBroker() as embedded:
-        create_topics(KafkaSettings(bootstrap=embedded.bootstrap))
-        yield embedded.bootstrap
+    def answers_so_far(self) -> Counter[str]:
+        found = read_to_end(self.stack.bootstrap, ANSWERS.name)
+        return Counter(each.body["query_id"] for each in found)
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_units_in_flight_and_repeats_nothing(
-    broker: str, small_index: Path, tmp_path: Path
+def test_services_that_are_stopped_and_killed_at_work_lose_nothing(
+    bootstrap: str, small_index: Path, tmp_path: Path
 ) -> None:
-    with LlmServer(latency_ms=500) as llm:
-        few_in_flight = {"CARPOOL_GENERATOR_CONCURRENCY": "1"}  # some are left at the broker
-        settings = quick_settings() | {"CARPOOL_LLM_MODEL": llm.model} | few_in_flight
-        with Stack(
-            bootstrap=broker,
+    one_at_a_time = {"CARPOOL_GENERATOR_CONCURRENCY": "1"}  # some are left at the broker
+    with (
+        LlmServer(latency_ms=100) as llm,
+        Stack(
+            bootstrap=bootstrap,
             index_dir=small_index,
             work_dir=tmp_path,
-            settings=settings,
+            settings=quick_settings() | {"CARPOOL_LLM_MODEL": llm.model} | one_at_a_time,
             llm_url=llm.url,
-        ) as stack:
-            wanted = publish(broker, 60)
-            wait_for_work(stack, "generator")
-            assert stack["generator"].stop() == 0
-            answered = [found.body["query_id"] for found in read_to_end(broker, ANSWERS.name)]
-            assert 0 < len(answered) < 60, "it ended in the middle of the work"
-            assert len(answered) == len(set(answered)) == llm.requests.completed, (
-                "what was generated was written, once"
-            )
-            stack["generator"].start()
-            stack["generator"].wait_ready()
-            found = read_all(broker, ANSWERS.name, until=lambda all_: len(all_) >= 60)
-    assert sorted(each.body["query_id"] for each in found) == sorted(wanted), (
-        "nothing lost, nothing twice"
-    )
+        ) as stack,
+    ):
+        asking = Asking(stack)
+        asking.burst_until_taken(BURST, "generator")
+        assert stack["generator"].stop() == 0
+        drained = asking.answers_so_far()
+        assert 0 < drained.total() < BURST, "it ended in the middle of the work"
+        assert drained.total() == llm.requests.completed, "what was generated was written"
+        stack["generator"].start()
+        stack["generator"].wait_ready()
+        assert asking.answers() == Counter(asking.asked), "nothing lost, nothing twice"
 
+        for service in reversed(SERVICES):
+            asking.burst_until_taken(BURST // 3, service)
+            stack[service].kill()
+            stack[service].start()
+        answered = asking.answers()
+        assert answered.keys() == set(asking.asked)
+        assert answered.total() - len(answered) <= BURST, "no more than was in flight"
 
-@pytest.mark.slow
-def test_a_second_sigterm_ends_the_process_immediately(
-    broker: str, small_index: Path, tmp_path: Path
-) -> None:
-    with LlmServer() as llm:
         llm.fault = LlmFault(mode="hang")
-        settings = quick_settings() | {"CARPOOL_LLM_MODEL": llm.model}
-        with Stack(
-            bootstrap=broker,
-            index_dir=small_index,
-            work_dir=tmp_path,
-            settings=settings,
-            llm_url=llm.url,
-        ) as stack:
-            publish(broker, 5)
-            wait_for_work(stack, "generator")
-            pid = stack["generator"].pid
-            os.kill(pid, signal.SIGTERM)
-            time.sleep(1.0)
-            assert stack["generator"].is_running, "it waits for the running answers"
-            os.kill(pid, signal.SIGTERM)
-            assert stack["generator"].wait(WAIT_S) == 128 + signal.SIGTERM
+        asking.burst_until_taken(5, "generator")
+        pid = stack["generator"].pid
+        os.kill(pid, signal.SIGTERM)
+        time.sleep(1.0)
+        assert stack["generator"].is_running, "it waits for the running answers"
+        os.kill(pid, signal.SIGTERM)
+        assert stack["generator"].wait(WAIT_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
-    ("service", "settings", "says"),
+    ("settings", "says"),
     [
+        ({"INDEX_DIR": "/nowhere/index"}, ["/nowhere/index", "carpool index build"]),
         (
-            "searcher",
-            {"CARPOOL_INDEX_DIR": "/nowhere/index"},
-            ["/nowhere/index", "carpool index build"],
-        ),
-        ("grouper", {"CARPOOL_EMBEDDING_MODEL": "hashing:32"}, ["hashing:64", "rebuild the index"]),
-        ("searcher", {"CARPOOL_SEARCHER_BUDGET_BYTES": "4096"}, ["budget_bytes"]),
-        (
-            "searcher",
-            {"CARPOOL_KAFKA_BOOTSTRAP": "127.0.0.1:1", "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "1000"},
+            {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "KAFKA_REQUEST_TIMEOUT_MS": "1000"},
             ["127.0.0.1:1", "no broker answers"],
         ),
     ],
+    ids=["index", "broker"],
 )
 def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(
-    embedded_bootstrap: str,
-    small_index: Path,
-    service: str,
-    settings: dict[str, str],
-    says: list[str],
+    bootstrap: str, small_index: Path, settings: dict[str, str], says: list[str]
 ) -> None:
-    create_topics(KafkaSettings(bootstrap=embedded_bootstrap))
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")
-    } | {
-        "CARPOOL_KAFKA_BOOTSTRAP": embedded_bootstrap,
-        "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "30000",  # a busy machine's broker answers late
-        "CARPOOL_INDEX_DIR": str(small_index),
-        "CARPOOL_EMBEDDING_MODEL": MODEL,
+    environ = {it: value for it, value in os.environ.items() if not it.startswith("CARPOOL_")}
+    ours = {
+        "KAFKA_BOOTSTRAP": bootstrap,
+        "KAFKA_REQUEST_TIMEOUT_MS": "30000",  # a busy machine's broker answers late
+        "INDEX_DIR": str(small_index),
+        "EMBEDDING_MODEL": MODEL,
         **settings,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "carpool", service],
-        env=environ,
+        [sys.executable, "-m", "carpool", "searcher"],
+        env=environ | {f"CARPOOL_{name}": value for name, value in ours.items()},
         capture_output=True,
         text=True,
         timeout=WAIT_S,

@@ -1,45 +1,58 @@
-"""A question is answered over TLS, SASL, client certificates; a refusal says what to do."""
+"""A question is answered by users with the documented rights; clients connect by each mechanism; a
+refusal says what to do.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
+from bench.core.stack import Stack
+from carpool import Client
 from carpool.kafka.acls import ROLES, SERVICES, Acl, Role, acls_of
 from carpool.kafka.admin import create_topics
-from carpool.kafka.client_config import client_config
+from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.deployment import check_deployment
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.oauth_tokens import unsecured_token
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from cli.services import INPUTS
-from schemas.topics import QUERIES, RETRIES, TOPICS, read_with
-from tests.e2e.secure import PASSWORDS, PREFIX, ask, environment, mtls, scram, services, tls
+from schemas.topics import QUERIES, TOPICS, read_with
 from tests.e2e.support import MODEL
+from tests.kafka.conformance.harness import insist
 from tests.rig.secure_kafka import SecureKafkaServer
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-Connect = Callable[[SecureKafkaServer, str], KafkaSettings]
+PREFIX = "secure"
+"""The rights, too, are those of the names with the prefix."""
+PASSWORDS = {role: f"secret-of-{role}" for role in ROLES}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafkaServer]:
     """A secure broker; each role has exactly its documented rights."""
-    users = PASSWORDS | {"nobody": "secret-of-nobody"}
-    with SecureKafkaServer(tmp_path_factory.mktemp("secure"), users=users) as it:
+    with SecureKafkaServer(tmp_path_factory.mktemp("secure"), users=PASSWORDS) as it:
         for role in ROLES:
             it.allow(role, acls_of(role, KafkaSettings(prefix=PREFIX)))
         create_topics(scram(it, "operator"))
@@ -59,32 +72,179 @@ def _wait_for_coordinator(kafka: KafkaSettings, group: str) -> None:
     wait_until(answers, f"the coordinator of {group} answers", every_s=0.2)
 
 
-@pytest.mark.parametrize("connect", [tls, scram, mtls])
-def test_a_question_is_answered_exactly_once_by_three_services(
-    server: SecureKafkaServer, small_index: Path, tmp_path: Path, connect: Connect
+def scram(server: SecureKafkaServer, user: str, mechanism: str = "SCRAM-SHA-512") -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap=server.sasl,
+        prefix=PREFIX,
+        security_protocol="SASL_SSL",
+        sasl_mechanism=mechanism,
+        sasl_username=user,
+        sasl_password=Secret(PASSWORDS[user]),
+        ssl_ca_location=str(server.authority.certificate),
+    )
+
+
+def tls(server: SecureKafkaServer) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap=server.tls,
+        prefix=PREFIX,
+        security_protocol="SSL",
+        ssl_ca_location=str(server.authority.certificate),
+    )
+
+
+def mtls(server: SecureKafkaServer, user: str, *, expired: bool = False) -> KafkaSettings:
+    files = server.authority.sign(user, expired=expired, password="of-the-key")
+    return msgspec.structs.replace(
+        tls(server),
+        bootstrap=server.mtls,
+        ssl_key_password=Secret("of-the-key"),
+        librdkafka={
+            "ssl.certificate.location": str(files.certificate),
+            "ssl.key.location": str(files.key),
+        },
+    )
+
+
+def environment(kafka: KafkaSettings) -> dict[str, str]:
+    """The settings of `kafka` that connect, as variables."""
+    values: dict[str, Any] = {
+        "BOOTSTRAP": kafka.bootstrap,
+        "PREFIX": kafka.prefix,
+        "SECURITY_PROTOCOL": kafka.security_protocol,
+        "SASL_MECHANISM": kafka.sasl_mechanism,
+        "SASL_USERNAME": kafka.sasl_username,
+        "SASL_PASSWORD": kafka.sasl_password.value,
+        "SSL_CA_LOCATION": kafka.ssl_ca_location,
+        "SSL_KEY_PASSWORD": kafka.ssl_key_password.value,
+        "LIBRDKAFKA": json.dumps(kafka.librdkafka),
+    }
+    return {f"CARPOOL_KAFKA_{name}": value for name, value in values.items() if value}
+
+
+def ask(kafka: KafkaSettings) -> str:
+    """Asks one question and returns the status of its answer."""
+
+    async def run() -> str:
+        with patch.dict(os.environ, environment(kafka)):
+            from_settings = Client.from_settings()
+        async with from_settings as client:
+            answer = await client.ask("what of the river glacier?", top_k=2, timeout_s=WAIT_S)
+            assert answer.retrieved
+            return answer.status
+
+    return asyncio.run(run())
+
+
+def test_a_question_is_answered_exactly_once_by_three_services_each_with_its_own_rights(
+    server: SecureKafkaServer, small_index: Path, tmp_path: Path
 ) -> None:
-    users = {service: connect(server, service) for service in SERVICES}
-    with services(users, small_index, tmp_path) as stacks:
-        assert ask(connect(server, "application")) == "ok"
-        for service, stack in stacks.items():
-            log = stack[service].log_file.read_text()
+    settings = {
+        "CARPOOL_EMBEDDING_MODEL": MODEL,
+        "CARPOOL_LLM_ENGINE": "none",
+        "CARPOOL_KAFKA_DELIVERY": "exactly_once",
+    }
+    with ExitStack() as running:
+        processes = [
+            Stack(
+                bootstrap=server.sasl,
+                index_dir=small_index,
+                work_dir=tmp_path,
+                services=(service,),
+                settings=settings | environment(scram(server, service)),
+            )[service]
+            for service in SERVICES
+        ]
+        for process in processes:
+            running.callback(process.stop)
+            process.start()
+        assert ask(scram(server, "application")) == "ok"
+        for process in processes:
+            log = process.log_file.read_text()
             assert "exactly_once" in log
             assert "secret-of" not in log
-            assert "of-the-key" not in log
+
+
+class TokenEndpoint(BaseHTTPRequestHandler):
+    """Gives unsecured tokens to the client `operator` with its secret."""
+
+    def do_POST(self) -> None:
+        wanted = base64.b64encode(b"operator:s3cret").decode()
+        is_known = self.headers["Authorization"] == f"Basic {wanted}"
+        token, _ = unsecured_token({"principal": "operator"})
+        body = json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 3600})
+        self.send_response(200 if is_known else 401)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body.encode() if is_known else b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def token_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), TokenEndpoint) as endpoint:
+        threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{endpoint.server_address[1]}/token"
+        endpoint.shutdown()
+
+
+def by_token(server: SecureKafkaServer, token_source: dict[str, str]) -> KafkaSettings:
+    return msgspec.structs.replace(
+        tls(server),
+        bootstrap=server.sasl,
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        librdkafka=token_source,
+        oauthbearer_client_secret=Secret("s3cret" if "method" in str(token_source) else ""),
+    )
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["TLS", "client certificate", "PLAIN", "SCRAM-SHA-512", "unsecured", "oidc"]
+)
+def test_both_clients_connect_by_each_mechanism(
+    server: SecureKafkaServer, token_url: str, mechanism: str
+) -> None:
+    match mechanism:
+        case "TLS":
+            settings = tls(server)
+        case "client certificate":
+            settings = mtls(server, "operator")
+        case "unsecured":
+            source = {
+                "enable.sasl.oauthbearer.unsecure.jwt": "true",
+                "sasl.oauthbearer.config": "principal=operator",
+            }
+            settings = by_token(server, source)
+        case "oidc":
+            source = {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": "operator",
+                "sasl.oauthbearer.token.endpoint.url": token_url,
+            }
+            settings = by_token(server, source)
+        case _:
+            settings = scram(server, "operator", mechanism)
+    assert not settings.check()
+    assert cluster_metadata(quiet_admin(settings), settings, 20).brokers
+    coordinators = CoordinatorClient(settings)
+    try:  # the broker makes its own topic of transactions first
+        assert insist(lambda: coordinators.unfinished([settings.group_of("dlq")])) == {}
+    finally:
+        coordinators.close()
 
 
 def variables(kafka: KafkaSettings, index: Path) -> dict[str, str]:
     environ = {name: it for name, it in os.environ.items() if not name.startswith("CARPOOL_")}
-    return (
-        environ
-        | environment(kafka)
-        | {
-            "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000",
-            "CARPOOL_INDEX_DIR": str(index),
-            "CARPOOL_EMBEDDING_MODEL": MODEL,
-            "CARPOOL_HTTP_PORT": "0",
-        }
-    )
+    ours = {
+        "CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "3000",
+        "CARPOOL_INDEX_DIR": str(index),
+        "CARPOOL_EMBEDDING_MODEL": MODEL,
+        "CARPOOL_HTTP_PORT": "0",
+    }
+    return environ | environment(kafka) | ours
 
 
 def run(kafka: KafkaSettings, index: Path, *command: str) -> str:
@@ -103,55 +263,27 @@ def run(kafka: KafkaSettings, index: Path, *command: str) -> str:
     return (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
-def line_about_rights(kafka: KafkaSettings, index: Path, service: str) -> str:
-    """Runs a service until it says which rights it lacks; then it ends, or is not ready."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "carpool", service],
-        env=variables(kafka, index),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        watch = threading.Timer(60, process.kill)
-        watch.start()
-        try:
-            lines = (line for line in process.stdout if "carpool acls" in line)
-            return next(lines, "nothing about rights within 60 seconds")
-        finally:
-            watch.cancel()
-            process.kill()
-
-
-COMMANDS = [("grouper",), ("topics", "check"), ("ask", "why?")]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda it: it[0])
-def test_a_wrong_password_is_one_line_that_names_the_setting(
-    server: SecureKafkaServer, small_index: Path, command: tuple[str, ...]
+def test_refused_credentials_are_one_line_that_says_what_to_do(
+    server: SecureKafkaServer, small_index: Path
 ) -> None:
     wrong = msgspec.structs.replace(scram(server, "grouper"), sasl_password=Secret("wrong"))
-    said = run(wrong, small_index, *command)
+    said = run(wrong, small_index, "grouper")
     assert "refuse these credentials" in said
     assert "CARPOOL_KAFKA_SASL_PASSWORD" in said
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda it: it[0])
-def test_an_expired_certificate_is_one_line_that_says_how_to_see_it(
-    server: SecureKafkaServer, small_index: Path, command: tuple[str, ...]
-) -> None:
-    said = run(mtls(server, "grouper", expired=True), small_index, *command)
+    said = run(mtls(server, "grouper", expired=True), small_index, "topics", "check")
     assert "refuse the certificate of this client" in said
     assert "openssl x509 -noout -dates" in said
 
 
 def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
-    server: SecureKafkaServer, small_index: Path
+    server: SecureKafkaServer,
 ) -> None:
-    said = run(scram(server, "application"), small_index, "grouper")
-    assert "cannot be seen" in said or "cannot be used" in said
-    assert "allow" in said
-    assert "does not exist" not in said
+    found = check_deployment(
+        scram(server, "application"), "auto", TOPICS, group=f"{PREFIX}-grouper", inputs=()
+    )
+    hidden = [each for each in found.problems if f"{PREFIX}.{QUERIES.name}.dlq" in each]
+    assert len(hidden) == 1
+    assert "cannot be seen" in hidden[0] and "allow Describe" in hidden[0]
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -183,25 +315,32 @@ def test_each_right_to_look_and_on_records_that_is_taken_away_is_said_at_start(
     ("service", "missing"),
     [
         ("grouper", Acl("TRANSACTIONAL_ID", f"{PREFIX}-grouper-", "PREFIXED", "WRITE")),
-        ("grouper", Acl("GROUP", f"{PREFIX}-grouper", "LITERAL", "READ")),
-        ("searcher", Acl("TOPIC", f"{PREFIX}.{RETRIES.name}", "LITERAL", "WRITE")),
-        ("generator", Acl("GROUP", f"{PREFIX}-generator", "LITERAL", "READ")),
-        ("searcher", Acl("TRANSACTIONAL_ID", f"{PREFIX}-searcher-", "PREFIXED", "WRITE")),
+        ("searcher", Acl("GROUP", f"{PREFIX}-searcher", "LITERAL", "READ")),
     ],
-    ids=lambda it: it if isinstance(it, str) else f"{it.resource}-{it.operation}".lower(),
+    ids=["transactional id", "group"],
 )
-def test_a_missing_right_is_one_line_that_names_the_command(
+def test_a_missing_right_of_a_member_is_one_line_that_names_the_command(
     server: SecureKafkaServer, small_index: Path, service: str, missing: Acl
 ) -> None:
-    with server.without(service, [missing]):
-        said = line_about_rights(scram(server, service), small_index, service)
+    """The service ends then, or is not ready."""
+    with (
+        server.without(service, [missing]),
+        subprocess.Popen(
+            [sys.executable, "-m", "carpool", service],
+            env=variables(scram(server, service), small_index),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        watch = threading.Timer(60, process.kill)
+        watch.start()
+        try:
+            lines = (line for line in process.stdout if "carpool acls" in line)
+            said = next(lines, "nothing about rights within 60 seconds")
+        finally:
+            watch.cancel()
+            process.kill()
     assert "carpool acls" in said
     assert missing.name.rstrip("-") in said
-
-
-def test_librdkafka_settings_reach_every_client(server: SecureKafkaServer) -> None:
-    kafka = msgspec.structs.replace(
-        scram(server, "operator"), librdkafka={"socket": {"timeout": {"ms": 11_000}}}
-    )
-    assert client_config(kafka)["socket.timeout.ms"] == 11_000
-    assert AdminClient(client_config(kafka)).list_topics(timeout=WAIT_S).brokers

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Unit
 from generator.dedup.stage import OTHERS_READ_US_MAX
 from schemas.answer import Answer, CacheUse, Citation, Retrieved, Usage
 from schemas.codec import decode
 from schemas.record import header
 from schemas.retrieval import Retrieval
+from schemas.topics import RETRIEVALS
 from tests.clocks import NOW_US
 from tests.generator.dedup_support import made
 from tests.generator.stage import unit
@@ -99,6 +101,15 @@ class LongPartition(SlowReader):
 
     def position(self, partition: int) -> int:
         return super().position(partition) - 10 * (partition == 1)
+
+
+def test_units_of_a_read_partition_go_on_while_the_answers_of_another_are_read() -> None:
+    bench, one = Bench(partitions=2, reader=LongPartition), unit("why?")
+    bench.assign(0, 1)
+    bench.offer(one)
+    bench.follow()
+    assert list(bench.within.units) == [one.id]
+    assert bench.stage.credit().paused_partitions == {TopicPartition(RETRIEVALS.name, 1)}
 
 
 def test_a_prompt_waits_for_the_answers_of_other_partitions_and_at_most_two_seconds() -> None:

@@ -79,8 +79,8 @@ def test_brokers_that_hide_their_settings_are_asked_once() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [pytest.param("pause", marks=pytest.mark.long), "kill"])
+@pytest.mark.long
+@pytest.mark.parametrize("stop", ["pause", "kill"])
 def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_once(
     tmp_path: Path, stop: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Clients of real brokers: limits and settings of topics, unreachable brokers."""
+"""Settings of topics at real brokers, and brokers that cannot be reached."""
 
 from __future__ import annotations
 
@@ -6,59 +6,12 @@ import msgspec
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.errors import AbortedError, CarpoolError, DeploymentError, RetryableError
+from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics, describe_topics
-from carpool.kafka.librdkafka import (
-    LibrdkafkaConsumer,
-    LibrdkafkaProducer,
-    LibrdkafkaTransactionalProducer,
-)
-from carpool.kafka.records import Output
+from carpool.kafka.librdkafka import LibrdkafkaConsumer
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import QUERIES
-from tests.kafka.conformance.harness import Listener, insist
-from tests.waiting import WAIT_S
-
-TRIES_MAX = 3
-
-
-@pytest.mark.kafka
-def test_a_record_larger_than_its_topic_is_a_deployment_error(kafka_bootstrap: str) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap)
-    create_topics(settings)
-    producer, reports = LibrdkafkaProducer(settings), list[CarpoolError | None]()
-    producer.produce(Output(topic=QUERIES.name, key=None, value=bytes(2_000_000)), reports.append)
-    producer.close(WAIT_S)
-    assert isinstance(reports[0], DeploymentError)
-
-
-@pytest.mark.kafka
-def test_a_transaction_with_a_record_larger_than_its_topic_is_not_retried(
-    kafka_bootstrap: str,
-) -> None:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap)
-    create_topics(settings)
-    producer = LibrdkafkaTransactionalProducer(settings, "too-large")
-    insist(producer.start)
-    for size_bytes in (2_000_000, 200_000_000):
-        producer.begin()
-        with pytest.raises(DeploymentError, match=QUERIES.name):
-            producer.produce(Output(topic=QUERIES.name, key=None, value=bytes(size_bytes)))
-            insist(producer.commit)
-        insist(producer.abort)
-    for _ in range(
-        TRIES_MAX
-    ):  # librdkafka may fail one more transaction for the records that it left out
-        producer.begin()
-        try:
-            producer.produce(Output(topic=QUERIES.name, key=None, value=b"small enough"))
-            insist(producer.commit)
-            break
-        except AbortedError:
-            insist(producer.abort)
-    else:
-        raise AssertionError("no later transaction went through")
-    producer.close()
+from tests.kafka.conformance.harness import Listener
 
 
 @pytest.mark.kafka

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +18,6 @@ from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
-from carpool.testing.kafka import KafkaServer
 from schemas.record import Source
 from schemas.topics import QUERIES
 from tests.waiting import WAIT_S
@@ -30,27 +29,22 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Iterator[KafkaSettings]:
-    """A broker of the test's own with letters in it."""
-    with KafkaServer(tmp_path / "kafka") as server:
-        found = KafkaSettings(bootstrap=server.bootstrap, partitions=2, prefix="box")
-        create_topics(found)
-        producer, reports = LibrdkafkaProducer(found), list[object]()
-        reason = Reason(
-            group="g", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no"
-        )
-        for number in range(LETTERS):
-            source = Source(topic=QUERIES.name, partition=number % 2, offset=number)
-            letter = make_letter(
-                source=source,
-                key=b"k",
-                value=b"%d" % number,
-                headers=(),
-                reason=reason,
-            )
-            assert producer.produce(letter, reports.append)
-        assert producer.close(WAIT_S) == 0
-        yield found
+def settings(kafka_bootstrap: str) -> KafkaSettings:
+    """Topics of the test's own with letters in them."""
+    prefix = f"box-{uuid.uuid4().hex[:8]}"
+    found = KafkaSettings(bootstrap=kafka_bootstrap, partitions=2, prefix=prefix)
+    create_topics(found)
+    producer, reports = LibrdkafkaProducer(found), list[object]()
+    reason = Reason(
+        group="g", stage="grouper", attempts=1, class_name="RecordError.not_json", message="no"
+    )
+    for number in range(LETTERS):
+        source = Source(topic=QUERIES.name, partition=number % 2, offset=number)
+        value = b"%d" % number
+        letter = make_letter(source=source, key=b"k", value=value, headers=(), reason=reason)
+        assert producer.produce(letter, reports.append)
+    assert producer.close(WAIT_S) == 0
+    return found
 
 
 def replayed(settings: KafkaSettings) -> Counter[int]:
@@ -83,7 +77,6 @@ def replay(
     producer.close()
 
 
-@pytest.mark.slow
 def test_after_a_killed_replay_only_the_remaining_letters_are_replayed(
     settings: KafkaSettings,
 ) -> None:

@@ -16,17 +16,22 @@ from carpool.testing.transactions import describe_transaction
 from tests.kafka.conformance.harness import PARTITIONS, Member, Reached, insist
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 ATTEMPTS_MAX = 3
 
 
-@pytest.fixture
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     folder = tmp_path_factory.mktemp("short") / "broker"
     with KafkaServer(folder, settings=SHORT_LIVES) as server:
-        settings = KafkaSettings(bootstrap=server.bootstrap, partitions=PARTITIONS)
-        yield Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, server)
+        yield server
+
+
+@pytest.fixture
+def broker(server: KafkaServer) -> Reached:
+    settings = KafkaSettings(bootstrap=server.bootstrap, partitions=PARTITIONS)
+    return Reached(f"t-{uuid.uuid4().hex[:8]}", "kafka", settings, server)
 
 
 def idle_member(broker: Reached) -> Member:

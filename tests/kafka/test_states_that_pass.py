@@ -133,7 +133,11 @@ def written(texts: list[str]) -> list[str]:
     return [f"{text}/0" for text in texts]
 
 
-@pytest.mark.parametrize("deployment", ["exactly_once", "at_least_once"], indirect=True)
+@pytest.mark.parametrize(
+    "deployment",
+    ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_a_limit_that_is_too_low_for_a_while_loses_nothing(deployment: Deployment) -> None:
     with deployment.running() as loop:
         deployment.publish(*named(0, 20), partition=0)

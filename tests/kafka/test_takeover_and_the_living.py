@@ -19,7 +19,7 @@ SLOW_COMMIT_S = 2.0
 """Longer than it takes to fence the dead."""
 
 
-@pytest.fixture(params=["consumer", "classic"])
+@pytest.fixture(params=["consumer", pytest.param("classic", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, kafka_server: KafkaServer) -> Reached:
     settings = KafkaSettings(
         bootstrap=kafka_server.bootstrap,

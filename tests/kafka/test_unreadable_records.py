@@ -15,7 +15,7 @@ from carpool.kafka.clients import Position
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from carpool.kafka.topic_reader import TopicReader, read_topic
+from carpool.kafka.topic_reader import read_topic
 from carpool.kafka.unreadable import UnreadableBatches, end_of_batch
 from schemas.topics import QUERIES
 from tests.kafka.conformance.harness import Listener, read
@@ -104,15 +104,6 @@ def test_a_reader_without_a_group_passes_over_bombs(
     settings, at = bombed
     found = read_topic(settings, SystemClock(), at.topic, name="test")
     assert [message.value for message in found] == [b"zero", b"six", b"eight"]
-
-
-@pytest.mark.kafka
-def test_the_end_of_a_bomb_is_found_from_each_of_its_offsets(
-    bombed: tuple[KafkaSettings, TopicPartition],
-) -> None:
-    settings, at = bombed
-    with TopicReader(settings, SystemClock(), name="test") as reader:
-        assert [reader.end_of_unreadable(at, first) for first in (1, 3, 5, 7)] == [6, 6, 6, 8]
 
 
 def test_one_error_passes_over_nothing_and_neither_do_many_within_a_moment() -> None:

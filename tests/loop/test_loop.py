@@ -123,27 +123,6 @@ def test_work_shared_with_a_revoked_partition_is_offered_again_without_it() -> N
     assert bench.committed(1) == (2, "")
 
 
-def test_two_members_share_the_partitions_and_a_crash_hands_them_over() -> None:
-    bench, one, two = Bench(partitions=4), HandStage(), HandStage()
-    loop_one, consumer_one = bench.loop(one)
-    turn(loop_one)
-    loop_two, _ = bench.loop(two)
-    for partition in range(4):
-        bench.publish(f"p{partition}", partition=partition)
-    turn(loop_one)
-    turn(loop_two)
-    turn(loop_one)
-    texts = ["p0", "p1", "p2", "p3"]
-    assert sorted(unit.record.text or "" for unit in one.units + two.units) == texts
-    assert len(one.units) == len(two.units) == 2
-    consumer_one.crash()
-    turn(loop_two)
-    assert sorted(unit.record.text or "" for unit in two.units) == texts
-    two.finish(*texts)
-    turn(loop_two)
-    assert [bench.committed(partition)[0] for partition in range(4)] == [1, 1, 1, 1]
-
-
 def test_without_credit_the_backlog_waits_at_the_broker() -> None:
     _, stage, loop, _ = with_taken(Bench(), "a", "b", "c", credit=2)
     assert [unit.record.text for unit in stage.units] == ["a", "b"]
@@ -416,24 +395,6 @@ def test_what_was_refused_is_not_sent_again_after_its_partition_has_moved_away(
     stage.finish(*(unit.record.text for unit in stage.units))
     bench.wait(loop)
     assert bench.committed(1) == (1, "")
-
-
-def test_the_intake_stops_while_too_many_parts_are_complete_above_the_watermark() -> None:
-    texts = [f"q{n}" for n in range(2_000)]
-    bench, stage, loop, _ = with_taken(Bench(), *texts, credit=10_000)
-    for text in texts[1::2]:
-        stage.finish(text)
-    for _ in range(5):
-        bench.wait(loop)
-    bench.publish("more")
-    turn(loop)
-    assert all(unit.record.text != "more" for unit in stage.units)
-    for text in texts[0::2]:
-        stage.finish(text)
-    for _ in range(3):
-        bench.clock.sleep(1_000_000)
-        turn(loop)
-    assert any(unit.record.text == "more" for unit in stage.units)
 
 
 def test_hints_are_sent_and_acknowledge_nothing() -> None:

@@ -45,29 +45,6 @@ def test_urgent_queries_that_arrive_without_credit_go_first_when_there_is_credit
     assert taken(stage)[QUERIES.name] == 9, "of twelve places, batch gets less than a turn"
 
 
-def test_all_queries_of_both_classes_are_answered_once_after_a_crash() -> None:
-    bench, stage = TwoClasses(), HandStage(credit=30)
-    loop, consumer = bench.both(stage, BATCH_MAX)
-    bench.publish_batch(60)
-    bench.publish(*(f"urgent {number}" for number in range(30)))
-    turn(loop)
-    end(stage, 10)
-    turn(loop)
-    consumer.crash()
-    stage = HandStage(credit=30)
-    loop, _ = bench.both(stage, BATCH_MAX)
-    for _ in range(20):
-        turn(loop)
-        end(stage, 30)
-    turn(loop)
-    expected = {f"batch {number}/0" for number in range(60)} | {
-        f"urgent {number}/0" for number in range(30)
-    }
-    assert set(bench.results()) == expected
-    assert max(Counter(bench.results()).values()) == 1
-    assert loop.in_flight.unfinished_parts == {QUERIES.name: 0, QUERIES_BATCH.name: 0}
-
-
 def test_the_intake_stops_while_too_much_finished_work_waits_for_its_commit() -> None:
     bench, stage = TwoClasses(), HandStage(credit=30)
     loop, _ = bench.both(stage, BATCH_MAX, finished_bytes_max=10)

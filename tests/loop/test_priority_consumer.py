@@ -7,12 +7,9 @@ from collections import Counter
 from carpool.kafka.clients import RebalanceListener
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.intake_queues import (
-    QUANTUM_BYTES,
-    RECORD_COST_BYTES,
-    RECORDS_MAX,
     PriorityClass,
 )
-from carpool.loop.priority.priority_consumer import SORT_MAX, PriorityConsumer
+from carpool.loop.priority.priority_consumer import PriorityConsumer
 from tests.clocks import HandClock
 from tests.records import a_message
 
@@ -88,15 +85,6 @@ class TwoTopics:
             return None
         self.parts[message.source.topic] += 1
         return message.source.topic
-
-
-def test_an_urgent_record_fetched_behind_thousands_is_returned_within_a_turn() -> None:
-    rig = TwoTopics()
-    rig.inner.fetch(BATCH, 6_000)
-    rig.inner.fetch(URGENT, 1)
-    handed = [rig.take() for _ in range(20)]
-    sortings = RECORDS_MAX // SORT_MAX + 1
-    assert handed.index(URGENT) <= sortings + QUANTUM_BYTES // RECORD_COST_BYTES
 
 
 def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:

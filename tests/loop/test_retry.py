@@ -168,16 +168,6 @@ def test_after_its_last_attempt_a_query_becomes_a_dead_letter() -> None:
     assert header(letter.headers, "x") == b"1"
 
 
-def test_a_record_with_all_headers_of_a_letter_is_a_new_query() -> None:
-    (letter,) = decided(failure(headers=arrived(decided(failure()).outputs[0], 4).headers)).outputs
-    (letter,) = decided(failure(headers=letter.headers), FailureLimits(attempts_max=1)).outputs
-    for topic in (QUERIES.name, QUERIES_BATCH.name):
-        again = believed(a_message(topic, 50, value=letter.value, headers=letter.headers))
-        assert (attempt_of(again.headers), origin_of(again)) == (1, again.source)
-        assert begin_us_of(again, LIMITS.retry_delay_us) == 0
-        assert read_query(again) == failure().query
-
-
 @pytest.mark.parametrize(
     ("failed", "limits"),
     [

@@ -13,7 +13,7 @@ from tests.kafka.conformance.harness import PARTITIONS, Broker, InMemory, Reache
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
 PREFIX = "suite"
 """Of the topics at the brokers; the suite sees logical names only."""
-CLASSIC = pytest.param("kafka, classic groups", marks=pytest.mark.kafka)
+CLASSIC = pytest.param("kafka, classic groups", marks=(pytest.mark.kafka, pytest.mark.long))
 
 
 def make_broker(request: pytest.FixtureRequest) -> Broker:

@@ -51,18 +51,6 @@ def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(
     member.close()
 
 
-def test_a_draft_in_another_topic_is_visible_during_an_open_transaction(
-    broker: Broker,
-) -> None:
-    member = Member(broker, "a").await_partitions()
-    member.open(["final"], {})
-    broker.write(broker.record("draft", topic=broker.drafts))
-    assert broker.seen(broker.drafts) == ["draft"]
-    assert broker.seen(broker.results) == []
-    insist(member.producer.commit)
-    member.close()
-
-
 def test_a_record_after_an_open_transaction_is_invisible_until_it_ends(
     broker: Broker,
 ) -> None:
@@ -146,16 +134,6 @@ def test_every_later_call_of_a_fenced_producer_raises_that_it_is_fenced(broker: 
     again.close()
 
 
-def test_instances_do_not_fence_one_another(broker: Broker) -> None:
-    member = Member(broker, "a").await_partitions()
-    other = broker.transactional("b")
-    insist(other.start)
-    member.transact(["one"], {broker.at(0): Position(7, "2;a;")})
-    assert broker.seen(broker.results) == ["one"]
-    other.close()
-    member.close()
-
-
 def test_commit_metadata_may_have_4095_bytes_and_after_one_more_only_an_abort_succeeds(
     broker: Broker,
 ) -> None:
@@ -205,25 +183,6 @@ def test_a_producer_is_usable_after_aborts_right_after_a_record(
     insist(producer.commit)
     assert broker.seen(broker.results) == ["kept"]
     producer.close()
-
-
-def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_aborts(
-    broker: Broker,
-) -> None:
-    member = Member(broker, "a").await_partitions()
-    membership = member.consumer.membership()
-    assert membership is not None
-    member.consumer.close()
-    member.producer.begin()
-    member.producer.produce(broker.result("one"))
-    with pytest.raises(AbortedError):
-        insist(
-            lambda: member.producer.send_offsets({broker.at(0): Position(7, "2;a;")}, membership)
-        )
-    insist(member.producer.abort)
-    assert broker.seen(broker.results) == []
-    assert broker.committed()[broker.at(0)] == Position(0, "2;a;")
-    member.producer.close()
 
 
 def test_a_plain_commit_after_the_offsets_of_a_transaction_is_kept(
