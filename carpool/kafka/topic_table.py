@@ -22,8 +22,6 @@ BATCH = 500
 """Maximum number of records in one call of the listener."""
 BACKOFF_US_MIN = 250_000
 BACKOFF_US_MAX = 4_000_000
-REPORT_US = 5_000_000
-"""How often progress is logged while partitions are read to their end."""
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -117,7 +115,6 @@ class TopicTable:
         self.share = 0.0
         """The share of the requested records that was read, from 0 to 1."""
         self._backoff = _Backoff()
-        self._began_us = self._report_at_us = 0
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -222,8 +219,6 @@ class TopicTable:
 
     def _begin_with(self, partition: int) -> None:
         now_us = self._clock.now_us()
-        if not self._spans:
-            self._began_us, self._report_at_us = now_us, now_us + REPORT_US
         end = self._log.end(partition)
         if partition in self._followed:
             start = self._log.position(partition)
@@ -246,29 +241,18 @@ class TopicTable:
         messages = self._log.poll(wait_s, BATCH)
         if messages:
             self._listener.rows_read(messages)
-        self._report()
+        self._count()
         for partition, span in tuple(self._spans.items()):
             # The embedded broker may report an end before the last record that it sends.
             if self._log.position(partition) >= span.end and len(messages) < BATCH:
                 del self._spans[partition]
                 self._listener.partition_read(partition)
 
-    def _report(self) -> None:
+    def _count(self) -> None:
         spans = self._spans.items()
         total = sum(span.end - span.start for _, span in spans)
         read = sum(self._log.position(partition) - span.start for partition, span in spans)
         self.share = min(1.0, read / total) if total else 0.0
-        now_us = self._clock.now_us()
-        if spans and now_us >= self._report_at_us:
-            self._report_at_us = now_us + REPORT_US
-            log.info(
-                "reading a table",
-                topic=self._log.topic,
-                partitions=sorted(self._spans),
-                read_offsets=read,
-                offsets=total,
-                seconds=round((now_us - self._began_us) / 1_000_000),
-            )
 
     def _fetch(self) -> None:
         while self._fetches:
