@@ -144,27 +144,36 @@ def read_all(
     bootstrap: str,
     topic: str,
     *,
-    until: Callable[[list[LoggedRecord]], bool],
+    until: Callable[[list[LoggedRecord]], bool] | None,
     timeout_s: float = WAIT_S,
 ) -> list[LoggedRecord]:
-    """Returns the records of a topic from its beginning, once `until` is true of them."""
+    """Returns the committed records of a topic from its beginning, once `until` is true of them.
+
+    None: all that there are. Their end is read: some brokers report wrong watermarks.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "unused",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
+            "enable.partition.eof": True,
         }
     )
     partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     found: list[LoggedRecord] = []
+    ended: set[int | None] = set()
 
     def has_read() -> bool:
-        if until(found):
+        if until(found) if until else len(ended) >= len(partitions):
             return True
-        messages = consumer.consume(500, timeout=0.2)
-        found.extend(LoggedRecord.of(each) for each in messages if each.error() is None)
+        for message in consumer.consume(500, timeout=0.1):
+            error = message.error()
+            if error is None:
+                found.append(LoggedRecord.of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
         return False
 
     try:
@@ -175,30 +184,8 @@ def read_all(
 
 
 def read_to_end(bootstrap: str, topic: str) -> list[LoggedRecord]:
-    """Returns all records of a topic. Reads to the end: some brokers report wrong watermarks."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
-    consumer = Consumer(
-        settings | {"enable.auto.commit": False, "isolation.level": "read_committed"}
-    )
-    partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    found: list[LoggedRecord] = []
-    ended: set[int | None] = set()
-
-    def is_at_end() -> bool:
-        for message in consumer.consume(500, timeout=0.1):
-            error = message.error()
-            if error is None:
-                found.append(LoggedRecord.of(message))
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-        return len(ended) >= len(partitions)
-
-    try:
-        wait_until(is_at_end, f"the end of {topic}", every_s=0)
-    finally:
-        consumer.close()
-    return found
+    """Returns all committed records of a topic."""
+    return read_all(bootstrap, topic, until=None)
 
 
 def committed_positions(

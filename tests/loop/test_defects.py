@@ -81,6 +81,8 @@ STEPS: dict[str, Callable[..., bool]] = {
 }
 """Each step, and whether a call of it is about the query."""
 BESIDE_THE_REPLY = "generator.service:LlmServers.tokenize"
+ONE_OF_EACH = {step.partition(".")[0]: step for step in STEPS}.values()
+"""The last step of each service."""
 SUBMITTED = "carpool.loop.work_observer:WorkObserver.finished"
 WITHOUT_QUERY: dict[str, Callable[..., bool]] = {
     "searcher.passages.passage_reader:PassageReader.read": lambda *_: True,
@@ -206,7 +208,10 @@ def test_a_query_that_meets_two_exceptions_is_answered_once(
     assert pipeline.broker.records(QUERIES_DEAD.name) == []
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step",
+    [step if step in ONE_OF_EACH else pytest.param(step, marks=pytest.mark.long) for step in STEPS],
+)
 def test_a_query_that_always_meets_an_exception_ends_after_its_tries(
     index: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
