@@ -66,16 +66,13 @@ class ConsumerClient(Protocol):
         """
         ...
 
-    def pause(self, topics: frozenset[str] | None = None) -> None:
-        """Pauses these topics, or all; `poll` still keeps the membership."""
-        ...
+    def pause(
+        self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        """Pauses exactly these topics and partitions, also where they are assigned later.
 
-    def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Resumes these topics, or all."""
-        ...
-
-    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
-        """Pauses exactly these partitions, independently of `pause`."""
+        `poll` still keeps the membership.
+        """
         ...
 
     def waiting(self) -> dict[TopicPartition, int]:

@@ -426,19 +426,23 @@ class Loop(Generic[R]):
 
     def _pause(self) -> None:
         if self._throttle.pause(self._clock.now_us()):
-            self._consumer.pause()
+            self._apply_pauses()
 
     def _resume(self) -> None:
         paused_us = self._throttle.resume(self._clock.now_us())
         if paused_us is not None:
             self._observer.resumed(paused_us)
-            self._consumer.resume()
+            self._apply_pauses()
 
     def _pause_partitions(self, credit: Credit) -> None:
         paused = credit.paused_partitions | self._full_partitions
         if paused != self._paused_partitions:
-            self._consumer.pause_partitions(paused)
             self._paused_partitions = paused
+            self._apply_pauses()
+
+    def _apply_pauses(self) -> None:
+        topics = self._intake.topics if self._throttle.is_paused else ()
+        self._consumer.pause(frozenset(topics), self._paused_partitions)
 
 
 _UNREADABLE: Any = None

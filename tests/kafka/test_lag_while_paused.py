@@ -53,21 +53,21 @@ def test_records_that_arrive_while_paused_are_counted_and_passed_markers_are_not
     try:
         # The poll that assigns the partition may return a record.
         early = polled(consumer, lambda: AT in listener.positions)
-        consumer.pause()
+        consumer.pause(frozenset({AT.topic}))
         polled(consumer, lambda: consumer.waiting()[AT] >= 3 - early)  # as while a model loads
-        consumer.resume()
+        consumer.pause(frozenset())
         assert (
             early + polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end)
             >= 3
         )
-        consumer.pause()
+        consumer.pause(frozenset({AT.topic}))
         until_s = time.monotonic() + 3  # the brokers are asked meanwhile
         polled(consumer, lambda: time.monotonic() > until_s)
         assert consumer.waiting()[AT] == 0
         write(settings, 5)
         # 6 with the marker, which cannot be distinguished from a record.
         polled(consumer, lambda: consumer.waiting()[AT] in (5, 6))
-        consumer.resume()
+        consumer.pause(frozenset())
         assert polled(consumer, lambda: consumer.waiting()[AT] == 0 and AT in consumer._at_end) == 5
         consumer.commit_now({AT: Position(consumer._passed[AT], "")})
     finally:
@@ -77,7 +77,7 @@ def test_records_that_arrive_while_paused_are_counted_and_passed_markers_are_not
     again.subscribe(AT.topic, listener)
     try:
         polled(again, lambda: AT in listener.positions)
-        again.pause()
+        again.pause(frozenset({AT.topic}))
         until_s = time.monotonic() + 3
         polled(again, lambda: time.monotonic() > until_s)
         assert again.waiting()[AT] == 0, (

@@ -22,7 +22,7 @@ class FetchedConsumer:
 
     def __init__(self) -> None:
         self.fetched: list[Message] = []
-        self.paused: set[str] = set()
+        self.paused: frozenset[str] = frozenset()
         self.listener: RebalanceListener | None = None
         self.waits: list[float] = []
 
@@ -38,11 +38,10 @@ class FetchedConsumer:
             self.fetched.remove(found)
         return found
 
-    def pause(self, topics: frozenset[str] | None = None) -> None:
-        self.paused |= topics or set()
-
-    def resume(self, topics: frozenset[str] | None = None) -> None:
-        self.paused -= topics or set()
+    def pause(
+        self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        self.paused = topics
 
     def waiting(self) -> dict[TopicPartition, int]:
         counts = Counter(
@@ -91,10 +90,10 @@ def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
     rig = TwoTopics()
     rig.inner.fetch(BATCH, 3)
     assert rig.take() == BATCH
-    rig.consumer.pause()
+    rig.consumer.pause(frozenset({URGENT, BATCH}))
     assert rig.inner.paused == {URGENT, BATCH}
     assert rig.take() is None
-    rig.consumer.resume()
+    rig.consumer.pause(frozenset())
     assert [rig.take(), rig.take(), rig.take()] == [BATCH, BATCH, None]
 
 

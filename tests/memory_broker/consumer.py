@@ -195,17 +195,11 @@ class MemoryConsumer:
             return positions
         return claimed
 
-    def pause(self, topics: frozenset[str] | None = None) -> None:
-        """Pauses these topics, or all."""
-        self._paused |= frozenset(self._topics) if topics is None else topics
-
-    def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Resumes these topics, or all."""
-        self._paused -= frozenset(self._topics) if topics is None else topics
-
-    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
-        """Pauses exactly these partitions."""
-        self._paused_partitions = partitions
+    def pause(
+        self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        """Pauses exactly these topics and partitions."""
+        self._paused, self._paused_partitions = topics, partitions
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns high watermark less position; 0 where only transaction markers remain."""

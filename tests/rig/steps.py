@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-CONSUMER = frozenset({"subscribe", "poll", "commit", "commit_now", "pause", "resume", "close"})
+CONSUMER = frozenset({"subscribe", "poll", "commit", "commit_now", "pause", "close"})
 LISTENER = frozenset({"assigned", "revoked"})
 PRODUCER = frozenset({"start", "begin", "produce", "send_offsets", "commit", "abort", "close"})
 STAGE = frozenset({"start", "assigned", "offer", "tick", "revoke", "drain", "close"})

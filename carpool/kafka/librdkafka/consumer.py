@@ -318,31 +318,17 @@ class LibrdkafkaConsumer:
         log.error("records were passed over", partition=at, first=first, last=end - 1, error=error)
         return unreadable_batch(at, first, end - 1, error, self._clock.now_us())
 
-    def pause(self, topics: frozenset[str] | None = None) -> None:
-        """Stops the flow of records, also from partitions that are assigned later."""
-        if stopped := (self._topics if topics is None else topics) - self._paused:
-            self._paused |= stopped
-            assigned = [self._raw(at) for at in sorted(self._assigned) if at.topic in stopped]
-            self._consumer.pause(assigned)
-
-    def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Lets records flow again."""
-        if flowing := self._paused & (self._topics if topics is None else topics):
-            self._paused -= flowing
-            not_paused = self._assigned - self._paused_partitions
-            self._let_flow({at for at in not_paused if at.topic in flowing})
-
-    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
-        """Stops the flow of records of these partitions, also where they are assigned later."""
-        came, gone = partitions - self._paused_partitions, self._paused_partitions - partitions
-        self._paused_partitions = partitions
-        if stopped := sorted(came & self._assigned):
+    def pause(
+        self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        """Stops the flow of their records, and lets all others flow."""
+        before = {at for at in self._assigned if self._is_stopped(at)}
+        self._paused, self._paused_partitions = topics, partitions
+        now = {at for at in self._assigned if self._is_stopped(at)}
+        if stopped := sorted(now - before):
             self._consumer.pause([self._raw(at) for at in stopped])
-        self._let_flow({at for at in gone & self._assigned if not self._is_stopped(at)})
-
-    def _let_flow(self, partitions: set[TopicPartition]) -> None:
-        if partitions:
-            self._consumer.resume([self._raw(at) for at in sorted(partitions)])
+        if flowing := sorted(before - now):
+            self._consumer.resume([self._raw(at) for at in flowing])
             self._wake()
 
     def _raw(self, at: TopicPartition, offset: int = OFFSET_INVALID) -> RawPartition:

@@ -94,11 +94,6 @@ class IntakeQueues:
         )
 
     @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics, in the order of the constructor."""
-        return tuple(self._classes)
-
-    @property
     def full(self) -> frozenset[str]:
         """The topics to pause: their queue is full, or was full and is not yet half empty."""
         return self._full

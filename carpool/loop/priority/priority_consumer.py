@@ -53,8 +53,7 @@ class PriorityConsumer:
         self._consumer = consumer
         self._queues = IntakeQueues(classes)
         self._unfinished_parts = unfinished_parts
-        self._paused_topics: frozenset[str] = frozenset()
-        self._is_paused = False
+        self._asked = self._paused = (frozenset[str](), frozenset[TopicPartition]())
         self._is_drained = False  # the inner client had no more records at the last poll
 
     def subscribe(
@@ -93,15 +92,11 @@ class PriorityConsumer:
         return False
 
     def _next(self) -> Message | None:
-        if self._is_paused:
-            return None
         now_us = self._clock.now_us()
         self._review(now_us)
         message = self._queues.next(
             self._unfinished_parts(),
-            lambda topic: (
-                topic not in self._rate_limits or self._rate_limits[topic].may_take(now_us)
-            ),
+            lambda topic: topic not in self._asked[0] and self._is_in_rate(topic, now_us),
         )
         if message is not None and message.source.topic in self._rate_limits:
             self._rate_limits[message.source.topic].took(cost_bytes(message))
@@ -110,6 +105,10 @@ class PriorityConsumer:
                 limit.urgent(now_us)
         return message
 
+    def _is_in_rate(self, topic: str, now_us: int) -> bool:
+        limit = self._rate_limits.get(topic)
+        return limit is None or limit.may_take(now_us)
+
     def _review(self, now_us: int) -> None:
         due = [limit for limit in self._rate_limits.values() if limit.is_review_due(now_us)]
         if due:
@@ -117,29 +116,20 @@ class PriorityConsumer:
             for limit in due:
                 limit.review(now_us, cpu_wait_us)
 
+    def pause(
+        self, topics: frozenset[str], partitions: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        """See `ConsumerClient.pause`. Records of `partitions` in the queues are still returned."""
+        self._asked = topics, partitions
+        self._update_paused()
+
     def _update_paused(self) -> None:
-        """Pauses full topics, and resumes the others."""
-        paused = frozenset(self._queues.topics) if self._is_paused else self._queues.full
-        if paused == self._paused_topics:
-            return
-        if added := paused - self._paused_topics:
-            self._consumer.pause(added)
-        if removed := self._paused_topics - paused:
-            self._consumer.resume(removed)
-        self._paused_topics = paused
-
-    def pause(self, topics: frozenset[str] | None = None) -> None:
-        self._is_paused = True
-        self._update_paused()
-
-    def resume(self, topics: frozenset[str] | None = None) -> None:
-        """Resumes all topics except those whose queue is full."""
-        self._is_paused = False
-        self._update_paused()
-
-    def pause_partitions(self, partitions: frozenset[TopicPartition]) -> None:
-        """See `ConsumerClient.pause_partitions`. Records in the queues are still returned."""
-        self._consumer.pause_partitions(partitions)
+        """Pauses what the loop asks for, and full topics."""
+        topics, partitions = self._asked
+        paused = topics | self._queues.full, partitions
+        if paused != self._paused:
+            self._paused = paused
+            self._consumer.pause(*paused)
 
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the records of each assigned partition in the queues and at the brokers."""

@@ -10,7 +10,7 @@ def test_a_second_member_gets_a_paused_partition_and_returns_it_when_it_leaves(
     broker: Broker,
 ) -> None:
     one, listener_one = joined(broker)
-    one.pause()
+    one.pause(frozenset({broker.topic}))
     two, listener_two = broker.consumer(), Listener()
     two.subscribe(broker.topic, listener_two)
 
@@ -20,7 +20,7 @@ def test_a_second_member_gets_a_paused_partition_and_returns_it_when_it_leaves(
 
     poll_until(one, both)
     assert set(listener_two.positions) == listener_one.gone
-    one.resume()
+    one.pause(frozenset())
     listener_one.positions.clear()
     two.close()
     poll_until(one, lambda: set(listener_one.positions) == listener_one.gone)

@@ -95,11 +95,11 @@ def test_topics_are_read_together_and_paused_one_by_one(broker: Broker) -> None:
     consumer.pause(frozenset({broker.topic}))
     assert [message.value for message in read(consumer, 1)] == [b"now"]
     assert [consumer.poll(0.02) for _ in range(10)] == [None] * 10
-    consumer.pause()
-    consumer.resume(frozenset({broker.drafts}))
+    consumer.pause(frozenset({broker.topic, broker.drafts}))
+    consumer.pause(frozenset({broker.topic}))
     broker.write(broker.record("now, too", topic=broker.drafts))
     assert [message.value for message in read(consumer, 1)] == [b"now, too"]
-    consumer.resume()
+    consumer.pause(frozenset())
     assert [message.value for message in read(consumer, 1)] == [b"later"]
     assert len(listener.positions) == 2 * PARTITIONS
     assert not listener.gone
@@ -120,19 +120,18 @@ def test_paused_partitions_deliver_no_records_until_they_are_resumed_and_others_
     broker: Broker,
 ) -> None:
     consumer, listener = broker.consumer(), Listener()
-    consumer.pause_partitions(frozenset({broker.at(1)}))  # before it is assigned
+    consumer.pause(frozenset(), frozenset({broker.at(1)}))  # before it is assigned
     consumer.subscribe(broker.topic, listener)
     poll_until(consumer, lambda: len(listener.positions) == PARTITIONS)
     broker.write(*map(broker.record, "ab"), broker.record("held", 1))
     assert [message.value for message in read(consumer, 2)] == [b"a", b"b"]
     assert consumer.poll(0.5) is None
-    consumer.pause()
-    consumer.pause_partitions(frozenset({broker.at(0)}))
-    assert consumer.poll(0.5) is None, "what is paused is so whether or not it is held"
+    consumer.pause(frozenset({broker.topic}), frozenset({broker.at(0)}))
+    assert consumer.poll(0.5) is None, "a paused topic pauses its partitions"
     broker.write(broker.record("c"))
-    consumer.resume()
+    consumer.pause(frozenset(), frozenset({broker.at(0)}))
     assert [message.value for message in read(consumer, 1)] == [b"held"]
-    assert consumer.poll(0.5) is None, "a resumption lets nothing go that is held"
-    consumer.pause_partitions(frozenset())
+    assert consumer.poll(0.5) is None
+    consumer.pause(frozenset())
     assert [message.value for message in read(consumer, 1)] == [b"c"]
     consumer.close()
