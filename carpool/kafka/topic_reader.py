@@ -252,26 +252,23 @@ class TopicReader:
             self._consumer.unassign()
         raise SilentBrokersError(f"{self._shown(at)} at {offset} is not answered")
 
-    def read_to_end(
-        self, partitions: Iterable[TopicPartition], *, silence_s: float | None = None
-    ) -> Iterator[Message]:
+    def read_to_end(self, partitions: Iterable[TopicPartition]) -> Iterator[Message]:
         """Yields every record of these partitions, from their beginnings to their present ends.
 
-        Raises `SilentBrokersError` after `silence_s` without a record, by default the time-out of
-        a request, and `RetryableError` where records cannot be read.
+        Raises `SilentBrokersError` after the time-out of a request without a record, and
+        `RetryableError` where records cannot be read.
         """
         left = set(partitions)
-        silence_s = self._timeout_s if silence_s is None else silence_s
         silent_since_s = time.monotonic()
         self._consumer.assign([self._raw(at, OFFSET_BEGINNING) for at in sorted(left)])
         while left:
             batch = self.poll(BATCH, POLL_S)
             if batch.messages or batch.ends or batch.passed_over:
                 silent_since_s = time.monotonic()
-            elif time.monotonic() - silent_since_s > silence_s:
+            elif time.monotonic() - silent_since_s > self._timeout_s:
                 raise SilentBrokersError(
-                    f"{self._settings.bootstrap} sent nothing for {silence_s:g} s; is it still "
-                    "running?"
+                    f"{self._settings.bootstrap} sent nothing for {self._timeout_s:g} s; is it "
+                    "still running?"
                 )
             yield from batch.messages
             left -= batch.ends.keys()

@@ -311,9 +311,11 @@ def read_topics(kafka: KafkaSettings, audit: TopicAudit) -> None:
     Raises `CarpoolError` after `READ_TIMEOUT_S` without a record.
     """
     config = {"fetch.message.max.bytes": MESSAGE_BYTES_MAX}
-    with TopicReader(kafka, SystemClock(), name="bench-audit", config=config) as reader:
+    with TopicReader(
+        kafka, SystemClock(), name="bench-audit", timeout_s=READ_TIMEOUT_S, config=config
+    ) as reader:
         places = [
             at for topic in READ for at in reader.partitions(topic, patience_s=TOPIC_PATIENCE_S)
         ]
-        for record in reader.read_to_end(places, silence_s=READ_TIMEOUT_S):
+        for record in reader.read_to_end(places):
             audit.take(record)

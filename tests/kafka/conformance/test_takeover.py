@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from carpool.errors import AbortedError, FencedError
 from carpool.kafka.clients import Position
-from tests.kafka.conformance.harness import PARTITIONS, Broker, Member, insist, share
+from tests.kafka.conformance.harness import (
+    PARTITIONS,
+    Broker,
+    Member,
+    insist,
+    poll_until,
+    share,
+)
 
 SESSION_S = 6.0
 """The longest session time-out of the brokers here."""
+SLOW_COMMIT_S = 0.7
+"""Longer than it takes to fence the dead."""
 
 
 @pytest.fixture
@@ -72,6 +82,45 @@ def test_a_partition_that_a_dead_members_transaction_blocks_is_taken_over(
         insist(zombie.commit)
     two.transact(["two"], {broker.at(0): Position(2, "2;b;")})
     assert broker.seen(broker.results) == ["one", "two"]
+    two.close()
+
+
+def with_an_open_transaction(broker: Broker) -> Member:
+    """A member whose transaction blocks the offsets of every partition, at 3."""
+    member = Member(broker, "a").await_partitions()
+    offsets = {broker.at(partition): Position(3, "2;a;") for partition in range(PARTITIONS)}
+    member.open(["late"], offsets)
+    return member
+
+
+def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Broker) -> None:
+    one, two = with_an_open_transaction(broker), Member(broker, "b")
+    commit = threading.Timer(SLOW_COMMIT_S, lambda: insist(one.producer.commit))
+
+    def shared() -> bool:
+        if one.listener.gone and commit.ident is None:
+            commit.start()
+        two.consumer.poll(0.01)
+        return bool(two.listener.positions)
+
+    poll_until(one.consumer, shared)
+    commit.join()
+    ((came, position),) = two.listener.positions.items()
+    assert position == Position(3, "2;b;")
+    one.transact(["next"], {at: Position(4, "2;a;") for at in set(one.listener.positions) - {came}})
+    assert broker.seen(broker.results) == ["late", "next"]
+    one.close()
+    two.close()
+
+
+def test_a_living_member_whose_transaction_does_not_end_is_fenced(broker: Broker) -> None:
+    one, two = with_an_open_transaction(broker), Member(broker, "b")
+    share(one, two)
+    assert list(two.listener.positions.values()) == [Position(0, "2;b;")]
+    with pytest.raises(FencedError):
+        insist(one.producer.commit)
+    assert broker.seen(broker.results) == []
+    one.close()
     two.close()
 
 
