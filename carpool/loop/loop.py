@@ -32,7 +32,7 @@ from carpool.loop.retry import (
 )
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import Credit, Done, R, Stage, Unit
-from carpool.loop.throttle import BLOCKED_POLL_S, Throttle, poll_s
+from carpool.loop.throttle import BLOCKED_POLL_S, intake_action, poll_s
 from carpool.loop.tracing.tracer import Tracer
 from carpool.loop.work_observer import WorkObserver
 from carpool.telemetry.logs import about
@@ -86,7 +86,7 @@ class Loop(Generic[R]):
             unfinished_parts=self._busy_parts,
             clock=clock,
         )
-        self._throttle = Throttle(finished_bytes_max=finished_bytes_max)
+        self._finished_bytes_max = finished_bytes_max
         self._reoffers: deque[Unit[Any]] = deque()
         self._delayed = RetryDelay()
         self.sink = LoopSink(
@@ -101,6 +101,7 @@ class Loop(Generic[R]):
         self.sink.delivery = make_delivery(self._delivery_context(metrics))
         self._show(metrics)
         self._stopping = threading.Event()
+        self._is_paused = False
         self._full_partitions: frozenset[TopicPartition] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._waiting = 0
@@ -123,7 +124,7 @@ class Loop(Generic[R]):
     def _show(self, metrics: Metrics) -> None:
         metrics.loop.units_in_flight.set_function(lambda: self.in_flight.units)
         metrics.loop.bytes_in_flight.set_function(lambda: self.in_flight.size_bytes)
-        metrics.loop.intake_paused.set_function(lambda: self._throttle.is_paused)
+        metrics.loop.intake_paused.set_function(lambda: self._is_paused)
 
     def _busy_parts(self) -> Mapping[str, int]:
         """The unfinished parts by topic, without those that only wait for another process."""
@@ -250,7 +251,7 @@ class Loop(Generic[R]):
         """
         log.info("draining", units=self.in_flight.units)
         if not self.sink.member.has_left:
-            self._pause()
+            self._pause(True)
         self._stage.drain(until_us)
         while self.in_flight.units and self._clock.now_us() < until_us and not self._must_end():
             if self._stage.not_ready() or self._refusals():
@@ -329,18 +330,18 @@ class Loop(Generic[R]):
     def _take(self) -> None:
         credit = self._credit()
         self._pause_partitions(credit)
-        action = self._throttle.next(
+        action = intake_action(
             credit,
             finished_bytes=self.in_flight.finished_bytes,
+            finished_bytes_max=self._finished_bytes_max,
             is_stopped=self._is_stopped,
         )
+        self._pause(action == "pause")
         if action == "take":
-            self._resume()
             self._take_burst(credit)
         elif action == "fill":
             self._consumer.fill_queues(BLOCKED_POLL_S)
         else:
-            self._pause()
             self._poll(BLOCKED_POLL_S)
 
     def _take_burst(self, credit: Credit) -> None:
@@ -424,14 +425,9 @@ class Loop(Generic[R]):
         if unit is not None:
             self.sink.refuse(self._observer.accepted(unit), error)
 
-    def _pause(self) -> None:
-        if self._throttle.pause(self._clock.now_us()):
-            self._apply_pauses()
-
-    def _resume(self) -> None:
-        paused_us = self._throttle.resume(self._clock.now_us())
-        if paused_us is not None:
-            self._observer.resumed(paused_us)
+    def _pause(self, is_paused: bool) -> None:
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
             self._apply_pauses()
 
     def _pause_partitions(self, credit: Credit) -> None:
@@ -441,7 +437,7 @@ class Loop(Generic[R]):
             self._apply_pauses()
 
     def _apply_pauses(self) -> None:
-        topics = self._intake.topics if self._throttle.is_paused else ()
+        topics = self._intake.topics if self._is_paused else ()
         self._consumer.pause(frozenset(topics), self._paused_partitions)
 
 

@@ -22,38 +22,14 @@ queue is full. pause: pause all partitions and poll, to stay a member.
 """
 
 
-class Throttle:
-    """Times are epoch microseconds. Not thread-safe."""
-
-    def __init__(self, *, finished_bytes_max: int) -> None:
-        """`finished_bytes_max`: bytes of outputs that may wait for their commit."""
-        self._finished_bytes_max = finished_bytes_max
-        self._paused_since_us: int | None = None
-
-    @property
-    def is_paused(self) -> bool:
-        return self._paused_since_us is not None
-
-    def next(self, credit: Credit, *, finished_bytes: int, is_stopped: bool) -> IntakeAction:
-        """Returns the next action. "take" requires `resume`, "pause" requires `pause`."""
-        if is_stopped:
-            return "pause"
-        has_credit = credit.records > 0 and credit.size_bytes > 0
-        return "take" if has_credit and finished_bytes < self._finished_bytes_max else "fill"
-
-    def pause(self, now_us: int) -> bool:
-        """Notes a pause; False if the partitions are already paused."""
-        if self._paused_since_us is not None:
-            return False
-        self._paused_since_us = now_us
-        return True
-
-    def resume(self, now_us: int) -> int | None:
-        """Ends a pause and returns its duration; None without a pause."""
-        if self._paused_since_us is None:
-            return None
-        paused_us, self._paused_since_us = now_us - self._paused_since_us, None
-        return paused_us
+def intake_action(
+    credit: Credit, *, finished_bytes: int, finished_bytes_max: int, is_stopped: bool
+) -> IntakeAction:
+    """Returns the next action. `finished_bytes`: of outputs that wait for their commit."""
+    if is_stopped:
+        return "pause"
+    has_credit = credit.records > 0 and credit.size_bytes > 0
+    return "take" if has_credit and finished_bytes < finished_bytes_max else "fill"
 
 
 def poll_s(*, is_busy: bool, wake_us: int | None, now_us: int) -> float:

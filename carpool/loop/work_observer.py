@@ -104,10 +104,6 @@ class WorkObserver:
         """Returns the partitions of which no record will come any more."""
         return self._fetch_errors.ended()
 
-    def resumed(self, paused_us: int) -> None:
-        """Notes the end of a pause of the intake."""
-        self._metrics.loop.paused_seconds.inc(paused_us / 1_000_000)
-
     def taken(self, message: Message) -> None:
         """Notes an accepted record, before it is decoded."""
         source = message.source

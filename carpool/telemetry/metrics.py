@@ -96,9 +96,6 @@ class LoopMetrics:
         self.clock_behind_seconds = make.gauge(
             "clock_behind_seconds", "Lead of record times over this clock: deadlines pass late."
         )
-        self.paused_seconds = make.counter(
-            "paused_seconds_total", "Time with intake paused after a failure or a refusal."
-        )
         self.intake_paused = make.gauge(
             "intake_paused", "1 while intake is paused after a failure or a refusal."
         )

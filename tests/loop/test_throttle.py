@@ -9,7 +9,7 @@ from carpool.loop.throttle import (
     BUSY_POLL_S,
     IDLE_POLL_S,
     IntakeAction,
-    Throttle,
+    intake_action,
     poll_s,
 )
 
@@ -30,18 +30,10 @@ SOME = Credit(records=1, size_bytes=1)
 def test_without_room_records_are_only_sorted_and_a_failure_pauses_the_intake(
     credit: Credit, finished_bytes: int, is_stopped: bool, action: IntakeAction
 ) -> None:
-    throttle = Throttle(finished_bytes_max=10)
-    found = throttle.next(credit, finished_bytes=finished_bytes, is_stopped=is_stopped)
+    found = intake_action(
+        credit, finished_bytes=finished_bytes, finished_bytes_max=10, is_stopped=is_stopped
+    )
     assert found == action
-
-
-def test_a_pause_begins_once_and_its_length_is_returned_at_its_end() -> None:
-    throttle = Throttle(finished_bytes_max=10)
-    assert throttle.resume(NOW_US) is None
-    assert [throttle.pause(NOW_US), throttle.pause(NOW_US + 5)] == [True, False]
-    assert throttle.is_paused
-    assert throttle.resume(NOW_US + 7) == 7
-    assert not throttle.is_paused
 
 
 def test_a_poll_ends_when_the_stage_wants_to_be_called() -> None:
