@@ -37,7 +37,8 @@ def test_a_living_namesake_is_refused_and_one_that_left_is_not(
         return False
 
     wait_until_name_is_free(settings, group, "searcher-2", polled)
-    monkeypatch.setattr(namesake, "_session_s", lambda _: -4.0)
+    monkeypatch.setattr(namesake, "SESSION_S_MAX", 0.0)
+    monkeypatch.setattr(namesake, "MARGIN_S", -5.0)
     with pytest.raises(ConfigError, match=r"searcher-1 and is alive, at 127\.0\.0\.1"):
         wait_until_name_is_free(settings, group, "searcher-1", polled)
     wait_until_name_is_free(settings, group, "searcher-1", lambda _: True)  # stopped meanwhile

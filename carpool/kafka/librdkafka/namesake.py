@@ -10,20 +10,18 @@ from confluent_kafka import KafkaError, KafkaException
 
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import consumer_config
-from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.broker_config import broker_config
 from carpool.kafka.librdkafka.convert import sort_error
 from carpool.kafka.librdkafka.error_kinds import KINDS
-from carpool.kafka.librdkafka.protocol import BROKER_SESSION_TIMEOUT
 from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
 
 LOOK_S = 0.5
 MARGIN_S = 5.0
-SESSION_TIMEOUT_MS = 45_000
-"""The default of the brokers, where they do not tell theirs."""
+SESSION_S_MAX = 60.0
+"""The longest session that brokers give a member by default, where ours is not set longer."""
 
 
 def wait_until_name_is_free(
@@ -50,14 +48,15 @@ def wait_until_name_is_free(
         if host is None:
             return
         if until_s is None:
-            session_s = _session_s(settings)
+            own_s = int(consumer_config(settings, "")["session.timeout.ms"]) / 1_000
+            session_s = max(own_s, SESSION_S_MAX)
             until_s = time.monotonic() + session_s + MARGIN_S
             log.warning(
                 "a member of the group has this instance id: waiting until its session ends",
                 group=group,
                 instance_id=instance_id,
                 host=host,
-                seconds=session_s,
+                seconds_max=session_s,
             )
         if time.monotonic() >= until_s:
             raise ConfigError(
@@ -90,12 +89,3 @@ def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | Non
         ) from error
     hosts = [(each.host or "").lstrip("/") for each in members if each.client_id == instance_id]
     return hosts[0] if hosts else None
-
-
-def _session_s(settings: KafkaSettings) -> float:
-    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
-    brokers = cluster_metadata(admin, settings, timeout_s).brokers
-    config = broker_config(admin, brokers, timeout_s) or {}
-    ours = consumer_config(settings, "")["session.timeout.ms"]
-    theirs = config.get(BROKER_SESSION_TIMEOUT) or SESSION_TIMEOUT_MS
-    return max(int(ours), int(theirs)) / 1_000
