@@ -60,24 +60,18 @@ class FaultyDisk:
     seen: list[PageRead] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._late: list[tuple[float, PageBatch]] = []  # when they end, by the monotonic clock
 
     @property
     def hanging(self) -> int:
         """The number of batches with a read that hangs."""
-        with self._changed:
+        with self._lock:
             return sum(end_s == math.inf for end_s, _ in self._late)
-
-    def wait_until_hanging(self, timeout_s: float = 30.0) -> None:
-        """Blocks until a batch hangs. Raises `TimeoutError`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.hanging > 0, timeout_s):
-                raise TimeoutError(f"{self.hanging} batches hang after {timeout_s:g} s")
 
     def release(self) -> None:
         """Ends all reads that hang, without an error."""
-        with self._changed:
+        with self._lock:
             self._late = [(0.0 if at_s == math.inf else at_s, batch) for at_s, batch in self._late]
         self.waker.wake()
 
@@ -90,7 +84,7 @@ class FaultyDisk:
 
     def poll(self) -> list[PageBatch]:
         """Returns the batches that have ended, also in the eyes of `fault`."""
-        with self._changed:  # what `fault` lets hang must be there when `release` looks for it
+        with self._lock:  # what `fault` lets hang must be there when `release` looks for it
             for batch in self.inner.poll():
                 late_s = self._apply(batch)
                 self._late.append((time.monotonic() + late_s, batch))
@@ -101,7 +95,6 @@ class FaultyDisk:
             now_s = time.monotonic()
             ended = [batch for end_s, batch in self._late if end_s <= now_s]
             self._late = [(end_s, batch) for end_s, batch in self._late if end_s > now_s]
-            self._changed.notify_all()
         for batch in ended:
             batch.ended[:] = True
         return ended

@@ -1,4 +1,4 @@
-"""A publisher of KV events with faults: lost, garbled, forgotten and unanswered batches."""
+"""A publisher of KV events with faults: lost, garbled and unanswered batches."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ class KvPublisher(kv_events.KvPublisher):
         names = self.names(token_ids)[first:]
         return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"}
 
-    def publish(self, *events: KvEventMap, is_sent: bool = True, is_kept: bool = True) -> int:
+    def publish(self, *events: KvEventMap, is_sent: bool = True) -> int:
         """Publishes a batch, and returns its number. Not sent: it is lost on the way."""
         seq, self._seq = self._seq, self._seq + 1
         payload = msgspec.msgpack.encode([0.0, events, 0])
         if is_sent:
             self._send(seq, payload)
-        if is_kept:
-            self._kept.append((seq, payload))
+        self._kept.append((seq, payload))
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
@@ -57,10 +56,6 @@ class KvPublisher(kv_events.KvPublisher):
         """Sends any message."""
         assert self._pub is not None
         self._pub.send_multipart(frames)
-
-    def forget(self) -> None:
-        """Forgets all batches: a replay is empty."""
-        self._kept = []
 
     def _answers_replay(self) -> bool:
         self.replays += 1
