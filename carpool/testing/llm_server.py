@@ -6,9 +6,9 @@ cites a passage that the prompt numbers.
     python -m carpool.testing.llm_server --port 8000 --latency-ms 100 --tokens-per-second 50
 
 It answers GET /health, GET /v1/models, POST /v1/chat/completions and POST /v1/completions, streamed
-or whole; as vLLM also GET /version, GET /metrics, POST /tokenize, and prompts of token ids. With a
-`knee` it has the curve of a large GPU. POST /_faults sets a `LlmFault`, as `refusing` does in
-Python. POST /_broken changes `LlmServer.broken`. GET /_requests returns `LlmRequests`.
+or whole; as vLLM also GET /version, GET /metrics, POST /tokenize, and prompts of token ids. POST
+/_faults sets a `LlmFault`, as `refusing` does in Python. POST /_broken changes `LlmServer.broken`.
+GET /_requests returns `LlmRequests`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class LlmServer:
     `port` 0 takes a free one. `model` gets the stand-in's name as prefix unless it contains it.
     Without `takes_chats` it has no chat template. With
     `caches_prefixes` it counts tokens of prompts that begin as an earlier one as cached, in blocks.
-    `knee`: up to so many requests at once, each is as fast as a single request; more requests share
-    the speed at the knee. `kv_events`: where the stand-in says what it caches, as vLLM does.
+    `kv_events`: where the stand-in says what it caches, as vLLM does.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class LlmServer:
         tokens_per_second: float | None = None,
         takes_chats: bool = True,
         caches_prefixes: bool = False,
-        knee: int | None = None,
         kv_events: str | None = None,
     ) -> None:
         self.model = model if NAME in model else f"{NAME}-{model}"
@@ -78,7 +76,6 @@ class LlmServer:
         self.port = port
         self._latency_s = latency_ms / 1_000
         self._token_s = 1 / tokens_per_second if tokens_per_second else 0.0
-        self._knee = knee
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -203,20 +200,16 @@ class LlmServer:
         if chat.prompt is None and not self._takes_chats:
             raise RefusedRequest(400, NO_TEMPLATE)
 
+    def load(self) -> tuple[int, int]:
+        """Returns how many requests run, and how many wait."""
+        return self.requests.in_flight, 0
+
     def _metrics(self) -> str:
-        """Returns what vLLM says of its load; requests beyond the knee count as waiting."""
-        in_flight = self.requests.in_flight
-        waiting = 0 if self._knee is None else max(0, in_flight - self._knee)
-        values = {
-            "vllm:num_requests_running": in_flight - waiting,
-            "vllm:num_requests_waiting": waiting,
-        }
+        """Returns what vLLM says of its load."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        values = dict(zip(names, self.load(), strict=True))
         labels = f'{{engine="0",model_name="{self.model}"}}'
         return "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())
-
-    def _slowness(self) -> float:
-        """Returns how much longer everything takes than with one request."""
-        return 1.0 if self._knee is None else max(1.0, self.requests.in_flight / self._knee)
 
     def _tokenized(self, request: TokenizeRequest) -> dict[str, Any]:
         if request.messages is not None and not self._takes_chats:
@@ -287,7 +280,7 @@ class LlmServer:
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
         chunk = head | {"object": "chat.completion.chunk" if is_chat else kind}
-        await responder.wait(self._latency_s * self._slowness())
+        await responder.wait(self._latency_s)
         odd = ODD_EVENTS if fault.mode == "odd" and chat.stream else ()
         fault = NO_FAULT if odd else fault
         for event in odd:
@@ -298,7 +291,7 @@ class LlmServer:
         for index, token in enumerate(cut):
             if fault.mode != "none" and index >= fault.after_tokens:
                 break
-            due_s += self._token_s * self._slowness()  # not later for a busy machine
+            due_s += self._token_s  # not later for a busy machine
             await responder.wait(max(0.0, due_s - loop.time()))
             written.append(token)
             if chat.stream:
@@ -374,7 +367,6 @@ def main() -> int:
     add("--port", type=int, default=8000, help="port on loopback; 0 takes a free one")
     add("--latency-ms", type=float, default=0.0, help="wait before the first token")
     add("--tokens-per-second", type=float, help="speed of one answer; None: unlimited")
-    add("--knee", type=int, help="requests at once above which each more slows all; None: no limit")
     add("--model", default=NAME, help=f"name of the model; {NAME} is put before it")
     add("--kv-events", help="where to say what it caches, for llm.kv_events")
     add("--broken", type=msgspec.json.decode, default={}, help="`LlmServer.broken`, in JSON")

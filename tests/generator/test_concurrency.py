@@ -79,8 +79,16 @@ def test_a_vllm_is_asked_and_another_server_is_not() -> None:
         assert waiting_at(LlmSettings(base_url=server.url, model=server.model)) is None
 
 
+class Twelve(LlmServer):
+    """Says that all requests beyond twelve wait."""
+
+    def load(self) -> tuple[int, int]:
+        running = min(12, self.requests.in_flight)
+        return running, self.requests.in_flight - running
+
+
 def test_the_number_follows_what_the_server_lets_wait() -> None:
-    with LlmServer(knee=12, latency_ms=2_000) as server:
+    with Twelve(latency_ms=2_000) as server:
         llm = LlmSettings(base_url=server.url, model=server.model)
         settings = GeneratorSettings(concurrency=0)
         label = f"127.0.0.1:{server.port}"
