@@ -61,19 +61,6 @@ def test_with_urgent_work_the_rate_falls_while_threads_wait_for_cpus() -> None:
     assert run.advance(1, cpu_wait_us=BUSY, urgent=False) == full, "no limit a second later"
 
 
-def test_the_rate_rises_by_a_tenth_a_second_and_falls_by_five_sixths() -> None:
-    run = Run()
-    run.advance(2, cpu_wait_us=IDLE, urgent=False)
-    run.advance(5, cpu_wait_us=BUSY, urgent=True)
-    run.advance(20, cpu_wait_us=IDLE, urgent=True)
-    before = run.limit.rate
-    run.advance(1, cpu_wait_us=IDLE, urgent=True)
-    assert 1.05 < run.limit.rate / before < 1.15
-    before = run.limit.rate
-    run.advance(1, cpu_wait_us=BUSY, urgent=True)
-    assert run.limit.rate < before / 4
-
-
 def test_an_unknown_wait_does_not_limit_the_rate() -> None:
     run = Run()
     full = run.advance(2, cpu_wait_us=None, urgent=False)
