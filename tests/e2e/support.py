@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +11,16 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from carpool.clock import SystemClock
+from carpool.embedding import EmbeddingSettings
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_records import headers_of
 from carpool.kafka.records import TopicPartition as Place
 from carpool.kafka.settings import KafkaSettings
+from indexer.build import BuildRequest
+from indexer.build import build_index as build
+from indexer.progress import SilentProgress
+from indexer.settings import IndexerConfig, IndexerSettings
 from schemas.record import Headers, header
 from tests.waiting import WAIT_S, wait_until
 
@@ -33,7 +37,7 @@ def build_index(
     name: str = "doc",
     has_codes: bool = False,
 ) -> Path:
-    """Builds an index of generated passages with the command line; returns its folder.
+    """Builds an index of generated passages; returns its folder.
 
     The ids of its passages begin with `name`.
     """
@@ -42,18 +46,16 @@ def build_index(
     with corpus.open("w") as file:
         for number in range(documents):
             text = " ".join(rng.choice(WORDS) for _ in range(30))
-            file.write(
-                json.dumps({"id": f"{name}-{number}", "title": f"Passage {number}", "text": text})
-                + "\n"
-            )
-    index = folder / "index"
-    command = [sys.executable, "-m", "carpool", "index", "build", str(corpus), "--out", str(index)]
-    if has_codes:
-        command += ["--set", "indexer.code_rows_min=1"]
-    subprocess.run(
-        [*command, "--model", MODEL, "--nlist", str(nlist)], check=True, capture_output=True
+            body = {"id": f"{name}-{number}", "title": f"Passage {number}", "text": text}
+            file.write(json.dumps(body) + "\n")
+    rows_min = 1 if has_codes else IndexerSettings().code_rows_min
+    config = IndexerConfig(
+        embedding=EmbeddingSettings(model=MODEL),
+        indexer=IndexerSettings(threads=1, code_rows_min=rows_min),
     )
-    return index
+    request = BuildRequest(corpus=corpus, index_dir=folder / "index", nlist=nlist)
+    build(request, config, SystemClock(), SilentProgress())
+    return folder / "index"
 
 
 def question(rng: random.Random) -> str:

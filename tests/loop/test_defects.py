@@ -95,6 +95,12 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_index(tmp_path_factory.mktemp("defects"), documents=60, nlist=4)
 
 
+@pytest.fixture(scope="module")
+def index_with_codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("codes")
+    return build_index(folder, documents=60, nlist=4, has_codes=True)
+
+
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[list[Any]]:
     """The log, which is not printed: tracebacks with all variables take seconds."""
@@ -241,10 +247,9 @@ def test_an_exception_of_the_search_thread_ends_all_that_it_searches_after_their
 
 @pytest.mark.parametrize("step", [each for each in STEPS if each.startswith("searcher.service:")])
 def test_a_query_of_a_scattered_group_ends_once_though_every_lane_meets_an_exception(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    index_with_codes: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
-    pipeline = Pipeline(index, {}, scatter=True)
+    pipeline = Pipeline(index_with_codes, {}, scatter=True)
     inject(monkeypatch, step, times=10**6)
     assert asked(pipeline) == 0
     assert ends(pipeline)[ID]["status"] == "failed"
