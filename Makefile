@@ -15,7 +15,7 @@ WORKERS ?= 3
 TEST_ENV := env -u PYTHONDONTWRITEBYTECODE
 export VENV PASSAGES CORPUS MODEL BOOTSTRAP
 
-.PHONY: help setup setup-vllm setup-bench model lint format test nightly mutate bench demo docs lock clean
+.PHONY: help setup setup-vllm model lint format test nightly mutate bench demo docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,7 +23,6 @@ help: ## this list
 
 setup: $(VENV)/.stamp-dev ## .venv with the services, the embedded broker, the demo's data and development tools
 setup-vllm: $(VENV)/.stamp-vllm model ## adds vLLM on the CPU and its model
-setup-bench: $(VENV)/.stamp-bench ## adds what the benchmarks compare with
 model: .carpool/models/smollm2-135m-instruct/config.json
 
 lint: setup ## ruff, mypy --strict, import-linter, the shape of the code and its lines, dead code
@@ -55,9 +54,6 @@ $(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt $(LOC
 	@touch $@
 $(VENV)/.stamp-vllm: $(LOCKS)/vllm.txt $(VENV)/.stamp-dev
 	$(LOCKS)/install $(VENV) $(LOCKS)/vllm.txt
-	@touch $@
-$(VENV)/.stamp-bench: $(LOCKS)/bench.txt $(VENV)/.stamp-dev
-	$(LOCKS)/install $(VENV) $(LOCKS)/bench.txt
 	@touch $@
 .carpool/models/smollm2-135m-instruct/config.json: $(VENV)/.stamp-vllm
 	$(BIN)/python deploy/demo/prepare_model.py

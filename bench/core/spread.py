@@ -58,12 +58,3 @@ def over_runs(values: Iterable[float]) -> Range | None:
     if not found:
         return None
     return Range(median=median(found), min=found[0], max=found[-1], count=len(found))
-
-
-def paired_ratio(of: Mapping[int, float], to: Mapping[int, float]) -> Range | None:
-    """Returns the range of `of[run] / to[run]` over the runs that both have.
-
-    A run whose divisor is 0 is left out. The two figures of a run were measured next to each
-    other, so a busy machine or another order of the data changes both.
-    """
-    return over_runs(of[run] / to[run] for run in sorted(of.keys() & to.keys()) if to[run])

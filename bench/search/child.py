@@ -1,96 +1,156 @@
-"""The process of one contestant: `python -m bench.search.child REQUEST.json`, in its cgroup."""
+"""The process of one contestant: `python -m bench.search.child REQUEST.json`, in its cgroup.
+
+Opens the contestant, then asks in a closed loop from a cold start.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
-import traceback
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
-from bench.search.contestants.contestant import ContestantError, Limits, SearchData
+from bench.core.spread import Spread, spread
+from bench.search.contestants.contestant import (
+    WINDOWS_AHEAD,
+    AskedWindow,
+    Contestant,
+    ContestantError,
+    Int64,
+    SearchData,
+)
 from bench.search.contestants.registry import ENTRIES
-from bench.search.measure import ContestantFigures, measure
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, ConfigError
 
-OUTCOME_NAME = "outcome.json"
-IDS_NAME = "ids.npy"
+FIGURES_NAME, ERROR_NAME, IDS_NAME = "figures.json", "error", "ids.npy"
 ARRAYS = ("queries", "probes", "earlier", "earlier_probes")
-PR_SET_PDEATHSIG = 1
 
 
 class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant to measure on a `SearchData`. `folder` has its arrays."""
+    """A contestant to measure. `arrays`: the folder with those of a `SearchData`, by their names.
+
+    `window`: queries that are asked at once.
+    """
 
     contestant: str
-    limits: Limits
+    window: int
+    memory_bytes: int | None
     index_dir: str
     prepared_dir: str
-    folder: str
-    top_k: int
-    spawned_us: int = 0
+    arrays: str
 
     def load(self) -> SearchData:
         """Returns the data. Of earlier questions only what is used is read."""
-        paths = {name: Path(self.folder, f"{name}.npy") for name in ARRAYS}
+
+        def array(name: str) -> Any:
+            path, is_mapped = Path(self.arrays, f"{name}.npy"), name.startswith("earlier")
+            return np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+
         return SearchData(
             index_dir=Path(self.index_dir),
             prepared_dir=Path(self.prepared_dir),
-            top_k=self.top_k,
-            queries=np.load(paths["queries"], allow_pickle=False),
-            probes=np.load(paths["probes"], allow_pickle=False),
-            earlier=np.load(paths["earlier"], mmap_mode="r", allow_pickle=False),
-            earlier_probes=np.load(paths["earlier_probes"], mmap_mode="r", allow_pickle=False),
+            memory_bytes=self.memory_bytes,
+            **{name: array(name) for name in ARRAYS},
         )
 
 
-class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a process. `is_bug`: the bench or the contestant is wrong, not a setting."""
+class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured in a contestant's process, of the closed loop.
 
-    figures: ContestantFigures | None = None
-    error: str = ""
-    is_bug: bool = False
+    Latencies are from the arrival of the window to the answer. `read_bytes`: by the kernel.
+    """
+
+    queries: int
+    latency_ms: Spread
+    duration_us: int
+    read_bytes: int
+
+    @property
+    def queries_per_s(self) -> float:
+        """Queries answered a second, from the first arrival to the last answer."""
+        return self.queries / max(self.duration_us, 1) * 1e6
 
 
-def main(request_path: Path) -> int:
-    """Measures, and writes outcome and ids beside the request; returns 0 also for a failure."""
-    _die_with_parent()
+def windows_of(data: SearchData, size: int) -> Iterator[AskedWindow]:
+    """Yields the queries of `data` in windows of `size`, the last one shorter if need be."""
+    starts = range(0, len(data.queries), size)
+    for start in starts:
+        ahead = [at for at in starts if start < at <= start + WINDOWS_AHEAD * size]
+        yield AskedWindow(
+            start,
+            data.queries[start : start + size],
+            data.probes[start : start + size],
+            tuple(data.probes[at : at + size] for at in ahead),
+        )
+
+
+def measure(
+    contestant: Contestant, data: SearchData, window_size: int
+) -> tuple[ContestantFigures, Int64]:
+    """Returns what was measured, and the ids that were found: (n, top_k) int64, -1 where none.
+
+    Raises `ContestantError` where a query has not exactly one answer of at most top_k ids, and what
+    the contestant raises.
+    """
+    contestant.open(data)
+    opened_bytes, began_us = process_read_bytes(), _now_us()
+    ids = np.full((len(data.queries), data.top_k), -1, np.int64)
+    latencies_us: list[int] = []
+    for window in windows_of(data, window_size):
+        asked_us = _now_us()
+        waiting = set(range(window.first, window.first + len(window.vectors)))
+        for number, rows in contestant.search(window):
+            latencies_us.append(_now_us() - asked_us)
+            if number not in waiting or len(rows) > data.top_k:
+                raise ContestantError(f"query {number} was not asked, or answered, or over top_k")
+            waiting.remove(number)
+            ids[number, : len(rows)] = rows
+        if waiting:
+            raise ContestantError(f"{len(waiting)} queries of a window were not answered")
+    figures = ContestantFigures(
+        queries=len(data.queries),
+        latency_ms=cast(Spread, spread(us / 1_000 for us in latencies_us)),
+        duration_us=_now_us() - began_us,
+        read_bytes=process_read_bytes() - opened_bytes,
+    )
+    return figures, ids
+
+
+def process_read_bytes() -> int:
+    """Returns the bytes that this process read from disk: page faults and O_DIRECT included.
+
+    Raises `ConfigError` where the kernel does not count them.
+    """
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError as error:
+        raise ConfigError(f"run on Linux with task I/O accounting: {error}") from error
+    return int(dict(line.split(": ", 1) for line in lines)["read_bytes"])
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1_000
+
+
+def main(request_path: Path) -> None:
+    """Measures, and writes figures and ids, or an error, beside the request."""
+    folder = request_path.parent
     request = msgspec.json.decode(request_path.read_bytes(), type=ChildRequest)
+    contestant = ENTRIES[request.contestant].load().make(request.contestant)
     try:
-        outcome = _measured(request, request_path.parent)
+        figures, ids = measure(contestant, request.load(), request.window)
     except (CarpoolError, ContestantError, MemoryError) as error:
-        outcome = ChildOutcome(
-            error=f"{type(error).__name__}: {error}", is_bug=isinstance(error, ContestantError)
-        )
-    except Exception as error:
-        traceback.print_exc()
-        outcome = ChildOutcome(error=f"{type(error).__name__}: {error}", is_bug=True)
-    (request_path.parent / OUTCOME_NAME).write_bytes(msgspec.json.encode(outcome))
-    return 0
-
-
-def _measured(request: ChildRequest, folder: Path) -> ChildOutcome:
-    contestant = ENTRIES[request.contestant].make()
-    try:
-        figures, ids = measure(
-            contestant, request.load(), request.limits, spawned_us=request.spawned_us
-        )
+        (folder / ERROR_NAME).write_text(f"{type(error).__name__}: {error}")
+    else:
+        np.save(folder / IDS_NAME, ids)
+        (folder / FIGURES_NAME).write_bytes(msgspec.json.encode(figures))
     finally:
         contestant.close()
-    np.save(folder / IDS_NAME, ids)
-    return ChildOutcome(figures=figures)
-
-
-def _die_with_parent() -> None:
-    """Makes the kernel kill this process when the bench ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
-        sys.exit("the bench has ended")
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    main(Path(sys.argv[1]))

@@ -14,21 +14,17 @@ from bench.core.options import JsonOption, NprobeOption
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What does each way of searching find, cost and need?
 
-    Runs every contestant alone in a process in a memory cgroup, from a cold start: page cache
-    dropped, loading counted. The loop is closed: the next window of questions comes when the last
-    one is answered. Bytes are the kernel's own count. A block of one seed and one window size runs
-    all contestants in a random order.
+    Runs every contestant alone in a process in a memory cgroup, from a cold start. The loop is
+    closed: the next window of questions comes when the last one is answered. Bytes are the kernel's
+    own count. A block of one seed and one window size runs all contestants in a random order.
 
     \b
     queries/s           from the first window's arrival to the last answer
-    x                   against the first contestant, paired by seed
     recall, at probes   share of the best of all rows, and of the probed clusters, that are found
-    first s             from the start of the process to the first answer
     peak MB             of the whole process, page cache included, by the kernel
 
-    docs/reference/bench-rules.md describes the contestants. After Ctrl-C the report has the cells
-    that are done. Ends with 1 when a promise is broken: bytes that disagree, an exact search that
-    misses, a failure but for lack of memory or time, no result.
+    docs/reference/bench-rules.md describes the contestants. Ends with 1 when a promise is broken:
+    an exact search that misses, a failure but for lack of memory or time, no result.
 
     Example:  carpool bench search --index my-index --questions questions.npy --memory 0.4
     """
@@ -48,8 +44,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--contestants",
             metavar="NAME,NAME",
-            help="Who takes part, such as carpool*,faiss-memory. Default: all that need no GPU and "
-            "no other package.",
+            help="Who takes part, such as carpool*,faiss-memory. Default: all that need no GPU.",
             show_default=False,
         ),
     ] = None
@@ -73,18 +68,12 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["cgroup", "none"],
         typer.Option(
             help="cgroup: the kernel enforces --memory, and counts (needs root). none: nothing "
-            "enforces it, and the report says so."
+            "enforces it, the page cache is not emptied, and the report says so."
         ),
     ] = "cgroup"
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Runs, each with another order of arrival.")
     ] = 3
-    cell_timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--cell-timeout", min=1, metavar="S", help="A cell that takes longer is timed out."
-        ),
-    ] = 1800.0
     questions: Annotated[
         list[Path],
         typer.Option(

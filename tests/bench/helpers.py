@@ -1,4 +1,4 @@
-"""What tests of benchmarks share: recorded records, and folders of evaluation data."""
+"""What tests of benchmarks share: recorded records, vectors, and folders of evaluation data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ LOAD = LoadSummary(
     behind_ms_max=0.0,
     first_error=None,
 )
+
+
+def unit_rows(rng: np.random.Generator, rows: int, dimension: int) -> npt.NDArray[np.float32]:
+    """Returns random rows of length one."""
+    vectors = rng.standard_normal((rows, dimension)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def received(key: str, record: Record, received_us: int = 0) -> ReceivedRecord:

@@ -1,1 +1,1 @@
-"""Ways to search that are compared: Carpool's modes, FAISS, LanceDB."""
+"""Ways to search that are compared: Carpool's modes, FAISS."""

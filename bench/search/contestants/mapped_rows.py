@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.data.clusters import read_clusters
 from bench.search.contestants.contestant import Float32, Int64
 from carpool.disk.document_rows import place_count
 from carpool.disk.index import OpenIndex
@@ -22,8 +23,6 @@ def write_rows(index: OpenIndex, path: Path) -> None:
 
     Reads the index once; needs memory for one cluster.
     """
-    from bench.data.clusters import read_clusters
-
     shape = (place_count(index.layout, index.extents), index.manifest.dimension)
     mapped = np.memmap(path, dtype="<f4", mode="w+", shape=shape)
     for cluster in read_clusters(index):
@@ -44,7 +43,7 @@ class MappedRows:
         """Yields the best `top_k` candidates of each query by exact score, best first. Blocks.
 
         `queries`: (n, dim) float32; `candidates`: (n, count) int64 row numbers, -1 where there is
-        none.
+        none. Ties are in the order of the numbers.
         """
         row_bytes = self._rows.shape[1] * self._rows.itemsize
         for start in (np.unique(candidates[candidates >= 0]) * row_bytes).tolist():
@@ -52,16 +51,4 @@ class MappedRows:
             self._map.madvise(mmap.MADV_WILLNEED, page, start + row_bytes - page)
         for query, proposed in zip(queries, candidates, strict=True):
             rows = proposed[proposed >= 0]
-            yield best_rows(rows, self._rows[rows] @ query, top_k)
-
-    def close(self) -> None:
-        """Unmaps the file."""
-        del self._rows
-        self._map.close()
-
-
-def best_rows(rows: Int64, scores: Float32, top_k: int) -> Int64:
-    """Returns the `top_k` of `rows` with the best `scores`, best first; ties by number. Pure."""
-    order = np.lexsort((rows, -scores))
-    best: Int64 = rows[order[:top_k]]
-    return best
+            yield rows[np.lexsort((rows, -(self._rows[rows] @ query)))[:top_k]]

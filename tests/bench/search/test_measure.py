@@ -1,4 +1,4 @@
-"""The measurement: windows, the audit of answers, phases, limits of caches."""
+"""The measurement: windows, and the audit of answers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from bench.search.child import measure, windows_of
 from bench.search.contestants.contestant import (
     AskedWindow,
     ContestantError,
     FoundRows,
-    Limits,
     SearchData,
 )
-from bench.search.measure import measure, monotonic_us, windows_of
 
 
 class Echo:
@@ -23,7 +22,7 @@ class Echo:
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
 
-    def open(self, data: SearchData, limits: Limits) -> None:
+    def open(self, data: SearchData) -> None:
         pass
 
     def search(self, window: AskedWindow) -> Iterator[FoundRows]:
@@ -36,23 +35,13 @@ class Echo:
             if self.fault == "repeats":
                 yield FoundRows(number, rows)
 
-    def bytes_read(self) -> int:
-        return 0
-
     def close(self) -> None:
         pass
 
 
-def run(contestant: Echo, data: SearchData) -> np.ndarray:
-    limits = Limits(memory_bytes=None, threads=1, window=8)
-    figures, ids = measure(contestant, data, limits, spawned_us=monotonic_us())
-    assert figures.queries == figures.latency_ms.count == 50
-    assert figures.first_answer_us > 0
-    return ids
-
-
 def test_every_answer_is_measured_and_kept(data: SearchData) -> None:
-    ids = run(Echo(), data)
+    figures, ids = measure(Echo(), data, 8)
+    assert figures.queries == figures.latency_ms.count == 50
     assert ids[:, 0].tolist() == list(range(50))
     assert (ids[:, 1:] == -1).all()
 
@@ -69,7 +58,7 @@ def test_a_contestant_that_breaks_the_rules_is_caught(
     data: SearchData, fault: str, error: str
 ) -> None:
     with pytest.raises(ContestantError, match=error):
-        run(Echo(fault), data)
+        measure(Echo(fault), data, 8)
 
 
 def test_a_window_shows_the_next_four(data: SearchData) -> None:
