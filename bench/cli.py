@@ -44,7 +44,7 @@ How many bytes on the GPU?     carpool bench paper vectorlite bytes --index DIR 
 Do plans read what they say?   carpool bench simulator --index DIR
 What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
 Does batch work delay others?  carpool bench priorities
-A figure of a paper, here?     carpool bench paper cagr 6 --index DIR
+A figure of a paper, here?     carpool bench paper cagr hits --index DIR
 More vectors than there are?   carpool bench data --out DIR
 What does exactly-once cost?   carpool bench overhead, throughput
 Is anything lost or repeated?  carpool bench chaos, torn

@@ -49,11 +49,9 @@ search() { # CORES: 2, as the machine of the other figures, then all
     --memory-held-by none --work "$work/search" --json "$out/search-$device-$1.json"
 }
 steps() { $front "$python" -m bench.gpu.llm_steps --device "$device" --json "$out/llm-steps.json"; }
-hot_set() { # the hot set that the model of the codes' times chooses, then the model's hit rates and times
-  for figure in bytes batches; do
-    taskset -c 0-1 "$python" -m carpool bench paper vectorlite $figure --index "$work/index" \
-      --questions "$work/grown/queries.npy" --nprobe "$nprobe" --rounds 8 --json "$out/hot-set-$figure.json"
-  done
+hot_set() { # the hot set that the model of the codes' times chooses
+  taskset -c 0-1 "$python" -m carpool bench paper vectorlite bytes --index "$work/index" \
+    --questions "$work/grown/queries.npy" --nprobe "$nprobe" --rounds 8 --json "$out/hot-set.json"
 }
 
 export -f setup index conformance scans search steps hot_set

@@ -6,17 +6,19 @@ import msgspec
 import typer
 
 from bench.core.command import command_of
-from bench.papers.aquapipe.options import SpeculationOptions
-from bench.papers.cagr.options import CagrOptions
-from bench.papers.ragcache.options import RagCacheOptions
-from bench.papers.vectorlite.options import VectorLiteOptions
+from bench.papers.options import (
+    CagrOptions,
+    RagCacheOptions,
+    SpeculationOptions,
+    VectorLiteOptions,
+)
 
 paper = typer.Typer(
     name="paper",
     no_args_is_help=True,
     help="""A figure of a paper: what it states, its algorithm run again, ours, and an oracle.
 
-Example:  carpool bench paper cagr 6 --index my-index --data DATA
+Example:  carpool bench paper cagr hits --index my-index --data DATA
 """,
 )
 PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {

@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.data.evaluation import CORPUS, EvaluationData, read_passages, read_vectors
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_passages, read_vectors
 from bench.data.trace import cluster_quickly
 from bench.simulator.warm_ups import Found
 from carpool.disk.centroids import probe
 from generator.settings import GeneratorSettings
 from indexer.plan.defaults import default_nprobe
 
-PASSAGES = 3
+PASSAGES, QUESTIONS = 3, 400
 CHARACTERS_A_TOKEN = 4.2
 PASSAGE_TOKENS = 10
 """The number of a passage and the lines around it."""
 
 
 def searches(
-    data: EvaluationData, *, source: str, questions: int, nlist: int, seed: int
+    data: EvaluationData, *, nlist: int, seed: int, questions: int = QUESTIONS
 ) -> Iterator[tuple[Found, ...]]:
-    """Yields what each of `questions` of a source has found. A search takes its bytes' time."""
+    """Yields what each of some questions has found. A search takes the time of its rows."""
     corpus = read_vectors(data.vectors_path(CORPUS))
-    vectors = read_vectors(data.vectors_path(f"queries-{source}"))
+    vectors = read_vectors(data.vectors_path(TRAFFIC))
     chosen = np.random.default_rng(seed).permutation(len(vectors))[:questions]
     centroids, clusters = cluster_quickly(corpus, nlist=nlist, seed=seed)
     rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]

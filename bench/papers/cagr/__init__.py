@@ -1,5 +1,4 @@
-"""CaGR-RAG's figures (2025): its algorithms with its settings and clock, and what Carpool does.
+"""CaGR-RAG (2025): its groups, cache and prefetch, counted in hits and bytes.
 
-*Invariant:* all methods find the same rows, with one reader of the disk and one scorer, so that
-only the algorithm differs. Absent on purpose: pictures, limits on the whole process, open loops.
+Absent on purpose: its latencies. They were measured once (docs/figures), with code that is in git.
 """

@@ -1,202 +1,156 @@
-"""Which runs a figure shows, and the report: what the paper states, the runs, and an oracle."""
+"""Hits and bytes of EdgeRAG, CaGR-RAG and Carpool for three datasets, and an oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
-from rich.table import Table
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
 from bench.core.run import begin
-from bench.core.spread import Spread
-from bench.data.evaluation import EvaluationData, find_data
+from bench.core.tables import table_of
+from bench.data.clusters import open_clusters
+from bench.data.evaluation import distinct_order, find_data, read_vectors
 from bench.data.index import BenchIndex
-from bench.papers.cagr.method import ClusterByCluster, Method
-from bench.papers.cagr.options import CagrOptions
-from bench.papers.cagr.overlap import BATCH, Overlap, overlap_of
-from bench.papers.cagr.published import Prefetch, PublishedSearch
-from bench.papers.cagr.run import FILES, Asker, RunFigures, load_questions
-from bench.papers.cagr.stated import STATED
+from bench.data.oracles import static_oracle_bytes
+from bench.papers.cagr.published import PublishedSearch
+from bench.papers.options import CagrOptions
+from bench.simulator.search_plane import PlanSimulation
+from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenIndex, open_index
-from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
+from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.open_exact import SLICE_BYTES_MAX, open_exact_plane
+from searcher.plan.cut import Slices
+from searcher.settings import SearcherSettings
 
+Int32 = npt.NDArray[np.int32]
+
+STATED = (
+    "Figure 4: CaGR-RAG stays over 60 % of hits, close to 100 % on hotpotqa; EdgeRAG drops to 0 % "
+    "at times on hotpotqa (section 4.2). Bytes: not stated"
+)
+DATASETS = ("queries-nq", "queries-hotpotqa", "claims-fever")
+"""The passages are those of the index."""
 NPROBE, ENTRIES, THETA = 10, 40, 0.5
+BATCH_MIN, BATCH_MAX = 20, 100
 """Section 4.1."""
-PREFETCHES: dict[str, Prefetch] = {"CaGR groups": "none", "CaGR": "after", "CaGR best": "beside"}
-"""The methods that search in groups."""
-METHODS = ("EdgeRAG", "CaGR", "CaGR best", "Carpool")
-
-
-class Run(msgspec.Struct, frozen=True):
-    """One method over the questions of one dataset. `theta`: of the methods with groups."""
-
-    dataset: str
-    method: str
-    nprobe: int = NPROBE
-    entries: int = ENTRIES
-    theta: float = THETA
-
-    def open(self, index: OpenIndex) -> Method:
-        """Returns the method, with no cluster in memory. Raises `ConfigError`."""
-        if max(self.nprobe, self.entries) > len(index.extents):
-            raise ConfigError(
-                f"the figure needs nprobe {self.nprobe} and a cache of {self.entries} clusters, "
-                f"and the index has {len(index.extents)}: name one of nlist 100, as in the paper"
-            )
-        if self.method == "Carpool":
-            return ClusterByCluster(index, entries=self.entries)
-        return PublishedSearch(
-            index,
-            entries=self.entries,
-            similarity_min=self.theta if self.method in PREFETCHES else None,
-            prefetch=PREFETCHES.get(self.method, "none"),
-        )
-
-
-THREE_SETS = tuple(Run(dataset, method) for dataset in FILES for method in METHODS)
-RUNS: dict[int, tuple[Run, ...]] = {
-    2: (
-        *(Run("hotpotqa", "EdgeRAG", nprobe, 50) for nprobe in (10, 20, 40)),
-        *(Run("hotpotqa", "Carpool", nprobe, 50) for nprobe in (10, 40)),
-    ),
-    4: THREE_SETS,
-    5: tuple(Run("hotpotqa", method) for method in METHODS),
-    6: THREE_SETS,
-    7: (
-        *(Run("hotpotqa", "CaGR groups", theta=theta) for theta in (0.1, 0.5, 0.9)),
-        *(Run("hotpotqa", "CaGR", theta=theta) for theta in (0.1, 0.5, 0.9)),
-        Run("hotpotqa", "Carpool"),
-    ),
+QUERIES = 800
+"""Of each dataset, at most."""
+EDGE_RAG = 2.0
+"""A theta that no two queries reach."""
+METHODS = {
+    "EdgeRAG": (EDGE_RAG, False),
+    "CaGR, theta 0.1": (0.1, True),
+    "CaGR, theta 0.5": (THETA, True),
+    "CaGR, theta 0.9": (0.9, True),
+    "CaGR, theta 0.5, no prefetch": (THETA, False),
 }
-"""The figures that show measurements of a search; Fig. 1 searches nothing, Fig. 3 is a drawing."""
+"""By name: theta, and whether there is a prefetch."""
 
 
-class MeasuredRun(msgspec.Struct, frozen=True):
-    """A run and what it measured."""
+class CagrRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a method. None: it has no such figure.
 
-    run: Run
-    figures: RunFigures
+    `hits`: the mean share of a query's clusters found in memory; `hits_least`: of one query.
+    `prefetched`: the share of the bytes. `groups`: in a batch.
+    """
+
+    mb_a_query: float
+    hits: float | None = None
+    hits_least: float | None = None
+    prefetched: float | None = None
+    groups: float | None = None
 
 
 def run(options: CagrOptions) -> bool:
-    """Measures and prints a figure; returns whether every promise was kept. Blocks for minutes."""
-    figure = options.figure
-    if figure not in (1, *RUNS):
-        raise ConfigError("which figure? Name 1, 2, 4, 5, 6 or 7")
-    run = begin("paper cagr", options)
-    data, index = find_data(options.data), open_index(options.index)
-    runs: list[MeasuredRun] = []
-    try:
-        with threadpool_limits(limits=1, user_api="blas"):
-            embedder = _embedder(index, options.model)
-            overlaps = _overlaps(index, embedder, data) if figure == 1 else []
-            for one in RUNS.get(figure, ()):
-                run.note(f"{one.dataset}, {one.method}, nprobe {one.nprobe}")
-                runs.append(MeasuredRun(one, _measured(one, index, embedder, data, options)))
-    finally:
-        index.close()
-    used = FILES if overlaps else dict.fromkeys(one.run.dataset for one in runs)
+    """Counts, prints and reports; returns whether every promise was kept. Raises `ConfigError`."""
+    begun = begin("paper cagr", options)
+    data, index = find_data(options.data), open_clusters(options.index)
+    nlist, dimension = index.centroids.shape
+    if nlist <= ENTRIES:
+        raise ConfigError(
+            f"the figure needs a cache of {ENTRIES} clusters, and the index has {nlist}: name one "
+            "of nlist 100, as in the paper"
+        )
+    found: dict[str, dict[str, CagrRow]] = {}
+    for name in DATASETS:
+        vectors = read_vectors(data.vectors_path(name))
+        if vectors.shape[1] != dimension:
+            raise ConfigError(f"the vectors of {name} are of another model than {options.index}")
+        asked = vectors[distinct_order(vectors, options.seed)[:QUERIES]]
+        found[name] = rows_of(index, probe(index.centroids, asked, NPROBE), options.seed)
+    ours, edge_rag = (
+        sum(rows[method].mb_a_query for rows in found.values()) for method in ("Carpool", "EdgeRAG")
+    )
 
     def show(console: Console) -> None:
-        console.print(_overlap_table(overlaps) if overlaps else _run_table(figure, runs))
-        for line in STATED[figure]:
-            console.print(f"the paper: {line}", soft_wrap=True)
+        console.print(f"The paper: {STATED}", soft_wrap=True)
+        for name, rows in found.items():
+            console.print(table_of(name, rows))
 
-    return run.finish(
+    return begun.finish(
         show,
-        promises={
-            "bytes by the kernel agree with our own count within 2 % or 16 MiB": all(
-                one.figures.bytes_agree for one in runs
-            )
-        },
-        results={"stated": STATED[figure], "runs": runs, "overlaps": overlaps},
-        data=tuple(data_file(data.questions_path(FILES[dataset])) for dataset in used),
+        promises={"Carpool reads at most half of the bytes of EdgeRAG": ours <= edge_rag / 2},
+        results=found,
+        data=tuple(data_file(data.vectors_path(name)) for name in DATASETS),
         index=BenchIndex(dir=index.dir, manifest=index.manifest).facts,
     )
 
 
-def _measured(
-    run: Run, index: OpenIndex, embedder: Embedder, data: EvaluationData, options: CagrOptions
-) -> RunFigures:
-    measured, warm_up = load_questions(data, run.dataset, options.queries)
-    method = run.open(index)
-    try:
-        asker = Asker(method, index, embedder, run.nprobe)
-        asker.warm_up(warm_up, np.random.default_rng([options.seed, 1]), options.warm_up_s)
-        return asker.measure(measured, np.random.default_rng(options.seed), run.entries)
-    finally:
-        method.close()
-
-
-def _overlaps(index: OpenIndex, embedder: Embedder, data: EvaluationData) -> list[Overlap]:
-    found = []
-    for dataset in FILES:
-        texts = load_questions(data, dataset, 5 * BATCH)[0]
-        if len(texts) < BATCH:
-            raise ConfigError(f"{dataset}: {len(texts)} questions do not make a batch of {BATCH}")
-        probes = probe(index.centroids, embedder.encode(texts), NPROBE)
-        found.append(overlap_of(dataset, probes, THETA))
-    return found
-
-
-def _embedder(index: OpenIndex, model: str | None) -> Embedder:
-    settings = EmbeddingSettings(model=model or index.manifest.embedding_model_name)
-    embedder = load_embedder(settings)
-    if embedder.fingerprint != index.manifest.embedding_model:
-        raise ConfigError(
-            f"{index.dir} was built with another embedding model than {settings.model!r} "
-            f"({index.manifest.embedding_model_name}): name that with --model"
+def rows_of(index: OpenIndex, probes: Int32, seed: int) -> dict[str, CagrRow]:
+    """Returns the figures of each method; all begin with nothing in memory."""
+    sizes = np.array([extent.size_bytes for extent in index.extents], np.int64)
+    asked, mb = list(batches(probes, np.random.default_rng(seed))), 1e6 * len(probes)
+    rows: dict[str, CagrRow] = {}
+    for name, (theta, is_ahead) in METHODS.items():
+        search = PublishedSearch(sizes.tolist(), entries=ENTRIES, theta=theta, prefetches=is_ahead)
+        for batch in asked:
+            search.search(batch.tolist())
+        hits = np.array(search.hits) / probes.shape[1]
+        read = search.bytes_read + search.prefetched_bytes
+        rows[name] = CagrRow(
+            mb_a_query=read / mb,
+            hits=float(hits.mean()),
+            hits_least=float(hits.min()),
+            prefetched=search.prefetched_bytes / read,
+            groups=search.groups / len(asked),
         )
-    embedder.encode(["A first call is slow."])
-    return embedder
+    budget_bytes = int(sizes.mean() * ENTRIES)
+    rows["Carpool"] = CagrRow(mb_a_query=our_bytes(index, asked, budget_bytes) / mb)
+    oracle_bytes = static_oracle_bytes(asked, sizes, budget_bytes)
+    rows["oracle: the best fixed clusters"] = CagrRow(mb_a_query=oracle_bytes / mb)
+    return rows
 
 
-def _run_table(figure: int, runs: list[MeasuredRun]) -> Table:
-    table = Table(title=f"Figure {figure}: ms by query (the paper's clock) and by batch")
-    columns: dict[str, Callable[[MeasuredRun], str]] = {
-        "dataset": lambda one: one.run.dataset,
-        "method": lambda one: one.run.method,
-        "nprobe": lambda one: str(one.run.nprobe),
-        "theta": lambda one: f"{one.run.theta:.0%}" if one.run.method in PREFETCHES else "-",
-        "groups": lambda one: f"{one.figures.groups:.1f}",
-        "hits (least)": lambda one: f"{one.figures.hits:.0%} ({one.figures.hits_least:.0%})",
-        "query mean, p50, p99": lambda one: _spread(one.figures.query_ms),
-        "batch mean, p50, p99": lambda one: _spread(one.figures.batch_ms),
-        "queries/s": lambda one: f"{one.figures.queries_per_s:,.1f}",
-        "MB a query": lambda one: f"{one.figures.bytes_a_query / 1e6:,.1f}",
-        "prefetched": lambda one: f"{one.figures.prefetched:.0%}",
-        "oracle MB": lambda one: f"{one.figures.oracle_bytes_a_query / 1e6:,.1f}",
-    }
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("dataset", "method") else "right")
-    for one in runs:
-        table.add_row(*(cell(one) for cell in columns.values()))
-    return table
+def batches(probes: Int32, rng: np.random.Generator) -> Iterator[Int32]:
+    """Yields batches of a random size, both bounds included (section 4.1, Traffic)."""
+    at = 0
+    while at < len(probes):
+        size = int(rng.integers(BATCH_MIN, BATCH_MAX + 1))
+        yield probes[at : at + size]
+        at += size
 
 
-def _spread(found: Spread | None) -> str:
-    return "-" if found is None else f"{found.mean:,.1f}, {found.p50:,.1f}, {found.p99:,.1f}"
+def our_bytes(index: OpenIndex, asked: Sequence[Int32], budget_bytes: int) -> int:
+    """Returns the bytes that the searcher's plan reads for batches.
 
-
-def _overlap_table(overlaps: list[Overlap]) -> Table:
-    headings = (
-        "questions,adjacent,any two,best of 99 others,best over 60 %,groups,distinct clusters"
-    )
-    table = Table(
-        *headings.split(","), title="Figure 1: overlap of the clusters of two questions, Jaccard"
-    )
-    for found in overlaps:
-        shares = (found.adjacent, found.any_pair, found.best, found.over_60)
-        table.add_row(
-            found.dataset,
-            *(f"{share:.1%}" for share in shares),
-            f"{found.groups:.1f}",
-            f"{found.distinct:.1f}",
-        )
-    return table
+    A batch is a window, and the plan knows nothing of the next ones.
+    """
+    settings = SearcherSettings(direct_io="auto", budget_bytes=budget_bytes)
+    plane = open_exact_plane(index, settings, Metrics(), SystemClock())
+    plane.close()
+    slices = Slices(index.extents, index.layout, SLICE_BYTES_MAX)
+    simulation = PlanSimulation(plane.planner, [each.size_bytes for each in slices.extents])
+    count = 0
+    for batch in asked:
+        wanted = [slices.of_all(tuple(map(ClusterId, one))) for one in batch.tolist()]
+        simulation.search(dict(enumerate(wanted, count)), {})
+        count += len(wanted)
+    plane.planner.check_integrity()
+    return simulation.bytes_read

@@ -9,15 +9,14 @@ from typing import get_args
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
-from bench.core.command import reported
 from bench.core.machine import data_file
 from bench.core.progress import Tell, progress_bars
 from bench.core.run import begin
+from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
+from bench.papers.options import RagCacheOptions
 from bench.papers.ragcache.cache_aware import Arrival, CacheAware
-from bench.papers.ragcache.options import RagCacheOptions
 from bench.papers.ragcache.prompts import Renderer
 from bench.papers.ragcache.streams import StreamName, make_stream, natural_stream
 from bench.simulator.prompt_cache import (
@@ -34,6 +33,8 @@ STATED = (
 )
 PASSAGES = 3
 BACKLOG = 1024
+PROMPTS = 3700
+"""Of each stream."""
 SIZE = CacheSize(blocks=727)
 """A vLLM with 1 GiB of KV cache for SmolLM2-135M: 728 blocks, of which it keeps one for itself."""
 SHARE_MIN: dict[StreamName, float] = {"natural": 0.14, "zipf": 0.65, "ragpulse": 0.20}
@@ -46,7 +47,6 @@ class OrderRow(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamName
     order: str
     cached_share: float
-    computed_per_answer: float
 
 
 OURS = "cached_prefix"
@@ -64,29 +64,30 @@ def run(options: RagCacheOptions) -> bool:
     """
     run = begin("ragcache orders", options)
     data = find_data(options.data)
-    model_dir = Path(options.llm or VllmSettings().model_dir)
     with progress_bars() as tell:
-        rows = asyncio.run(measure(data, model_dir, options.prompts, options.seed, tell))
-    files = (data.corpus_path, data.questions_path(TRAFFIC))
-    vectors = (data.vectors_path(CORPUS), data.vectors_path(TRAFFIC))
+        rows = asyncio.run(measure(data, options.seed, tell))
+    paths = (
+        data.corpus_path,
+        data.questions_path(TRAFFIC),
+        data.vectors_path(CORPUS),
+        data.vectors_path(TRAFFIC),
+    )
     return run.finish(
         lambda console: print_rows(console, rows),
-        settings=reported(msgspec.structs.replace(options, llm=model_dir.name)),
         promises=promises_of(rows),
         results=rows,
-        data=tuple(map(data_file, (*files, *vectors))),
+        data=tuple(map(data_file, paths)),
     )
 
 
-async def measure(
-    data: EvaluationData, model_dir: Path, prompts: int, seed: int, tell: Tell
-) -> list[OrderRow]:
+async def measure(data: EvaluationData, seed: int, tell: Tell) -> list[OrderRow]:
     """Returns a row for each stream and order."""
     natural = natural_stream(data, passages=PASSAGES)
+    model_dir = Path(VllmSettings().model_dir)
     renderer = Renderer(data, model_dir, block_tokens=SIZE.block_tokens)
     rows: list[OrderRow] = []
     for stream in get_args(StreamName):
-        asks = make_stream(stream, natural, asks=prompts, seed=seed)
+        asks = make_stream(stream, natural, asks=PROMPTS, seed=seed)
         rendered = [await renderer.render(ask) for ask in asks]
         found = {}
         for number, (order, prefixes) in enumerate(ORDERS.items(), 1):
@@ -94,12 +95,7 @@ async def measure(
             tell(stream, number, len(ORDERS))
         found["oracle"] = computed_once(rendered, SIZE.block_tokens)
         rows += (
-            OrderRow(
-                stream=stream,
-                order=order,
-                cached_share=each.cached_share,
-                computed_per_answer=each.computed / prompts,
-            )
+            OrderRow(stream=stream, order=order, cached_share=each.cached_share)
             for order, each in found.items()
         )
     return rows
@@ -117,12 +113,10 @@ def promises_of(rows: Sequence[OrderRow]) -> dict[str, bool]:
 
 
 def print_rows(console: Console, rows: Sequence[OrderRow]) -> None:
-    """Prints what the paper states, and a line for each order."""
+    """Prints what the paper states, and a column for each stream."""
     console.print(STATED)
-    title = f"Cached share of the prompt tokens; computed tokens an answer; a backlog of {BACKLOG}"
-    table = Table("order", *get_args(StreamName), title=title)
-    for order in (*ORDERS, "oracle"):
-        some = (row for row in rows if row.order == order)
-        cells = (f"{row.cached_share:.1%}; {row.computed_per_answer:.0f}" for row in some)
-        table.add_row(order, *cells)
-    console.print(table)
+    shares: dict[str, dict[str, float]] = {}
+    for row in rows:
+        shares.setdefault(row.stream, {})[row.order] = row.cached_share
+    title = f"Cached share of the prompt tokens, with a backlog of {BACKLOG}"
+    console.print(table_of(title, shares))

@@ -25,14 +25,14 @@ SEGMENTS_MAX = 100_000
 class Renderer:
     """Renders each ask once, whatever streams and orders it is in. For one event loop.
 
-    Raises `ConfigError` for a folder without a tokenizer that has a chat template.
+    Raises `ConfigError` for a folder without a tokenizer.
     """
 
     def __init__(self, data: EvaluationData, model_dir: Path, *, block_tokens: int) -> None:
         from transformers import AutoTokenizer  # seconds to import
 
         if not (model_dir / "tokenizer.json").is_file():
-            raise ConfigError(f"{model_dir} has no tokenizer.json; name a chat model with --llm")
+            raise ConfigError(f"{model_dir} has no tokenizer.json; make it with make setup-vllm")
         tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
 
         async def tokenize(body: Mapping[str, Any]) -> Sequence[int]:

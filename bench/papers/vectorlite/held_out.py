@@ -6,6 +6,8 @@ question takes the time of its misses.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,14 +34,6 @@ class HeldOut:
         self._nlist = len(clusters)
         self._seed = seed
 
-    def hit_rates(self, clusters: int, batch: int) -> Float64:
-        """Returns the hit rates of drawn batches, for the hottest `clusters`: (`DRAWS`, batch)."""
-        drawn = np.random.default_rng([self._seed, batch]).integers(
-            len(self._places), size=(DRAWS, batch)
-        )
-        rates: Float64 = (self._places < clusters).mean(axis=1)[drawn]
-        return rates
-
     def meets(
         self, times: SearchTimes, clusters: int, *, target_us: float, queries_per_s: float
     ) -> bool:
@@ -48,8 +42,10 @@ class HeldOut:
         Twice the mean time of the drawn batches is within `target_us`, because a question waits for
         its batch as long as it is searched. A target of 0 is none.
         """
+        misses_of = (self._places >= clusters).mean(axis=1)
         for batch in BATCHES:
-            misses = 1 - self.hit_rates(clusters, batch)
+            random = np.random.default_rng([self._seed, batch])
+            misses = misses_of[random.integers(len(misses_of), size=(DRAWS, batch))]
             scans_us = times.scan_us * float(last_scan(misses, times.threads).mean())
             took_us = times.fixed_us + times.other_us * batch + scans_us
             is_soon = not target_us or 2 * took_us <= target_us
@@ -62,14 +58,10 @@ class HeldOut:
 
         Bisects: the batches are the same, so that more clusters take less time.
         """
-        low, high = -1, self._nlist
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.meets(times, middle, target_us=target_us, queries_per_s=queries_per_s):
-                high = middle
-            else:
-                low = middle
-        return high
+        target = {"target_us": target_us, "queries_per_s": queries_per_s}
+        return bisect_left(
+            range(self._nlist), True, key=lambda clusters: self.meets(times, clusters, **target)
+        )
 
 
 def last_scan(misses: Float64, threads: int) -> Float64:

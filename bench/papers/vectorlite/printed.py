@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from searcher.plan.beta_binomial import BetaBinomial
 from searcher.plan.hot_set import BATCH_MAX, NestedHotSets
 from searcher.plan.search_times import SearchTimes
@@ -41,11 +43,8 @@ def clusters_as_printed(
         is_soon = not target_us or 2 * took_us <= target_us  # Eq. 9
         return is_soon and batch * 1e6 / took_us >= queries_per_s  # Eq. 6 and 7
 
-    low, high = -1, len(sets.clusters)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if any(meets(middle, batch) for batch in range(1, BATCH_MAX + 1)):
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisect_left(
+        range(len(sets.clusters)),
+        True,
+        key=lambda clusters: any(meets(clusters, batch) for batch in range(1, BATCH_MAX + 1)),
+    )

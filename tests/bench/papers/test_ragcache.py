@@ -47,7 +47,7 @@ def test_streams_repeat_as_they_should() -> None:
 
 
 def test_the_promises_are_of_our_row() -> None:
-    row = OrderRow(order=OURS, stream="zipf", cached_share=0.65, computed_per_answer=1)
+    row = OrderRow(order=OURS, stream="zipf", cached_share=0.65)
     changed = msgspec.structs.replace
     assert list(promises_of([row]).values()) == [True]
     assert list(promises_of([changed(row, cached_share=0.64)]).values()) == [False]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
+import msgspec
 import pytest
 
 from bench.data.evaluation import find_data
@@ -13,7 +13,7 @@ from bench.papers.aquapipe.searches import PASSAGES, searches
 from bench.papers.aquapipe.speculation import PolicyRow, promises_of
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
-from bench.simulator.warm_ups import ScoredDraft, WarmUpFigures, WarmUpLoad
+from bench.simulator.warm_ups import ScoredDraft, WarmUpFigures
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
     EngineLoad,
@@ -94,32 +94,22 @@ def test_hedrarag_fills_the_server_with_the_closest_first() -> None:
     assert policy.step(answered, two) == (start("ab", "near"), start("ab", "middle"))
 
 
-def kept(*, in_vain: float = 0.2, warm_ups: float = 1.0, **fields: Any) -> list[bool]:
-    """The promises of one row, of searches of a second by `likely` if nothing is said.
-
-    In order: saved and in vain for 0.5 s, saved and in vain for 1 s, no warm-up at 6 ms.
-    """
-    figures = WarmUpFigures(saved=0.5, in_vain=in_vain, ttft_ms=1, warm_ups_a_question=warm_ups)
-    load = WarmUpLoad(search_us=fields.pop("search_us", 1_000_000), clients=1)
-    given = {"nlist": 100, "policy": "likely", "figures": figures, "of_oracle": 0.9}
-    return list(promises_of([PolicyRow(load=load, **given | fields)]).values())
-
-
-def test_each_promise_is_broken_by_the_row_that_is_promised() -> None:
-    assert kept() == [True] * 5
-    assert kept(of_oracle=0.89) == [True, True, False, True, True]
-    assert kept(in_vain=0.26) == [True, True, True, False, True]
-    assert kept(search_us=500_000, of_oracle=0.7) == [True] * 5
-    assert kept(search_us=500_000, of_oracle=0.69, in_vain=0.26) == [False, False, True, True, True]
-    assert kept(policy="ragcache", of_oracle=0.1, in_vain=0.9) == [True] * 5
-    assert kept(policy="auto", search_us=6_000) == [True, True, True, True, False]
-    assert kept(policy="auto", search_us=6_000, warm_ups=0.0) == [True] * 5
+def test_the_promises_are_of_the_row_of_the_default() -> None:
+    figures = WarmUpFigures(saved=0.5, in_vain=0.2, ttft_ms=1, warm_ups_a_question=1.0)
+    row = PolicyRow(nlist=100, search_us=1_000_000, policy="auto", figures=figures, of_oracle=0.75)
+    changed = msgspec.structs.replace
+    wasteful = changed(figures, in_vain=0.21)
+    assert list(promises_of([row]).values()) == [True]
+    assert list(promises_of([changed(row, of_oracle=0.74)]).values()) == [False]
+    assert list(promises_of([changed(row, figures=wasteful)]).values()) == [False]
+    assert list(promises_of([changed(row, of_oracle=0.6, search_us=500_000)]).values()) == [True]
+    assert promises_of([changed(row, policy="ragcache")]) == {}
 
 
 @pytest.mark.data
 def test_a_search_ends_with_the_best_of_all_probed_rows() -> None:
     data = find_data(None)
-    (found,) = searches(data, source="nq", questions=1, nlist=4, seed=0)
+    (found,) = searches(data, questions=1, nlist=4, seed=0)
     assert [len(each.passages) for each in found] == [PASSAGES] * len(found)
     assert found[-1].at == 1
     best = [max(each.scores) for each in found]
