@@ -1,4 +1,4 @@
-"""The options of `carpool bench chaos`, `torn`, `rebalance`. A docstring is the command's help."""
+"""The options of `carpool bench chaos` and `torn`. A docstring is the command's help."""
 
 from __future__ import annotations
 
@@ -62,17 +62,13 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
             help="Run services with this defect, under a load and faults of its own.",
         ),
     ] = None
-    shipped: Annotated[
-        bool,
-        typer.Option("--shipped", help="With --mutant: the same run without the defect."),
-    ] = False
 
 
 class TornOptions(ServiceOptions, frozen=True, kw_only=True):
     """Can the delayed end of a transaction end the next one, and lose or repeat work?
 
-    Starts brokers of Apache Kafka from KAFKA_HOME, each behind a proxy, and for each a member that
-    copies records exactly once. The proxy holds a request that ends a transaction, cuts the
+    Starts four brokers of Apache Kafka from KAFKA_HOME, each behind a proxy, and for each a member
+    that copies records exactly once. The proxy holds a request that ends a transaction, cuts the
     connection, and releases the request in the next transaction: after its records, or, with a kill
     of the member, before them. At the end every copy is read as a consumer of committed records
     reads it.
@@ -88,6 +84,3 @@ class TornOptions(ServiceOptions, frozen=True, kw_only=True):
     kills: Annotated[
         int, typer.Option("--kills", min=0, help="Of these, with a kill of the member.")
     ] = 200
-    brokers: Annotated[
-        int, typer.Option("--brokers", min=1, help="Independent brokers that run side by side.")
-    ] = 4

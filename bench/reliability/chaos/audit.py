@@ -6,8 +6,8 @@ names. Topics of the class `batch` count as those of the class `interactive`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -43,16 +43,21 @@ READ = (*(name for names in INPUTS.values() for name in names), SCANS.name, ANSW
 """The topics that are read."""
 INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
 EXAMPLES_MAX = 20
+FAILED = "failed without a cause in the load"
+OTHER_PASSAGES = "other passages than without faults"
+OTHER_TEXT = "another text than that of its question"
+AGAIN = "generated again"
+WRONG_ANSWERS = (FAILED, OTHER_PASSAGES, OTHER_TEXT, AGAIN)
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answers must be. `passages`: the right ids by query id. `texts`: of a query id.
+    """What the answers must be. `passages`: the right ids by query id; `texts`: the right text.
 
     `dead`: ids that fail until they are replayed. `withdrawn`: ids that may end as `cancelled`.
     """
 
     passages: Mapping[str, Sequence[str]]
-    texts: Callable[[str], Iterable[str | None]]
+    texts: Mapping[str, str]
     dead: Collection[str] = ()
     withdrawn: Collection[str] = ()
 
@@ -60,27 +65,20 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """The counts over all input records.
 
-    `retries`: records that a service wrote to try a query again. `letters` and `replays`: dead
-    letters, and records that replayed one. `removed`: without an answer, because the run removed
-    records of them. `scans_owed`: by lanes of scattered groups, to the homes of their queries.
-    `generated`: `ok` answers that repeat no other. `reused`: ids that have only the answer to an
-    equal prompt. `failed_as_meant`: as the load wanted. `slowest_s`: the longest time from a
-    question to its answer. `wrong`: how many of each kind. `violations`: up to 20 of each kind,
-    with the places where the record was seen.
+    `statuses`: of the answers. `letters` and `replays`: dead letters, and records that replayed
+    one. `removed`: without an answer, because the run removed records of them. `generated`: `ok`
+    answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
+    `slowest_s`: the longest time from a question to its answer. `wrong`: how many of each kind.
+    `violations`: up to 20 of each kind, with the places where the record was seen.
     """
 
     published: int
     statuses: dict[str, int]
-    retries: int
     letters: int
     replays: int
     removed: int
-    scans_owed: int
     generated: int
-    replayed: int
     reused: int
-    cancelled: int
-    failed_as_meant: int
     slowest_s: float
     wrong: dict[str, int]
     violations: tuple[str, ...]
@@ -98,7 +96,6 @@ class TopicAudit:
         self._replays: dict[str, bytes] = {}
         self._retries: Counter[tuple[str, bytes]] = Counter()
         self._scans: Counter[tuple[str, str, int, int]] = Counter()
-        self._scans_owed: set[tuple[str, str, int, int]] = set()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
         self._answers: dict[str, tuple[Answer, int]] = {}
@@ -145,14 +142,8 @@ class TopicAudit:
     def _group(self, group: Group, place: str) -> None:
         for part, grouped in enumerate(group.queries):
             home = lane_of(grouped.clusters[0], group.lane_count)
-            lanes = {lane_of(cluster, group.lane_count) for cluster in grouped.clusters}
-            if group.is_scattered and home != group.lane:  # every lane has the group
-                if group.lane in lanes:
-                    name = (grouped.source.place, group.grouper, group.window_id, group.lane)
-                    self._scans_owed.add(name)
-                continue
-            where = f"{place}, part {part} by {group.grouper}"
-            self._note(GROUPS.name, grouped.source, where)
+            if home == group.lane or not group.is_scattered:  # every lane has a scattered group
+                self._note(GROUPS.name, grouped.source, f"{place}, part {part} by {group.grouper}")
 
     def _note(self, topic: str, source: Source | None, place: str) -> None:
         record = "nowhere" if source is None else source.place
@@ -182,39 +173,28 @@ class TopicAudit:
         ok = [each for each in answers if each.status == "ok"]
         own = {each.query_id for each in ok if not each.replayed}
         unanswered = self._query_ids.keys() - self._seen[ANSWERS.name].keys()
-        wrong = self._wrong(wanted, unanswered - set(removed)) | self._wrong_answers()
+        wrong = self._wrong(unanswered - set(removed)) | self._wrong_answers()
         more = {
             "unpublished": (wanted - self._asked).total(),
             "published twice": (self._asked - wanted).total(),
             "twice: retries": sum(count - 1 for count in self._retries.values()),
             "twice: replays": len(self._replays) - len(set(self._replays.values())),
             f"twice: {SCANS.name}": sum(count - 1 for count in self._scans.values()),
-            "scans missing": len(self._scans_owed - self._scans.keys()),
         }
+        waits_ms = (
+            written_ms - answer.source.timestamp_ms
+            for answer, written_ms in self._answers.values()
+            if answer.source
+        )
         return AuditResult(
             published=len(self._query_ids),
             statuses=dict(sorted(Counter(each.status for each in answers).items())),
-            retries=self._retries.total(),
             letters=self._letters,
             replays=len(self._replays),
             removed=len(unanswered & set(removed)),
-            scans_owed=len(self._scans_owed),
             generated=sum(not each.replayed for each in ok),
-            replayed=sum(each.replayed for each in ok),
             reused=len({each.query_id for each in ok} - own),
-            cancelled=sum(each.status == "cancelled" for each in answers),
-            failed_as_meant=sum(
-                each.status not in ("ok", "cancelled") and self._may_fail(record, each)
-                for record, (each, _) in self._answers.items()
-            ),
-            slowest_s=max(
-                (
-                    written_ms - (answer.source.timestamp_ms if answer.source else written_ms)
-                    for answer, written_ms in self._answers.values()
-                ),
-                default=0,
-            )
-            / 1_000,
+            slowest_s=max(waits_ms, default=0) / 1_000,
             wrong={what: len(records) for what, records in wrong.items()} | more,
             violations=tuple(
                 self._violation(what, record)
@@ -223,17 +203,13 @@ class TopicAudit:
             ),
         )
 
-    def _wrong(self, wanted: Counter[str], lost: Collection[str]) -> dict[str, list[str]]:
+    def _wrong(self, lost: Collection[str]) -> dict[str, list[str]]:
         """Returns the input records with a wrong number of records, by what is wrong."""
         tries = Counter(first for first, _ in self._retries)
         later = {record for topic in WAY[1:] for record in self._seen[topic]}
-        too_often = (self._asked - wanted).keys()
         wrong = {
             "lost": sorted(lost),
             "never published": sorted(later - self._query_ids.keys()),
-            "published twice": [
-                record for record, name in self._query_ids.items() if name in too_often
-            ],
         }
         for topic in WAY[1:]:
             found = self._seen[topic].items()
@@ -245,47 +221,31 @@ class TopicAudit:
 
     def _wrong_answers(self) -> dict[str, list[str]]:
         """Returns the input records with a wrong answer, by what is wrong."""
-        expected = self._expected
-        wrong: dict[str, list[str]] = {
-            "failed without a cause in the load": [],
-            "other passages than without faults": [],
-            "another text than that of its question": [],
-        }
-        failed, passages, texts = wrong.values()
-        ok: dict[str, list[str]] = defaultdict(list)
+        expected, generated = self._expected, set[str]()
+        wrong: dict[str, list[str]] = {what: [] for what in WRONG_ANSWERS}
         for record, (answer, _) in self._answers.items():
             query_id, is_ok = answer.query_id, answer.status == "ok"
             if record not in self._query_ids:
                 continue
-            if is_ok:
-                ok[query_id].append(record)
-                if [each.id for each in answer.retrieved] != list(expected.passages[query_id]):
-                    passages.append(record)
-            elif not self._may_fail(record, answer):
-                failed.append(record)
-            if (is_ok or answer.answer is not None) and answer.answer not in expected.texts(
-                query_id
+            if not is_ok and not self._may_fail(record, answer):
+                wrong[FAILED].append(record)
+            if is_ok and [each.id for each in answer.retrieved] != list(
+                expected.passages[query_id]
             ):
-                texts.append(record)
-        wrong["generated again"] = [
-            record for records in ok.values() for record in self._again(records)
-        ]
+                wrong[OTHER_PASSAGES].append(record)
+            has_text = is_ok or answer.answer is not None
+            if has_text and answer.answer != expected.texts[query_id]:
+                wrong[OTHER_TEXT].append(record)
+            if is_ok and not answer.replayed:
+                if query_id in generated:
+                    wrong[AGAIN].append(record)
+                generated.add(query_id)
         return wrong
 
     def _may_fail(self, record: str, answer: Answer) -> bool:
         if answer.status == "cancelled":
             return answer.query_id in self._expected.withdrawn
         return answer.query_id in self._expected.dead and record not in self._replays
-
-    def _again(self, records: Sequence[str]) -> list[str]:
-        """Returns the `ok` answers of an id beyond the first that are not a replay of it."""
-        answers = {record: self._answers[record][0] for record in records}
-        first = [record for record in records if not answers[record].replayed]
-        text = answers[first[0] if first else records[0]].answer
-        other = [
-            each for each in records if answers[each].replayed and answers[each].answer != text
-        ]
-        return first[1:] + other
 
     def _violation(self, what: str, record: str) -> str:
         seen = {topic: self._seen[topic].get(record, []) for topic in WAY}

@@ -11,15 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import msgspec
 
-from bench.reliability.chaos.network import NetworkFaults
+from bench.reliability.chaos.live import LiveRun
 from bench.reliability.chaos.plan import KINDS, Kind, PlannedFault
-from bench.reliability.chaos.states import StateFaults
-from bench.reliability.chaos.supervisor import ProcessSupervisor
-from carpool.testing.transactions import DescribedTransaction
 
 SETTLE_S = 0.01
 """After a pause, the brokers handle what the victim had sent before its transaction is read."""
@@ -29,29 +25,13 @@ HORIZON_S = 30.0
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that counted.
-
-    `in_flight`: records or requests that the victim had in flight; for a broker or a network,
-    unanswered questions. `answers`: read until then. `in_transaction`: the victim's was open.
-    """
+    """A fault that counted. `answers`: read until then. `in_transaction`: the victim's was open."""
 
     at_s: float
     kind: Kind
     victim: str
-    in_flight: int
     answers: int
     in_transaction: bool
-
-
-class RunState(Protocol):
-    """What the injector reads of the run, see `LiveRun`."""
-
-    def now_s(self) -> float: ...
-    def published(self) -> int: ...
-    def answered(self) -> int: ...
-    def in_flight(self, member: str) -> int: ...
-    def transaction(self, member: str) -> DescribedTransaction | None: ...
-    def brokers_are_whole(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -59,10 +39,7 @@ class FaultInjector:
     """Injects the faults of a plan. The caller steps the supervisor between two steps."""
 
     pending: list[PlannedFault]
-    supervisor: ProcessSupervisor
-    network: NetworkFaults
-    states: StateFaults
-    run: RunState
+    run: LiveRun
     rng: random.Random
     sleep: Callable[[float], None] = time.sleep
     injected: list[InjectedFault] = field(default_factory=list)
@@ -75,49 +52,49 @@ class FaultInjector:
         ):
             return
         for fault in [fault for fault in self.pending if fault.at_s <= now_s]:
-            if self._inject(fault):
+            if found := self._inject(fault):
+                victim, is_open = found
                 self.pending.remove(fault)
+                self.injected.append(
+                    InjectedFault(
+                        at_s=self.run.now_s(),
+                        kind=fault.kind,
+                        victim=victim,
+                        answers=self.run.answered(),
+                        in_transaction=is_open,
+                    )
+                )
                 return
 
-    def _inject(self, fault: PlannedFault) -> bool:
-        unanswered = self.run.published() - self.run.answered()
+    def _inject(self, fault: PlannedFault) -> tuple[str, bool] | None:
+        """Returns the victim, and whether its transaction was open; None: it does not count now."""
+        run, hits = self.run, KINDS[fault.kind].hits
+        is_calm = run.network.is_whole and run.states.is_whole
         if fault.sort == "network faults":
-            if not self.network.is_whole:
-                return False
-            found = self.network.inject(fault, self.run.now_s())
-            return found is not None and self._note(fault, found, unanswered)
-        if fault.sort == "changes of the deployment":
-            if not self._is_whole():
-                return False
-            found = self.states.inject(fault, self.run.now_s())
-            return found is not None and self._note(fault, found, unanswered)
-        if KINDS[fault.kind].hits == "brokers":
-            return self._is_whole() and self._hit(fault, fault.victims[0], unanswered)
+            found = run.network.inject(fault, run.now_s()) if run.network.is_whole else None
+            return (found, False) if found else None
+        if fault.sort == "changes of the deployment" or hits == "brokers":
+            if not (is_calm and run.brokers_are_whole()):
+                return None
+            if hits == "brokers":
+                return self._hit(fault, fault.victims[0])
+            found = run.states.inject(fault, run.now_s())
+            return (found, False) if found else None
         for victim in fault.victims:
-            if self.supervisor.is_up(victim) and (in_flight := self.run.in_flight(victim)):
-                if KINDS[fault.kind].hits == "members":
-                    return self._hit_member(fault, victim, in_flight)
-                return self._hit(fault, victim, in_flight)
-        return False
-
-    def _is_whole(self) -> bool:
-        is_calm = self.network.is_whole and self.states.is_whole
-        return is_calm and self.run.brokers_are_whole()
+            if run.supervisor.is_up(victim) and run.in_flight(victim):
+                return (self._hit_member if hits == "members" else self._hit)(fault, victim)
+        return None
 
     def _hit(
-        self, fault: PlannedFault, victim: str, in_flight: int, in_transaction: bool = False
-    ) -> bool:
-        process = self.supervisor.processes[victim].process
-        if fault.kind.startswith("pause"):
-            process.pause()
-            self.supervisor.note(victim, "paused", self.run.now_s(), fault.down_s)
-        else:
-            process.kill()
-            self.supervisor.note(victim, "dead", self.run.now_s(), fault.down_s)
-        return self._note(fault, victim, in_flight, in_transaction)
+        self, fault: PlannedFault, victim: str, in_transaction: bool = False
+    ) -> tuple[str, bool]:
+        supervisor = self.run.supervisor
+        act = supervisor.pause if fault.kind.startswith("pause") else supervisor.kill
+        act(victim, self.run.now_s() + fault.down_s)
+        return victim, in_transaction
 
-    def _hit_member(self, fault: PlannedFault, victim: str, in_flight: int) -> bool:
-        process = self.supervisor.processes[victim].process
+    def _hit_member(self, fault: PlannedFault, victim: str) -> tuple[str, bool] | None:
+        process = self.run.supervisor.processes[victim].process
         needs_open = fault.kind == "kill in a transaction"
         for _ in range(TRIES_MAX if needs_open else 1):
             process.pause()
@@ -125,25 +102,10 @@ class FaultInjector:
             transaction = self.run.transaction(victim)
             is_open = transaction is not None and transaction.is_open
             if is_open or not needs_open:
-                return self._hit(fault, victim, in_flight, is_open)
+                return self._hit(fault, victim, is_open)
             process.resume()
             self.sleep(self.rng.uniform(0.0, 0.03))
-        return False
-
-    def _note(
-        self, fault: PlannedFault, victim: str, in_flight: int, in_transaction: bool = False
-    ) -> bool:
-        self.injected.append(
-            InjectedFault(
-                at_s=self.run.now_s(),
-                kind=fault.kind,
-                victim=victim,
-                in_flight=in_flight,
-                answers=self.run.answered(),
-                in_transaction=in_transaction,
-            )
-        )
-        return True
+        return None
 
 
 def quiet_after_s(

@@ -27,6 +27,7 @@ STEP_S = 0.05
 BROKERS = ("broker-1", "broker-2", "broker-3")
 INSTANCES = tuple(name for service in SERVICES for name in member_names(service, MEMBERS))
 """The names of the services' processes: their instance ids too."""
+LLM_SERVERS = member_names("llm", 2)
 
 
 @dataclass(slots=True, kw_only=True)

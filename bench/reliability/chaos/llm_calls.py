@@ -31,15 +31,11 @@ class StandInRequests(msgspec.Struct, frozen=True, kw_only=True):
 
         And the completed `warm_ups`: these only warm the prefix cache, and are no others.
         """
-
-        def warm_ups(ids: Mapping[str, int]) -> int:
-            return sum(count for id, count in ids.items() if id.endswith(WARM_UP))
-
-        return Counter(
-            started=self.started - warm_ups(self.started_by_id),
-            faulted=self.faulted,
-            warm_ups=warm_ups(self.completed_by_id),
+        begun, completed = (
+            sum(count for id, count in ids.items() if id.endswith(WARM_UP))
+            for ids in (self.started_by_id, self.completed_by_id)
         )
+        return Counter(started=self.started - begun, faulted=self.faulted, warm_ups=completed)
 
 
 class LlmStandIn:

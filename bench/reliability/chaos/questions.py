@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -22,6 +21,7 @@ from generator.plan.prompt import fill
 from generator.prompts import load_templates
 from generator.settings import GeneratorSettings
 from producers.read_questions import Question
+from schemas.retrieval import Hit
 from searcher.local import LocalSearcher
 
 TOP_K = 3
@@ -79,11 +79,6 @@ class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
     def texts(self) -> dict[str, str]:
         """The text of each question by id."""
         return {str(each.id): each.text or "" for each in (*self.interactive, *self.batch)}
-
-    @property
-    def has_equal_texts(self) -> bool:
-        """Whether two ids ask the same."""
-        return len(set(self.texts.values())) < len(self.texts)
 
 
 def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> ChaosQuestions:
@@ -154,27 +149,27 @@ def drawn_questions(
         for row, (question, _) in enumerate(given)
     ]
     questions = chaos_questions(asked, seed, shares)
-    passages = {query_id: given[row][1] for query_id, row in questions.rows.items()}
-    texts, prompts = questions.texts, GeneratorSettings()
-    template = load_templates(prompts)[prompts.template]
-
-    def right_texts(query_id: str) -> Iterator[str]:
-        # What the stand-in writes for the question's prompt, which may have its passages in any
-        # order; that of the scores is first.
-        for hits in permutations(passages[query_id]):
-            prompt = fill(
-                template,
-                texts[query_id],
-                hits,
-                passages_max=prompts.passages_max,
-                passage_chars_max=prompts.passage_chars_max,
-                prompt_chars_max=prompts.prompt_chars_max,
-            )
-            yield write(f"{prompt.system}\n{prompt.user}", None)
-
+    hits = {query_id: given[row][1] for query_id, row in questions.rows.items()}
     return questions, Expected(
-        passages={id: [hit.doc_id for hit in hits] for id, hits in passages.items()},
-        texts=right_texts,
+        passages={id: [hit.doc_id for hit in found] for id, found in hits.items()},
+        texts=_written({id: (text, hits[id]) for id, text in questions.texts.items()}),
         dead=questions.dead,
         withdrawn=questions.withdrawn,
     )
+
+
+def _written(asked: Mapping[str, tuple[str, Sequence[Hit]]]) -> dict[str, str]:
+    """Returns what the stand-in writes for the prompt of each question."""
+    settings = GeneratorSettings()
+    template, found = load_templates(settings)[settings.template], {}
+    for query_id, (text, hits) in asked.items():
+        prompt = fill(
+            template,
+            text,
+            hits,
+            passages_max=settings.passages_max,
+            passage_chars_max=settings.passage_chars_max,
+            prompt_chars_max=settings.prompt_chars_max,
+        )
+        found[query_id] = write(f"{prompt.system}\n{prompt.user}", None)
+    return found

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaException
 
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.spread import Spread, spreads
@@ -22,7 +22,7 @@ from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL
 from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, Expected, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
-from bench.reliability.chaos.live import BROKERS, STEP_S, LiveRun, supervised
+from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
 from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
 from bench.reliability.chaos.network import NetworkFaults
@@ -47,7 +47,8 @@ from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 
 NOTE_S = 5.0
-STALLED_S = 120.0
+STALLED_S, MUTANT_STALLED_S = 120.0, 40.0
+"""Without an answer for so long, a run ends."""
 SETTLE_S = 15.0
 """From the last answer to the look at the offsets: longer than a session of 6 s and a takeover."""
 BACK_TIMEOUT_S = 60.0
@@ -76,10 +77,9 @@ Note = Callable[[str], None]
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked and broken. `settings`: environment variables of the services.
 
-    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `stalled_s`:
-    without an answer for so long, the run ends. `has_drafts`: searches are slow, and LLM servers
-    say what they have cached. `python_path`: the packages that the services run; None: those of
-    this process.
+    `wait_s_max`: the longest allowed time from a question to its answer; None: any. `packages`: of
+    a mutant. Without a mutant there are two LLM servers, which say what they have cached, and slow
+    searches with drafts.
     """
 
     questions: ChaosQuestions
@@ -89,10 +89,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     settings: dict[str, str]
     wait_s_max: float | None = None
-    stalled_s: float = STALLED_S
-    llm_servers: int = 1
-    has_drafts: bool = False
-    python_path: Path | None = None
+    packages: Path | None = None
 
 
 class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,9 +98,8 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
     `exits`: processes that ended by themselves. `behind`: by how many offsets a group is behind the
     end of a partition. `calls`: of the LLM; `repeated`: beyond one for each generated answer and
     those that failed as the load wanted; `allowed`: of these, those of one second for each fault
-    and each process that ended, and one for each withdrawn question. `back_after_s`: from a fault
-    until the process was up again, by process. `quiet_after_s`: the longest time without an answer
-    after a fault, by kind of fault.
+    and each process that ended, and one for each withdrawn question. `quiet_after_s`: the longest
+    time without an answer after a fault, by kind of fault.
     """
 
     took_s: float
@@ -116,23 +112,16 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
     open_at_end: tuple[str, ...]
     behind: dict[str, int]
     calls: dict[str, int]
-    back_after_s: dict[str, Spread]
     quiet_after_s: dict[str, Spread]
 
 
 def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -> ChaosRun:
     """Runs it, and audits all topics. Blocks. Raises `CarpoolError` when the run itself failed."""
     with _live(index, plan, folder, note) as run:
-        injector = FaultInjector(
-            list(plan.faults),
-            run.supervisor,
-            run.network,
-            run.states,
-            run,
-            random.Random(plan.seed),
-        )
+        injector = FaultInjector(list(plan.faults), run, random.Random(plan.seed))
         run.begin()
-        took_s = _inject_until_answered(run, injector, plan.stalled_s, note)
+        stalled_s = MUTANT_STALLED_S if plan.packages else STALLED_S
+        took_s = _inject_until_answered(run, injector, stalled_s, note)
         sent = run.end_load()
         offsets = committed_offsets(run.kafka)
         run.stack.stop_services()
@@ -143,7 +132,9 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         read_topics(run.kafka, audit)
         found = audit.result(sent, run.states.removed)
         injected, exits = injector.injected, run.supervisor.exits
-        allowed = math.ceil(plan.rate_per_s * (len(injected) + len(exits))) + found.cancelled
+        allowed = math.ceil(plan.rate_per_s * (len(injected) + len(exits))) + found.statuses.get(
+            "cancelled", 0
+        )
         repeated = calls["started"] - calls["faulted"] - found.generated
         records = run.recorder.records(ANSWERS.name)
         answers_s = [each.received_us / 1_000_000 - run.started_s for each in records]
@@ -160,7 +151,6 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
             open_at_end=open_at_end,
             behind=audit.behind(offsets),
             calls={**calls, "repeated": repeated, "allowed": allowed},
-            back_after_s=spreads(run.supervisor.back_after_s),
             quiet_after_s=spreads(quiet_after_s(injected, answers_s)),
         )
 
@@ -209,22 +199,23 @@ def _services(
     index: BenchIndex, plan: ChaosPlan, kafka: KafkaSettings, folder: Path
 ) -> Iterator[Stack]:
     """Yields the running services and LLM servers."""
-    with (
-        tempfile.TemporaryDirectory(prefix="carpool-") as sockets,
-        Stack(
+    with tempfile.TemporaryDirectory(prefix="carpool-") as sockets:
+        slow: dict[str, Any] = {
+            "kv_folder": Path(sockets),
+            "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
+            "llm_servers": len(LLM_SERVERS),
+        }
+        with Stack(
             bootstrap=kafka.bootstrap,
             index_dir=index.dir,
             work_dir=folder,
             members=MEMBERS,
-            settings={**ENVIRONMENT, **(DRAFTS if plan.has_drafts else {}), **plan.settings},
+            settings={**ENVIRONMENT, **({} if plan.packages else DRAFTS), **plan.settings},
             llm_options=("--latency-ms", "100"),
-            llm_servers=plan.llm_servers,
-            kv_folder=Path(sockets) if plan.has_drafts else None,
-            python_path=plan.python_path,
-            commands={"searcher": slow_searcher(DISK_BYTES_PER_S)} if plan.has_drafts else {},
-        ) as stack,
-    ):
-        yield stack
+            python_path=plan.packages,
+            **({} if plan.packages else slow),
+        ) as stack:
+            yield stack
 
 
 def make_topics(kafka: KafkaSettings) -> None:
@@ -287,20 +278,14 @@ def _inject_until_answered(
 
 
 def committed_offsets(kafka: KafkaSettings) -> dict[TopicPartition, int]:
-    """Returns the committed offset of every partition that a service reads. Blocks.
-
-    Raises `RetryableError` without an answer.
-    """
+    """Returns the committed offset of every partition that a service reads. Blocks."""
     found: dict[TopicPartition, int] = {}
     known = cluster_metadata(quiet_admin(kafka), kafka, READ_TIMEOUT_S).topics
     for service, topics in INPUTS.items():
         partitions = [
             TopicPartition(name, number) for name in topics for number in known[name].partitions
         ]
-        try:
-            committed = committed_so_far(kafka, kafka.group_of(service), partitions)
-        except KafkaException as error:
-            raise RetryableError(f"offsets cannot be read: {error.args[0].str()}") from error
+        committed = committed_so_far(kafka, kafka.group_of(service), partitions)
         found |= {at: raw.offset for at, raw in committed.items()}
     return found
 

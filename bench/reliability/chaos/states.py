@@ -78,8 +78,7 @@ class StateFaults(PassingFaults):
                     if not all(map(self.supervisor.is_up, members)):
                         return None
                     for member in members:
-                        self.supervisor.processes[member].process.kill()
-                        self.supervisor.note(member, "dead", now_s, math.inf)
+                        self.supervisor.kill(member, math.inf)
                     act = self._delete if fault.kind == "delete a group" else self._remove
                     end_s, end = now_s + SESSION_S, partial(act, self.kafka.group_of(victim))
                 case "odd LLM server":

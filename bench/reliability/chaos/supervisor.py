@@ -22,31 +22,33 @@ class SupervisedProcess:
     is_up: Callable[[], bool]
     state: Literal["up", "paused", "dead", "starting"] = "up"
     until_s: float = 0.0
-    hit_s: float = 0.0
 
 
 @dataclass(slots=True)
 class ProcessSupervisor:
     """All processes of a run. Times are seconds of the run. `step` does not wait for a process.
 
-    `exits`: the names of those that ended by themselves: fenced, or failed. `back_after_s`: from
-    each fault until the process was up again.
+    `exits`: the names of those that ended by themselves: fenced, or failed.
     """
 
     processes: Mapping[str, SupervisedProcess]
     exits: list[str] = field(default_factory=list)
-    back_after_s: dict[str, list[float]] = field(default_factory=dict)
 
     def is_up(self, name: str) -> bool:
         """Whether the process was up when it was last looked at."""
         return self.processes[name].state == "up"
 
-    def note(
-        self, name: str, state: Literal["dead", "paused"], now_s: float, down_s: float
-    ) -> None:
-        """Notes that the process was killed or paused; it comes back after `down_s`."""
+    def kill(self, name: str, until_s: float) -> None:
+        """Kills a process; it is started again at `until_s`."""
         found = self.processes[name]
-        found.state, found.hit_s, found.until_s = state, now_s, now_s + down_s
+        found.process.kill()
+        found.state, found.until_s = "dead", until_s
+
+    def pause(self, name: str, until_s: float) -> None:
+        """Pauses a process until `until_s`."""
+        found = self.processes[name]
+        found.process.pause()
+        found.state, found.until_s = "paused", until_s
 
     def step(self, now_s: float) -> None:
         """Brings back what is due, and notes what is up again and what ended by itself."""
@@ -59,11 +61,9 @@ class ProcessSupervisor:
                 each.state = "starting"
             elif each.state in ("up", "starting") and not each.process.is_running:
                 self.exits.append(name)
-                each.hit_s = each.hit_s if each.state == "starting" else now_s
                 each.state, each.until_s = "dead", now_s + RESTART_S
             elif each.state == "starting" and each.is_up():
                 each.state = "up"
-                self.back_after_s.setdefault(name, []).append(now_s - each.hit_s)
 
     def all_up(self) -> bool:
         """Whether every process is up."""
