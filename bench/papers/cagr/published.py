@@ -33,11 +33,14 @@ class EdgeRagCache:
         return sum(cluster in self.held for cluster in clusters)
 
     def read(self, clusters: Collection[int], spared: Collection[int] = ()) -> int:
-        """Reads those that are missing, and returns their bytes. Others leave, but for `spared`."""
+        """Reads those that are missing, all at once, and returns their bytes.
+
+        Others leave, but for `spared`.
+        """
         missing = [cluster for cluster in clusters if cluster not in self.held]
         for cluster in missing:
             if len(self.held) >= self._entries:
-                self.held.remove(min(self.held.difference(spared), key=self._value))
+                self.held.remove(min(self.held.difference(spared, missing), key=self._value))
             self.held.add(cluster)
         return sum(self._size_bytes[cluster] for cluster in missing)
 
