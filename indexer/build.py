@@ -11,13 +11,7 @@ from pathlib import Path
 import msgspec
 
 from carpool.clock import Clock
-from carpool.disk.documents import (
-    DOCUMENTS_NAME,
-    OFFSETS_NAME,
-    Document,
-    DocumentStore,
-    DocumentWriter,
-)
+from carpool.disk.documents import Document, DocumentStore, DocumentWriter
 from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding import fingerprint_of, load_embedder
@@ -37,7 +31,6 @@ from indexer.plan.state import (
     VectorsIdentity,
 )
 from indexer.progress import ProgressReport
-from indexer.sequential import drop_cached
 from indexer.settings import IndexerConfig
 from indexer.stages import cluster_and_write
 from indexer.vectors import (
@@ -268,15 +261,14 @@ class _Build:
         self, corpus: CorpusIdentity, *, ids: SeenIds | None = None, duplicates: bytes = b""
     ) -> DocumentsDone:
         """Reads the corpus into a new document store, and the accepted ids into `ids`."""
-        limits, finished = self.config.indexer, self.workspace.finished
         reader = CorpusReader(
             self.request.corpus,
-            passage_bytes_max=limits.passage_bytes_max,
+            passage_bytes_max=self.config.indexer.passage_bytes_max,
             fields=corpus.fields,
             duplicates=duplicates,
         )
         self.progress.start("reading (bytes)", reader.size_bytes)
-        writer = DocumentWriter(finished, documents_build_id(corpus))
+        writer = DocumentWriter(self.workspace.finished, documents_build_id(corpus))
         problems: dict[str, LineProblem] = {}
         problem_count = position_bytes = 0
         shown = self.request.prompt_chars
@@ -301,8 +293,6 @@ class _Build:
             writer.abandon()
             raise
         writer.close()
-        for path in (self.request.corpus, finished / DOCUMENTS_NAME, finished / OFFSETS_NAME):
-            drop_cached(path)
         self.progress.advance(reader.size_bytes - position_bytes)
         return DocumentsDone(
             row_count=writer.row_count,

@@ -15,8 +15,7 @@ from indexer.balance import balance_centroids, kmeans
 from indexer.plan.passes import sample_rows_max
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import ProgressReport
-from indexer.sequential import bytes_of
-from indexer.vectors import Vectors
+from indexer.vectors import Vectors, bytes_of
 
 ITERATIONS = 20
 """Rounds of k-means: fewer give uneven clusters."""

@@ -20,7 +20,6 @@ from carpool.disk.documents import Document
 from carpool.errors import ConfigError
 from carpool.foreign_files import refuse_foreign
 from indexer.plan.state import LineProblem
-from indexer.sequential import BLOCK_BYTES, SequentialFile
 from schemas.record import well_formed
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -227,13 +226,10 @@ def passage_text(document: Document) -> str:
 def file_sha256(path: Path, what: str, on_bytes: Callable[[int], None] = lambda _: None) -> str:
     """Returns the SHA-256 of a file. Blocks. Raises `ConfigError` that names `what`."""
     digest = hashlib.sha256()
-    block = memoryview(bytearray(BLOCK_BYTES))
-    offset_bytes = 0
-    with _reading(what, path), SequentialFile(path) as file:
-        while count := file.read_into(block, offset_bytes):
-            digest.update(block[:count])
-            offset_bytes += count
-            on_bytes(count)
+    with _reading(what, path), path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            digest.update(block)
+            on_bytes(len(block))
     return digest.hexdigest()
 
 

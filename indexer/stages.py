@@ -13,9 +13,8 @@ from indexer.clustering import Assignment, assign_rows, train_centroids
 from indexer.plan.defaults import default_nlist
 from indexer.plan.state import AssignmentDone, BuildState
 from indexer.progress import ProgressReport
-from indexer.sequential import bytes_of
 from indexer.settings import IndexerSettings
-from indexer.vectors import Vectors
+from indexer.vectors import Vectors, bytes_of
 from indexer.workspace import Workspace
 from indexer.write import finish, plan_segments, write_clusters
 

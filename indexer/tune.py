@@ -26,7 +26,6 @@ from carpool.disk.segments import read_cluster
 from carpool.errors import ConfigError
 from indexer.plan.recall_table import TARGETS, ceilings, nprobes_for
 from indexer.progress import ProgressReport
-from indexer.sequential import drop_cached
 
 QUESTIONS_MIN = 100
 TOP_K = 10
@@ -131,7 +130,6 @@ def _true_results(index: OpenIndex, questions: Float32, progress: ProgressReport
                 )
                 _merge(best, questions @ found.vectors.T, found.rows, extent.cluster)
                 progress.advance(extent.row_count)
-        drop_cached(path)
     return best
 
 
@@ -162,8 +160,6 @@ def _scanner(index: OpenIndex, progress: ProgressReport) -> CodeScanner | None:
             cluster, codes.files[extent.segment].read(extent.offset_bytes, extent.size_bytes)
         )
         progress.advance(1)
-    for file in codes.files:
-        drop_cached(file.path)
     return scanner
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,9 @@ from carpool.errors import ConfigError, CorruptionError
 from carpool.foreign_files import refuse_foreign
 from indexer.corpus import passage_text
 from indexer.plan.shards import Shard
-from indexer.sequential import SequentialFile, bytes_of, drop_cached
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 NORM_TOLERANCE = 1e-2
 """Rounding to float16 changes the norm by far less; beyond it a vector was not normalised."""
@@ -39,10 +42,7 @@ class RowFile(NamedTuple):
 
 
 class Vectors:
-    """(row_count, dimension) vectors in files, read from front to back one chunk at a time.
-
-    What was read is dropped from the page cache.
-    """
+    """(row_count, dimension) vectors in files, read from front to back one chunk at a time."""
 
     def __init__(
         self,
@@ -69,30 +69,18 @@ class Vectors:
         buffer = np.empty((min(CHUNK_ROWS, self.row_count), self.dimension), dtype=self._dtype)
         first = filled = 0
         for file in self._files:
-            with SequentialFile(file.path) as source:
+            with file.path.open("rb") as source:
+                source.seek(file.offset_bytes)
                 done = 0
                 while done < file.row_count:
                     count = min(file.row_count - done, len(buffer) - filled)
-                    self._fill(source, file, done, buffer[filled : filled + count])
+                    _fill(source, buffer[filled : filled + count])
                     done, filled = done + count, filled + count
                     if filled == len(buffer):
                         yield first, _as_float32(buffer, is_normalised)
                         first, filled = first + filled, 0
         if filled:
             yield first, _as_float32(buffer[:filled], is_normalised)
-
-    def _fill(
-        self, source: SequentialFile, file: RowFile, row: int, rows: npt.NDArray[np.floating]
-    ) -> None:
-        wanted = bytes_of(rows)
-        offset_bytes = file.offset_bytes + row * self.dimension * self._dtype.itemsize
-        if (found := source.read_into(wanted, offset_bytes)) != len(wanted):
-            raise CorruptionError(
-                f"{file.path} ends at byte {offset_bytes + found}, in the middle of its vectors: "
-                "it was changed during the build; restore it and run the same command again",
-                path=str(file.path),
-                offset_bytes=offset_bytes + found,
-            )
 
     def gather(
         self,
@@ -110,6 +98,26 @@ class Vectors:
             start, stop = np.searchsorted(ascending, (first, first + len(chunk)))
             taken[order[start:stop]] = chunk[ascending[start:stop] - first]
             on_rows(len(chunk))
+
+
+def _fill(source: io.BufferedReader, rows: npt.NDArray[np.floating]) -> None:
+    """Reads the next rows of a file."""
+    wanted = bytes_of(rows)
+    if source.readinto(wanted) != len(wanted):
+        end_bytes = source.tell()
+        raise CorruptionError(
+            f"{source.name} ends at byte {end_bytes}, in the middle of its vectors: it was changed "
+            "during the build; restore it and run the same command again",
+            path=str(source.name),
+            offset_bytes=end_bytes,
+        )
+
+
+def bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
+    """Returns the memory of a contiguous array as bytes."""
+    # NumPy's stubs do not say that an array is a buffer.
+    content: Buffer = array.reshape(-1).view(np.uint8)  # type: ignore[assignment]
+    return memoryview(content)
 
 
 def _as_float32(rows: npt.NDArray[np.floating], is_normalised: bool) -> Float32:
@@ -138,7 +146,6 @@ def _is_whole(path: Path, shard: Shard, dimension: int) -> bool:
     ):
         return False
     content = path.read_bytes()
-    drop_cached(path)
     return (
         _TRAILER.pack(zlib.crc32(memoryview(content)[: -_TRAILER.size]))
         == content[-_TRAILER.size :]

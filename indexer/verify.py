@@ -25,7 +25,6 @@ from carpool.disk.rotation import ROTATION_NAME
 from carpool.disk.segments import check_header, read_cluster
 from carpool.errors import CarpoolError, CorruptionError
 from indexer.progress import ProgressReport
-from indexer.sequential import drop_cached
 from indexer.vectors import NORM_TOLERANCE
 
 CODE_CHUNK_PAGES = 1024
@@ -145,7 +144,6 @@ def _check_segment(
                         f"cluster {extent.cluster} contains a vector that is not normalised"
                     )
             progress.advance(1)
-    drop_cached(path)
 
 
 def _check_codes(
@@ -164,7 +162,6 @@ def _check_codes(
             for page in range(0, file.page_count, CODE_CHUNK_PAGES):
                 count = min(CODE_CHUNK_PAGES, file.page_count - page)
                 file.read(page * PAGE_BYTES, count * PAGE_BYTES)
-            drop_cached(index_dir / name)
         progress.advance(1)
 
 
@@ -178,5 +175,3 @@ def _check_documents(
             with _listed(problems, index_dir / DOCUMENTS_NAME):
                 store.document(number)
             progress.advance(1)
-    for name in (DOCUMENTS_NAME, OFFSETS_NAME):
-        drop_cached(index_dir / name)

@@ -16,7 +16,7 @@ from carpool.codes.faiss_codes import Encoder, code_layout
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.document_rows import documents_of_places, write_document_rows
 from carpool.disk.extent_table import write_extents
-from carpool.disk.extents import ClusterExtent, plan_extents, segment_name
+from carpool.disk.extents import ClusterExtent, plan_extents
 from carpool.disk.files import file_crc32
 from carpool.disk.index import index_files
 from carpool.disk.manifest import FORMAT, FileEntry, Manifest, write_manifest
@@ -29,8 +29,7 @@ from indexer.plan.defaults import default_nprobe
 from indexer.plan.passes import memory_min_bytes, plan_passes
 from indexer.plan.state import BuildIdentity, CorpusIdentity
 from indexer.progress import ProgressReport
-from indexer.sequential import bytes_of, drop_cached
-from indexer.vectors import Vectors
+from indexer.vectors import Vectors, bytes_of
 
 ROTATION_SEED = 0
 
@@ -134,18 +133,14 @@ def write_clusters(
             taken = range(first + positions.start, first + positions.stop)
             start = int(ends[taken.start]) - plan.extents[taken.start].row_count
             rows = order[start : int(ends[taken.stop - 1])]
-            _write_pass(folder, writer, vectors, rows, plan, taken, progress)
+            _write_pass(writer, vectors, rows, plan, taken, progress)
     except BaseException:
         writer.abandon()
         raise
-    entries = writer.close()
-    for name in entries:
-        drop_cached(folder / name)
-    return entries
+    return writer.close()
 
 
 def _write_pass(
-    folder: Path,
     writer: SegmentWriter,
     vectors: Vectors,
     rows: npt.NDArray[np.int64],
@@ -161,8 +156,6 @@ def _write_pass(
         stop = start + extent.row_count
         writer.append(extent.cluster, collected[start:stop].astype(np.float32, copy=False))
         start = stop
-        if not writer.remaining or writer.remaining[0].segment != extent.segment:
-            drop_cached(folder / segment_name(extent.segment))
 
 
 def finish(
@@ -216,9 +209,7 @@ def finish(
 
 
 def _entry(path: Path) -> FileEntry:
-    entry = FileEntry(size_bytes=path.stat().st_size, crc32=file_crc32(path))
-    drop_cached(path)
-    return entry
+    return FileEntry(size_bytes=path.stat().st_size, crc32=file_crc32(path))
 
 
 def index_version(

@@ -1,7 +1,7 @@
 """Builds an index again and again, each time killed (SIGKILL) one step later, and lets each be
 finished: a program.
 
-    python killed_builds.py FOLDER            prints one JSON object with what it found
+    python killed_builds.py FOLDER new|force     prints one JSON object with what it found
 
 A step is a change that the file system keeps: fsync, rename, unlink, rmdir. Every life is a forked
 process; this one only imports, so that no thread is lost in a fork.
@@ -180,11 +180,8 @@ def main() -> None:
     code, _ = live(BuildRequest(corpus=other, index_dir=folder / "old", nlist=4), 0, None)
     assert code == 0
     reference = content_of(folder / "whole")
-    report = {
-        "new": kill_everywhere(folder, corpus, reference, None),
-        "force": kill_everywhere(folder, corpus, reference, folder / "old"),
-    }
-    sys.stdout.write(json.dumps(report))
+    old = folder / "old" if sys.argv[2] == "force" else None
+    sys.stdout.write(json.dumps(kill_everywhere(folder, corpus, reference, old)))
 
 
 if __name__ == "__main__":

@@ -65,15 +65,6 @@ def test_rows_that_are_all_alike_cannot_be_split_and_are_left() -> None:
     assert balance_centroids(rows, plain, 3, lambda _: None) is plain
 
 
-def test_the_same_vectors_and_seed_give_the_same_centroids_and_another_seed_others(
-    tmp_path: Path,
-) -> None:
-    vectors = vectors_of(tmp_path, crowded())
-    one, two = trained(vectors), trained(vectors)
-    assert np.array_equal(one, two)
-    assert not np.array_equal(one, trained(vectors, seed=4))
-
-
 def test_a_sample_that_memory_bounds_trains_centroids_nearly_as_good(tmp_path: Path) -> None:
     rows = crowded()
     vectors = vectors_of(tmp_path, rows)

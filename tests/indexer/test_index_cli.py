@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from carpool.disk.extents import segment_name
@@ -23,11 +24,8 @@ def built(tmp_path: Path) -> Path:
     result = runner.invoke(app, ["build", str(corpus), "--out", str(tmp_path / "index"), *options])
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
-    assert (said["bad_lines"], said["problems"][0]["line"], said["index"]["row_count"]) == (
-        1,
-        121,
-        120,
-    )
+    assert (said["bad_lines"], said["problems"][0]["line"]) == (1, 121)
+    assert said["index"]["row_count"] == 120
     assert "1 bad line in the corpus (120 good ones)" in result.stderr
     assert "line 121: not JSON" in result.stderr
     assert "120 passages: longer than the 28 characters that a prompt shows" in result.stderr
@@ -42,10 +40,8 @@ def test_verify_says_whole_and_exits_0_or_lists_the_damage_and_exits_1(built: Pa
     content[9000] ^= 255
     segment.write_bytes(content)
     result = runner.invoke(app, ["verify", str(built)])
-    assert (result.exit_code, "of cluster 1 at byte 8192 is damaged" in result.stdout) == (
-        1,
-        True,
-    )
+    assert result.exit_code == 1
+    assert "of cluster 1 at byte 8192 is damaged" in result.stdout
     assert "damaged: 1 problem in" in result.stdout
     assert "index verify" not in result.stdout, "whoever reads this has run it"
     result = runner.invoke(app, ["verify", str(built), "--json"])
@@ -61,60 +57,33 @@ def test_stats_speak_to_people_and_to_programs(built: Path) -> None:
     assert (said["nlist"], said["nprobe_default"], said["cluster_rows"]["mean"]) == (10, 7, 12.0)
 
 
-def test_fields_are_named_and_what_was_made_of_odd_lines_is_said_at_the_end(tmp_path: Path) -> None:
+def test_options_reach_the_build(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text(
         '{"docid": 1, "contents": "x \\ud800"}\n{"docid": 2, "contents": "y"}\n'
     )
-    build = ["build", str(tmp_path / "c.jsonl"), "--model", "hashing:8", "--json", "--out"]
-    refused = runner.invoke(app, [*build, str(tmp_path / "a")])
-    assert "no `id` among its fields docid, contents" in str(refused.exception)
-    assert "(2 such lines)" in str(refused.exception)
-    done = runner.invoke(app, [*build, str(tmp_path / "a"), "--id-field", "docid"])
+
+    def build(out: str, *options: str) -> Result:
+        command = ["build", str(tmp_path / "c.jsonl"), "--model", "hashing:8", "--json"]
+        return runner.invoke(app, [*command, "--out", str(tmp_path / out), *options])
+
+    assert "no `id` among its fields docid, contents" in str(build("a").exception)
+    named = ("--id-field", "docid")
+    done = build("a", *named, "--nlist", "2", "--vector-dtype", "float16")
     assert "2 passages: `text` is read from `contents`" in done.stderr
     assert "1 passage: half of a surrogate pair became U+FFFD" in done.stderr
-    assert json.loads(done.stdout)["notes"]["`text` is read from `contents`"] == 2
-
-
-def test_settings_and_wishes_reach_the_build(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 30)
-    common = ["build", str(corpus), "--model", "hashing:8", "--json"]
-    result = runner.invoke(
-        app,
-        [*common, "--out", str(tmp_path / "a"), "--nlist", "3"],
-    )
-    said = json.loads(result.stdout)["index"]
-    assert (said["nlist"], said["dimension"]) == (3, 8)
-    result = runner.invoke(app, [*common, "--out", str(tmp_path / "a")])
-    assert isinstance(result.exception, ConfigError)
-    assert runner.invoke(app, [*common, "--out", str(tmp_path / "a"), "--force"]).exit_code == 0
-    result = runner.invoke(
-        app, [*common, "--out", str(tmp_path / "b"), "--set", "indexer.memory_bytes=0"]
-    )
-    assert isinstance(result.exception, ConfigError)
-    result = runner.invoke(
-        app, [*common, "--out", str(tmp_path / "c"), "--vector-dtype", "float16"]
-    )
-    assert json.loads(result.stdout)["index"]["vector_dtype"] == "float16"
-    assert "float16" in runner.invoke(app, ["stats", str(tmp_path / "c")]).stdout
-    result = runner.invoke(
-        app, [*common, "--out", str(tmp_path / "d"), "--vector-dtype", "float64"]
-    )
-    assert isinstance(result.exception, ConfigError)
-    assert "vector_dtype" in str(result.exception)
-
-
-def test_the_codes_that_are_asked_for_are_written_the_most_accurate_first(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 30)
-    build = ["build", str(corpus), "--model", "hashing:8", "--json", "--out", str(tmp_path / "a")]
-    result = runner.invoke(app, [*build, "--codes", "rabitq2,sq8,flat"])
-    assert json.loads(result.stdout)["index"]["codes"] == ["flat", "sq8", "rabitq2"]
+    said = json.loads(done.stdout)
+    assert said["notes"]["`text` is read from `contents`"] == 2
+    index = said["index"]
+    assert (index["nlist"], index["dimension"], index["vector_dtype"]) == (2, 8, "float16")
+    assert index["codes"] == []  # two passages are few
+    assert isinstance(build("a", *named).exception, ConfigError)
+    forced = build("a", *named, "--force", "--codes", "rabitq2,sq8,flat")
+    assert json.loads(forced.stdout)["index"]["codes"] == ["flat", "sq8", "rabitq2"]
     assert "flat, sq8, rabitq2" in runner.invoke(app, ["stats", str(tmp_path / "a")]).stdout
-    result = runner.invoke(app, [*build, "--force"])
-    assert json.loads(result.stdout)["index"]["codes"] == []  # 30 passages are few
-    result = runner.invoke(app, [*build, "--force", "--set", "indexer.code_rows_min=30"])
-    assert json.loads(result.stdout)["index"]["codes"] == ["rabitq4", "rabitq2"]
-    result = runner.invoke(app, [*build, "--force", "--codes", "sq9"])
-    assert isinstance(result.exception, ConfigError)
-    assert "there are no codes 'sq9': write one or more of flat, sq8, rabitq4" in str(
-        result.exception
-    )
+    for options, says in (
+        (("--set", "indexer.memory_bytes=0"), "memory_bytes"),
+        (("--vector-dtype", "float64"), "vector_dtype"),
+        (("--codes", "sq9"), "there are no codes 'sq9': write one or more of flat, sq8, rabitq4"),
+    ):
+        refused = build("b", *named, *options).exception
+        assert isinstance(refused, ConfigError) and says in str(refused)

@@ -25,24 +25,22 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_build_killed_at_any_step_ends_in_the_bytes_of_one_that_was_not(folder: Path) -> None:
+@pytest.mark.parametrize("kind", ["force", pytest.param("new", marks=pytest.mark.long)])
+def test_a_build_killed_at_any_step_ends_in_the_bytes_of_one_that_was_not(
+    folder: Path, kind: str
+) -> None:
+    """`force` replaces an index, and so has the steps of a new one too."""
     program = Path(__file__).with_name("killed_builds.py")
-    run = subprocess.run(
-        [sys.executable, str(program), str(folder)],
-        capture_output=True,
-        check=False,
-        text=True,
-        env=ENVIRONMENT,
-    )
+    command = [sys.executable, str(program), str(folder), kind]
+    run = subprocess.run(command, capture_output=True, check=False, text=True, env=ENVIRONMENT)
     assert run.returncode == 0, run.stderr
-    for found in json.loads(run.stdout).values():
-        assert found["killed"] == found["steps"] >= 40
-        assert found["differ"] == []  # steps after which the bytes were others
-        assert found["left"] == []  # or something was left behind
-        assert (
-            found["mixed"] == []
-        )  # or an index could be opened that was neither the old nor the new one
-        # Only a life that died when all was in place finds an index that it did not expect.
-        assert found["refused"] <= 4
-        first_life = [version for version in found["versions"] if version == "2027-01-15T08:00"]
-        assert len(first_life) >= len(found["versions"]) - 8
+    found = json.loads(run.stdout)
+    assert found["killed"] == found["steps"] >= 40
+    assert found["differ"] == []  # steps after which the bytes were others
+    assert found["left"] == []  # or something was left behind
+    # or an index could be opened that was neither the old nor the new one
+    assert found["mixed"] == []
+    # Only a life that died when all was in place finds an index that it did not expect.
+    assert found["refused"] <= 4
+    first_life = [version for version in found["versions"] if version == "2027-01-15T08:00"]
+    assert len(first_life) >= len(found["versions"]) - 8

@@ -26,21 +26,6 @@ def test_a_sample_is_bounded_by_what_is_wished_what_there_is_and_what_fits() -> 
         sample_rows_max(10_000, 10, dimension=4, rows_per_cluster=100, bytes_max=159)
 
 
-def test_three_clusters_of_ten_rows_take_two_passes_where_memory_holds_two() -> None:
-    need_bytes = 10 * (16 * 4 + 24)  # a row, its number, its place, and the number again
-    assert pass_bytes(LAYOUT, 10) == need_bytes
-    assert encode_bytes(LAYOUT, 10) == 2 * 4096
-    memory_bytes = 2 * need_bytes + 2 * 4096
-    assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=memory_bytes) == (range(2), range(2, 3))
-    assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=memory_bytes - 1) == (
-        range(1),
-        range(1, 2),
-        range(2, 3),
-    )
-    assert plan_passes(LAYOUT, [10, 10, 10], memory_bytes=1 << 20) == (range(3),)
-    assert plan_passes(LAYOUT, [], memory_bytes=4096) == ()
-
-
 @given(
     counts=st.lists(st.integers(0, 3000), min_size=1, max_size=50),
     spare_bytes=st.integers(0, 1 << 20),

@@ -11,26 +11,9 @@ import pytest
 
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
-from indexer import build as module
-from indexer import stages
 from indexer.questions import questions_of_file
-from tests.indexer.builds import Stop, rows_of, stop_at
+from tests.indexer.builds import rows_of
 from tests.indexer.helpers import build, write_corpus
-
-
-def test_precomputed_vectors_are_looked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = write_corpus(tmp_path / "c.jsonl", 50)
-    np.save(tmp_path / "v.npy", HashingEmbedder(24).encode([f"w{row}" for row in range(50)]))
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_at(patch, stages, "assign_rows", 1)
-        build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy")
-    stop_at(monkeypatch, module, "check_stored", 1)
-    stop_at(monkeypatch, stages, "train_centroids", 1)
-    assert build(corpus, tmp_path / "index", vectors=tmp_path / "v.npy").manifest.dimension == 24
-    with pytest.raises(Stop):
-        build(corpus, tmp_path / "other", vectors=tmp_path / "v.npy")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -74,6 +57,7 @@ def good_vectors() -> np.ndarray:
         (good_vectors()[:9], "belong to another corpus"),
         (good_vectors().astype(np.float64), "expected float16 or float32"),
         (good_vectors()[0], "expected float16 or float32"),
+        (np.asfortranarray(good_vectors()), "row by row"),
         (
             good_vectors() * np.where(np.arange(10) == 7, 2, 1)[:, None].astype(np.float32),
             "row 7 .* has length 2",

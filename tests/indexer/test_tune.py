@@ -32,7 +32,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=["rabitq4,rabitq2", "sq8", "flat", ""])
+@pytest.fixture(scope="module", params=["rabitq4,rabitq2", ""])
 def index_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune")
     np.save(folder / "v.npy", unit(np.random.default_rng(1).standard_normal((ROWS, DIMENSION))))
