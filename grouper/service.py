@@ -41,6 +41,8 @@ log = structlog.get_logger()
 
 CLOSE_S = 1.0
 
+INTERACTIVE_WEIGHT = 16
+"""Windows of the class interactive that are closed for one of batch, while both have queries."""
 INTAKE_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of the queries in the grouper at once."""
 
@@ -338,7 +340,7 @@ def limits_of(settings: GrouperSettings) -> WindowLimits:
         queries_max=settings.window_queries_max,
         window_us_max=settings.window_ms_max * 1_000,
         horizon_windows=settings.horizon_windows,
-        class_weights={INTERACTIVE: settings.interactive_weight, BATCH: 1},
+        class_weights={INTERACTIVE: INTERACTIVE_WEIGHT, BATCH: 1},
         tenant_weights=parse_weights(settings.tenant_weights),
     )
 
@@ -360,11 +362,10 @@ def build_stage(
 
     Raises `ConfigError` for settings that do not fit together.
     """
-    problems = settings.check()
     if settings.scatter and lanes == 1:
-        problems.append("scatter shares clusters out among lanes: set [kafka] lanes to at least 2")
-    if problems:
-        raise ConfigError("the settings of the grouper do not fit: " + "; ".join(problems))
+        raise ConfigError(
+            "grouper.scatter shares clusters out among lanes: set [kafka] lanes to at least 2"
+        )
 
     def load() -> WindowWork:
         return load_work(

@@ -46,16 +46,6 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "repeat after a crash.",
         ),
     ] = 4
-    interactive_weight: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1_000,
-            description="Windows of rag.queries.v1 that are closed for each window of "
-            "rag.queries.batch.v1 while both have queries. Too low: batch queries delay "
-            "interactive ones. Too high: batch queries take long while interactive load lasts.",
-        ),
-    ] = 16
     tenant_weights: Annotated[
         str,
         Meta(

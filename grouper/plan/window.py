@@ -64,11 +64,6 @@ class WindowPlanner:
         window_ids: Iterator[int] | None = None,
     ) -> None:
         """`weight_of` gives a tenant's weight, at least 1. Planners may share `window_ids`."""
-        if not 1 <= queries_min <= queries_max or window_us_max < 0:
-            raise ValueError(
-                f"a window needs 1 <= {queries_min} <= {queries_max} queries and a time >= 0: "
-                f"{window_us_max}"
-            )
         self._queries_min = queries_min
         self._queries_max = queries_max
         self._window_us_max = window_us_max
@@ -93,9 +88,8 @@ class WindowPlanner:
         return iter(self._gathered)
 
     def add(self, query_id: int, size_bytes: int, now_us: int, tenant: str = "") -> None:
-        """Adds a query. Raises `ValueError` if it is gathered already."""
-        if query_id in self._gathered:
-            raise ValueError(f"query {query_id} is in the window already")
+        """Adds a query, which is not gathered yet."""
+        assert query_id not in self._gathered, f"query {query_id} is in the window already"
         self._gathered[query_id] = _Gathered(size_bytes=size_bytes, added_us=now_us, tenant=tenant)
         self._size_bytes += size_bytes
         self._by_tenant.setdefault(tenant, {})[query_id] = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from carpool.disk.centroids import (
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.embedding import HashingEmbedder
 from carpool.errors import CarpoolError
-from carpool.kafka.records import Message, Output
+from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from grouper.build import index_facts
@@ -35,9 +36,10 @@ from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.group import Group
 from schemas.query import Query
-from schemas.record import Source
-from schemas.topics import GROUPS
+from schemas.record import Headers
+from schemas.topics import GROUPS, QUERIES
 from tests.clocks import HandClock
+from tests.records import a_message
 from tests.waiting import WAIT_S, wait_until
 
 DIMENSION = 64
@@ -46,6 +48,8 @@ EMBEDDER = HashingEmbedder(DIMENSION)
 WORDS = ("ada", "bell", "curie", "darwin", "euler", "faraday", "gauss", "hopper")
 SETTINGS = GrouperSettings(window_queries_max=6, window_ms_max=100)
 AHEAD = GrouperSettings(window_queries_max=4, window_ms_max=100, horizon_windows=2, nprobe=1)
+
+TRACED: Headers = (("traceparent", b"00-1"),)
 
 
 class ListSink:
@@ -186,31 +190,33 @@ class Rig:
         )
 
     def unit(
-        self, query: Query, *, value: bytes = b"x" * 90, published_us: int | None = None
+        self,
+        query: Query,
+        *,
+        topic: str = QUERIES.name,
+        headers: Headers = TRACED,
+        published_us: int | None = None,
     ) -> Unit[Query]:
         self.units += 1
-        timestamp_ms = (self.clock.time_us if published_us is None else published_us) // 1_000
-        source = Source(
-            topic="rag.queries.v1", partition=1, offset=self.units, timestamp_ms=timestamp_ms
-        )
-        message = Message(
-            source=source,
-            key=None,
-            value=value,
-            headers=(("traceparent", b"00-1"),),
-            received_us=self.clock.time_us,
+        now_us = self.clock.time_us
+        message = a_message(
+            topic,
+            self.units,
+            value=b"x" * 90,
+            headers=headers,
+            timestamp_ms=(now_us if published_us is None else published_us) // 1_000,
+            received_us=now_us,
         )
         return Unit(id=self.units, record=query, message=message)
 
-    def offer(self, *texts: str, **wishes: object) -> list[Unit[Query]]:
-        units = [
-            self.unit(
-                Query(query_id=f"q-{self.units + 1}", text=text, **wishes)  # type: ignore[arg-type]
-            )
-            for text in texts
-        ]
-        for unit in units:
-            self.stage.offer(unit, self.clock.time_us)
+    def offer(
+        self, *texts: str, topic: str = QUERIES.name, headers: Headers = TRACED, **wishes: Any
+    ) -> list[Unit[Query]]:
+        units = []
+        for text in texts:
+            query = Query(query_id=f"q-{self.units + 1}", text=text, **wishes)
+            units.append(self.unit(query, topic=topic, headers=headers))
+            self.stage.offer(units[-1], self.clock.time_us)
         return units
 
     def tick(self, waiting: int = 0) -> int | None:
@@ -223,10 +229,10 @@ class Rig:
 
 
 @contextmanager
-def running(folder: Path, **options: object) -> Iterator[Rig]:
+def running(folder: Path, **options: Any) -> Iterator[Rig]:
     if not (folder / CENTROIDS_NAME).exists():
         write_index(folder)
-    rig = Rig(folder, **options)  # type: ignore[arg-type]
+    rig = Rig(folder, **options)
     rig.stage.start(rig.sink)
     try:
         wait_until(lambda: not rig.stage.not_ready() or bool(rig.sink.failures))

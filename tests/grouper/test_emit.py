@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grouper.plan.emit import ENVELOPE_BYTES, Header, PlannedGroup, plan_records, union_of
-from schemas.group import Group, GroupedQuery, HorizonEntry, NextGroup
-from schemas.query import Query
-from schemas.record import ClusterId, Source
+from schemas.group import GroupedQuery, HorizonEntry, NextGroup
+from schemas.record import ClusterId
+from tests.records import a_group, a_grouped_query, a_query
 
 HEADER = Header(
     index_version="v-7",
@@ -27,13 +28,7 @@ LARGE = 1_000_000
 
 
 def grouped(query_id: str, clusters: Sequence[int], *, text: str = "why?") -> GroupedQuery:
-    return GroupedQuery(
-        query=Query(query_id=query_id, text=text),
-        source=Source(topic="rag.queries.v1", partition=0, offset=1),
-        arrival_us=5,
-        vector=b"\x00\x01\x02\x03",
-        clusters=tuple(map(ClusterId, clusters)),
-    )
+    return a_grouped_query(a_query(query_id, text), clusters, vector=b"\x00\x01\x02\x03")
 
 
 def planned(
@@ -63,45 +58,11 @@ def horizon_of(entries: int) -> tuple[HorizonEntry, ...]:
 def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> None:
     """Eq. 5: (G, its queries, C(G), first query of the next group, its clusters)."""
     a, b, c = grouped("a", (7, 2)), grouped("b", (9, 1)), grouped("c", (2, 11))
+    of_window = partial(a_group, groups_in_window_for_lane=2, **dataclasses.asdict(HEADER))
+    following = NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1)))
     assert planned([(0, 2), (1,)], [a, b, c]) == (
-        PlannedGroup(
-            copies=(
-                Group(
-                    index_version="v-7",
-                    centroids_fingerprint="c1d2",
-                    embedding_model="e3f4",
-                    grouper="host-1",
-                    window_id=42,
-                    lane=0,
-                    lane_count=1,
-                    sequence=10,
-                    groups_in_window_for_lane=2,
-                    queries=(a, c),
-                    clusters=(ClusterId(2), ClusterId(7), ClusterId(11)),
-                    next=NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1))),
-                ),
-            ),
-            members=(0, 2),
-        ),
-        PlannedGroup(
-            copies=(
-                Group(
-                    index_version="v-7",
-                    centroids_fingerprint="c1d2",
-                    embedding_model="e3f4",
-                    grouper="host-1",
-                    window_id=42,
-                    lane=0,
-                    lane_count=1,
-                    sequence=11,
-                    groups_in_window_for_lane=2,
-                    queries=(b,),
-                    clusters=(ClusterId(1), ClusterId(9)),
-                    next=None,
-                ),
-            ),
-            members=(1,),
-        ),
+        PlannedGroup(copies=(of_window(a, c, sequence=10, next=following),), members=(0, 2)),
+        PlannedGroup(copies=(of_window(b, sequence=11, next=None),), members=(1,)),
     )
 
 
@@ -112,11 +73,8 @@ def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other(
     assert [record.members for record in records] == [(0, 1), (2, 3), (4,)]
     assert [record.group.sequence for record in records] == [10, 11, 12]
     assert [record.group.groups_in_window_for_lane for record in records] == [3, 3, 3]
-    assert [record.group.next and record.group.next.query_id for record in records] == [
-        "c",
-        "e",
-        None,
-    ]
+    following = [record.group.next and record.group.next.query_id for record in records]
+    assert following == ["c", "e", None]
 
 
 SHARED, OTHER = tuple(range(10_000, 10_500)), tuple(range(20_000, 20_500))

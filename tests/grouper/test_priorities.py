@@ -5,38 +5,23 @@ closed already.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
-from carpool.kafka.records import Message
-from carpool.loop.stage import Unit
+from grouper import service
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
-from schemas.query import Query
-from schemas.record import Headers, Source
-from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH
+from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH, Topic
 from tests.clocks import NOW_US
 from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running
 from tests.waiting import wait_until
 
 
-def offer(
-    rig: Rig, topic: str, *texts: str, deadline: int | None = None, headers: Headers = ()
-) -> list[int]:
-    ids = []
-    for text in texts:
-        rig.units += 1
-        source = Source(
-            topic=topic, partition=0, offset=rig.units, timestamp_ms=rig.clock.time_us // 1_000
-        )
-        message = Message(
-            source=source, key=None, value=b"x", headers=headers, received_us=rig.clock.time_us
-        )
-        query = Query(query_id=f"q-{rig.units}", text=text, deadline=deadline)
-        rig.stage.offer(Unit(id=rig.units, record=query, message=message), rig.clock.time_us)
-        ids.append(rig.units)
-    return ids
+def offer(rig: Rig, topic: Topic, *texts: str, **more: Any) -> list[int]:
+    return [unit.id for unit in rig.offer(*texts, topic=topic.name, **more)]
 
 
 def left(rig: Rig) -> list[tuple[str, list[int]]]:
@@ -49,8 +34,8 @@ def left(rig: Rig) -> list[tuple[str, list[int]]]:
 
 def test_each_class_has_windows_and_a_topic_of_its_own(tmp_path: Path) -> None:
     with running(tmp_path) as rig:
-        batch = offer(rig, QUERIES_BATCH.name, "ada", "bell")
-        urgent = offer(rig, QUERIES.name, "ada")
+        batch = offer(rig, QUERIES_BATCH, "ada", "bell")
+        urgent = offer(rig, QUERIES, "ada")
         rig.tick()
         rig.settled(3)
         assert sorted(left(rig)) == [(GROUPS_BATCH.name, batch), (GROUPS.name, urgent)]
@@ -64,10 +49,10 @@ def test_an_urgent_query_leaves_before_windows_that_are_closed_already_and_waits
 ) -> None:
     policy = GatePolicy()
     with running(tmp_path, settings=AHEAD, policy=policy) as rig:
-        batch = offer(rig, QUERIES_BATCH.name, *["ada"] * 16)
+        batch = offer(rig, QUERIES_BATCH, *["ada"] * 16)
         rig.tick(waiting=1_000)
         wait_until(lambda: policy.windows == 1 and prepared(rig) == 3)
-        urgent = offer(rig, QUERIES.name, "bell")
+        urgent = offer(rig, QUERIES, "bell")
         rig.tick(waiting=1_000)
         wait_until(lambda: prepared(rig) == 4)
         rig.stage.check_integrity()
@@ -86,21 +71,24 @@ def test_an_urgent_query_waits_for_no_records_that_may_be_batch_while_those_came
     tmp_path: Path,
 ) -> None:
     with running(tmp_path) as rig:
-        offer(rig, QUERIES_BATCH.name, "ada")
+        offer(rig, QUERIES_BATCH, "ada")
         rig.tick()
         rig.settled(1)
-        urgent = offer(rig, QUERIES.name, "bell")
+        urgent = offer(rig, QUERIES, "bell")
         rig.tick(waiting=1_000)
         rig.settled(2)
         assert left(rig)[-1] == (GROUPS.name, urgent)
 
 
-def test_under_a_lasting_load_of_urgent_ones_the_others_get_their_turn(tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(AHEAD, interactive_weight=2, horizon_windows=0)
+def test_under_a_lasting_load_of_urgent_ones_the_others_get_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "INTERACTIVE_WEIGHT", 2)
+    settings = msgspec.structs.replace(AHEAD, horizon_windows=0)
     gate = Gate()
     with running(tmp_path, settings=settings, embedder=gate) as rig:
-        offer(rig, QUERIES.name, *["ada"] * 40)
-        offer(rig, QUERIES_BATCH.name, *["bell"] * 8)
+        offer(rig, QUERIES, *["ada"] * 40)
+        offer(rig, QUERIES_BATCH, *["bell"] * 8)
         gate.opened.release(99)
         rig.tick()
         rig.settled(48)
@@ -115,14 +103,14 @@ def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_
     gate, policy = Gate(), GatePolicy()
     soon = NOW_US // 1_000 + 5
     with running(tmp_path, settings=AHEAD, policy=policy, embedder=gate) as rig:
-        offer(rig, QUERIES.name, *["ada"] * 4)
+        offer(rig, QUERIES, *["ada"] * 4)
         gate.opened.release()
         rig.tick(waiting=9)
         wait_until(lambda: policy.windows == 1)
-        embedding = offer(rig, QUERIES.name, *["bell"] * 4, deadline=soon)
+        embedding = offer(rig, QUERIES, *["bell"] * 4, deadline=soon)
         rig.tick(waiting=9)
         wait_until(lambda: len(gate.batches) == 2)
-        gathered = offer(rig, QUERIES.name, "curie", deadline=soon)
+        gathered = offer(rig, QUERIES, "curie", deadline=soon)
         assert rig.tick(waiting=9) == soon * 1_000
         rig.clock.time_us += 5_000
         rig.tick(waiting=9)
@@ -149,10 +137,10 @@ def test_a_tenant_with_a_backlog_does_not_keep_another_out_of_the_next_window(
     policy = GatePolicy()
     settings = msgspec.structs.replace(AHEAD, horizon_windows=0)
     with running(tmp_path, settings=settings, policy=policy) as rig:
-        heavy = offer(rig, QUERIES.name, *["ada"] * 20, headers=(("rag-tenant", b"heavy"),))
+        heavy = offer(rig, QUERIES, *["ada"] * 20, headers=(("rag-tenant", b"heavy"),))
         rig.tick()
         wait_until(lambda: policy.windows == 1)
-        light = offer(rig, QUERIES.name, "bell", headers=(("rag-tenant", b"light"),))
+        light = offer(rig, QUERIES, "bell", headers=(("rag-tenant", b"light"),))
         rig.tick()
         policy.opened.release(99)
         rig.settled(21)

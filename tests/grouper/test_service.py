@@ -14,10 +14,10 @@ from grouper.plan.scheduler import LEAD_US
 from grouper.records import group_event_id
 from grouper.settings import GrouperSettings
 from schemas.query import Query
-from schemas.record import Source
 from schemas.topics import GROUPS
 from tests.clocks import NOW_US, HandClock
 from tests.grouper.stage import EMBEDDER, WORDS, Gate, running, write_index
+from tests.records import a_source
 from tests.waiting import wait_until
 
 
@@ -32,18 +32,11 @@ def test_a_query_comes_out_as_a_group_with_all_that_the_searcher_needs(tmp_path:
         assert done.parts == ((unit.id, 0),)
         assert (output.topic, output.partition, output.key) == (GROUPS.name, 0, None)
         (group,) = rig.sink.groups
-        assert (group.index_version, group.centroids_fingerprint) == (
-            "v-1",
-            manifest.centroids_fingerprint,
-        )
+        assert group.index_version == "v-1"
+        assert group.centroids_fingerprint == manifest.centroids_fingerprint
         assert group.embedding_model == EMBEDDER.fingerprint
-        assert (group.lane, group.lane_count, group.sequence, group.groups_in_window_for_lane) == (
-            0,
-            1,
-            0,
-            1,
-        )
-        assert (group.window_id, group.next) == (0, None)
+        assert (group.lane, group.lane_count, group.sequence) == (0, 1, 0)
+        assert (group.groups_in_window_for_lane, group.window_id, group.next) == (1, 0, None)
         (query,) = group.queries
         vector = EMBEDDER.encode(["who was curie"])
         assert query.query == unit.record
@@ -54,7 +47,9 @@ def test_a_query_comes_out_as_a_group_with_all_that_the_searcher_needs(tmp_path:
         assert group.clusters == tuple(sorted(query.clusters))
 
 
-def test_a_vector_travels_normalised_and_no_longer_in_the_query(tmp_path: Path) -> None:
+def test_a_vector_travels_normalised_and_probes_are_as_many_as_asked_for(
+    tmp_path: Path,
+) -> None:
     with running(tmp_path) as rig:
         vector = EMBEDDER.encode(["gauss"])[0]
         content = (vector * 7).astype("<f4").tobytes()
@@ -69,34 +64,12 @@ def test_a_vector_travels_normalised_and_no_longer_in_the_query(tmp_path: Path) 
         assert grouped.query.embedding_model == EMBEDDER.fingerprint
         assert np.frombuffer(grouped.vector, dtype="<f4") == pytest.approx(vector)
         assert grouped.clusters == (WORDS.index("gauss"),)
-
-
-def test_each_query_probes_as_many_clusters_as_it_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings()) as rig:
         rig.offer("ada")
         rig.offer("ada", nprobe=5)
-        rig.offer("ada", nprobe=1)
         rig.tick()
         rig.settled(3)
-        clusters = [query.clusters for query in rig.sink.groups[0].queries]
-        assert [len(found) for found in clusters] == [3, 5, 1]
-        assert clusters[1][:3] == clusters[0]
-        assert clusters[1][:1] == clusters[2] == (0,)
-
-
-def test_a_query_that_does_not_fit_is_refused_and_the_ones_around_it_are_grouped(
-    tmp_path: Path,
-) -> None:
-    with running(tmp_path) as rig:
-        rig.offer("ada")
-        (bad,) = rig.offer("bell", nprobe=9)
-        rig.offer("curie")
-        rig.tick()
-        rig.settled(2)
-        assert [(unit.id, error.reason) for unit, error in rig.sink.refusals] == [
-            (bad.id, "invalid_value")
-        ]
-        assert sorted(rig.sink.acknowledged) == [1, 3]
+        three, five = (query.clusters for query in rig.sink.groups[1].queries)
+        assert (len(three), len(five), five[:3]) == (3, 5, three)
 
 
 def test_queries_of_a_window_are_grouped_by_what_they_probe(tmp_path: Path) -> None:
@@ -242,22 +215,6 @@ def test_revoked_queries_are_forgotten_in_the_window_and_in_hand(tmp_path: Path)
         assert gate.batches == [["ada", "bell"], ["curie"]]
 
 
-def test_a_window_that_is_revoked_whole_makes_no_group(tmp_path: Path) -> None:
-    gate = Gate()
-    with running(tmp_path, embedder=gate) as rig:
-        (unit,) = rig.offer("ada")
-        rig.tick()
-        wait_until(lambda: len(gate.batches) == 1)
-        rig.stage.revoke(frozenset({unit.id}), frozenset())
-        gate.opened.release(2)
-        wait_until(lambda: not rig.stage.pending_windows())
-        assert rig.sink.dones == []
-        (again,) = rig.offer("ada")
-        rig.tick()
-        rig.settled(1)
-        assert rig.sink.acknowledged == [again.id]
-
-
 def test_a_unit_offered_again_is_planned_again(tmp_path: Path) -> None:
     """The loop discards a group that holds a revoked query, and offers the others once more."""
     with running(tmp_path) as rig:
@@ -274,56 +231,34 @@ def test_a_unit_offered_again_is_planned_again(tmp_path: Path) -> None:
         assert [group.window_id for group in rig.sink.groups] == [0, 1]
 
 
-def test_timings_say_where_a_query_waited(tmp_path: Path) -> None:
-    with running(tmp_path, clock=HandClock(step_us=10)) as rig:
-        query = Query(query_id="q-1", text="ada")
+def test_times_say_where_a_query_waited_and_its_window_is_measured(tmp_path: Path) -> None:
+    settings = GrouperSettings(nprobe=2, window_queries_max=100)
+    with running(tmp_path, settings=settings, clock=HandClock(step_us=10)) as rig:
         start_us = rig.clock.time_us
-        unit = rig.unit(query, published_us=start_us - 3_000)
-        rig.stage.offer(unit, start_us)
+        sources = []
+        for number, published_us in enumerate((start_us - 3_000, start_us, 0)):
+            query = Query(query_id=f"q-{number}", text=" ".join(["ada"] * (number + 1)))
+            unit = rig.unit(query, published_us=published_us)
+            rig.stage.offer(unit, start_us)
+            sources.append(unit.source)
         rig.stage.tick(start_us + 700, 0)
-        rig.settled(1)
-        (grouped,) = rig.sink.groups[0].queries
-        assert grouped.timings_us["kafka_wait"] == start_us - unit.source.timestamp_ms * 1_000
-        assert grouped.timings_us["window_wait"] == 700
-        assert grouped.timings_us["encode"] == 20, (
-            "two looks at the clock: is anything late, and when is it encoded"
-        )
-        assert grouped.timings_us["group"] == 40, (
-            "between: may the next window close, the plan begins, is anything late, and grouped"
-        )
-        assert list(grouped.timings_us) == ["kafka_wait", "window_wait", "encode", "group"]
-        rig.stage.offer(rig.unit(query, published_us=0), rig.clock.time_us)
-        rig.tick()
-        rig.settled(2)
-        without_timestamp = rig.sink.groups[1].queries[0]
-        assert without_timestamp.timings_us["kafka_wait"] == 0
-
-
-def test_a_window_is_measured(tmp_path: Path) -> None:
-    with running(tmp_path, settings=GrouperSettings(nprobe=2, window_queries_max=100)) as rig:
-        rig.offer("ada", "ada ada", "ada ada ada")
-        rig.tick()
         rig.settled(3)
+        first, _, last = rig.sink.groups[0].queries
+        assert list(first.timings_us) == ["kafka_wait", "window_wait", "encode", "group"]
+        assert first.timings_us["kafka_wait"] == start_us - sources[0].timestamp_ms * 1_000
+        assert first.timings_us["window_wait"] == 700
+        assert last.timings_us["kafka_wait"] == 0, "it has no timestamp"
         sample = rig.metrics.registry.get_sample_value
         assert sample("carpool_window_queries_sum") == 3
         assert sample("carpool_group_queries_sum") == 3
         assert sample("carpool_group_overlap_ratio_sum") == pytest.approx(1 - 2 / 6)
         assert sample("carpool_window_wait_seconds_count") == 3
-        for stage in ("kafka_wait", "window_wait", "encode", "group"):
+        for stage in first.timings_us:
             assert sample("carpool_stage_seconds_count", {"stage": stage}) == 3
 
 
 def test_the_id_of_a_group_is_that_of_its_set_of_records() -> None:
-    a, b, c = (
-        Source(topic="t", partition=0, offset=offset, timestamp_ms=offset) for offset in (1, 2, 12)
-    )
+    a, b, c = map(a_source, (1, 2, 12))
     assert group_event_id([a, b]) == group_event_id([b, a])
-    assert (
-        len(
-            {
-                group_event_id(sources)
-                for sources in ([a], [b], [c], [a, b], [a, c], [b, c], [a, b, c])
-            }
-        )
-        == 7
-    )
+    sets = ([a], [b], [c], [a, b], [a, c], [b, c], [a, b, c])
+    assert len(set(map(group_event_id, sets))) == len(sets)

@@ -9,19 +9,14 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
+from grouper.plan.tenants import parse_weights
 from grouper.service import build_stage
 from grouper.settings import GrouperSettings
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (GrouperSettings(tenant_weights="acme"), "is no TENANT=WEIGHT"),
-        (GrouperSettings(scatter=True), r"set \[kafka\] lanes to at least 2"),
-    ],
-)
-def test_relations_that_do_not_hold_are_named(settings: GrouperSettings, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_scattered_groups_need_lanes() -> None:
+    settings = GrouperSettings(scatter=True)
+    with pytest.raises(ConfigError, match=r"set \[kafka\] lanes to at least 2"):
         build_stage(settings, IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock())
 
 
@@ -29,3 +24,13 @@ def test_bounds_follow_from_the_window_and_the_horizon() -> None:
     settings = GrouperSettings()
     assert (settings.window_queries_min, settings.intake_queries_max) == (20, 800)
     assert GrouperSettings(window_queries_max=1).window_queries_min == 1
+
+
+def test_weights_of_tenants_are_read_and_what_is_none_is_refused_by_name() -> None:
+    assert parse_weights(" acme=4, free = 1,,a=b=2 ") == {"acme": 4, "free": 1, "a=b": 2}
+    assert parse_weights("") == {}
+    for weight in ("", "=", "=0", "=-1", "=1.5", "=1001", "=²"):
+        with pytest.raises(ValueError, match="is no TENANT=WEIGHT"):
+            parse_weights(f"acme{weight}")
+    (problem,) = GrouperSettings(tenant_weights="=3").check()
+    assert problem.startswith("tenant_weights: ")
