@@ -42,7 +42,7 @@ demo: setup $(VENV)/.stamp-vllm ## five questions, answered by a real LLM on thi
 	deploy/demo/demo
 docs: setup ## write the reference and the JSON Schemas from the code, then check links and code blocks of all pages
 	$(BIN)/python -m schemas.jsonschema && PYTHONPATH=. $(BIN)/python docs/reference/generate.py
-	$(BIN)/pytest -q tests/deploy/test_docs.py
+	$(BIN)/pytest -q --run-slow tests/deploy/test_docs.py tests/deploy/test_running.py
 lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
 	requirements/lock $(VENV) $(ARGS)
 clean: ## remove the environment and everything made

@@ -33,33 +33,13 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = (
         8000
     )
-    dtype: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="Number type. float32 is the fastest on CPUs without bfloat16 units.",
-        ),
-    ] = "float32"
-    sequences_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=4_096,
-            description="Prompts in progress at a time. Low: the generator's requests queue up in "
-            "vLLM.",
-        ),
-    ] = 32
-    model_tokens_max: Annotated[
-        int,
-        Meta(
-            ge=128,
-            le=10_000_000,
-            description="Tokens of prompt and answer together. Low: long prompts are refused.",
-        ),
-    ] = 4_096
     extra_args: Annotated[
         tuple[str, ...],
-        Meta(description="More arguments for vLLM's server, as it takes them; the last one wins."),
+        Meta(
+            description="More arguments for vLLM's server, as it takes them. The last one wins, "
+            "also over Carpool's: --max-num-seqs 32, --max-model-len 4096; on a CPU --dtype "
+            "float32."
+        ),
     ] = ()
 
 
@@ -125,21 +105,16 @@ def vllm_command(
     command = [
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", settings.model_dir, "--served-model-name", model_name(settings)),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", settings.dtype),
-        *(
-            "--max-num-seqs",
-            str(settings.sequences_max),
-            "--max-model-len",
-            str(settings.model_tokens_max),
-        ),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--max-num-seqs", "32", "--max-model-len", "4096"),
         *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
         # Small models may fill JSON with white space until they have no tokens left.
         *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),
     ]
     if is_cpu_build():
         # Without compilation it starts in a minute. The CPU build needs blocks of 32 tokens or
-        # more.
-        command += ["--enforce-eager", "--block-size", "32"]
+        # more. float32 is the fastest on CPUs without bfloat16 units.
+        command += ["--enforce-eager", "--block-size", "32", "--dtype", "float32"]
     if kv_events is not None:
         command += ["--kv-events-config", _kv_events_config(kv_events)]
     return [*command, *settings.extra_args]

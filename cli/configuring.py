@@ -13,7 +13,7 @@ from carpool.settings import Secret, describe
 from carpool.settings.sections import SettingDoc
 from carpool.terminal import without_password
 from cli.console import print_json, print_plain
-from cli.options import BootstrapOption, ConfigOption, JsonOption, SetOption, given
+from cli.options import JsonOption, Sources, spread
 from cli.settings import load, section_kinds
 
 WIDTH = 100
@@ -33,12 +33,12 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
     description: str
 
 
+@spread
 def config(
     section: str | None = typer.Argument(None, help="One section; default: all."),
-    bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    sources: Sources,
 ) -> None:
     """Print the settings in force as a settings file (TOML), with comments.
 
@@ -55,13 +55,13 @@ def config(
     """
     from cli.all_settings import CarpoolSettings
 
-    chosen = given(config, assignments, kafka={"bootstrap": bootstrap})
+    chosen = sources.given()
     kinds = section_kinds(CarpoolSettings)
     if section is not None and section not in kinds:
         raise typer.BadParameter(f"there is no section {section!r}; there are: {', '.join(kinds)}")
     settings = load(CarpoolSettings, chosen)
     effective = [
-        _effective(doc, getattr(getattr(settings, name), doc.name), chosen.origin(doc))
+        _effective(doc, getattr(getattr(settings, name), doc.name), chosen.origin(name, doc.name))
         for name, kind in kinds.items()
         if section in (None, name)
         for doc in describe(name, kind)

@@ -10,17 +10,10 @@ import typer
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from cli.console import facts, output, print_json, step_progress, table
-from cli.options import (
-    BootstrapOption,
-    ConfigOption,
-    JsonOption,
-    LastOption,
-    QuestionsOption,
-    SetOption,
-    given,
-)
-from cli.settings import load, load_client_side
+from cli.console import facts, output, print_json
+from cli.options import Beside, JsonOption, spread
+from cli.questions import Asked
+from cli.settings import load
 
 if TYPE_CHECKING:
     from carpool.disk.index import OpenIndex
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
     from searcher.plan.search_times import SearchTimes
     from searcher.settings import SearcherSettings
 
-    _Found = tuple[SearchTimes, HotSet, list[HotSet], int | None, str]
+    _Found = tuple[SearchTimes, HotSet, int | None, str]
 
 _Nprobe = Annotated[
     int | None, typer.Option(min=1, help="Clusters to probe. Default: that of the index.")
@@ -41,21 +34,18 @@ _QueriesPerS = Annotated[
 ]
 ROUNDS = 8
 """Of measured searches: some seconds."""
-SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
-"""Of the bytes of all clusters: the hot sets that are shown beside the chosen one."""
 
 
+@spread
 def hot_set(
     index_dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.")],
-    questions: QuestionsOption = None,
-    last: LastOption = 5000,
+    asked: Asked,
     nprobe: _Nprobe = None,
     target_ms: _TargetMs = 0.0,
     queries_per_s: _QueriesPerS = 0.0,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    beside: Beside,
 ) -> None:
     """Choose searcher.shard_bytes: the fewest bytes of a hot shard that meet the targets.
 
@@ -80,26 +70,19 @@ def hot_set(
     """
     from carpool.disk.index import open_index
     from cli.all_settings import CarpoolSettings
-    from indexer.questions import questions_of_file, questions_of_log
 
     if not target_ms and not queries_per_s:
         raise ConfigError("nothing says what is fast enough: give --target-ms or --queries-per-s")
-    wishes = given(config, assignments, kafka={"bootstrap": bootstrap})
-    settings = load(CarpoolSettings, wishes)
+    settings = load(CarpoolSettings, beside.given())
     if settings.searcher.shard != "gpu":
         raise ConfigError(
             "the bytes are those of a GPU: set searcher.shard to gpu for this command"
         )
     index = open_index(index_dir)
     try:
-        source = index.manifest, settings.embedding, last
-        if questions is not None:
-            asked = questions_of_file(questions, *source)
-        else:
-            kafka = load_client_side(wishes).kafka
-            asked = questions_of_log(kafka, *source, SystemClock(), step_progress())
+        vectors = asked.vectors(index.manifest, settings.embedding, beside)
         targets = {"target_us": 1_000 * target_ms, "queries_per_s": queries_per_s}
-        found = _choose(index, settings.searcher, asked, nprobe, targets)
+        found = _choose(index, settings.searcher, vectors, nprobe, targets)
     finally:
         index.close()
     _print(index_dir, found, as_json=as_json)
@@ -112,7 +95,7 @@ def _choose(
     nprobe: int | None,
     targets: dict[str, float],
 ) -> _Found:
-    """Returns the measured times, the chosen hot set, others, the bytes to set, and why.
+    """Returns the measured times, the chosen hot set, the bytes to set, and why.
 
     `asked`: (n, dim) float32. No bytes: a shard is not needed, or not enough.
     """
@@ -120,7 +103,7 @@ def _choose(
 
     from carpool.disk.centroids import probe
     from searcher.plan.gpu_blocks import block_bytes, blocks_of, gpu_bytes_for
-    from searcher.plan.hot_set import choose_hot_set, judge_hot_set, nested_hot_sets
+    from searcher.plan.hot_set import choose_hot_set, nested_hot_sets
 
     manifest = index.manifest
     if not len(asked):
@@ -133,17 +116,13 @@ def _choose(
     )
     times = _measure(index, settings, asked, probes)
     chosen = choose_hot_set(sets, times, **targets)
-    numbers = {sets.share(share) for share in SHARES}
-    others = [
-        judge_hot_set(sets, number, times, **targets) for number in numbers - {chosen.clusters}
-    ]
     if not chosen.meets:
         why = "the targets are not met even with the whole index in the shard"
-        return times, chosen, others, None, why
+        return times, chosen, None, why
     if not chosen.clusters:
-        return times, chosen, others, None, "the targets are met without a shard"
+        return times, chosen, None, "the targets are met without a shard"
     bytes_max = gpu_bytes_for(chosen.size_bytes, manifest.nlist)
-    return times, chosen, others, bytes_max, "the fewest that meet the targets"
+    return times, chosen, bytes_max, "the fewest that meet the targets"
 
 
 def _measure(
@@ -170,30 +149,18 @@ def _measure(
 
 
 def _print(index_dir: Path, found: _Found, *, as_json: bool) -> None:
-    times, chosen, others, bytes_max, why = found
+    times, chosen, bytes_max, why = found
     if as_json:
         named = {"times": asdict(times), "chosen": asdict(chosen), "why": why}
-        others_named = [asdict(other) for other in others]
-        print_json(named | {"others": others_named, "shard_bytes": bytes_max})
+        print_json(named | {"shard_bytes": bytes_max})
         return
     rows = {
         "search times": f"{times.fixed_us:,.0f} us a batch, {times.other_us:,.0f} us a question, "
         f"and {times.scan_us:,.0f} us on one of {times.threads} threads for all clusters of a "
         f"question (off by {times.error:.0%})",
-        "chosen": f"{chosen.clusters:,} clusters: {why}",
+        "chosen": f"{chosen.clusters:,} clusters, {chosen.size_bytes / 1e6:,.1f} MB: {why}",
+        "hit rate": f"{chosen.mean_hit_rate:.3f}",
+        "search": f"{chosen.search_us / 1000:.2f} ms in batches of {chosen.batch}",
         "searcher.shard_bytes": "-" if bytes_max is None else str(bytes_max),
     }
     output().print(facts(rows, title=str(index_dir)))
-    columns = ("clusters", "MB", "hit rate", "batch", "search ms", "meets")
-    shown = table(*columns, "", right=columns)
-    for one in sorted([*others, chosen], key=lambda one: one.clusters):
-        shown.add_row(
-            f"{one.clusters:,}",
-            f"{one.size_bytes / 1e6:,.1f}",
-            f"{one.mean_hit_rate:.3f}",
-            str(one.batch),
-            f"{one.search_us / 1000:.2f}",
-            "yes" if one.meets else "no",
-            "<- chosen" if one is chosen else "",
-        )
-    output().print(shown)

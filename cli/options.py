@@ -30,31 +30,17 @@ SetOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+_BOOTSTRAP = ("--bootstrap", "-b")
 BootstrapOption = Annotated[
     str | None,
-    typer.Option(
-        "--bootstrap", "-b", metavar="HOST:PORT", help="Brokers. Default: kafka.bootstrap."
-    ),
-]
-
-QuestionsOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Questions: vectors (.npy), or one a line, as text or as JSON with `text`. Default: "
-        "those that Kafka still has.",
-    ),
-]
-LastOption = Annotated[
-    int, typer.Option(min=100, metavar="N", help="Take the last N questions at most.")
+    typer.Option(*_BOOTSTRAP, metavar="HOST:PORT", help="Brokers. Default: kafka.bootstrap."),
 ]
 BesideOption = Annotated[
     str | None,
     typer.Option(
-        "--bootstrap",
-        "-b",
+        *_BOOTSTRAP,
         metavar="HOST:PORT",
-        help="Brokers. Default: those of a running `carpool up`.",
+        help="Brokers. Default: those of a running `carpool up`, else kafka.bootstrap.",
     ),
 ]
 
@@ -65,27 +51,11 @@ def given(config: Path | None, assignments: list[str] | None, **flags: dict[str,
 
     Raises `ConfigError` when an assignment has another shape, or names no setting.
     """
-    found = Given(
-        file=settings_file(config, os.environ),
-        environ=os.environ,
-        flags=parse_assignments(assignments or []),
-    )
-    own = {
-        section: {name: value for name, value in values.items() if value is not None}
-        for section, values in flags.items()
-    }
-    return found.with_flags(own)
-
-
-def client_side(
-    bootstrap: str | None, config: Path | None, assignments: list[str] | None, **kafka: Any
-) -> ClientSide:
-    """Returns the settings of a command that talks to running services.
-
-    `kafka`: more settings of that section which the command has as options.
-    """
-    flags = {"bootstrap": bootstrap, **kafka}
-    return load_client_side(given(config, assignments, kafka=flags))
+    found: dict[str, dict[str, Any]] = {**parse_assignments(assignments or [])}
+    for section, values in flags.items():
+        own = {name: value for name, value in values.items() if value is not None}
+        found[section] = found.get(section, {}) | own
+    return Given(file=settings_file(config, os.environ), environ=os.environ, flags=found)
 
 
 def logical_topic(kafka: KafkaSettings, topic: str) -> str:
@@ -102,16 +72,28 @@ def passed_on(config: Path | None, assignments: list[str] | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
-    """The options of a command that talks to running services, beside its own."""
+class Sources:
+    """The options that say where the settings of a command come from."""
 
-    bootstrap: BesideOption = None
+    bootstrap: BootstrapOption = None
     config: ConfigOption = None
     assignments: SetOption = None
 
+    def given(self, **flags: dict[str, Any]) -> Given:
+        """Returns the sources; `flags` are the other options of the command. See `given`."""
+        kafka = {"bootstrap": self.bootstrap} | flags.pop("kafka", {})
+        return given(self.config, self.assignments, kafka=kafka, **flags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside(Sources):
+    """The options of a command that talks to running services."""
+
+    bootstrap: BesideOption = None
+
     def settings(self, **kafka: Any) -> ClientSide:
-        """Returns the settings in force. See `client_side`."""
-        return client_side(self.bootstrap, self.config, self.assignments, **kafka)
+        """Returns the settings in force; `kafka`: more settings of that section."""
+        return load_client_side(self.given(kafka=kafka))
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

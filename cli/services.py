@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from carpool.loop.priority.intake_queues import Intake
 from carpool.loop.retry import read_query
 from carpool.loop.stage import R
-from cli.options import BootstrapOption, ConfigOption, SetOption, given
+from cli.options import Sources, spread
 from cli.settings import load
 from schemas.answer import Stage as StageName
 from schemas.codec import decode, decode_retrieval
@@ -44,24 +44,20 @@ PortOption = typer.Option(
 )
 
 
+@spread
 def grouper(
-    bootstrap: BootstrapOption = None,
-    index: str | None = IndexOption,
-    port: int | None = PortOption,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    index: str | None = IndexOption, port: int | None = PortOption, *, sources: Sources
 ) -> None:
     """Run the grouper: it embeds queries, finds their clusters, and writes them in groups.
 
     Reads rag.queries.v1 and rag.retries.v1, writes rag.groups.v1. SIGTERM finishes the work in
     progress; a second SIGTERM stops immediately.
 
-
     \b
     Example:
       carpool grouper --index .carpool/index --set grouper.policy=greedy
     """
-    settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
+    settings = _settings(sources, port, index={"dir": index})
     from grouper.service import build_stage
     from searcher.build import uses_horizon
 
@@ -86,12 +82,9 @@ def grouper(
     )
 
 
+@spread
 def searcher(
-    bootstrap: BootstrapOption = None,
-    index: str | None = IndexOption,
-    port: int | None = PortOption,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    index: str | None = IndexOption, port: int | None = PortOption, *, sources: Sources
 ) -> None:
     """Run the searcher: it finds the passages of each query, within a memory budget.
 
@@ -102,7 +95,7 @@ def searcher(
     Example:
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
-    settings = _settings(config, assignments, bootstrap, port, index={"dir": index})
+    settings = _settings(sources, port, index={"dir": index})
     from carpool.kafka.topic_log import TopicLog
     from searcher.service import QUERIES_IN_HAND_MAX, build_stage
 
@@ -128,15 +121,15 @@ def searcher(
     )
 
 
+@spread
 def generator(
-    bootstrap: BootstrapOption = None,
     llm_url: str | None = typer.Option(
         None, "--llm-url", metavar="URL", help="The LLM server's API; several URLs: with commas."
     ),
     model: str | None = typer.Option(None, "--model", help="Its model's name."),
     port: int | None = PortOption,
-    config: ConfigOption = None,
-    assignments: SetOption = None,
+    *,
+    sources: Sources,
 ) -> None:
     """Run the generator: it sends prompts to the LLM server, and writes the answers.
 
@@ -148,8 +141,7 @@ def generator(
     Example:
       carpool generator --llm-url http://127.0.0.1:8000/v1 --model my-model
     """
-    llm = {"base_url": llm_url, "model": model}
-    settings = _settings(config, assignments, bootstrap, port, llm=llm)
+    settings = _settings(sources, port, llm={"base_url": llm_url, "model": model})
     from carpool.kafka.topic_log import TopicLog
     from generator.dedup.stage import DedupStage
     from generator.service import build_stage
@@ -178,12 +170,11 @@ def generator(
 
 
 def _settings(
-    config: Any, assignments: Any, bootstrap: str | None, port: int | None, **flags: dict[str, Any]
+    sources: Sources, port: int | None, **flags: dict[str, str | None]
 ) -> CarpoolSettings:
     from cli.all_settings import CarpoolSettings
 
-    flags |= {"kafka": {"bootstrap": bootstrap}, "http": {"port": port}}
-    return load(CarpoolSettings, given(config, assignments, **flags))
+    return load(CarpoolSettings, sources.given(http={"port": port}, **flags))
 
 
 def _run(

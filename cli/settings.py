@@ -11,9 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from carpool.errors import ConfigError
-from carpool.kafka.settings import KafkaSettings
-from carpool.settings import SECTIONS, Settings, describe, load_settings
-from carpool.settings.sections import SettingDoc
+from carpool.settings import SECTIONS, Settings, describe, environment_name, load_settings
 from cli.runfile import RunFile
 from cli.up_settings import UpSettings
 from producers.settings import ClientSections
@@ -37,24 +35,22 @@ class Given:
     environ: Mapping[str, str]
     flags: Mapping[str, Mapping[str, Any]]
 
-    def origin(self, doc: SettingDoc) -> str:
+    def origin(self, section: str, name: str) -> str:
         """Returns where the value comes from: default, a file, the environment or a flag."""
-        if self.flags.get(doc.section, {}).get(doc.name) is not None:
+        variable = environment_name(section, name)
+        if self.flags.get(section, {}).get(name) is not None:
             return "flag"
-        if doc.environment in self.environ:
-            return f"environment ({doc.environment})"
+        if variable in self.environ:
+            return f"environment ({variable})"
         if self.file is not None:
-            table = tomllib.loads(self.file.read_text(encoding="utf-8")).get(doc.section, {})
-            if doc.name in table:
+            table = tomllib.loads(self.file.read_text(encoding="utf-8")).get(section, {})
+            if name in table:
                 return f"file ({self.file})"
         return "default"
 
-    def with_flags(self, added: Mapping[str, Mapping[str, Any]]) -> Given:
-        """Returns a copy with more flags, which win over the flags of this."""
-        flags = {section: dict(values) for section, values in self.flags.items()}
-        for section, values in added.items():
-            flags.setdefault(section, {}).update(values)
-        return Given(file=self.file, environ=self.environ, flags=flags)
+    def is_default(self, section: str, name: str) -> bool:
+        """Returns whether no file, variable or flag has a value of the setting."""
+        return self.origin(section, name) == "default"
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, dict[str, str]]:
@@ -116,21 +112,8 @@ def load_client_side(given: Given) -> ClientSide:
     """
     settings = load(ClientSide, given)
     run = RunFile(Path(settings.up.state_dir)).read()
-    if run is None or not names_no_brokers(given):
+    if run is None or not given.is_default("kafka", "bootstrap"):
         return settings
-    prefix = (
-        run.prefix if is_default("kafka", "prefix", KafkaSettings, given) else settings.kafka.prefix
-    )
+    prefix = run.prefix if given.is_default("kafka", "prefix") else settings.kafka.prefix
     kafka = msgspec.structs.replace(settings.kafka, bootstrap=run.bootstrap, prefix=prefix)
     return msgspec.structs.replace(settings, kafka=kafka)
-
-
-def names_no_brokers(given: Given) -> bool:
-    """Returns whether no file, variable or flag names the brokers."""
-    return is_default("kafka", "bootstrap", KafkaSettings, given)
-
-
-def is_default(section: str, name: str, kind: type[Settings], given: Given) -> bool:
-    """Returns whether no file, variable or flag has a value of the setting."""
-    doc = next(doc for doc in describe(section, kind) if doc.name == name)
-    return given.origin(doc) == "default"

@@ -1,4 +1,4 @@
-"""`carpool topics`: create, list, describe and check the topics."""
+"""`carpool topics`: create, describe and check the topics."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.padding import Padding
 from rich.text import Text
 
-from carpool.kafka.checks import named_at_brokers
 from carpool.kafka.settings import KafkaSettings
 from cli.console import output, print_json, table
 from cli.exit_codes import FAILED
 from cli.options import Beside, JsonOption, spread
 from cli.services import INPUTS
-from schemas.topics import TOPICS, UNTIL_PROCESSED, read_with
-
-HOUR_MS = 3_600_000
+from schemas.topics import TOPICS, read_with
 
 app = typer.Typer(
     name="topics",
-    help="Make the topics, list them, and compare them with what they should be.",
+    help="Make the topics, and compare them with what they should be.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -70,32 +66,6 @@ def create(
             output().print(Text("differs", "yellow"), "", f"{name}: {'; '.join(drift)}")
     if drifted:
         raise typer.Exit(FAILED)
-
-
-@app.command("list")
-@spread
-def list_topics(
-    as_json: JsonOption = False,
-    *,
-    beside: Beside,
-) -> None:
-    """List the topics that Carpool uses, with their purpose. Asks no broker.
-
-    \b
-    Example:
-      carpool topics list --json
-    """
-    topics = named_at_brokers(beside.settings().kafka, TOPICS)
-    if as_json:
-        print_json(topics)
-        return
-    for topic in topics:
-        forever = topic.retention_ms == UNTIL_PROCESSED
-        kept = "until processed" if forever else f"{topic.retention_ms // HOUR_MS} h"
-        size = f"{topic.max_message_bytes // 1024:,} KiB"
-        what = f"{topic.purpose}\npartition by {topic.partition_by}, keeps {kept}, largest {size}"
-        output().print(Text(topic.name, "bold"))
-        output().print(Padding(what, (0, 0, 0, 2)))
 
 
 @app.command()

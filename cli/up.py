@@ -9,7 +9,7 @@ import typer
 
 from cli.console import people
 from cli.options import ConfigOption, SetOption, given, passed_on
-from cli.settings import is_default, load, names_no_brokers
+from cli.settings import load
 from cli.supervise import Interrupted
 
 _INDEX = typer.Option(None, "--index", metavar="DIR", help="Folder of the index.")
@@ -78,14 +78,13 @@ def up(
     from cli.all_settings import CarpoolSettings
     from cli.running import run_everything
     from cli.stack import EMBEDDED, make_plan
-    from generator.settings import GeneratorSettings
     from producers.read_questions import read_questions
 
     questions = (
         [question.text or "" for question in read_questions(demo)] if demo is not None else []
     )
     is_embedded = bootstrap == EMBEDDED or (
-        bootstrap is None and names_no_brokers(given(config, assignments))
+        bootstrap is None and given(config, assignments).is_default("kafka", "bootstrap")
     )
     chosen = given(
         config,
@@ -102,7 +101,7 @@ def up(
         settings,
         is_embedded=is_embedded,
         llm_url=llm_url,
-        chooses_passages=is_default("generator", "passages_max", GeneratorSettings, chosen),
+        chooses_passages=chosen.is_default("generator", "passages_max"),
     )
     stays = sys.stdout.isatty() if exit_after_demo is None else not exit_after_demo
     passed = passed_on(config, assignments)

@@ -19,8 +19,6 @@ class HashingEmbedder:
     """
 
     def __init__(self, dimension: int) -> None:
-        if dimension < 1:
-            raise ValueError(f"the dimension is {dimension}; it must be at least 1")
         self.dimension = dimension
         self.fingerprint = hashlib.sha256(f"hashing-v0:{dimension}".encode()).hexdigest()[:16]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cli.status_values import GroupStatus, Member, Partition, PartitionIdle, ServiceStatus
@@ -11,21 +13,10 @@ TOPIC = "rag.retrievals.v1"
 
 
 def partition(
-    number: int = 2,
-    waiting: int = 130,
-    *,
-    oldest_s: float | None = 50.0,
-    member: str | None = "host-a",
-    moved: bool = False,
+    number: int = 2, waiting: int = 130, *, moved: bool = False, **more: Any
 ) -> Partition:
-    return Partition(
-        topic=TOPIC,
-        number=number,
-        waiting=waiting,
-        oldest_s=oldest_s,
-        member=member,
-        has_moved=moved,
-    )
+    given: dict[str, Any] = {"oldest_s": 50.0, "member": "host-a"} | more
+    return Partition(topic=TOPIC, number=number, waiting=waiting, has_moved=moved, **given)
 
 
 def group(*partitions: Partition, state: str = "STABLE") -> GroupStatus:
@@ -34,7 +25,7 @@ def group(*partitions: Partition, state: str = "STABLE") -> GroupStatus:
         Member(
             name=name,
             host="10.0.0.1",
-            partitions=[(each.topic, each.number) for each in partitions if each.member == name],
+            partitions=[(TOPIC, each.number) for each in partitions if each.member == name],
         )
         for name in names
     ]
@@ -43,26 +34,20 @@ def group(*partitions: Partition, state: str = "STABLE") -> GroupStatus:
     )
 
 
-def process(
-    *numbers: int,
-    state: str = "ready",
-    idle_s: float = 0.0,
-    missing: tuple[str, ...] = (),
-    paused: bool = False,
-) -> ServiceStatus:
-    return ServiceStatus(
-        name="generator",
-        address="10.0.0.1:9464",
-        state=state,
-        missing=list(missing),
-        reads=TOPIC,
-        is_paused=paused,
-        idle_s=idle_s,
-        partitions=[PartitionIdle(topic=TOPIC, number=number, idle_s=idle_s) for number in numbers],
-    )
+def process(*numbers: int, idle_s: float = 0.0, **more: Any) -> ServiceStatus:
+    given: dict[str, Any] = {
+        "name": "generator",
+        "address": "10.0.0.1:9464",
+        "state": "ready",
+        "missing": [],
+        "reads": TOPIC,
+        "idle_s": idle_s,
+        "partitions": [PartitionIdle(topic=TOPIC, number=n, idle_s=idle_s) for n in numbers],
+    }
+    return ServiceStatus(**given | more)
 
 
-DOWN = process(state="down", missing=("nothing answers there",))
+DOWN = process(state="down", missing=["nothing answers there"])
 
 
 def verdict(found: GroupStatus, *processes: ServiceStatus) -> str | None:
@@ -87,13 +72,8 @@ def test_a_member_that_does_not_answer_is_named_at_once() -> None:
 
 
 def test_a_member_that_answers_and_has_not_moved_says_why() -> None:
-    stuck = process(
-        2,
-        idle_s=42.0,
-        state="not ready",
-        missing=("LLM server at http://x refuses: 503",),
-        paused=True,
-    )
+    refuses = ["LLM server at http://x refuses: 503"]
+    stuck = process(2, idle_s=42.0, state="not ready", missing=refuses, is_paused=True)
     assert verdict(group(partition()), stuck) == (
         "generator is stuck: rag.retrievals.v1[2] has 130 waiting and has not moved for 42 s; "
         "member host-a is assigned it and has paused its intake: LLM server at http://x refuses: "
@@ -106,16 +86,7 @@ def test_slow_is_not_stuck_while_the_service_itself_moves() -> None:
 
 
 def test_service_that_finishes_other_work_is_not_stuck_over_partition_that_waits_its_turn() -> None:
-    waits = process(2, idle_s=100.0)
-    busy = ServiceStatus(
-        name="generator",
-        address="a",
-        state="ready",
-        missing=[],
-        reads=TOPIC,
-        idle_s=1.0,
-        partitions=waits.partitions,
-    )
+    busy = process(idle_s=1.0, partitions=process(2, idle_s=100.0).partitions)
     assert verdict(group(partition()), busy) is None
 
 
@@ -131,30 +102,21 @@ def test_an_empty_group_and_a_partition_without_an_owner_are_said_so() -> None:
     nobody = verdict(group(partition(member=None, oldest_s=1.0), state="EMPTY"), DOWN)
     assert nobody is not None
     assert "its consumer group carpool-generator has no members" in nobody
-    orphan = verdict(
-        group(
-            partition(1, 5, member=None), partition(2, 0, moved=True), state="PREPARING_REBALANCING"
-        )
-    )
+    others = (partition(1, 5, member=None), partition(2, 0, moved=True))
+    orphan = verdict(group(*others, state="PREPARING_REBALANCING"))
     assert orphan is not None
     assert "no member has it (the group is PREPARING_REBALANCING)" in orphan
 
 
 def test_the_partition_with_most_waiting_is_told_and_the_others_are_counted() -> None:
-    found = verdict(
-        group(
-            partition(0, 10), partition(1, 20), partition(2, 130), partition(3, 9_999, moved=True)
-        ),
-        DOWN,
-    )
+    waiting = (partition(0, 10), partition(1, 20), partition(2, 130))
+    found = verdict(group(*waiting, partition(3, 9_999, moved=True)), DOWN)
     assert found is not None
     assert "rag.retrievals.v1[2] has 130 waiting (30 more in 2 other partitions)" in found
 
 
 def holder(name: str, index: str | None) -> ServiceStatus:
-    return ServiceStatus(
-        name=name, address="10.0.0.1:9464", state="ready", missing=[], reads=TOPIC, index=index
-    )
+    return process(name=name, index=index)
 
 
 def test_status_says_which_index_the_services_have_and_whose_is_older() -> None:

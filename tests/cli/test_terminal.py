@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import logging
 import re
-from collections.abc import Callable
-from functools import partial
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -20,19 +18,19 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.dead_letters.letter import DeadLetter
-from carpool.disk.index import open_index
 from carpool.disk.manifest import read_manifest, write_manifest
 from carpool.telemetry.logs import configure_logs
-from carpool.terminal import TerminalConsole, harmless, harmless_json, print_json
+from carpool.terminal import TerminalConsole, harmless, harmless_json
 from cli.answers import answer_text, citation_lines, timing_line, timing_table
 from cli.dlq.showing import count, letter_text, letters_table, reasons_table, topics_table
 from cli.status import Status
 from cli.status import _print as print_status
 from cli.status_values import GroupStatus, Member, Partition, ServiceStatus
-from schemas.answer import Answer, AnswerError, Citation, Retrieved
+from schemas.answer import AnswerError, Citation, Retrieved
 from schemas.record import Source
 from tests.cli.support import carpool
 from tests.disk.helpers import make_content, write_index
+from tests.records import an_answer
 
 ROOT = Path(__file__).parents[2]
 SEQUENCES = (
@@ -54,18 +52,15 @@ def unsafe(printed: str) -> set[str]:
     return {char for char in rest if not char.isprintable() and char != "\n"}
 
 
-def on_a_terminal(show: Callable[[TerminalConsole], None]) -> str:
+def on_a_terminal(*parts: object) -> str:
     file = io.StringIO()
-    show(TerminalConsole(file=file, force_terminal=True, color_system="standard", width=400))
+    console = TerminalConsole(file=file, force_terminal=True, color_system="standard", width=400)
+    console.print(*parts)
     return file.getvalue()
 
 
-def print_on(what: object, console: TerminalConsole) -> None:
-    console.print(what)
-
-
 def test_every_control_character_is_escaped_and_words_of_all_scripts_stay() -> None:
-    every = "".join(map(chr, range(0x110000)))
+    every = "".join(map(chr, [*range(0x3000), *range(0xD800, 0x10400), *range(0xE0000, 0xE0200)]))
     assert unsafe(harmless(every)) <= set("\u200c\u200d") | {c for c in every if c.isspace()}
     assert not unsafe(harmless(HOSTILE))
     for text in ("naïve", "東京\u3000タワー", "می\u200cخواهم", "1\u00a0000 €", "a\nb"):
@@ -85,31 +80,7 @@ def test_whatever_a_console_prints_is_escaped_and_never_markup(sequence: str) ->
     table = Table(sequence, title=sequence)
     table.add_row(sequence)
     for what in (sequence, Text(sequence), table, Group(sequence, Panel(sequence)), {sequence: 1}):
-        assert not unsafe(on_a_terminal(partial(print_on, what)))
-
-
-def hostile_answer(status: str) -> Answer:
-    return Answer(
-        query_id=HOSTILE,
-        status=status,  # type: ignore[arg-type]
-        is_final=True,
-        replayed=False,
-        attempts=1,
-        answer=HOSTILE,
-        citations=(Citation(n=1, doc_id=HOSTILE, title=HOSTILE + "t"),) if status == "ok" else (),
-        retrieved=(Retrieved(id=HOSTILE, score=0.5),),
-        timings_ms={HOSTILE: 1.0},
-        error=AnswerError(type="expired", message=HOSTILE, retryable=False, stage="searcher"),
-    )
-
-
-@pytest.mark.parametrize("status", ["ok", "partial", "failed"])
-def test_an_answer_is_printed_escaped(status: str) -> None:
-    answer = hostile_answer(status)
-    parts = (answer_text(answer), *citation_lines(answer), timing_line(answer))
-    printed = on_a_terminal(lambda console: console.print(*parts, timing_table([answer])))
-    assert r"\x1b[2J" in printed
-    assert not unsafe(printed)
+        assert not unsafe(on_a_terminal(what))
 
 
 def test_a_dead_letter_is_printed_escaped() -> None:
@@ -129,7 +100,7 @@ def test_a_dead_letter_is_printed_escaped() -> None:
         letters_table([letter], 9),
         letter_text(letter),
     )
-    assert not unsafe(on_a_terminal(lambda console: console.print(*parts)))
+    assert not unsafe(on_a_terminal(*parts))
 
 
 def test_the_status_is_printed_escaped(
@@ -162,60 +133,54 @@ def test_the_status_is_printed_escaped(
     assert not unsafe(printed)
 
 
-@pytest.mark.parametrize("suffix", ["", " --json"])
-def test_the_manifest_of_an_index_is_printed_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+def test_an_answer_is_printed_escaped() -> None:
+    error = AnswerError(type="expired", message=HOSTILE, retryable=False, stage="searcher")
+    cited = (Citation(n=1, doc_id=HOSTILE, title=HOSTILE + "t"),)
+    for status, citations in (("ok", cited), ("failed", ())):
+        answer = an_answer(
+            HOSTILE,
+            status,
+            answer=HOSTILE,
+            citations=citations,
+            retrieved=(Retrieved(id=HOSTILE, score=0.5),),
+            timings_ms={HOSTILE: 1.0},
+            error=error,
+        )
+        parts = (answer_text(answer), *citation_lines(answer), timing_line(answer))
+        printed = on_a_terminal(*parts, timing_table([answer]))
+        assert r"\x1b[2J" in printed
+        assert not unsafe(printed)
+
+
+def test_a_manifest_is_printed_escaped_also_where_a_terminal_lacks_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    folder = tmp_path / "index"
+    folder, foreign = tmp_path / "index\udce9", "modèle € 😀"  # a file name that is not UTF-8
     write_index(folder, make_content())
-    text = HOSTILE.replace("\ud800", "")
-    write_manifest(
-        folder,
-        msgspec.structs.replace(
-            read_manifest(folder),
-            index_version=text,
-            embedding_model=text,
-            embedding_model_name=text,
-        ),
-    )
-    open_index(folder).close()
-    shown = carpool(f"index stats {folder}{suffix}")
-    assert shown.code == 0
-    assert "evil" in shown.stdout
-    assert not unsafe(shown.stdout)
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_lacks_characters_is_sent_escapes(tmp_path: Path, encoding: str) -> None:
-    folder, text = tmp_path / "index\udce9", "modèle € 😀"  # a name of a file that is not UTF-8
-    write_index(folder, make_content())
-    manifest = read_manifest(folder)
-    write_manifest(folder, msgspec.structs.replace(manifest, embedding_model_name=text))
-    open_index(folder).close()
-    shown = carpool(f"index stats {folder}", encoding=encoding)
-    assert (shown.code, r"\u20ac \ud83d\ude00" in shown.stdout) == (0, True)
-    shown = carpool(f"index stats {folder} --json", encoding=encoding)
-    assert (shown.code, shown.json["embedding_model_name"]) == (0, text)
+    text = foreign + HOSTILE.replace("\ud800", "")
+    named = dict.fromkeys(("index_version", "embedding_model", "embedding_model_name"), text)
+    write_manifest(folder, msgspec.structs.replace(read_manifest(folder), **named))
+    for suffix, encoding in product(("", " --json"), ("utf-8", "ascii")):
+        shown = carpool(f"index stats {folder}{suffix}", encoding=encoding)
+        assert (shown.code, "evil" in shown.stdout) == (0, True)
+        assert not unsafe(shown.stdout)
+        assert (r"\u20ac" in shown.stdout) is (encoding == "ascii")
+        if suffix:
+            assert shown.json["embedding_model_name"] == text
     next(folder.glob("*.seg")).unlink()
-    damaged = carpool(f"index verify {folder} --json", encoding=encoding)
+    damaged = carpool(f"index verify {folder} --json", encoding="ascii")
     assert (damaged.code, damaged.json["ok"]) == (1, False)
 
 
-def test_json_on_the_terminal_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"a": HOSTILE.replace("\ud800", "")})
-    printed = capsys.readouterr().out
-    assert json.loads(printed)["a"] == HOSTILE.replace("\ud800", "")
-    assert not unsafe(printed)
-
-
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_log_line_is_escaped(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = structlog.get_config()
-    handlers = logging.getLogger().handlers[:]
+def test_a_log_line_is_escaped_and_names_no_password(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, handlers = structlog.get_config(), logging.getLogger().handlers[:]
     try:
         configure_logs(service="s", log_format=log_format)  # type: ignore[arg-type]
-        text = HOSTILE.replace("\ud800", "")
+        text = HOSTILE.replace("\ud800", "") + " http://name:sesame@10.0.0.1/v1"
         structlog.get_logger("x").warning(text, query_id=text, many=[text])
         logging.getLogger("other").warning("%s", text)
     finally:
@@ -224,13 +189,18 @@ def test_a_log_line_is_escaped(log_format: str, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().err
     assert printed.count("evil") >= 2
     assert not unsafe(printed)
+    assert printed.count("http://name:********@10.0.0.1/v1") == 4
+    assert "sesame" not in printed
 
 
-BANNED_CALLS = {"print", "Console", "echo", "secho", "print_exception", "rprint"}
-BANNED_NAMES = {"stdout", "stderr", "__stdout__", "__stderr__"}
+PRINTS = re.compile(
+    r"(?<![\w.])(print|rprint)\(|\b(Console|echo|secho|print_exception)\(|sys\.(__)?std(out|err)\b"
+)
 EXCEPTIONS = {
-    "carpool/terminal.py": "prints for all",
-    "carpool/telemetry/logs.py": "log lines, escaped there",
+    "carpool/terminal.py",  # prints for all
+    "carpool/telemetry/logs.py",  # log lines, escaped there
+    "carpool/foreign_files.py",  # in a command that a user is told
+    "producers/client.py",  # in an example
 }
 ALLOWED_LINES = {
     ("cli/dlq/commands.py", "sys.stdout.buffer.write(letter.value)"),  # --raw: the bytes, asked for
@@ -248,33 +218,14 @@ ALLOWED_LINES = {
 }
 
 
-def prints_of_its_own(path: Path) -> list[str]:
-    """Returns the lines of a module that print past `carpool.terminal`."""
-    lines = path.read_text().splitlines()
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        name = ""
-        if isinstance(node, ast.Call):
-            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            is_print = name in BANNED_CALLS and not (
-                name == "print" and isinstance(node.func, ast.Attribute)
-            )
-        elif isinstance(node, ast.Attribute):
-            is_print = node.attr in BANNED_NAMES and getattr(node.value, "id", "") == "sys"
-        else:
-            continue
-        if is_print:
-            found.append(lines[node.lineno - 1].strip())
-    return found
-
-
 def test_no_module_prints_past_the_console_that_escapes() -> None:
-    found = [
-        (name, line)
+    found = {
+        (name, line.strip())
         for package in ("cli", "bench", "indexer", "producers", "carpool")
-        for path in sorted((ROOT / package).rglob("*.py"))
+        for path in (ROOT / package).rglob("*.py")
         if (name := path.relative_to(ROOT).as_posix()) not in EXCEPTIONS
         and not name.startswith("carpool/testing/")
-        for line in prints_of_its_own(path)
-    ]
-    assert [each for each in found if each not in ALLOWED_LINES] == []
+        for line in path.read_text().splitlines()
+        if PRINTS.search(line)
+    }
+    assert found - ALLOWED_LINES == set()

@@ -7,207 +7,122 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from carpool.kafka.embedded import free_port
-from cli.http import get
+from carpool.testing.llm_server import LlmServer
 from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = "carpool-llm-stand-in"
+TOWNS = [
+    {"id": f"town-{n}", "title": f"Town {n}", "text": f"Town {n} lies on river {n}."}
+    for n in range(20)
+]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with an index of twenty passages over the hashing model."""
-    lines = [
-        json.dumps(
-            {
-                "id": f"town-{number}",
-                "title": f"Town {number}",
-                "text": f"Town {number} lies on river {number}.",
-            }
+class User:
+    """Runs `carpool` in a folder with an index of twenty passages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        base = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
+        # The searcher insists on O_DIRECT; a temporary folder may lie in memory.
+        self.environ = base | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "120",
+            "CARPOOL_SEARCHER_DIRECT_IO": "auto",
+            "CARPOOL_EMBEDDING_MODEL": "hashing:64",
+        }
+        (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, TOWNS)))
+        assert self.run("index build corpus.jsonl --out index --nlist 4").returncode == 0
+
+    def start(self, line: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "carpool", *shlex.split(line)],
+            cwd=self.folder,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
-        for number in range(20)
-    ]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
-    (tmp_path / "questions.txt").write_text(
-        "On which river lies town 3?\nOn which river lies town 7?\n"
-    )
-    build = (
-        "index",
-        "build",
-        "corpus.jsonl",
-        "--out",
-        "index",
-        "--model",
-        "hashing:64",
-        "--nlist",
-        "4",
-    )
-    subprocess.run(
-        [sys.executable, "-m", "carpool", *build],
-        cwd=tmp_path,
-        env=environ(),
-        check=True,
-        capture_output=True,
-    )
-    return tmp_path
+
+    def run(self, line: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(line)
+        printed, _ = process.communicate(timeout=2 * WAIT_S)
+        return subprocess.CompletedProcess(line, process.returncode, printed)
+
+    def ask(self, town: int) -> dict[str, Any]:
+        line = f"ask 'On which river lies town {town}?' --json --timeout {WAIT_S:g}"
+        answer: dict[str, Any] = json.loads(self.run(line).stdout)
+        return answer
+
+    def processes(self) -> set[int]:
+        """Every living process whose working directory is the folder."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if (
+                    entry.name.isdigit()
+                    and int(entry.name) != os.getpid()
+                    and (entry / "cwd").resolve() == self.folder
+                    and (entry / "stat").read_text().split()[2] != "Z"
+                ):
+                    found.add(int(entry.name))
+        return found
 
 
-def environ() -> dict[str, str]:
-    base = {name: value for name, value in os.environ.items() if not name.startswith("CARPOOL_")}
-    return base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
 
 
-@pytest.fixture
-def llm_url(tmp_path: Path) -> Iterator[str]:
-    """The LLM stand-in as a process."""
-    port = free_port()
-    with (tmp_path / "llm.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "carpool.testing.llm_server", "--port", str(port)],
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,  # not in the folder whose processes are counted
-            env=environ(),
-        )
-    try:
-        wait_until(lambda: get(f"http://127.0.0.1:{port}/health")[0] == 200, "the stand-in is up")
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def up(folder: Path, llm_url: str, *more: str) -> subprocess.Popen[str]:
-    arguments = (
-        "--index",
-        "index",
-        "--model",
-        "hashing:64",
-        "--llm-url",
-        llm_url,
-        "--llm-model",
-        STAND_IN,
-    )
-    free = ("--set", "up.broker_port=0", "--set", "up.http_port=0")
-    # The searcher insists on O_DIRECT; a temporary folder may lie in memory.
-    command = [
-        sys.executable,
-        "-m",
-        "carpool",
-        "up",
-        *arguments,
-        *free,
-        "--set",
-        "searcher.direct_io=auto",
-        *more,
-    ]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def processes_of(folder: Path) -> set[int]:
-    """Every other living process whose working directory is this folder."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if (
-                entry.name.isdigit()
-                and int(entry.name) != os.getpid()
-                and (entry / "cwd").resolve() == folder
-                and (entry / "stat").read_text().split()[2] != "Z"
-            ):
-                found.add(int(entry.name))
-    return found
-
-
-def test_questions_are_answered_with_citations_and_times_and_everything_ends(
-    folder: Path, llm_url: str
+@pytest.mark.slow
+def test_questions_are_answered_a_crash_is_mended_and_ctrl_c_ends_everything(
+    tmp_path: Path,
 ) -> None:
-    process = up(folder, llm_url, "--demo", "questions.txt", "--exit-after-demo")
-    try:
-        text, _ = process.communicate(timeout=WAIT_S)
-    finally:
-        process.kill()
-    assert process.returncode == 0, text
+    user, run_file = User(tmp_path), tmp_path / ".carpool/run/run.json"
+    (tmp_path / "demo.txt").write_text("On which river lies town 3?\nOn which river lies town 7?\n")
+    with LlmServer() as llm:
+        at = f"--index index --llm-url {llm.url} --llm-model {llm.model}"
+        free = "--set up.broker_port=0 --set up.http_port=0"
+        up = user.start(f"up {at} {free} --demo demo.txt --stay")
+        try:
+            wait_until(
+                lambda: run_file.exists() and json.loads(run_file.read_text())["is_ready"],
+                "all is ready",
+            )
+            answer = user.ask(5)
+            assert (answer["status"], answer["model"]) == ("ok", llm.model)
+            # -9 of the searcher: it is started again, and a question that comes meanwhile is
+            # answered.
+            searcher = next(pid for pid in user.processes() if " searcher " in command_of(pid))
+            os.kill(searcher, signal.SIGKILL)
+            assert user.ask(6)["status"] == "ok"
+            wait_until(lambda: user.run("status").returncode == 0, "all is ready again")
+            second = user.run(f"up {at}")
+            assert second.returncode == 2
+            assert "runs here already" in " ".join(second.stdout.split())
+        finally:
+            up.send_signal(signal.SIGINT)
+            text, _ = up.communicate(timeout=WAIT_S)
+    assert up.returncode == 0, text
     assert "1. On which river lies town 3?" in text
-    assert f"{STAND_IN} read" in text
+    assert f"{llm.model} read" in text
     assert "2 of 2 answered from passages: 2 with a quote, 2 with a citation by the model" in text
     assert "Time of every stage, ms" in text
     for stage in ("kafka_wait", "window_wait", "search", "ttft", "total"):
         assert stage in text
     assert "Ask another:  carpool ask" in text
-    assert not (folder / ".carpool/run/run.json").exists()
-    wait_until(lambda: not processes_of(folder), "nothing is left")
-
-
-@pytest.mark.slow
-def test_another_shell_finds_it_a_crash_is_mended_and_ctrl_c_ends_all(
-    folder: Path, llm_url: str
-) -> None:
-    process = up(folder, llm_url)
-    run_file = folder / ".carpool/run/run.json"
-    try:
-        wait_until(
-            lambda: run_file.exists() and json.loads(run_file.read_text())["is_ready"],
-            "all is ready",
-        )
-        asked = carpool(
-            folder, "ask", "On which river lies town 5?", "--json", "--timeout", f"{WAIT_S:g}"
-        )
-        answer = json.loads(asked.stdout)
-        assert (answer["status"], answer["model"]) == ("ok", STAND_IN)
-        # -9 of the searcher: `up` starts it again, and a question that comes meanwhile is answered.
-        searcher = next(pid for pid in processes_of(folder) if " searcher " in command_of(pid))
-        os.kill(searcher, signal.SIGKILL)
-        again = json.loads(
-            carpool(
-                folder, "ask", "On which river lies town 6?", "--json", "--timeout", f"{WAIT_S:g}"
-            ).stdout
-        )
-        assert again["status"] == "ok"
-        wait_until(lambda: carpool(folder, "status").returncode == 0, "all is ready again")
-        second = carpool(folder, "up", "--index", "index", "--llm-url", llm_url)
-        assert second.returncode == 2
-        assert "runs here already" in " ".join(second.stderr.split())
-    finally:
-        process.send_signal(signal.SIGINT)
-        text, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, text
     assert "searcher ended by signal 9; started again" in text
     assert "searcher is ready again" in text
     assert not run_file.exists()
-    wait_until(lambda: not processes_of(folder), "nothing is left")
-
-
-def carpool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "carpool", *arguments],
-        cwd=folder,
-        env=environ(),
-        capture_output=True,
-        text=True,
-        timeout=2 * WAIT_S,
-    )
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    wait_until(lambda: not user.processes(), "nothing is left")

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from carpool.settings import load_settings
+from cli.all_settings import CarpoolSettings
+from tests.cli.support import carpool
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 THREE_BROKERS = ROOT / "docker-compose.three-brokers.yml"
@@ -39,21 +43,18 @@ def enabled(profiles: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.compose
 @pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
-def test_the_specifications_own_parser_accepts_it(
-    profiles: tuple[str, ...], tmp_path: Path
-) -> None:
-    document = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
-    document["services"] = enabled(profiles)
-    reduced = (
-        ROOT / f".carpool-compose-test-{os.getpid()}.yml"
-    )  # beside the real one: paths in it are relative
+def test_the_specifications_own_parser_accepts_it_complete(profiles: tuple[str, ...]) -> None:
+    here = enabled(profiles)
+    waits = {(name, other) for name, it in here.items() for other in it.get("depends_on", {})}
+    assert {pair for pair in waits if pair[1] not in here} == set()
+    document = yaml.safe_load(COMPOSE.read_text(encoding="utf-8")) | {"services": here}
+    # Beside the real one: paths in it are relative.
+    reduced = ROOT / f".carpool-compose-test-{os.getpid()}.yml"
     reduced.write_text(yaml.safe_dump(document), encoding="utf-8")
     try:
-        for file in (COMPOSE, reduced):
-            parsed = parse(file)
+        assert set(parse(reduced)["services"]) == set(here)
     finally:
         reduced.unlink()
-    assert set(parsed["services"]) == set(enabled(profiles))
 
 
 def parse(*files: Path) -> dict[str, Any]:
@@ -69,17 +70,8 @@ def parse(*files: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("profiles", PROFILES, ids=lambda profiles: "+".join(profiles) or "none")
-def test_whatever_a_service_waits_for_is_there_under_the_same_profile(
-    profiles: tuple[str, ...],
-) -> None:
-    here = enabled(profiles)
-    waits = {(name, other) for name, it in here.items() for other in it.get("depends_on", {})}
-    assert {pair for pair in waits if pair[1] not in here} == set()
-
-
 @pytest.mark.parametrize("name", sorted(services()))
-def test_a_service_gives_up_what_it_does_not_need(name: str) -> None:
+def test_a_service_gives_up_what_it_does_not_need_and_its_image_is_pinned(name: str) -> None:
     it = services()[name]
     assert it["cap_drop"] == ["ALL"]
     assert it["security_opt"] == ["no-new-privileges:true"]
@@ -87,18 +79,10 @@ def test_a_service_gives_up_what_it_does_not_need(name: str) -> None:
     assert it.get("user", "0").split(":")[0] != "0" or name in RUN_AS_NON_ROOT_BY_THEIR_IMAGE
     assert all(str(port).startswith("127.0.0.1:") for port in it.get("ports", []))
     assert ("healthcheck" in it) is (name not in END_BY_THEMSELVES)
-
-
-@pytest.mark.parametrize("name", sorted(services()))
-def test_images_are_pinned_to_a_version(name: str) -> None:
-    image, _, tag = services()[name]["image"].rpartition(":")
-    assert image
+    assert "mem_limit" in it, "no service may take all memory of the machine"
+    image, _, tag = it["image"].rpartition(":")
+    assert image and not image.startswith("bitnami/")
     assert any(character.isdigit() for character in tag)
-    assert not image.startswith("bitnami/")
-
-
-def test_no_service_may_take_all_memory_of_the_machine() -> None:
-    assert {name for name, it in services().items() if "mem_limit" not in it} == set()
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
@@ -158,3 +142,14 @@ def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:
     assert ours <= services().keys()
     assert found == dict.fromkeys(ours, ("A", 9464))
     assert not any(services()[name].get("container_name") for name in ours)
+
+
+@pytest.mark.parametrize("name", ["topics", "index", "grouper", "searcher", "generator"])
+def test_the_environment_of_a_service_is_settings_that_fit(name: str) -> None:
+    given = {
+        variable: str(value).partition(":-")[2].rstrip("}") if "${" in str(value) else str(value)
+        for variable, value in services()[name]["environment"].items()
+    }
+    load_settings(CarpoolSettings, file=None, environ=given)
+    command = services()[name].get("command", ["index", "build"])
+    assert carpool(" ".join([*command, "--help"])).code == 0

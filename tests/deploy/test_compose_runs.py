@@ -4,15 +4,12 @@ it is ready.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import pytest
 import yaml
 
 from carpool.kafka.embedded import EmbeddedBroker, free_port
+from carpool.testing.llm_server import LlmServer
 from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,23 +26,7 @@ SERVICES: dict[str, Any] = yaml.safe_load(
 )["services"]
 PASSAGES = "40"
 
-pytestmark = pytest.mark.slow
-
-
-class ModelList(BaseHTTPRequestHandler):
-    """An LLM server that is there, and never asked."""
-
-    def do_GET(self) -> None:
-        body = json.dumps(
-            {"object": "list", "data": [{"id": "smollm2-135m-instruct", "object": "model"}]}
-        ).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None: ...
+pytestmark = pytest.mark.long
 
 
 class Stack:
@@ -52,11 +34,12 @@ class Stack:
     names.
     """
 
-    def __init__(self, folder: Path, broker: str, llm_port: int) -> None:
+    def __init__(self, folder: Path, broker: str, llm: LlmServer) -> None:
         self.folder = folder
         self.names = {
             "kafka:9092": broker,
-            "vllm:8000": f"127.0.0.1:{llm_port}",
+            "vllm:8000": f"127.0.0.1:{llm.port}",
+            "smollm2-135m-instruct": llm.model,
             "0.0.0.0": "127.0.0.1",
             "/data": str(folder / "data"),
             "/opt/carpool": sys.prefix,
@@ -83,6 +66,8 @@ class Stack:
             "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
             "HOME": str(self.folder),
             "HF_HUB_OFFLINE": "1",
+            # The embedding model is exported once for all tests.
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
@@ -104,19 +89,11 @@ class Stack:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("compose")
     (folder / "data").mkdir()
-    llm = ThreadingHTTPServer(("127.0.0.1", 0), ModelList)
-    thread = threading.Thread(target=llm.serve_forever, daemon=True)
-    thread.start()
-    try:
-        with EmbeddedBroker() as broker:
-            made = Stack(folder, broker.bootstrap, llm.server_address[1])
-            made.run("topics")
-            made.run("index", PASSAGES=PASSAGES)
-            yield made
-    finally:
-        llm.shutdown()
-        llm.server_close()
-        thread.join()
+    with EmbeddedBroker() as broker, LlmServer() as llm:
+        made = Stack(folder, broker.bootstrap, llm)
+        made.run("topics")
+        made.run("index", PASSAGES=PASSAGES)
+        yield made
 
 
 @pytest.mark.parametrize("name", ["grouper", "searcher", "generator"])

@@ -77,14 +77,6 @@ def test_a_model_that_is_there_is_not_converted_again(
     assert "already there" in capsys.readouterr().out
 
 
-def test_a_missing_model_file_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="there is no such file"):
-        prepare_model.main(
-            ["--out", str(tmp_path / "model"), "--gguf", str(tmp_path / "nowhere.gguf")]
-        )
-    assert not list(tmp_path.iterdir())
-
-
 def test_serving_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run(
         [ROOT / "deploy/vllm/serve", tmp_path],

@@ -1,10 +1,9 @@
-"""The pages are true: links resolve, references are complete, code blocks run."""
+"""The pages are true: links resolve, references are complete. `test_running` runs their blocks."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +14,7 @@ from cli.all_settings import CarpoolSettings
 from cli.exit_codes import EXIT_CODES
 from cli.settings import section_kinds
 from schemas.headers import ERROR_PREFIX, HEADERS
-from tests.deploy.doc_blocks import BLOCK, ROOT, Running, blocks_of, run_page, small_carpool
+from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, runnable_pages
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
@@ -149,10 +148,6 @@ def test_architecture_and_the_pages_of_rooms_link_every_folder() -> None:
     assert missing == []
 
 
-def runnable_pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
-
-
 def test_blocks_that_are_not_run_are_these() -> None:
     found: dict[str, list[str]] = {}
     for page in runnable_pages():
@@ -164,15 +159,3 @@ def test_blocks_that_are_not_run_are_these() -> None:
     for name, texts in found.items():
         for text, begin in zip(texts, NOT_RUN[name], strict=True):
             assert text.startswith(begin)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One Carpool for all pages."""
-    with small_carpool(tmp_path_factory.mktemp("carpool")) as found:
-        yield found
-
-
-@pytest.mark.parametrize("page", runnable_pages(), ids=name_of)
-def test_code_blocks_run(page: Path, tmp_path: Path, running: Running) -> None:
-    run_page(blocks_of(page), tmp_path, running)

