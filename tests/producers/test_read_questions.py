@@ -68,31 +68,21 @@ def test_a_record_is_what_the_grouper_reads_back() -> None:
         now_us=1,
     )
     query = decode_query(record.value, record.headers, SOURCE)
-    assert (
-        query.query_id,
-        query.text,
-        query.top_k,
-        query.nprobe,
-        query.priority,
-        query.deadline,
-    ) == (record.query_id, "Who wrote Hamlet?", 3, 5, -2, 99)
+    assert (query.query_id, query.text) == (record.query_id, "Who wrote Hamlet?")
+    assert (query.top_k, query.nprobe, query.priority, query.deadline) == (3, 5, -2, 99)
     assert query.vector == struct.pack("<2f", 0.6, 0.8)
     assert query.generation == Generation(max_tokens=9)
     assert dict(record.headers)["traceparent"] == b"00-1"
     assert "x-other" not in dict(record.headers)
 
 
-def test_a_question_that_has_time_goes_to_a_topic_of_its_own() -> None:
+def test_the_class_chooses_the_topic_and_a_tenant_asks_for_no_isolation() -> None:
     assert build_record("a", now_us=1, priority=3).topic == "rag.queries.v1"
-    record = build_record("a", now_us=1, priority="batch")
+    record = build_record("a", now_us=1, priority="batch", tenant="acme")
     assert record.topic == "rag.queries.batch.v1"
-    assert decode_query(record.value, record.headers, SOURCE).priority == 0
-
-
-def test_the_tenant_is_a_header_and_asks_for_no_isolation() -> None:
-    record = build_record("a", now_us=1, tenant="acme")
     assert tenant_of(record.headers) == "acme"
-    assert decode_query(record.value, record.headers, SOURCE).tenant is None
+    query = decode_query(record.value, record.headers, SOURCE)
+    assert (query.priority, query.tenant) == (0, None)
 
 
 def test_each_question_without_an_id_gets_one_of_its_own() -> None:

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from producers.arrival_times import bounded, even
 from producers.build_query import QueryRecord
 from producers.errors import PublishError
@@ -38,34 +36,27 @@ class HandClock:
 
 
 class Broker:
-    """Refuses the records in `full`, loses those in `lost`, acknowledges after `silent`."""
+    """Refuses the record number `full`, and loses number `lost`."""
 
-    def __init__(
-        self,
-        *,
-        full: frozenset[int] = frozenset(),
-        lost: frozenset[int] = frozenset(),
-        silent: int = 0,
-    ) -> None:
+    def __init__(self, *, full: int = -1, lost: int = -1) -> None:
         self.records: list[QueryRecord] = []
         self._calls = 0
         self._full = full
         self._lost = lost
-        self._silent = silent
 
     def send(self, record: QueryRecord, on_placed: Placed) -> None:
         call = self._calls
         self._calls += 1
-        if call in self._full:
+        if call == self._full:
             raise PublishError("the queue is full")
         self.records.append(record)
-        if call in self._lost:
+        if call == self._lost:
             on_placed(None, PublishError("the leader is gone"))
-        elif len(self.records) > self._silent:
+        else:
             on_placed((0, call), None)
 
     def flush(self, timeout_s: float) -> int:
-        return self._silent
+        return 0
 
     def queries(self) -> list[Query]:
         return [
@@ -100,13 +91,8 @@ def test_each_question_is_sent_at_its_intended_time_and_the_file_begins_again() 
     assert [each.sent_us for each in sent] == [each.intended_us for each in sent]
     assert [each.row for each in sent] == [0, 1, 2, 0, 1]
     assert [query.query_id for query in broker.queries()] == ["r-0", "r-1", "r-2", "r-3", "r-4"]
-    assert (summary.sent, summary.acknowledged, summary.errors, summary.unacknowledged) == (
-        5,
-        5,
-        0,
-        0,
-    )
-    assert summary.behind_ms_max == 0
+    assert (summary.sent, summary.acknowledged, summary.errors) == (5, 5, 0)
+    assert (summary.unacknowledged, summary.behind_ms_max) == (0, 0)
 
 
 def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> None:
@@ -121,7 +107,7 @@ def test_a_machine_that_is_too_slow_sends_late_and_says_so_but_sends_all() -> No
 
 
 def test_refused_and_lost_questions_are_counted_and_delay_nothing() -> None:
-    summary = load(5, Broker(full=frozenset({1}), lost=frozenset({3})))
+    summary = load(5, Broker(full=1, lost=3))
     assert (summary.sent, summary.acknowledged, summary.errors) == (4, 3, 2)
     assert summary.first_error == "the queue is full"
 
@@ -147,9 +133,9 @@ def test_a_question_that_no_service_would_take_is_an_error_of_the_load() -> None
     assert "blank" in (summary.first_error or "")
 
 
-@pytest.mark.parametrize("rate", [1.0, 1_000.0])
-def test_progress_is_reported_while_waiting_and_counts_never_fall(rate: float) -> None:
+def test_progress_is_reported_while_waiting_and_counts_never_fall() -> None:
     reports = list[LoadProgress]()
-    load(4, Broker(), rate=rate, on_progress=reports.append)
+    load(4, Broker(), rate=1, on_progress=reports.append)
+    assert len(reports) > 4
     assert [each.sent for each in reports] == sorted(each.sent for each in reports)
     assert reports[-1].sent == reports[-1].acknowledged == 4

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import logging
 
-from carpool.telemetry.logs import about
+import pytest
+import structlog
+
+from carpool.telemetry.logs import about, configure_logs
 from schemas.record import Source
 
-PROGRAM = """
-import logging, structlog
-from carpool.telemetry.logs import configure_logs
-configure_logs(service="grouper", level="info")
-log = structlog.get_logger()
-log.debug("hidden")
-log.info("window closed", queries=3, topic="rag.queries.v1", offset=7)
-logging.getLogger("elsewhere").warning("an old hand")
-logging.getLogger("httpx2").info("HTTP Request: GET ...")
-try:
-    1 / 0
-except ZeroDivisionError:
-    log.exception("it broke", odd=object)
-"""
 
-
-def test_each_event_is_one_json_line_with_service_level_and_time() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
+def test_each_event_is_one_json_line_with_service_level_and_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        configure_logs(service="grouper", level="info")
+        log = structlog.get_logger()
+        log.debug("hidden")
+        log.info("window closed", queries=3, topic="rag.queries.v1", offset=7)
+        logging.getLogger("elsewhere").warning("an old hand")
+        logging.getLogger("httpx2").info("HTTP Request: GET ...")
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            log.exception("it broke", odd=object)
+    finally:
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+        structlog.contextvars.clear_contextvars()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == ["window closed", "an old hand", "it broke"]
     assert {line["service"] for line in lines} == {"grouper"}
     assert [line["level"] for line in lines] == ["info", "warning", "error"]

@@ -24,23 +24,14 @@ def test_tenants_that_come_later_than_the_first_ones_are_counted_together(
     monkeypatch.setattr(tokens_module, "TENANTS_MAX", 2)
     metrics = Metrics()
     tokens = metrics.generator.tokens
+    tokens.add("output", "nothing", 0)
     for tenant in ("a", "b", "c", "d", "a", ""):
         tokens.add("computed", tenant, 10)
+    tokens.add("output", "b", 10)
     assert counts(metrics) == {
         ("computed", "a"): 20,
         ("computed", "b"): 10,
+        ("output", "b"): 10,
         ("computed", "other"): 20,
         ("computed", "none"): 10,
     }
-
-
-def test_a_tenant_is_one_of_the_first_by_tokens_of_any_kind_but_not_by_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tokens_module, "TENANTS_MAX", 1)
-    metrics = Metrics()
-    metrics.generator.tokens.add("output", "nothing", 0)
-    metrics.generator.tokens.add("reused", "a", 5)
-    metrics.generator.tokens.add("output", "a", 7)
-    metrics.generator.tokens.add("output", "nothing", 1)
-    assert counts(metrics) == {("reused", "a"): 5, ("output", "a"): 7, ("output", "other"): 1}
