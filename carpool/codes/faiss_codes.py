@@ -125,25 +125,14 @@ class CodeScanner:
 
     def load(self, cluster: int, codes: UInt8) -> None:
         """Takes over a copy of the codes of a cluster, (n,) uint8, verified."""
-        assert len(codes) == self._layout.size_bytes(int(self._row_counts[cluster]))
-        self.make_room(cluster)
-        self.write(cluster, 0, codes)
-
-    def make_room(self, cluster: int) -> None:
-        """Takes memory for the codes of a cluster; then `write` all of them."""
         first, count = int(self._first_rows[cluster]), int(self._row_counts[cluster])
+        assert len(codes) == self._layout.size_bytes(count)
         if not count:
             return
         self._lists.resize(cluster, count)
         rows = np.arange(first, first + count, dtype=np.int64)
         faiss.memcpy(self._lists.get_ids(cluster), faiss.swig_ptr(rows), rows.nbytes)
-
-    def write(self, cluster: int, start: int, codes: UInt8) -> None:
-        """Copies codes of a cluster, verified, to byte `start` of its memory."""
-        if len(codes):
-            assert start + len(codes) <= self._layout.size_bytes(int(self._row_counts[cluster]))
-            place = int(self._lists.get_codes(cluster)) + start
-            ctypes.memmove(place, codes.ctypes.data, len(codes))
+        ctypes.memmove(int(self._lists.get_codes(cluster)), codes.ctypes.data, len(codes))
 
     def drop(self, cluster: int) -> None:
         """Frees the codes of a cluster; no scan may use them. FAISS keeps the memory of its ids."""

@@ -17,10 +17,10 @@ from carpool.clock import Clock
 from carpool.codes.faiss_codes import CodeScanner, return_freed_memory
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
+from searcher.codes.codes_reader import CodesReader
 from searcher.codes.executor import CodesExecutor
 from searcher.codes.load import load_codes
 from searcher.codes.paged import PagedCodes
-from searcher.codes.piece_reader import PieceReader
 from searcher.codes.source import CodeSource
 from searcher.plan.paged_codes import PagedCodesPlanner
 from searcher.plan.row_pages import segment_first_pages
@@ -78,8 +78,9 @@ def _resident_bytes(codes: OpenCodes) -> int:
 
 
 def _paged_bytes_beside(codes: OpenCodes) -> int:
-    """Memory of paged codes that is not for codes: buffers, and the ids that FAISS keeps."""
-    return 2 * BUFFERS_BYTES + codes.ids_bytes
+    """Memory of paged codes that is not for codes: reads, and the ids that FAISS keeps."""
+    largest_bytes = max(extent.read_bytes for extent in codes.extents)
+    return BUFFERS_BYTES + max(BUFFERS_BYTES, largest_bytes) + codes.ids_bytes
 
 
 def _paged_bytes_min(codes: OpenCodes) -> int:
@@ -161,9 +162,9 @@ def open_codes_plane(
             codes = load_codes(chosen.codes, index.centroids, direct_io=settings.direct_io)
         else:
             pages = reads_of([file.path for file in chosen.codes.files])
-            buffers = ReadBuffers(SLOTS, SLOT_PAGES)
-            pieces = PieceReader(chosen.codes, pages, buffers, timeout_us, clock)
-            codes = _paged(index, chosen.codes, chosen.paged_bytes, pieces, metrics)
+            bytes_max = SLOTS * SLOT_PAGES * PAGE_BYTES
+            reader = CodesReader(chosen.codes, pages, bytes_max, timeout_us, clock)
+            codes = _paged(index, chosen.codes, chosen.paged_bytes, reader, metrics)
         shard = open_shard(codes)
     except BaseException:
         close_all(reads, waker)
@@ -181,7 +182,7 @@ def open_codes_plane(
 
 
 def _paged(
-    index: OpenIndex, codes: OpenCodes, budget_bytes: int, pieces: PieceReader, metrics: Metrics
+    index: OpenIndex, codes: OpenCodes, budget_bytes: int, reader: CodesReader, metrics: Metrics
 ) -> PagedCodes:
     """Returns paged codes, none of them in memory."""
     return_freed_memory()
@@ -189,4 +190,5 @@ def _paged(
         codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
     )
     planner = PagedCodesPlanner([extent.size_bytes for extent in codes.extents], budget_bytes)
-    return PagedCodes(codes, scanner, planner, pieces, metrics, read_ahead_pages=SLOT_PAGES)
+    ahead_bytes = SLOT_PAGES * PAGE_BYTES
+    return PagedCodes(codes, scanner, planner, reader, metrics, read_ahead_bytes=ahead_bytes)

@@ -1,7 +1,7 @@
 """Codes that do not fit memory: those that are needed next are read, and others leave.
 
-Carries out the steps of `PagedCodesPlanner` in their order. Reads run ahead, into buffers: a
-cluster waits there until the scans before its turn have ended and its place is free.
+Carries out the steps of `PagedCodesPlanner` in their order. Reads run ahead: a cluster that was
+read waits until the scans before its turn have ended and its place is free.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import structlog
 
 from carpool.codes.faiss_codes import CodeScanner
 from carpool.disk.index import OpenCodes
+from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.codes.piece_reader import PieceReader
+from searcher.codes.codes_reader import CodesReader
 from searcher.codes.source import ReadError, ScanPart
 from searcher.plan.paged_codes import (
     EvictCodes,
@@ -36,12 +37,12 @@ class PagedCodes:
         codes: OpenCodes,
         scanner: CodeScanner,
         planner: PagedCodesPlanner,
-        reader: PieceReader,
+        reader: CodesReader,
         metrics: Metrics,
         *,
-        read_ahead_pages: int,
+        read_ahead_bytes: int,
     ) -> None:
-        """`read_ahead_pages`: pages that wait for a buffer; below it, more steps are planned."""
+        """`read_ahead_bytes`: that wait for memory; below it, more steps are planned."""
         self.codec = codes.layout.codec
         self.scanner = scanner
         self.first_rows, self.row_counts = codes.first_rows, codes.row_counts
@@ -49,9 +50,8 @@ class PagedCodes:
         self._planner = planner
         self._reader = reader
         self._metrics = metrics.searcher
-        self._read_ahead_pages = read_ahead_pages
+        self._read_ahead_bytes = read_ahead_bytes
         self._steps: deque[tuple[Step, int]] = deque()  # not done; with the ticket of a read
-        self._has_room: ClusterId | None = None  # the cluster whose first pieces are loaded
         self._there: set[ClusterId] = set()
         self._scans: Counter[ClusterId] = Counter()  # parts that are not ended, by cluster
         self._errors: dict[int, dict[ClusterId, ReadError]] = {}  # to report, by query
@@ -108,7 +108,7 @@ class PagedCodes:
                 assert is_planned == (cluster in self._there), f"cluster {cluster}"
 
     def _plan(self) -> None:
-        while len(self._planner) and self._reader.unstarted_pages < self._read_ahead_pages:
+        while len(self._planner) and self._reader.unstarted_bytes < self._read_ahead_bytes:
             for step in self._planner.plan():
                 ticket = self._reader.want(step.cluster) if isinstance(step, ReadCodes) else -1
                 self._steps.append((step, ticket))
@@ -141,26 +141,19 @@ class PagedCodes:
         return True
 
     def _load(self, step: ReadCodes, ticket: int) -> bool:
-        cluster = step.cluster
-        if self._has_room != cluster:
-            self.scanner.make_room(cluster)
-            self._has_room = cluster
-        found = self._reader.take(
-            ticket, lambda start, codes: self.scanner.write(cluster, start, codes)
-        )
-        if found is False:
+        cluster, found = step.cluster, self._reader.take(ticket)
+        if found is None:
             return False
-        self._has_room = None
-        if found is True:
-            self._there.add(cluster)
-            self._broken.pop(cluster, None)
-            size_bytes = self._extents[cluster].read_bytes
-            if step.key in self._bytes_read:  # else it was dropped meanwhile
-                self._bytes_read[step.key] += size_bytes
-            self._metrics.bytes_read.labels(purpose="codes").inc(size_bytes)
-        else:
-            self.scanner.drop(cluster)
+        if isinstance(found, CorruptionError | RetryableError):
             self._fail(cluster, found)
+            return True
+        self.scanner.load(cluster, found)
+        self._there.add(cluster)
+        self._broken.pop(cluster, None)
+        size_bytes = self._extents[cluster].read_bytes
+        if step.key in self._bytes_read:  # else it was dropped meanwhile
+            self._bytes_read[step.key] += size_bytes
+        self._metrics.bytes_read.labels(purpose="codes").inc(size_bytes)
         return True
 
     def _fail(self, cluster: ClusterId, error: ReadError) -> None:

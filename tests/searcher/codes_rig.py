@@ -81,7 +81,7 @@ def running(
     index: SmallIndex,
     *,
     codec: str = "rabitq4",
-    slot_pages: int = 16,
+    slot_pages: int = 0,
     timeout_us: int = int(WAIT_S * 1e6),
     paged_share: float | None = None,
     threads: int = 2,
@@ -91,9 +91,9 @@ def running(
     """Runs an executor on its own thread; checks at the end that no buffer or row was lost.
 
     `paged_share`: of the bytes of all codes that fit the memory; None: all are loaded. The buffers
-    are small: three of `slot_pages`.
+    are small: three of `slot_pages`, by default fewer for paged codes.
     """
-    disks = Disks()
+    disks, slot_pages = Disks(), slot_pages or (64 if paged_share is None else 6)
     opened, metrics = open_index(index.dir), metrics or Metrics()
     codes = opened.open_codes(codec)
     paged_bytes = None
@@ -140,9 +140,7 @@ def missed(index: SmallIndex, searches: list[Search], found: dict[int, SearchRes
 
 def scores_of(index: SmallIndex, search: Search, result: SearchResult) -> Float32:
     """The true scores of the rows of a result."""
-    order = np.argsort(index.assigned, kind="stable")
-    places = index.places(order.tolist())
-    document = dict(zip(places, order.tolist(), strict=True))
+    document = {place: row for row, place in index._places.items()}
     rows = [document[row] for row in result.best.rows.tolist()]
     scores: Float32 = index.vectors[rows] @ search.vector
     return scores

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,14 @@ class SmallIndex:
 
     def places(self, documents: Sequence[int]) -> list[int]:
         """The row numbers of documents."""
+        return [self._places[document] for document in documents]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
         of_places = documents_of_places(
             self.manifest.layout(), self.extents, np.argsort(self.assigned, kind="stable")
         )
-        places = {int(document): place for place, document in enumerate(of_places)}
-        return [places[document] for document in documents]
+        return {int(document): place for place, document in enumerate(of_places)}
 
     def clusters_of_rows(self, rows: npt.NDArray[np.int64]) -> list[int]:
         """The cluster of each row number."""
