@@ -35,7 +35,7 @@ CONCURRENCY = 8
 RATE_PER_S = 10
 DEADLINE_S = 4.0
 RECOVERY_S_MAX = 8.0
-DRAWN, QUESTIONS = 120, 200
+DRAWN, QUESTIONS = 200, 3_700
 _offsets = itertools.count()
 
 
@@ -104,8 +104,7 @@ def test_questions_by_zipf_are_generated_once_each_through_a_kill(
 
     with LlmServer(latency_ms=300) as llm, generator(broker, llm, tmp_path) as stack:
         process = stack["generator"]
-        read_all(broker, ANSWERS.name, until=lambda found: len(found) >= DRAWN // 3)
-        wait_until(lambda: llm.requests.in_flight > 0, "it is in the middle of its work")
+        read_all(broker, ANSWERS.name, until=lambda found: len(found) >= DRAWN // 10)
         process.kill()
         time.sleep(1)  # what is in transit arrives, and the server sees the disconnects
         lost = llm.requests.started - generated()
