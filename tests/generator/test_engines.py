@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from generator.llm.server_facts import ServerFacts, request_body
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
 from tests.generator.memory_llm import MemoryLlm
+from tests.generator.test_llm_dialects import answering
 from tests.rig.llm_dialects import DialectServer
 from tests.waiting import WAIT_S, wait_until
 
@@ -245,32 +245,6 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
             await collect(engine)
 
     run(OpenAiLlm(settings(server)), use)
-
-
-@contextmanager
-def answering(head: str, body: str) -> Iterator[LlmSettings]:
-    """Settings for a server that answers every request with this."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(100_000)
-                content = body.encode()
-                lines = f"HTTP/1.1 {head}\r\nContent-Length: {len(content)}\r\nConnection: close"
-                with suppress(ConnectionError):  # a client that has read enough leaves
-                    connection.sendall(f"{lines}\r\n\r\n".encode() + content)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield LlmSettings(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", model="m")
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
 
 
 JSON = "Content-Type: application/json"

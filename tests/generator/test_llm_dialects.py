@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.server_events import ServerEvents
@@ -160,9 +161,12 @@ def _mutated_bytes(rng: random.Random, body: bytes) -> bytes:
 class ReplayServer:
     """Gives each question its reply, and others a good one; lists the questions that it took."""
 
-    def __init__(self, reply_to: Callable[[int, int], Reply]) -> None:
-        """`reply_to(number, tries)` returns the reply to an odd question."""
+    def __init__(
+        self, reply_to: Callable[[int, int], Reply] | None = None, always: Reply | None = None
+    ) -> None:
+        """`reply_to(number, tries)` returns the reply to an odd question; `always`: to any."""
         self._reply_to = reply_to
+        self._always = always
         self.tries: Counter[int] = Counter()
         self.taken: Counter[int] = Counter()
 
@@ -171,7 +175,9 @@ class ReplayServer:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = await reader.readexactly(int(length[1])) if length else b""
-            if head.startswith("GET /v1/models"):
+            if self._always is not None:
+                reply = self._always
+            elif head.startswith("GET /v1/models"):
                 listed = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
                 reply = Reply(
                     head="200 OK\r\nContent-Type: application/json", pieces=(listed.encode(),)
@@ -201,6 +207,7 @@ class ReplayServer:
             return Reply(pieces=(DIALECTS[GOOD],))
         number = int(found[1])
         self.tries[number] += 1
+        assert self._reply_to is not None
         reply = self._reply_to(number, self.tries[number])
         is_free = "html" in reply.head or reply.pieces[:1] in ((each,) for each in BUSY)
         self.taken[number] += reply.head.startswith("200 OK") and not is_free
@@ -233,6 +240,13 @@ class ReplayServer:
             loop, stop = loops.result()
             loop.call_soon_threadsafe(stop.set)
             thread.join()
+
+
+@contextmanager
+def answering(head: str, body: str) -> Iterator[LlmSettings]:
+    """Settings for a server that answers every request with this."""
+    with ReplayServer(always=Reply(head=head, pieces=(body.encode(),))).running() as llm:
+        yield llm
 
 
 # ---- as they are
@@ -284,7 +298,11 @@ def fuzz(count: int, seed: int) -> Fuzzed:
     found = Fuzzed()
     before_mib = largest_mib = resident_mib()
     server = ReplayServer(StreamMutator(seed).reply)
-    with server.running() as llm, running(OpenAiLlm(llm), llm=llm, clock=HandClock()) as run:
+    with (
+        capture_logs(),  # tracebacks with all variables take seconds
+        server.running() as llm,
+        running(OpenAiLlm(llm), llm=llm, clock=HandClock()) as run,
+    ):
         texts = [PLAIN]
         for number in range(count):
             texts += [f"odd question {number}"] + [PLAIN] * (number % 4 == 3)

@@ -19,7 +19,7 @@ from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmPiece, LlmRefusal, LlmRequest
 from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
-from tests.generator.test_engines import answering
+from tests.generator.test_llm_dialects import answering
 from tests.rig.llm_dialects import Dialect, DialectServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "llm-servers.md"
