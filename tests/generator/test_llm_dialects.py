@@ -232,8 +232,8 @@ class ReplayServer:
             yield LlmSettings(
                 base_url=f"http://127.0.0.1:{port}/v1",
                 model="m",
-                first_token_timeout_s=2.0,
-                next_token_timeout_s=1.0,
+                first_token_timeout_s=1.0,
+                next_token_timeout_s=0.5,
                 tries_max=TRIES_MAX,
             )
         finally:
