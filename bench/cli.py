@@ -7,7 +7,7 @@ import typer
 
 from bench.answers.options import AnswersOptions
 from bench.core.command import command_of
-from bench.data.grown.options import GrowOptions
+from bench.data.options import GrowOptions
 from bench.papers.cli import paper
 from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
@@ -15,10 +15,8 @@ from bench.services.options import (
     ClaimsOptions,
     OverheadOptions,
     PrioritiesOptions,
-    ThroughputOptions,
     TrafficOptions,
 )
-from bench.simulator.options import SimulatorOptions
 
 app = typer.Typer(
     name="bench",
@@ -28,11 +26,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-claims, answers, traffic and priorities start the services as processes, on an embedded broker or
-on yours, publish questions, and read every answer. overhead, throughput, chaos and torn
-do the same on Apache Kafka that they start from KAFKA_HOME. The others need no broker: search runs
-contestants in processes, simulator and paper run plans. The JSON of each run names its machine,
-versions, data and settings.
+claims, answers and traffic start the services as processes, on an embedded broker or on yours,
+publish questions, and read every answer. priorities, overhead, chaos and torn do the same on
+Apache Kafka that they start from KAFKA_HOME. The others need no broker: search runs contestants
+in processes, paper runs plans. The JSON of each run names its machine, versions, data and settings.
 
 \b
 Is the right thing found?      carpool bench claims --data DATA
@@ -41,12 +38,11 @@ Which order saves tokens?      carpool bench paper ragcache orders --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
 Against others, in memory?     carpool bench search --index DIR
 How many bytes on the GPU?     carpool bench paper vectorlite bytes --index DIR --questions FILE
-Do plans read what they say?   carpool bench simulator --index DIR
 What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
 Does batch work delay others?  carpool bench priorities
 A figure of a paper, here?     carpool bench paper cagr hits --index DIR
 More vectors than there are?   carpool bench data --out DIR
-What does exactly-once cost?   carpool bench overhead, throughput
+What does exactly-once cost?   carpool bench overhead
 Is anything lost or repeated?  carpool bench chaos, torn
 """,
 )
@@ -57,12 +53,10 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "traffic": (TrafficOptions, "bench.services.traffic"),
     "priorities": (PrioritiesOptions, "bench.services.priorities"),
     "overhead": (OverheadOptions, "bench.services.overhead"),
-    "throughput": (ThroughputOptions, "bench.services.throughput"),
-    "data": (GrowOptions, "bench.data.grown.grow"),
+    "data": (GrowOptions, "bench.data.grown"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),
     "search": (SearchOptions, "bench.search.run"),
-    "simulator": (SimulatorOptions, "bench.simulator.command"),
 }
 """The options of each command, and the module whose `run` takes them."""
 

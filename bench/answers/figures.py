@@ -26,7 +26,6 @@ class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
     cited: int = 0
     gold_in_answer: bool = False
     gold_in_quote: bool = False
-    input_tokens: int = 0
     output_tokens: int = 0
     text_tokens: int = 0
 
@@ -41,9 +40,6 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     gold_in_answer: Share
     gold_in_answer_or_quote: Share
     cited: Share
-    unanswered: Share
-    input_tokens: int
-    output_tokens: int
     beyond_text: float
 
 
@@ -61,8 +57,5 @@ def figures_of(rows: Sequence[AskedRow]) -> AnswerFigures:
         gold_in_answer=share_of(row.gold_in_answer for row in rows),
         gold_in_answer_or_quote=share_of(row.gold_in_answer or row.gold_in_quote for row in rows),
         cited=share_of(row.cited > 0 for row in rows),
-        unanswered=share_of(not row.answer for row in rows),
-        input_tokens=sum(row.input_tokens for row in answered),
-        output_tokens=output_tokens,
         beyond_text=1 - text_tokens / output_tokens if output_tokens else 0.0,
     )

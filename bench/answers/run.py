@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
+from msgspec import structs
 from tokenizers import Tokenizer
 
 from bench.answers.figures import AnswerFigures, AskedRow, figures_of, without_markers
 from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
 from bench.answers.options import AnswersOptions
 from bench.core.accounting import Accounting, account
-from bench.core.progress import Tell, progress_bars
 from bench.core.stack import LOOPBACK, ServiceProcess
-from bench.services.corpus import CorpusRun, open_run
+from bench.core.wilson import Share
+from bench.services.corpus import CorpusRun
 from bench.services.results import answers_of
 from carpool.kafka.embedded import free_port
 from carpool.settings import environment_name
@@ -55,13 +54,14 @@ class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: AnswersOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    corpus = open_run("answers", options)
+    corpus = CorpusRun("answers", options)
     gold = read_gold()[: options.limit]
     vllm = VllmSettings(model_dir=options.llm) if options.llm else VllmSettings()
-    with running_vllm(vllm, corpus.folder) as url, progress_bars() as tell:
-        result = measure(corpus, gold, vllm, url, tell)
+    with running_vllm(vllm, corpus.folder) as url:
+        result = measure(corpus, gold, vllm, url)
+    figures = {name: _shown(value) for name, value in structs.asdict(result.figures).items()}
     return corpus.finish(
-        lambda console: print_figures(console, result.figures),
+        {"answers to gold questions": figures},
         promises=promises_of(result),
         results=result,
         **corpus.facts(GOLD_FILE),
@@ -89,7 +89,7 @@ def running_vllm(settings: VllmSettings, folder: Path) -> Iterator[str]:
 
 
 def measure(
-    run: CorpusRun, gold: Sequence[GoldQuestion], vllm: VllmSettings, url: str, tell: Tell
+    run: CorpusRun, gold: Sequence[GoldQuestion], vllm: VllmSettings, url: str
 ) -> AnswersResult:
     """Asks all questions and reads their answers. Blocks."""
     run.settings.setdefault(environment_name("llm", "model"), model_name(vllm))
@@ -104,18 +104,17 @@ def measure(
             topics=(ANSWERS.name,),
             stalled_s=STALLED_S,
             settle_s=SETTLE_S,
-            on_seen=lambda done: tell("questions answered", done, len(questions)),
         )
-        answers = answers_of(session.recorder.records(ANSWERS.name), load.sent.keys())
+        answers = answers_of(session.recorder.records(ANSWERS.name), load.keys())
     first = {answer.query_id: answer for answer in reversed(answers)}
     tokenizer, rows = Tokenizer.from_file(f"{vllm.model_dir}/tokenizer.json"), []
-    for query_id, sent in load.sent.items():
+    for query_id, sent in load.items():
         row = judge(gold[sent.row], first.get(query_id))
         text = tokenizer.encode(without_markers(row.answer), add_special_tokens=False)
-        rows.append(msgspec.structs.replace(row, text_tokens=len(text.ids)))
+        rows.append(structs.replace(row, text_tokens=len(text.ids)))
     return AnswersResult(
         llm_model=model_name(vllm),
-        accounting=account(load.sent.keys(), (answer.query_id for answer in answers)),
+        accounting=account(load.keys(), (answer.query_id for answer in answers)),
         figures=figures_of(rows),
         rows=tuple(rows),
     )
@@ -136,7 +135,6 @@ def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
         cited=len(answer.citations),
         gold_in_answer=has_gold(text, gold.answers),
         gold_in_quote=has_gold(quote, gold.answers),
-        input_tokens=answer.usage.input_tokens if answer.usage else 0,
         output_tokens=answer.usage.output_tokens if answer.usage else 0,
     )
 
@@ -155,10 +153,5 @@ def promises_of(result: AnswersResult) -> dict[str, bool]:
     }
 
 
-def print_figures(console: Console, figures: AnswerFigures) -> None:
-    """Prints a line for each figure."""
-    table = Table("Answers to gold questions", "")
-    for name, value in msgspec.structs.asdict(figures).items():
-        shown = f"{value:.1%}" if isinstance(value, float) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    console.print(table)
+def _shown(value: float | Share) -> str:
+    return f"{value:.1%}" if isinstance(value, float) else str(value)

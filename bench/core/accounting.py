@@ -7,25 +7,20 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-MISSING_IDS_MAX = 20
-
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     """What became of `published` questions.
 
     `answered`: questions with at least one record. `duplicates`: records beyond a question's
-    first. `other`: questions that ended in another way, by that way (such as `failed`).
-    `missing_ids`: up to 20 questions without any record. `foreign`: records of questions that
-    were not published; they are allowed.
+    first. `other`: questions that ended in another way, by that way (such as `failed`). Records of
+    questions that were not published are not counted.
     """
 
     published: int
     answered: int
     missing: int
     duplicates: int
-    foreign: int
     other: dict[str, int]
-    missing_ids: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
@@ -46,16 +41,12 @@ def account(
     question ids to how else they ended; a question with a record too counts in both.
     """
     wanted = set(published)
-    seen = Counter(received)
-    ours = {query_id: count for query_id, count in seen.items() if query_id in wanted}
+    ours = Counter(query_id for query_id in received if query_id in wanted)
     other = {key: how for key, how in (ended_otherwise or {}).items() if key in wanted}
-    missing = sorted(wanted - ours.keys() - other.keys())
     return Accounting(
         published=len(wanted),
         answered=len(ours),
-        missing=len(missing),
-        duplicates=sum(ours.values()) - len(ours),
-        foreign=seen.total() - sum(ours.values()),
+        missing=len(wanted - ours.keys() - other.keys()),
+        duplicates=ours.total() - len(ours),
         other=dict(sorted(Counter(other.values()).items())),
-        missing_ids=tuple(missing[:MISSING_IDS_MAX]),
     )

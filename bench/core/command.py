@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 import typer
 
-NOT_REPORTED = ("bootstrap", "data", "index", "json_file", "model", "nlist", "work")
+NOT_REPORTED = ("bootstrap", "data", "index", "json_file", "model", "nlist", "out", "work")
 """Options that say where a run reads and writes; the report names these facts elsewhere."""
 
 

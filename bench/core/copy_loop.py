@@ -12,7 +12,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
-from carpool.kafka.checks import DeliveryName
 from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.records import Message, Output, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -67,63 +66,26 @@ class CopyStage:
 
 
 class CopyLoop:
-    """Copies `source` to `SOURCE.copy`; `start` runs it on a thread, `run` on this one."""
+    """Copies `source` to `SOURCE.copy`, exactly once."""
 
-    def __init__(
-        self,
-        settings: KafkaSettings,
-        *,
-        delivery: DeliveryName,
-        group: str,
-        source: str,
-        in_flight: int,
-    ) -> None:
+    def __init__(self, settings: KafkaSettings, *, group: str, source: str, in_flight: int) -> None:
         """`in_flight`: records in the service, finished or not."""
-        self._metrics = Metrics()
-        self.stage = CopyStage(copy_of(source), in_flight)
-        clock = SystemClock()
-        self._target = copy_of(source)
-        self.loop: Loop[Any] = Loop(
+        stage, clock = CopyStage(copy_of(source), in_flight), SystemClock()
+        stage.loop = self._loop = Loop[Any](
             name="grouper",
             group=group,
             intake=Intake(topic=source, decode=_as_it_is, bad_input="stop"),
-            stage=self.stage,
-            consumer=make_consumer(settings, group, clock, delivery),
-            make_delivery=make_delivery(settings, group, delivery),
+            stage=stage,
+            consumer=make_consumer(settings, group, clock, "exactly_once"),
+            make_delivery=make_delivery(settings, group, "exactly_once"),
             clock=clock,
-            metrics=self._metrics,
+            metrics=Metrics(),
             finished_bytes_max=1 << 30,
         )
-        self.stage.loop = self.loop
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._failure: BaseException | None = None
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
 
     def run(self) -> None:
         """Runs until the process ends."""
-        self.loop.run(drain_us=0)
-
-    def _run(self) -> None:
-        try:
-            self.run()
-        except BaseException as error:
-            self._failure = error
-
-    def written(self) -> int:
-        """Returns how many outputs are committed (exactly once) or acknowledged."""
-        name = "carpool_records_produced_total"
-        found = self._metrics.registry.get_sample_value(name, {"topic": self._target})
-        if self._failure is not None:
-            raise self._failure
-        return int(found or 0)
-
-    def stop(self) -> None:
-        """Ends the loop, and waits for that."""
-        self.loop.stop()
-        self._thread.join()
+        self._loop.run(drain_us=0)
 
 
 def copy_of(topic: str) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bench.core.command import reported
 from bench.core.kafka import require_kafka, started_broker
-from bench.core.machine import DataFile, Machine, Revision, this_machine, this_revision
+from bench.core.machine import this_machine, this_revision
 from bench.core.options import ServiceOptions
 from bench.core.stack import parse_settings
 from bench.core.tables import table_of
@@ -29,61 +29,42 @@ Shown = Mapping[str, Any] | Callable[[Console], None]
 """The results of a table, by column, or what prints tables."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark and where it ran.
+class BenchRun:
+    """A run that has begun. The report has the load of the machine at that time."""
 
-    `settings`: of the benchmark; those of the services are under `services`. `index`: the facts of
-    the index that was searched. `broker` is empty where no broker was used.
-    """
-
-    benchmark: str
-    command: list[str]
-    started: str
-    duration_s: float
-    machine: Machine
-    revision: Revision | None
-    settings: Any
-    promises: dict[str, bool]
-    results: Any
-    data: tuple[DataFile, ...] = ()
-    index: Any = None
-    broker: str = ""
-
-
-class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has begun. `machine`: with its load at that time."""
-
-    benchmark: str
-    options: Any
-    started_s: float
-    machine: Machine
+    def __init__(self, benchmark: str, options: Any) -> None:
+        """`options`: a record with the field `json_file`."""
+        self.benchmark, self.options = benchmark, options
+        self._started_s, self._machine = time.time(), this_machine()
 
     def note(self, text: str) -> None:
         """Prints a line of progress to standard error."""
         TerminalConsole(stderr=True).print(text, soft_wrap=True)
+
+    def usual_facts(self) -> dict[str, Any]:
+        """Returns what the report says beside results and promises."""
+        return {
+            "benchmark": self.benchmark,
+            "command": ["carpool", *sys.argv[1:]],
+            "started": datetime.fromtimestamp(self._started_s, UTC).isoformat(timespec="seconds"),
+            "duration_s": round(time.time() - self._started_s, 3),
+            "machine": self._machine,
+            "revision": this_revision(),
+            "settings": reported(self.options),
+        }
 
     def finish(
         self, shown: Shown, *, promises: dict[str, bool], results: Any, **facts: Any
     ) -> bool:
         """Writes the JSON, prints tables and promises; returns whether every promise was kept.
 
-        `facts`: further fields of the report, or instead of the usual ones. Tables go to standard
-        error where the JSON goes to standard output. Raises `ConfigError` where the JSON cannot be
-        written.
+        `facts`: further fields of the report, or instead of the usual ones: `data`, the files that
+        were read, and `index`, the facts of the one that was searched. Tables go to standard error
+        where the JSON goes to standard output. Raises `ConfigError` where it cannot be written.
         """
-        usual: dict[str, Any] = {
-            "settings": reported(self.options),
-            "command": ["carpool", *sys.argv[1:]],
-            "started": datetime.fromtimestamp(self.started_s, UTC).isoformat(timespec="seconds"),
-            "duration_s": round(time.time() - self.started_s, 3),
-            "machine": self.machine,
-            "revision": this_revision(),
-        }
-        report = Report(
-            benchmark=self.benchmark, promises=promises, results=results, **(usual | facts)
-        )
         json_file = self.options.json_file
         if json_file is not None:
+            report = {**self.usual_facts(), **facts, "promises": promises, "results": results}
             write_report(report, json_file)
         uses_stderr = str(json_file) == "-"
         console = TerminalConsole(stderr=uses_stderr)
@@ -98,52 +79,29 @@ class BenchRun(msgspec.Struct, frozen=True, kw_only=True):
         return all(promises.values())
 
 
-class ServicesRun(BenchRun, frozen=True, kw_only=True):
-    """A run of services. `folder`: of logs; `settings`: environment variables of the services.
+class ServicesRun(BenchRun):
+    """A run of services. `folder`: of logs; `settings`: environment variables of the services."""
 
-    `broker`: what the report calls the brokers.
-    """
+    def __init__(self, benchmark: str, options: ServiceOptions, broker: str | None = None) -> None:
+        """`broker`: as the report calls it; None: Apache Kafka that the benchmark starts.
 
-    folder: Path
-    settings: dict[str, str]
-    broker: str
+        Raises `ConfigError` where no broker can be started.
+        """
+        if broker is None:
+            require_kafka()
+        super().__init__(benchmark, options)
+        self.folder = (options.work / benchmark).resolve()
+        self.settings = parse_settings(options.settings)
+        self._broker = broker or started_broker()
+        self.note(f"logs of the services: {self.folder}")
 
-    def finish(
-        self, shown: Shown, *, promises: dict[str, bool], results: Any, **facts: Any
-    ) -> bool:
-        """See `BenchRun.finish`."""
+    def usual_facts(self) -> dict[str, Any]:
+        """See `BenchRun`."""
         settings = reported(self.options) | {"services": self.settings}
-        usual = {"settings": settings, "broker": self.broker}
-        return super().finish(shown, promises=promises, results=results, **(usual | facts))
+        return {**super().usual_facts(), "settings": settings, "broker": self._broker}
 
 
-def begin(benchmark: str, options: Any) -> BenchRun:
-    """Begins a run. `options`: a record with the field `json_file`."""
-    return BenchRun(
-        benchmark=benchmark, options=options, started_s=time.time(), machine=this_machine()
-    )
-
-
-def begin_services(
-    benchmark: str, options: ServiceOptions, broker: str | None = None
-) -> ServicesRun:
-    """Begins a run on `broker`, or on Apache Kafka that the benchmark starts.
-
-    Raises `ConfigError` where no broker can be started.
-    """
-    if broker is None:
-        require_kafka()
-    run = ServicesRun(
-        **msgspec.structs.asdict(begin(benchmark, options)),
-        folder=(options.work / benchmark).resolve(),
-        settings=parse_settings(options.settings),
-        broker=broker or started_broker(),
-    )
-    run.note(f"logs of the services: {run.folder}")
-    return run
-
-
-def write_report(report: msgspec.Struct, path: Path) -> None:
+def write_report(report: Mapping[str, Any], path: Path) -> None:
     """Writes `report` as JSON; `-` is standard output.
 
     Raises `ConfigError` where the file cannot be written.

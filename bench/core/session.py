@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -33,13 +32,8 @@ QUIET_TIMEOUT_S = 180.0
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
 DELETE_TIMEOUT_S = 30.0
-
-
-class SentLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, by question id."""
-
-    sent: dict[str, SentQuestion]
-    summary: LoadSummary
+SentLoad = dict[str, SentQuestion]
+"""What was sent, by question id."""
 
 
 class Session:
@@ -66,7 +60,6 @@ class Session:
         rate_per_s: float,
         arrivals: Literal["even", "poisson"] = "even",
         seed: int = 0,
-        on_sent: Callable[[int], None] = lambda _: None,
     ) -> SentLoad:
         """Sends each question once, at its time, whether or not earlier ones were answered. Blocks.
 
@@ -81,10 +74,9 @@ class Session:
             plan=plan,
             clock=self._clock,
             on_sent=sent.append,
-            on_progress=lambda load: on_sent(load.sent),
         )
         require_all_sent(summary)
-        return SentLoad(sent={one.query_id: one for one in sent}, summary=summary)
+        return {one.query_id: one for one in sent}
 
     def ask(
         self,
@@ -97,20 +89,14 @@ class Session:
         topics: Sequence[str] = (RETRIEVALS.name, ANSWERS.name),
         stalled_s: float = STALLED_S,
         settle_s: float = 0.0,
-        on_sent: Callable[[int], None] = lambda _: None,
-        on_seen: Callable[[int], None] = lambda _: None,
     ) -> SentLoad:
         """Sends as `send` does, then waits until one of `topics` has a record of each question.
 
         Blocks. Waits `settle_s` longer for records that come twice; gives up after `stalled_s`
         without any record.
         """
-        load = self.send(
-            questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed, on_sent=on_sent
-        )
-        self.recorder.wait(
-            load.sent.keys(), topics, stalled_s=stalled_s, settle_s=settle_s, on_progress=on_seen
-        )
+        load = self.send(questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed)
+        self.recorder.wait(load.keys(), topics, stalled_s=stalled_s, settle_s=settle_s)
         return load
 
     def wait_quiet(self, *services: str) -> None:

@@ -48,7 +48,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 def spreads(values: Mapping[str, Iterable[float]]) -> dict[str, Spread]:
     """Returns the spread of each, without those that have no values."""
-    found = {name: spread(each) for name, each in sorted(values.items())}
+    found = {name: spread(each) for name, each in values.items()}
     return {name: each for name, each in found.items() if each is not None}
 
 

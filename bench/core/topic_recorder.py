@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from types import TracebackType
 
 import msgspec
@@ -95,7 +95,6 @@ class TopicRecorder:
         *,
         stalled_s: float,
         settle_s: float,
-        on_progress: Callable[[int], None] = lambda _: None,
     ) -> bool:
         """Waits until every id was seen in one of `topics`, and `settle_s` longer for duplicates.
 
@@ -103,15 +102,13 @@ class TopicRecorder:
         stopped the recorder.
         """
         started_s = time.monotonic()
-        while (seen := self.seen(topics, ids)) < len(ids):
-            on_progress(seen)
+        while self.seen(topics, ids) < len(ids):
             # Polled: waking for each record would load the machine that is measured.
             time.sleep(POLL_S)
             with self._lock:
                 self._require_whole()
                 if time.monotonic() - max(self._last_record_s, started_s) > stalled_s:
                     return False
-        on_progress(seen)
         time.sleep(settle_s)
         return True
 

@@ -63,10 +63,6 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the questions `name`, or the first `limit` of them."""
         return read_questions(self.questions_path(name), limit)
 
-    def evidence(self) -> dict[str, frozenset[str]]:
-        """Returns the passages that are evidence, by query id."""
-        return read_evidence(self.evidence_path)
-
     def _existing(self, name: str) -> Path:
         path = self.folder / name
         if not path.is_file():
@@ -141,29 +137,20 @@ def read_vectors(path: Path) -> Float32:
         raise ConfigError(
             f"{path} contains {loaded.dtype} of shape {loaded.shape}; it must be rows of floats"
         )
-    try:
-        return normalised(loaded.astype(np.float32))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    vectors = loaded.astype(np.float32)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+    if len(wrong):
+        raise ConfigError(
+            f"{path}: the vector in row {wrong[0]} (the first is 0) is zero or not finite, so "
+            "it has no direction: make the vectors anew "
+            f"({len(wrong)} of {len(vectors)} are like that)"
+        )
+    divided: Float32 = (vectors / lengths).astype(np.float32)
+    return divided
 
 
 def distinct_order(vectors: Float32, seed: int) -> npt.NDArray[np.int64]:
     """Returns the first row of each distinct vector of (rows, dim), in an order of `seed`."""
     _, first = np.unique(vectors, axis=0, return_index=True)
     return np.random.default_rng(seed).permutation(np.sort(first))
-
-
-def normalised(vectors: Float32) -> Float32:
-    """Returns `vectors`, (rows, dim) float32, each divided by its length.
-
-    Raises `ConfigError` that names a row whose length is zero or not finite.
-    """
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
-    if len(wrong):
-        raise ConfigError(
-            f"the vector in row {wrong[0]} (the first is 0) is zero or not finite, so it has no "
-            f"direction: make the vectors anew ({len(wrong)} of {len(vectors)} are like that)"
-        )
-    divided: Float32 = (vectors / lengths).astype(np.float32)
-    return divided

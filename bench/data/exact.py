@@ -55,13 +55,8 @@ class MemorySearch:
         """`vectors`: (rows, dim) float32, row-normalised, row i being passage `ids[i]`;
         `centroids`: (nlist, dim) float32.
 
-        FAISS assigns the rows to the centroids itself. Raises `ValueError` when rows and ids differ
-        in number.
+        FAISS assigns the rows to the centroids itself.
         """
-        if len(ids) != len(vectors) or vectors.shape[1:] != centroids.shape[1:]:
-            raise ValueError(
-                f"{len(ids)} ids, vectors of shape {vectors.shape}, centroids of {centroids.shape}"
-            )
         self._ids = tuple(ids)
         self._row_of = {passage_id: row for row, passage_id in enumerate(self._ids)}
         self._vectors = vectors
@@ -95,13 +90,11 @@ class MemorySearch:
         ]
 
     def _rankings(self, scores: Float32, rows: npt.NDArray[np.int64]) -> list[Ranking]:
-        rankings = []
-        for of_query, at in zip(scores, rows, strict=True):
-            found = at >= 0  # FAISS pads with -1 where the clusters hold fewer
-            rankings.append(
-                Ranking(
-                    ids=tuple(self._ids[row] for row in at[found]),
-                    scores=tuple(of_query[found].tolist()),
-                )
+        # FAISS pads with -1 where the clusters hold fewer.
+        return [
+            Ranking(
+                ids=tuple(self._ids[row] for row in at[at >= 0]),
+                scores=tuple(of_query[at >= 0].tolist()),
             )
-        return rankings
+            for of_query, at in zip(scores, rows, strict=True)
+        ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,19 +21,7 @@ from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
 
-ROUND_NPROBES = (1, 2, 5, 10, 15, 20, 30, 40, 50)
-
-
-class IndexFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The index that was searched."""
-
-    index_version: str
-    row_count: int
-    dimension: int
-    nlist: int
-    nprobe_default: int
-    segment_bytes: int
-    embedding_model: str
+FACTS = ("index_version", "row_count", "dimension", "nlist", "nprobe_default", "embedding_model")
 
 
 class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,75 +39,35 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def facts(self) -> IndexFacts:
+    def facts(self) -> dict[str, Any]:
         """The facts of the index for a report."""
-        manifest = self.manifest
-        return IndexFacts(
-            index_version=manifest.index_version,
-            row_count=manifest.row_count,
-            dimension=manifest.dimension,
-            nlist=manifest.nlist,
-            nprobe_default=manifest.nprobe_default,
-            segment_bytes=self.segment_bytes,
-            embedding_model=manifest.embedding_model,
-        )
+        facts = {name: getattr(self.manifest, name) for name in FACTS}
+        return {**facts, "segment_bytes": self.segment_bytes}
 
 
 def corpus_index(
-    data: EvaluationData,
-    *,
-    index_dir: Path,
-    nlist: int,
-    seed: int,
-    embedding: EmbeddingSettings,
-    note: Callable[[str], None],
-    may_be_other: bool = False,
+    data: EvaluationData, *, index_dir: Path, nlist: int, seed: int, embedding: EmbeddingSettings
 ) -> BenchIndex:
     """Returns the index of the corpus in `index_dir`, built from precomputed vectors if missing.
 
-    `may_be_other`: an index of other passages that is there is taken, if it is of the same model.
-    Raises `ConfigError` where the index that is there has another model, number of clusters or
-    number of passages.
+    One that is there may be of other passages. Raises `ConfigError` where it is of another model.
     """
-    fingerprint = fingerprint_of(embedding)
     if (index_dir / MANIFEST_NAME).exists():
         found = BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
-        rows = len(read_passages(data.corpus_path))
-        wanted = {"embedding_model": fingerprint, "nlist": nlist, "row_count": rows}
-        if may_be_other:
-            wanted = {"embedding_model": fingerprint}
-        wrong = [
-            f"{name} is {getattr(found.manifest, name)}, not {value}"
-            for name, value in wanted.items()
-            if getattr(found.manifest, name) != value
-        ]
-        if wrong:
+        model, wanted = found.manifest.embedding_model, fingerprint_of(embedding)
+        if model != wanted:
             raise ConfigError(
-                f"the index at {index_dir} is another one: {'; '.join(wrong)}. Name another --index"
+                f"the index at {index_dir} is of the model {model}, not {wanted}: name another "
+                "--index or --model"
             )
-        note(f"index: {index_dir} is there already")
         return found
-    note(f"index: building {index_dir} from precomputed vectors")
-    index_dir.parent.mkdir(parents=True, exist_ok=True)
-    return _build(
-        data.corpus_path,
-        read_vectors(data.vectors_path(CORPUS)),
-        index_dir,
-        nlist=nlist,
-        seed=seed,
-        embedding=embedding,
-    )
+    vectors = read_vectors(data.vectors_path(CORPUS))
+    config = IndexerConfig(embedding=embedding)
+    return _build(data.corpus_path, vectors, index_dir, nlist=nlist, seed=seed, config=config)
 
 
 def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: str) -> BenchIndex:
-    """Returns an index of `texts` with codes, embedded with `model`; `index_dir`'s if it fits."""
-    embedding = EmbeddingSettings(model=model)
-    if (index_dir / MANIFEST_NAME).exists():
-        manifest = read_manifest(index_dir)
-        is_as_large = (manifest.row_count, manifest.nlist) == (len(texts), nlist)
-        is_of_model = manifest.embedding_model == fingerprint_of(embedding)
-        if is_as_large and is_of_model and manifest.codes:
-            return BenchIndex(dir=index_dir, manifest=manifest)
+    """Returns a new index of `texts` with codes, embedded with `model`."""
     index_dir.parent.mkdir(parents=True, exist_ok=True)
     corpus = index_dir.with_name(index_dir.name + "-corpus.jsonl")
     rows = (
@@ -126,10 +75,10 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
         for number, text in enumerate(texts)
     )
     corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    embedding = EmbeddingSettings(model=model)
+    config = IndexerConfig(embedding=embedding, indexer=IndexerSettings(code_rows_min=1))
     vectors = load_embedder(embedding).encode(texts)
-    return _build(
-        corpus, vectors, index_dir, nlist=nlist, seed=0, embedding=embedding, has_codes=True
-    )
+    return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, config=config)
 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
@@ -140,20 +89,11 @@ def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
 
 
 def _build(
-    corpus: Path,
-    vectors: Float32,
-    index_dir: Path,
-    *,
-    nlist: int,
-    seed: int,
-    embedding: EmbeddingSettings,
-    has_codes: bool = False,
+    corpus: Path, vectors: Float32, index_dir: Path, *, nlist: int, seed: int, config: IndexerConfig
 ) -> BenchIndex:
+    index_dir.parent.mkdir(parents=True, exist_ok=True)
     vectors_path = index_dir.with_name(index_dir.name + "-vectors.npy")
     np.save(vectors_path, vectors)
-    config = IndexerConfig(embedding=embedding)
-    if has_codes:
-        config = IndexerConfig(embedding=embedding, indexer=IndexerSettings(code_rows_min=1))
     request = BuildRequest(
         corpus=corpus,
         index_dir=index_dir,
@@ -163,15 +103,10 @@ def _build(
         force=True,
         restart=True,
         vectors=vectors_path,
-        fingerprint=fingerprint_of(embedding),
+        fingerprint=fingerprint_of(config.embedding),
     )
     try:
         report = build_index(request, config, SystemClock(), SilentProgress())
     finally:
         vectors_path.unlink()
     return BenchIndex(dir=index_dir, manifest=report.manifest)
-
-
-def nprobes_to_try(nlist: int, nprobe_default: int) -> list[int]:
-    """Returns the nprobes of a table: round ones, the default, and nlist (exact)."""
-    return sorted({n for n in ROUND_NPROBES if n <= nlist // 2} | {nprobe_default, nlist})

@@ -26,7 +26,7 @@ ENVIRONMENT = {"CARPOOL_EMBEDDING_MODEL": MODEL, "CARPOOL_LLM_ENGINE": "none"}
 
 
 def made_up_index(folder: Path) -> BenchIndex:
-    """Returns an index of `PASSAGES` passages in `folder`; builds it within a second if absent."""
+    """Returns an index of `PASSAGES` passages in `folder`, built within a second."""
     rng = random.Random(7)
     texts = [_words(rng, 30) for _ in range(PASSAGES)]
     return index_of_texts(texts, index_dir=folder / "made-up-index", nlist=NLIST, model=MODEL)

@@ -1,18 +1,20 @@
-"""Clusters of vectors, made as `carpool index build` does."""
+"""Clusters of vectors, made as `carpool index build` does, in fewer rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.data.evaluation import Float32
-from indexer.clustering import ITERATIONS, assign_rows, train_centroids
+from indexer.clustering import assign_rows, train_centroids
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import CHUNK_ROWS, Vectors
+
+ITERATIONS = 10
 
 
 class MemoryVectors(Vectors):
@@ -37,21 +39,9 @@ class Clustered(NamedTuple):
     clusters: npt.NDArray[np.int64]
 
 
-def cluster(
-    vectors: Vectors,
-    *,
-    nlist: int,
-    seed: int,
-    iterations: int = ITERATIONS,
-    on_rows: Callable[[int], None] = lambda _: None,
-) -> Clustered:
-    """Returns clusters of row-normalised vectors, made as `carpool index build` does. Blocks."""
+def cluster(vectors: Vectors, *, nlist: int, seed: int) -> Clustered:
+    """Returns clusters of row-normalised vectors. Blocks."""
     identity = ClusteringIdentity(nlist=nlist, seed=seed, train_bytes_max=1 << 30)
-    centroids = train_centroids(vectors, nlist, identity, SilentProgress(), iterations=iterations)
-    clusters = assign_rows(vectors, centroids, on_rows).clusters
+    centroids = train_centroids(vectors, nlist, identity, SilentProgress(), iterations=ITERATIONS)
+    clusters = assign_rows(vectors, centroids, lambda _: None).clusters
     return Clustered(centroids, clusters.astype(np.int64))
-
-
-def cluster_quickly(vectors: Float32, *, nlist: int, seed: int) -> Clustered:
-    """Returns clusters of (rows, dim) float32, row-normalised, trained in 10 rounds. Blocks."""
-    return cluster(MemoryVectors(vectors), nlist=nlist, seed=seed, iterations=10)

@@ -32,7 +32,7 @@ setup() {
   "$python" -c 'import torch; print(torch.__version__, torch.cuda.is_available() and torch.cuda.get_device_name())'
 }
 index() {
-  [ -d "$work/grown" ] || $back "$python" -m carpool bench data --no-sentences --spread 1.9 --rows "$rows" --out "$work/grown"
+  [ -d "$work/grown" ] || $back "$python" -m carpool bench data --rows "$rows" --out "$work/grown"
   [ -f "$work/index/manifest.json" ] || $back "$python" -m carpool index build "$work/grown/corpus.jsonl" \
     --out "$work/index" --vectors "$work/grown/vectors.npy" --fingerprint 0123abcd --nlist "$nlist" \
     --vector-dtype float16 --codes rabitq4 --set indexer.memory_bytes=8589934592

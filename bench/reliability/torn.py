@@ -19,7 +19,7 @@ import msgspec
 from bench.core.accounting import Accounting, account
 from bench.core.copy_loop import CopyLoad, copy_of, make_topics
 from bench.core.kafka import fresh_folder
-from bench.core.run import begin_services
+from bench.core.run import ServicesRun
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.options import TornOptions
 from bench.reliability.torn_member import SOURCE, Members
@@ -57,7 +57,7 @@ def run(options: TornOptions, brokers: int = BROKERS) -> bool:
 
     Each broker has a proxy, a member and a load of its own, and its share of the ends.
     """
-    run = begin_services("torn", options)
+    run = ServicesRun("torn", options)
 
     def on_broker(number: int) -> Accounting:
         return measure(

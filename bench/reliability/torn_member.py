@@ -76,9 +76,7 @@ def main(bootstrap: str) -> None:
     """Waits for a line, then copies for ever."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = KafkaSettings(bootstrap=bootstrap, instance_id=NAME)
-    copying = CopyLoop(
-        settings, delivery="exactly_once", group=GROUP, source=SOURCE, in_flight=IN_FLIGHT
-    )
+    copying = CopyLoop(settings, group=GROUP, source=SOURCE, in_flight=IN_FLIGHT)
     print_plain("ready")
     sys.stdin.readline()
     copying.run()

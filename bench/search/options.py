@@ -80,7 +80,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--questions",
             metavar="FILE.npy",
             help="Vectors of the questions, by the model of the index: once for all, or once for "
-            "each --index. Questions that chose the spread of a grown set are never asked.",
+            "each --index.",
             show_default=False,
         ),
     ] = []

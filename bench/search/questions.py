@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.data.evaluation import distinct_order, read_vectors
-from bench.data.grown.fitted import fitted_count
 from bench.search.contestants.contestant import Float32
 from carpool.errors import ConfigError
 
@@ -15,14 +14,13 @@ from carpool.errors import ConfigError
 def read_question_vectors(path: Path) -> Float32:
     """Returns the questions of a .npy file: (n, dim) float32, row-normalised.
 
-    Without those that chose the spread of a grown set. Raises `ConfigError` for a bad file.
+    Raises `ConfigError` for a bad file.
     """
     if not path.is_file():
         raise ConfigError(
             f"there are no questions at {path}: give a .npy file of (questions, dimension) floats"
         )
-    rows = read_vectors(path)
-    return rows[: len(rows) - fitted_count(path, len(rows))]
+    return read_vectors(path)
 
 
 def choose_questions(
@@ -41,7 +39,7 @@ def choose_questions(
     order = distinct_order(vectors, seed)
     if len(order) < count:
         raise ConfigError(
-            f"there are {len(order)} distinct questions that may be asked, and --queries asks for "
+            f"there are {len(order)} distinct questions, and --queries asks for "
             f"{count}: a question asked twice finds its clusters in memory. Ask for fewer, or name "
             "a file of more with --questions"
         )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bench.core.machine import data_file
 from bench.core.options import counts_of
-from bench.core.run import begin
+from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.data.clusters import open_clusters, vectors_bytes
 from bench.data.index import BenchIndex
@@ -50,7 +50,7 @@ def run(options: SearchOptions) -> bool:
 
     Raises `ConfigError`.
     """
-    begun = begin("search", options)
+    begun = BenchRun("search", options)
     seeds = seeds_of(options)
     cells = list(run_cells(options, seeds, begun.note))
     rows = rows_of(cells)

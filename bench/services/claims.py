@@ -7,17 +7,16 @@ memory, given the query vectors that the grouper used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from bench.core.accounting import Accounting
-from bench.core.progress import progress_bars
-from bench.data.evaluation import CLAIMS, Float32
+from bench.data.evaluation import CLAIMS, Float32, read_evidence
 from bench.data.exact import MemorySearch, Ranking, compare
-from bench.data.index import memory_search, nprobes_to_try
-from bench.services.corpus import open_run
+from bench.data.index import memory_search
+from bench.services.corpus import CorpusRun
 from bench.services.options import ClaimsOptions
 from bench.services.results import (
     answers_of,
@@ -37,17 +36,6 @@ RATE_PER_S = 100.0
 SETTLE_S = 2.0
 DIFFERENT_MAX = 20
 
-Evidence = Mapping[str, frozenset[str]]
-"""The pages that are evidence, by claim."""
-
-
-class ServedClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim and what the services found. `vector`: (dim,) float32, that was searched with."""
-
-    id: str
-    retrieval: Retrieval
-    vector: Float32
-
 
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result. Evidence: the share of claims with an evidence page among the first five.
@@ -61,7 +49,6 @@ class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
     nprobe: int
     evidence_services: float
     evidence_exact: float
-    evidence_by_nprobe: dict[int, float]
 
     def promises(self) -> dict[str, bool]:
         """Returns each promise and whether it was kept."""
@@ -76,37 +63,33 @@ class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: ClaimsOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    run = open_run("claims", options)
-    claims, manifest = run.questions(CLAIMS), run.index.manifest
-    with progress_bars() as tell, run.session(SERVICES) as session:
-        load = session.ask(
-            claims,
-            msgspec.structs.replace(run.plan, nprobe=options.nprobe),
-            rate_per_s=RATE_PER_S,
-            settle_s=SETTLE_S,
-            on_sent=lambda done: tell("claims sent", done, len(claims)),
-            on_seen=lambda done: tell("claims retrieved", done, len(claims)),
-        )
+    run = CorpusRun("claims", options)
+    claims = run.questions(CLAIMS)
+    with run.session(SERVICES) as session:
+        load = session.ask(claims, run.plan, rate_per_s=RATE_PER_S, settle_s=SETTLE_S)
         session.wait_quiet(*SERVICES)
-        ids, recorder = load.sent.keys(), session.recorder
+        ids, recorder = load.keys(), session.recorder
         records = recorder.records(RETRIEVALS.name)
         answers = answers_of(recorder.records(ANSWERS.name), ids)
         vectors = query_vectors(recorder.records(GROUPS.name))
-    served = [
-        ServedClaim(
-            id=str(claims[load.sent[query_id].row].id),
-            retrieval=retrieval,
-            vector=vectors[query_id],
-        )
-        for query_id, (retrieval, _) in sorted(final_retrievals(records, ids).items())
-    ]
-    result = judge(
-        served,
-        retrieval_accounting(ids, records, answers),
-        {str(claim.id): run.data.evidence().get(str(claim.id), frozenset()) for claim in claims},
-        memory_search(run.data, run.index),
-        nprobe=options.nprobe or manifest.nprobe_default,
-        nprobes=nprobes_to_try(manifest.nlist, manifest.nprobe_default),
+    found = {key: retrieval for key, (retrieval, _) in final_retrievals(records, ids).items()}
+    if not found:
+        raise CarpoolError("no claim came back; see the services' logs")
+    claim_ids = [str(claim.id) for claim in claims]
+    ours = {claim_ids[load[key].row]: ranking_of(each) for key, each in found.items()}
+    queries = np.stack([vectors[key] for key in found])
+    search, nprobe = memory_search(run.data, run.index), run.index.manifest.nprobe_default
+    pages = read_evidence(run.data.evidence_path)
+    evidence = {claim: pages.get(claim, frozenset()) for claim in claim_ids}
+    exact = dict(zip(ours, search.flat(queries, FIRST), strict=True))
+    verdicts = verdicts_of(ours, queries, search, nprobe)
+    result = ClaimsResult(
+        retrievals=retrieval_accounting(ids, records, answers),
+        ids={"same": 0, "tied": 0, "different": 0} | Counter(verdicts.values()),
+        different=tuple(each for each in verdicts if verdicts[each] == "different")[:DIFFERENT_MAX],
+        nprobe=nprobe,
+        evidence_services=evidence_share(ours, evidence),
+        evidence_exact=evidence_share(exact, evidence),
     )
     return run.finish(
         {"claims": result},
@@ -116,44 +99,16 @@ def run(options: ClaimsOptions) -> bool:
     )
 
 
-def judge(
-    served: Sequence[ServedClaim],
-    retrievals: Accounting,
-    evidence: Evidence,
-    search: MemorySearch,
-    *,
-    nprobe: int,
-    nprobes: Sequence[int],
-) -> ClaimsResult:
-    """Compares ids with FAISS at the same centroids and nprobe, and evidence with exact search.
-
-    `nprobes`: further ones whose evidence is reported. Raises `CarpoolError` without a retrieval.
-    """
-    if not served:
-        raise CarpoolError("no claim came back; see the services' logs")
-    queries = np.stack([each.vector for each in served])
-    ours = [ranking_of(each.retrieval) for each in served]
-
-    def share(rankings: Sequence[Ranking]) -> float:
-        found = {each.id: rank.ids for each, rank in zip(served, rankings, strict=True)}
-        return evidence_share(found, evidence)
-
-    top_k = max(len(ranking.ids) for ranking in ours) or FIRST
+def verdicts_of(
+    ours: Mapping[str, Ranking], queries: Float32, search: MemorySearch, nprobe: int
+) -> dict[str, str]:
+    """Returns the verdict of each claim, against FAISS with the same vectors, (claims, dim)."""
+    top_k = max(len(ranking.ids) for ranking in ours.values()) or FIRST
     expected = search.ivf(queries, top_k, nprobe)
-    verdicts = {
-        claim.id: compare(found, wanted, search.true_scores(claim.vector, found.ids))
-        for claim, found, wanted in zip(served, ours, expected, strict=True)
+    return {
+        claim: compare(ranking, wanted, search.true_scores(query, ranking.ids))
+        for (claim, ranking), wanted, query in zip(ours.items(), expected, queries, strict=True)
     }
-    different = [claim for claim, verdict in verdicts.items() if verdict == "different"]
-    return ClaimsResult(
-        retrievals=retrievals,
-        ids={"same": 0, "tied": 0, "different": 0} | Counter(verdicts.values()),
-        different=tuple(different[:DIFFERENT_MAX]),
-        nprobe=nprobe,
-        evidence_services=share(ours),
-        evidence_exact=share(search.flat(queries, FIRST)),
-        evidence_by_nprobe={tried: share(search.ivf(queries, FIRST, tried)) for tried in nprobes},
-    )
 
 
 def ranking_of(retrieval: Retrieval) -> Ranking:
@@ -163,7 +118,7 @@ def ranking_of(retrieval: Retrieval) -> Ranking:
 
 
 def evidence_share(
-    found: Mapping[str, Sequence[str]], evidence: Evidence, first: int = FIRST
+    found: Mapping[str, Ranking], evidence: Mapping[str, frozenset[str]], first: int = FIRST
 ) -> float:
     """Returns the share of claims with one of its evidence pages among its `first` hits.
 
@@ -174,6 +129,7 @@ def evidence_share(
     if not wanted:
         raise ValueError("no claim has evidence, so there is no share to compute")
     hits = sum(
-        not pages.isdisjoint(found.get(claim, ())[:first]) for claim, pages in wanted.items()
+        claim in found and not pages.isdisjoint(found[claim].ids[:first])
+        for claim, pages in wanted.items()
     )
     return hits / len(wanted)

@@ -12,7 +12,7 @@ from bench.core.options import BootstrapOption, DataOption, NlistOption, Service
 
 
 class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
-    """Options of claims and traffic."""
+    """Options of claims, traffic and answers."""
 
     data: DataOption = None
     bootstrap: BootstrapOption = None
@@ -48,20 +48,13 @@ class ClaimsOptions(CorpusOptions, frozen=True, kw_only=True):
 
     Publishes FEVER's claims and compares each retrieval with FAISS IVF-Flat in memory: same
     vectors, same centroids, same nprobe, and the query vectors that the grouper used. Counts how
-    often an evidence page is among the first five, compared with exact search and other nprobes.
+    often an evidence page is among the first five, compared with an exact search.
 
     Ends with 1 when a promise is broken: a claim lost or retrieved twice, other ids where scores
     differ by 0.00001 or more, evidence over one point below exact search.
 
     Example:  carpool bench claims --data DATA --json claims.json
     """
-
-    nprobe: Annotated[
-        int | None,
-        typer.Option(
-            "--nprobe", min=1, help="Clusters to probe. Default: the index's.", show_default=False
-        ),
-    ] = None
 
 
 class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
@@ -70,10 +63,10 @@ class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
     Publishes HotpotQA's questions twice: as text, which the grouper embeds, then as vectors. The
     load is open: a question is sent at its time whether or not earlier ones were answered, and its
     total counts from then until its retrieval is read. Reports p50 and p99 of every stage over all
-    questions, clusters by the tier where they were found, bytes read a query, and memory.
+    questions, the share of clusters found in memory, bytes read a query, and memory.
 
-    Ends with 1 when a promise is broken: a question lost or retrieved twice, records and metrics
-    that disagree on the cache, memory over its bounds.
+    Ends with 1 when a promise is broken: a question lost or retrieved twice, or memory over its
+    bounds.
 
     Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500
     """
@@ -150,25 +143,11 @@ class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=list)
 
 
-class ThroughputOptions(ServiceOptions, frozen=True, kw_only=True):
-    """How many records a second does the loop of a service carry, on its own?
-
-    One process copies records from topic to topic: at least once, exactly once, over 4 and 100
-    partitions, with 500 and 40,000 records in flight.
-
-    Example:  carpool bench throughput --records 100000
-    """
-
-    records: Annotated[int, typer.Option("--records", min=1_000, help="Records of a row.")] = (
-        100_000
-    )
-
-
 class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     """Do batch questions, or a tenant that asks a lot, make others wait?
 
     The whole way through grouper, searcher and generator without models, over a made-up index, on
-    an Apache Kafka from KAFKA_HOME where that is set. Interactive questions are asked alone, then
+    an Apache Kafka from KAFKA_HOME or --bootstrap. Interactive questions are asked alone, then
     with --batch questions of the class batch queued before them; the questions of a quiet tenant
     alone, then with those of a loud tenant.
 

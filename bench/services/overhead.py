@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,14 +15,13 @@ import psutil
 
 from bench.core.accounting import Accounting, account
 from bench.core.kafka import fresh_folder, kafka_settings
-from bench.core.run import ServicesRun, begin_services
+from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES, ServiceProcess, clean_environment
 from bench.core.topic_recorder import TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
-from bench.services.bare_hop import Hop
 from bench.services.options import OverheadOptions
 from bench.services.results import answer_accounting, answers_of
 from carpool.clock import SystemClock
@@ -30,22 +29,18 @@ from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
-from producers.build_query import QueryRecord
-from producers.publish_queries import Placed, Publisher
+from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 
-TOPICS = tuple(
-    msgspec.structs.replace(topic, name=f"bench.bare-hops.{number}.v1")
-    for number, topic in enumerate((QUERIES, GROUPS, RETRIEVALS, ANSWERS))
-)
-"""Topics of the hops, each with the partitions and copies of a topic of the services."""
+PREFIX = "bare-hops"
+"""Of the topics of the hops, which are as those of the services."""
+HOPS = tuple(pairwise(topic.name for topic in (QUERIES, GROUPS, RETRIEVALS, ANSWERS)))
 TURNS = (0, 1, 1, 0)
 """Which side is measured, in turn: drift of the machine meets both sides alike."""
 SETTLE_S = 2.0
-RATE_SHARE_MIN = 0.99
 
 
 class DeliveryContestant(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +65,13 @@ class SideResult(msgspec.Struct, frozen=True, kw_only=True):
     """All loads of the services, or of the bare hops.
 
     `total_ms`: from when a question was due until its last record was read. `cpu_ms_a_question` and
-    `cores` count the brokers and this process too. `rates_per_s`: at which questions were sent.
+    `cores` count the brokers and this process too.
     """
 
     accounting: Accounting
     total_ms: Spread | None
     cpu_ms_a_question: float
     cores: float
-    rates_per_s: tuple[float, ...]
 
 
 def run(options: OverheadOptions) -> bool:
@@ -85,12 +79,12 @@ def run(options: OverheadOptions) -> bool:
     names = options.contestants or list(CONTESTANTS)
     if unknown := set(names) - CONTESTANTS.keys():
         raise ConfigError(f"there is no contestant {unknown}; there are {', '.join(CONTESTANTS)}")
-    run = begin_services("overhead", options)
+    run = ServicesRun("overhead", options)
     index = made_up_index(run.folder)
     found: dict[str, tuple[SideResult, SideResult]] = {}
     for name in names:
         run.note(name)
-        with _open_sides(CONTESTANTS[name], index, run, run.folder / name) as sides:
+        with _open_sides(CONTESTANTS[name], index, run.settings, run.folder / name) as sides:
             found[name] = _measure(sides, index, options)
     return run.finish(
         {
@@ -98,15 +92,13 @@ def run(options: OverheadOptions) -> bool:
             for name, results in found.items()
             for side, result in zip(("Carpool", "bare hops"), results, strict=True)
         },
-        promises=promises(found, options.rate_per_s),
+        promises=promises(found),
         results=found,
         index=index.facts,
     )
 
 
-def promises(
-    found: Mapping[str, tuple[SideResult, SideResult]], rate_per_s: float
-) -> dict[str, bool]:
+def promises(found: Mapping[str, tuple[SideResult, SideResult]]) -> dict[str, bool]:
     """Returns each promise and whether it was kept; of bare hops, what makes them a baseline."""
     kept: dict[str, bool] = {}
     for name, (ours, bare) in found.items():
@@ -116,31 +108,28 @@ def promises(
         )
         kept[f"{name}: each question has one answer"] = ours.accounting.holds
         kept[f"{name}: bare hops copied each question once"] = bare.accounting.holds
-        kept[f"{name}: questions were sent at the rate that was asked for"] = all(
-            rate >= rate_per_s * RATE_SHARE_MIN for rate in (*ours.rates_per_s, *bare.rates_per_s)
-        )
     return kept
 
 
 @dataclass(kw_only=True)
 class _Side:
-    """The services, or the bare hops, and what was measured. `topic`: where its answers are."""
+    """The services, or the bare hops, whose answers are copies, and what was measured."""
 
     session: Session
-    topic: str
+    is_bare: bool
     pids: Sequence[int]
-    loads: list[SentLoad] = field(default_factory=list)
+    sent: SentLoad = field(default_factory=dict)
     cpu_s: float = 0.0
     seconds: float = 0.0
 
     def ask(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> SentLoad:
         """Sends a load through it and waits for the answers."""
-        return self.session.ask(questions, plan, rate_per_s=rate_per_s, topics=(self.topic,))
+        return self.session.ask(questions, plan, rate_per_s=rate_per_s, topics=(ANSWERS.name,))
 
     def measure(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
         """Sends a load and keeps what it took. Blocks."""
         began_s, before_s = time.monotonic(), self._cpu_s()
-        self.loads.append(self.ask(questions, plan, rate_per_s))
+        self.sent |= self.ask(questions, plan, rate_per_s)
         self.seconds += time.monotonic() - began_s
         self.cpu_s += self._cpu_s() - before_s
         time.sleep(SETTLE_S)  # for records that come twice
@@ -151,18 +140,18 @@ class _Side:
 
     def result(self) -> SideResult:
         """Returns all loads together."""
-        sent = {key: each for load in self.loads for key, each in load.sent.items()}
-        records = [each for each in self.session.recorder.records(self.topic) if each.key in sent]
+        every, ids = self.session.recorder.records(ANSWERS.name), self.sent.keys()
+        records = [record for record in every if record.key in ids]
         read_us = {record.key: record.received_us for record in reversed(records)}
-        accounting = account(sent, (record.key for record in records))
-        if self.topic == ANSWERS.name:  # an answer may have failed
-            accounting = answer_accounting(sent.keys(), answers_of(records, sent.keys()))
         return SideResult(
-            accounting=accounting,
-            total_ms=spread((at - sent[key].intended_us) / 1_000 for key, at in read_us.items()),
+            accounting=account(ids, (record.key for record in records))
+            if self.is_bare
+            else answer_accounting(ids, answers_of(records, ids)),
+            total_ms=spread(
+                (at - self.sent[key].intended_us) / 1_000 for key, at in read_us.items()
+            ),
             cpu_ms_a_question=self.cpu_s * 1_000 / max(1, len(read_us)),
             cores=self.cpu_s / self.seconds,
-            rates_per_s=tuple(load.summary.rate_per_s for load in self.loads),
         )
 
 
@@ -182,9 +171,10 @@ def _measure(
 
 @contextmanager
 def _open_sides(
-    contestant: DeliveryContestant, index: BenchIndex, run: ServicesRun, folder: Path
+    contestant: DeliveryContestant, index: BenchIndex, given: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[_Side, _Side]]:
     """Yields the services and the bare hops, ready for a load. Blocks for 30 s."""
+    settings = {**ENVIRONMENT, **given, "CARPOOL_KAFKA_DELIVERY": contestant.delivery}
     with (
         fresh_folder(folder / "kafka") as data,
         KafkaCluster(data, brokers=contestant.brokers, java=KAFKA_JAVA) as cluster,
@@ -193,65 +183,44 @@ def _open_sides(
             index_dir=index.dir,
             work_dir=folder,
             services=SERVICES,
-            settings={
-                **ENVIRONMENT,
-                **run.settings,
-                "CARPOOL_KAFKA_DELIVERY": contestant.delivery,
-            },
+            settings=settings,
         ) as session,
-        _open_hops(contestant.delivery, session, run.settings, folder) as (hops, hop_pids),
+        _open_hops(session, settings, folder) as (hops, hop_pids),
     ):
         shared = [server.pid for server in cluster.servers] + [psutil.Process().pid]
         pids = [session.stack[name].pid for name in SERVICES]
         yield (
-            _Side(session=session, topic=ANSWERS.name, pids=pids + shared),
-            _Side(session=hops, topic=TOPICS[-1].name, pids=hop_pids + shared),
+            _Side(session=session, is_bare=False, pids=pids + shared),
+            _Side(session=hops, is_bare=True, pids=hop_pids + shared),
         )
-
-
-class _RedirectedSender(Publisher):
-    """A publisher that writes every question to the first topic of the hops."""
-
-    def send(self, record: QueryRecord, on_placed: Placed) -> None:
-        """See `Publisher`."""
-        super().send(replace(record, topic=TOPICS[0].name), on_placed)
 
 
 @contextmanager
 def _open_hops(
-    delivery: DeliveryName, services: Session, settings: Mapping[str, str], folder: Path
+    services: Session, settings: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Session, list[int]]]:
     """Yields a session through three bare hops, and their process ids."""
     clock, bootstrap = SystemClock(), services.stack.bootstrap
-    kafka = kafka_settings(settings, bootstrap=bootstrap)
-    create_topics(kafka, TOPICS)
+    kafka = kafka_settings(settings, bootstrap=bootstrap, prefix=PREFIX)
+    own = {"CARPOOL_KAFKA_BOOTSTRAP": bootstrap, "CARPOOL_KAFKA_PREFIX": PREFIX}
+    create_topics(kafka)
     with ExitStack() as opened:
-        last = TopicRecorder(kafka, [TOPICS[-1].name], clock)
-        recorder = opened.enter_context(last)
+        recorder = opened.enter_context(TopicRecorder(kafka, [ANSWERS.name], clock))
         pids = []
-        for number, (source, target) in enumerate(pairwise(TOPICS), start=1):
-            hop = Hop(
-                bootstrap=bootstrap,
-                source=source.name,
-                target=target.name,
-                group=f"bare-hop-{number}",
-                delivery=delivery,
-            )
-            argument = msgspec.json.encode(hop).decode()
+        for source, target in HOPS:
             process = ServiceProcess(
-                [sys.executable, "-m", "bench.services.bare_hop", argument],
-                environ={**clean_environment(), **settings},
+                [sys.executable, "-m", "bench.services.bare_hop", source, target],
+                environ={**clean_environment(), **settings, **own},
                 port=0,  # it has no pages
-                log_file=folder / f"{hop.group}.log",
+                log_file=folder / f"bare-hop-{source}.log",
                 ready_page="",
             )
             process.start()
             opened.callback(process.stop)
             pids.append(process.pid)
-        publisher = _RedirectedSender(kafka, ClientSettings())
+        publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
         session = Session(stack=services.stack, recorder=recorder, publisher=publisher, clock=clock)
-        session.ask(
-            [Question(text="the first")], LoadPlan(), rate_per_s=1, topics=(TOPICS[-1].name,)
-        )
+        first = [Question(text="the first")]
+        session.ask(first, LoadPlan(), rate_per_s=1, topics=(ANSWERS.name,))
         yield session, pids

@@ -6,30 +6,24 @@ counts from when it was due.
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import msgspec
 
 from bench.core.accounting import Accounting
-from bench.core.kafka import started_broker
-from bench.core.run import begin_services
+from bench.core.run import ServicesRun
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES
-from bench.data.index import index_of_texts
-from bench.data.made_up import ENVIRONMENT, MODEL
+from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import PrioritiesOptions
 from bench.services.results import answer_accounting, answers_of
-from carpool.testing.kafka import KAFKA_JAVA, KafkaServer, kafka_home
+from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS
 
-PASSAGES = 5_000
-NLIST = 64
-WORDS = 2_000
 BATCH_RATE_PER_S = 4_000.0
 LOUD_SHARE = 0.9
 WARM_UP_SHARE = 5
@@ -82,19 +76,12 @@ def run(options: PrioritiesOptions) -> bool:
 
     Blocks. Raises `CarpoolError`.
     """
-    default = "embedded" if kafka_home() is None else started_broker()
-    run = begin_services("priorities", options, options.bootstrap or default)
-    rng = random.Random(7)
-    index = index_of_texts(
-        [text(rng, 40) for _ in range(PASSAGES)],
-        index_dir=(options.work / "priorities-index").resolve(),
-        nlist=NLIST,
-        model=MODEL,
-    )
+    run = ServicesRun("priorities", options, options.bootstrap)
+    index = made_up_index(run.folder)
     run.settings.update({**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **run.settings})
     with ExitStack() as opened:
         bootstrap = options.bootstrap
-        if bootstrap is None and kafka_home() is not None:
+        if bootstrap is None:
             server = KafkaServer(run.folder / "kafka", java=KAFKA_JAVA)
             bootstrap = opened.enter_context(server).bootstrap
         session = opened.enter_context(
@@ -117,45 +104,44 @@ class _Conditions:
 
     def __init__(self, session: Session, options: PrioritiesOptions) -> None:
         self._session, self._options = session, options
-        self._rng = random.Random(options.seed)
 
     def measure(self) -> PrioritiesResult:
         """Warms up, until the broker's Java is compiled, and measures each condition. Blocks."""
-        options = self._options
-        rate_per_s, duration_s = options.rate_per_s, options.duration_s
+        options, plain = self._options, LoadPlan()
+        found: dict[str, ConditionResult] = {}
+        quiet, loud = LoadPlan(tenant="quiet"), LoadPlan(tenant="loud")
+        quiet_per_s = options.tenant_rate_per_s * (1 - LOUD_SHARE)
+        loud_per_s = options.tenant_rate_per_s * LOUD_SHARE
         first_batch = self._send_batch(max(1, options.batch // WARM_UP_SHARE))
-        self._wait(self._send(LoadPlan(), rate_per_s, options.warm_up_s))
+        self._wait(self._send(plain, options.rate_per_s, options.warm_up_s))
         self._wait(first_batch)
-        found = {"interactive alone": self._wait(self._send(LoadPlan(), rate_per_s, duration_s))}
+        found["interactive alone"] = self._wait(self._send(plain, options.rate_per_s))
         batch = self._send_batch(options.batch)
         before = self._answered(batch)
-        beside = self._send(LoadPlan(), rate_per_s, duration_s)
+        beside = self._send(plain, options.rate_per_s)
         after = self._answered(batch)
         found["interactive beside batch"] = self._wait(beside)
         found["batch"] = self._wait(batch)
-        quiet_per_s = options.tenant_rate_per_s * (1 - LOUD_SHARE)
-        loud_per_s = options.tenant_rate_per_s * LOUD_SHARE
-        alone = self._send(LoadPlan(tenant="quiet"), quiet_per_s, duration_s)
-        found["quiet tenant alone"] = self._wait(alone)
+        found["quiet tenant alone"] = self._wait(self._send(quiet, quiet_per_s))
         with ThreadPoolExecutor(1, "loud-tenant") as pool:
-            sent = pool.submit(self._send, LoadPlan(tenant="loud"), loud_per_s, duration_s)
-            quiet = self._send(LoadPlan(tenant="quiet"), quiet_per_s, duration_s)
-            loud = sent.result()
-        found["quiet tenant beside a loud one"] = self._wait(quiet)
-        found["loud tenant"] = self._wait(loud)
+            sent = pool.submit(self._send, loud, loud_per_s)
+            beside = self._send(quiet, quiet_per_s)
+        found["quiet tenant beside a loud one"] = self._wait(beside)
+        found["loud tenant"] = self._wait(sent.result())
         return PrioritiesResult(
             conditions=found,
-            batch_left=len(batch.sent) - after,
-            batch_per_s=(after - before) / duration_s,
+            batch_left=len(batch) - after,
+            batch_per_s=(after - before) / options.duration_s,
         )
 
     def _send_batch(self, count: int) -> SentLoad:
         plan = LoadPlan(priority="batch")
         return self._session.send(self._questions(count), plan, rate_per_s=BATCH_RATE_PER_S)
 
-    def _send(self, plan: LoadPlan, rate_per_s: float, duration_s: float) -> SentLoad:
+    def _send(self, plan: LoadPlan, rate_per_s: float, duration_s: float | None = None) -> SentLoad:
+        count = round(rate_per_s * (duration_s or self._options.duration_s))
         return self._session.send(
-            self._questions(max(1, round(rate_per_s * duration_s))),
+            self._questions(max(1, count)),
             plan,
             rate_per_s=rate_per_s,
             arrivals="poisson",
@@ -163,24 +149,18 @@ class _Conditions:
         )
 
     def _questions(self, count: int) -> list[Question]:
-        return [Question(text=text(self._rng, 8)) for _ in range(count)]
+        return [Question(text=each.text) for each in made_up_questions(count)]
 
     def _answered(self, load: SentLoad) -> int:
-        return self._session.recorder.seen((ANSWERS.name,), load.sent.keys())
+        return self._session.recorder.seen((ANSWERS.name,), load.keys())
 
     def _wait(self, load: SentLoad) -> ConditionResult:
         """Waits for the answers to what was sent."""
-        recorder, sent = self._session.recorder, load.sent
-        recorder.wait(sent.keys(), (ANSWERS.name,), stalled_s=STALLED_S, settle_s=0.5)
-        records = [record for record in recorder.records(ANSWERS.name) if record.key in sent]
+        recorder = self._session.recorder
+        recorder.wait(load.keys(), (ANSWERS.name,), stalled_s=STALLED_S, settle_s=0.5)
+        records = [record for record in recorder.records(ANSWERS.name) if record.key in load]
+        times_us = (record.received_us - load[record.key].intended_us for record in records)
         return ConditionResult(
-            total_ms=spread(
-                (record.received_us - sent[record.key].intended_us) / 1_000 for record in records
-            ),
-            accounting=answer_accounting(sent.keys(), answers_of(records, sent.keys())),
+            total_ms=spread(took_us / 1_000 for took_us in times_us),
+            accounting=answer_accounting(load.keys(), answers_of(records, load.keys())),
         )
-
-
-def text(rng: random.Random, words: int) -> str:
-    """Returns made-up words; the first ones are frequent."""
-    return " ".join(f"w{min(int(rng.expovariate(1 / 200)), WORDS)}" for _ in range(words))

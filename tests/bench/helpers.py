@@ -10,21 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.topic_recorder import ReceivedRecord
-from producers.send_load import LoadSummary
 from schemas.codec import encode
 from schemas.record import Record
-
-LOAD = LoadSummary(
-    run_id="r",
-    sent=1,
-    acknowledged=1,
-    errors=0,
-    unacknowledged=0,
-    duration_s=1.0,
-    rate_per_s=200.0,
-    behind_ms_max=0.0,
-    first_error=None,
-)
 
 
 def unit_rows(rng: np.random.Generator, rows: int, dimension: int) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_passages, read_vectors
-from bench.data.trace import cluster_quickly
+from bench.data.trace import MemoryVectors, cluster
 from bench.simulator.warm_ups import Found
 from carpool.disk.centroids import probe
 from generator.settings import GeneratorSettings
@@ -26,7 +26,7 @@ def searches(
     corpus = read_vectors(data.vectors_path(CORPUS))
     vectors = read_vectors(data.vectors_path(TRAFFIC))
     chosen = np.random.default_rng(seed).permutation(len(vectors))[:questions]
-    centroids, clusters = cluster_quickly(corpus, nlist=nlist, seed=seed)
+    centroids, clusters = cluster(MemoryVectors(corpus), nlist=nlist, seed=seed)
     rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
     for vector in vectors[chosen]:
         probed = probe(centroids, vector[None], default_nprobe(nlist))[0].tolist()

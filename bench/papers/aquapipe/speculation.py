@@ -10,7 +10,7 @@ from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
-from bench.core.run import begin
+from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, find_data
 from bench.papers.aquapipe.prefetching import AquaPipe
@@ -82,7 +82,7 @@ class Oracle:
 
 def run(options: SpeculationOptions) -> bool:
     """Runs the figure; returns whether every promise was kept. Raises `ConfigError`."""
-    run = begin("speculation", options)
+    run = BenchRun("speculation", options)
     data = find_data(options.data)
     tokens, rows = passage_tokens(data), list[PolicyRow]()
     with threadpool_limits(limits=1):
@@ -105,7 +105,7 @@ def policy_rows(
     """Returns a row for each policy, the oracle's last."""
     final = {str(number): found[-1].passages for number, found in enumerate(searched)}
     policies = {name: make() for name, make in POLICIES.items()} | {"oracle": Oracle(final)}
-    load = WarmUpLoad(search_us=search_us, clients=1)
+    load = WarmUpLoad(search_us=search_us)
     figures = {
         name: WarmUpSimulation(searched, tokens, policy, load).run()
         for name, policy in policies.items()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from bench.core.machine import data_file
-from bench.core.run import begin
+from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.data.clusters import open_clusters
 from bench.data.evaluation import distinct_order, find_data, read_vectors
@@ -70,7 +70,7 @@ class CagrRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: CagrOptions) -> bool:
     """Counts, prints and reports; returns whether every promise was kept. Raises `ConfigError`."""
-    begun = begin("paper cagr", options)
+    begun = BenchRun("paper cagr", options)
     data, index = find_data(options.data), open_clusters(options.index)
     nlist, dimension = index.centroids.shape
     if nlist <= ENTRIES:

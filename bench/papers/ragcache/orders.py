@@ -11,8 +11,7 @@ import msgspec
 from rich.console import Console
 
 from bench.core.machine import data_file
-from bench.core.progress import Tell, progress_bars
-from bench.core.run import begin
+from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.papers.options import RagCacheOptions
@@ -62,10 +61,9 @@ def run(options: RagCacheOptions) -> bool:
 
     Raises `ConfigError`.
     """
-    run = begin("ragcache orders", options)
+    run = BenchRun("ragcache orders", options)
     data = find_data(options.data)
-    with progress_bars() as tell:
-        rows = asyncio.run(measure(data, options.seed, tell))
+    rows = asyncio.run(measure(data, options.seed))
     paths = (
         data.corpus_path,
         data.questions_path(TRAFFIC),
@@ -80,7 +78,7 @@ def run(options: RagCacheOptions) -> bool:
     )
 
 
-async def measure(data: EvaluationData, seed: int, tell: Tell) -> list[OrderRow]:
+async def measure(data: EvaluationData, seed: int) -> list[OrderRow]:
     """Returns a row for each stream and order."""
     natural = natural_stream(data, passages=PASSAGES)
     model_dir = Path(VllmSettings().model_dir)
@@ -90,9 +88,8 @@ async def measure(data: EvaluationData, seed: int, tell: Tell) -> list[OrderRow]
         asks = make_stream(stream, natural, asks=PROMPTS, seed=seed)
         rendered = [await renderer.render(ask) for ask in asks]
         found = {}
-        for number, (order, prefixes) in enumerate(ORDERS.items(), 1):
+        for order, prefixes in ORDERS.items():
             found[order] = replay(rendered, SIZE, prefixes, backlog=BACKLOG)
-            tell(stream, number, len(ORDERS))
         found["oracle"] = computed_once(rendered, SIZE.block_tokens)
         rows += (
             OrderRow(stream=stream, order=order, cached_share=each.cached_share)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from bench.core.run import begin
+from bench.core.run import BenchRun
 from bench.data.clusters import open_clusters
 from bench.data.evaluation import distinct_order
 from bench.data.index import BenchIndex
@@ -72,7 +72,7 @@ def run(options: VectorLiteOptions) -> bool:
     Raises `ConfigError` for an index without codes or too few questions, `RetryableError` where
     the times do not fit a line.
     """
-    run = begin("vectorlite", options)
+    run = BenchRun("vectorlite", options)
     index = open_clusters(options.index)
     vectors = read_question_vectors(options.questions)
     vectors = vectors[distinct_order(vectors, options.seed)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from bench.core.run import begin_services
+from bench.core.run import ServicesRun
 from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
 from bench.reliability.chaos.audit import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TEXT
@@ -43,7 +43,7 @@ def run(options: ChaosOptions) -> bool:
     `CarpoolError`.
     """
     mutant = None if options.mutant is None else MUTANTS[options.mutant]
-    run = begin_services("chaos", options)
+    run = ServicesRun("chaos", options)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     index = made_up_index(run.folder)
     with ExitStack() as opened:

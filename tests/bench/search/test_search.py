@@ -17,8 +17,7 @@ from bench.search.questions import choose_questions, read_question_vectors
 from bench.search.report import Cell
 from bench.search.run import run, run_cells, seeds_of
 from carpool.errors import ConfigError
-from tests.bench.helpers import unit_rows
-from tests.bench.search.conftest import DIMENSION, make_options
+from tests.bench.search.conftest import make_options
 from tests.waiting import WAIT_S
 
 TWO = ("carpool", "faiss-memory")
@@ -94,18 +93,6 @@ def test_a_process_that_takes_too_long_or_fails_is_a_result(
     failed = run_child(request, tmp_path / "failed", is_held=False, timeout_s=WAIT_S)
     assert failed.status == "failed"  # there are no queries in that folder
     assert "queries.npy" in failed.error
-
-
-def test_questions_that_chose_the_spread_of_a_grown_set_are_never_asked(tmp_path: Path) -> None:
-    """A third of those of a set; all of a file that no set lists."""
-    for name in ("queries.npy", "others.npy"):
-        np.save(tmp_path / name, unit_rows(np.random.default_rng(1), 90, DIMENSION))
-    (tmp_path / "grown.json").write_text('{"files": {"queries.npy": "00"}, "seed": 0}')
-    assert len(read_question_vectors(tmp_path / "queries.npy")) == 60
-    assert len(read_question_vectors(tmp_path / "others.npy")) == 90
-    (tmp_path / "grown.json").write_text('{"files": {}')
-    with pytest.raises(ConfigError, match=r"cannot read .*grown\.json .* grow the set again"):
-        read_question_vectors(tmp_path / "others.npy")
 
 
 def test_questions_are_distinct_and_in_an_order_of_the_seed(questions: Path) -> None:

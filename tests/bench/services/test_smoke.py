@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
-from bench.services import claims, overhead, throughput, traffic
-from bench.services.options import ClaimsOptions, OverheadOptions, ThroughputOptions, TrafficOptions
+from bench.services import claims, overhead, traffic
+from bench.services.options import ClaimsOptions, OverheadOptions, TrafficOptions
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import find_broker_binary
@@ -54,7 +54,7 @@ def corpus(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_claims_are_found_as_faiss_finds_them(corpus: dict[str, Any]) -> None:
-    assert claims.run(ClaimsOptions(**corpus, nprobe=4))
+    assert claims.run(ClaimsOptions(**corpus))
     report = json.loads(corpus["json_file"].read_text())
     results = report["results"]
     assert results["retrievals"]["answered"] == 12
@@ -65,14 +65,14 @@ def test_claims_are_found_as_faiss_finds_them(corpus: dict[str, Any]) -> None:
     assert files >= {f"{CORPUS}.jsonl.gz", f"{CLAIMS}.jsonl.gz", EVIDENCE}
 
 
-def test_traffic_comes_back_once_and_records_agree_with_metrics(corpus: dict[str, Any]) -> None:
+def test_traffic_comes_back_once_with_a_time_for_each_stage(corpus: dict[str, Any]) -> None:
     assert traffic.run(TrafficOptions(**corpus, text_rate_per_s=100, budget_share=0.5))
     report = json.loads(corpus["json_file"].read_text())
     services_say = {"kafka_wait", "window_wait", "group", "queue_search", "load", "search"}
     for kind in ("text", "vectors"):
         run = report["results"][kind]
         assert run["accounting"]["answered"] == run["stages_ms"]["total"]["count"] == 60
-        assert run["metrics"]["ram"] + run["metrics"]["ssd"] > 0
+        assert 0 < run["hit_share"] < 1 and run["bytes_a_query"] > 0
         assert services_say <= run["stages_ms"].keys()
 
 
@@ -97,12 +97,3 @@ def test_overhead_measures_both_sides_of_both_deliveries(tmp_path: Path) -> None
     # Times depend on the machine; the accounting does not.
     broken = [promise for promise, is_kept in found["promises"].items() if not is_kept]
     assert not [promise for promise in broken if "one answer" in promise or "copied" in promise]
-
-
-@pytest.mark.kafka
-@pytest.mark.long
-def test_throughput_measures_each_row(tmp_path: Path) -> None:
-    report = tmp_path / "throughput.json"
-    throughput.run(ThroughputOptions(records=1_000, work=tmp_path, json_file=report))
-    found = json.loads(report.read_text())["results"]
-    assert len(found) == len(throughput.ROWS) - 1 and min(found.values()) > 0

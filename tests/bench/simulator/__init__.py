@@ -1,1 +1,1 @@
-"""Tests of `bench.simulator`: the search plane on virtual time."""
+"""Tests of `bench.simulator`, in traces counted by hand."""

@@ -2,134 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from bench.cli import app
-from bench.simulator.search_plane import SearchedPlane, Windows
+from bench.simulator.search_plane import PlanSimulation
+from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenIndex, open_index
-from carpool.errors import RetryableError
-from searcher.open_exact import ExactOptions
+from carpool.disk.index import open_index
+from carpool.telemetry.metrics import Metrics
+from schemas.record import ClusterId
+from searcher.executor import Search, SearchGroup
+from searcher.local import SearchThread
+from searcher.open_exact import ExactOptions, ExactPlane, open_exact_plane
+from searcher.plan.cut import Slices
 from searcher.settings import SearcherSettings
 from tests.searcher.helpers import normalised, random_index
 
-NLIST, DIMENSION = 24, 32
+NLIST, DIMENSION, QUERIES, WINDOW = 24, 32, 160, 9
 PAGE = 4096
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> OpenIndex:
-    """24 clusters of about 6 pages."""
-    folder = tmp_path_factory.mktemp("simulator") / "index"
-    written = random_index(folder, rows=4_000, dimension=DIMENSION, nlist=NLIST, seed=3)
-    opened = open_index(written.dir)
-    opened.close()
-    return opened
-
-
-def windows_of(index: OpenIndex) -> Windows:
-    vectors = normalised(np.random.default_rng(4).standard_normal((160, DIMENSION)))
-    return Windows(vectors=vectors, probes=probe(index.centroids, vectors, 4), size=9)
-
-
-def plane_of(index: OpenIndex, **options: Any) -> SearchedPlane:
-    budget_bytes = int(0.4 * sum(extent.size_bytes for extent in index.extents))
-    settings = SearcherSettings(budget_bytes=budget_bytes, scoring_threads=1, direct_io="auto")
-    return SearchedPlane(index=index, settings=settings, options=ExactOptions(**options))
+CUT = ExactOptions(prefetch_bytes=16 * PAGE, read_ahead_bytes=24 * PAGE, slice_bytes_max=2 * PAGE)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"prefetch_bytes": 0, "read_ahead_bytes": 1},
-        {"prefetch_bytes": 16 * PAGE, "read_ahead_bytes": 24 * PAGE, "slice_bytes_max": 0},
-        {"prefetch_bytes": 16 * PAGE, "read_ahead_bytes": 24 * PAGE, "slice_bytes_max": 2 * PAGE},
+        replace(CUT, prefetch_bytes=0, read_ahead_bytes=1),
+        replace(CUT, slice_bytes_max=0),
+        CUT,
     ],
 )
-def test_real_runs_read_the_bytes_of_the_simulator(
-    index: OpenIndex, options: dict[str, int]
-) -> None:
-    plane, windows = plane_of(index, **options), windows_of(index)
-    simulated = plane.simulated_bytes(windows)
-    assert simulated > sum(extent.size_bytes for extent in index.extents)
-    assert [plane.real_bytes(windows) for _ in range(2)] == [simulated] * 2
-
-
-def test_a_cluster_is_foreseen_in_the_first_window_that_wants_it() -> None:
-    probes = np.array([[0, 1], [2, 0], [1, 3], [0, 4], [5, 0]], np.int32)
-    windows = Windows(vectors=np.zeros((5, 1), np.float32), probes=probes, size=2)
-    assert windows.count == 3
-    assert windows.horizon(0) == {1: 1, 3: 1, 0: 1, 4: 1, 5: 2}
-    assert windows.horizon(1) == {5: 1, 0: 1}
-    assert windows.horizon(2) == {}
-
-
-def test_a_cluster_that_cannot_be_read_ends_the_comparison_with_its_reason(tmp_path: Path) -> None:
-    written = random_index(tmp_path / "index", rows=1_000, dimension=DIMENSION, nlist=4, seed=3)
-    written.damage(0)
-    opened = open_index(written.dir)
-    opened.close()
-    with pytest.raises(RetryableError, match=r"not searched whole.*cluster 0"):
-        plane_of(opened).real_bytes(windows_of(opened))
-
-
-@pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
-    """Of a run over a tiny index."""
-    vectors = normalised(np.random.default_rng(5).standard_normal((80, DIMENSION)))
-    np.save(tmp_path / "questions.npy", vectors)
-    index = random_index(tmp_path / "index", rows=2_000, dimension=DIMENSION, nlist=12)
-    given = {
-        "--index": index.dir,
-        "--questions": tmp_path / "questions.npy",
-        "--queries": 60,
-        "--nprobe": 3,
-        "--windows": "8,20",
-        "--json": tmp_path / "figures.json",
-    }
-    return ["simulator", *(str(word) for pair in given.items() for word in pair)]
-
-
-def run(arguments: list[str]) -> Result:
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
-
-
-@pytest.mark.parametrize(("more_bytes", "exit_code"), [(0, 0), (1, 1)])
-def test_the_command_ends_with_1_when_a_single_byte_differs(
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    more_bytes: int,
-    exit_code: int,
-) -> None:
-    real = SearchedPlane.simulated_bytes
-    monkeypatch.setattr(
-        SearchedPlane, "simulated_bytes", lambda plane, asked: real(plane, asked) + more_bytes
+def test_real_runs_read_the_bytes_of_the_simulator(tmp_path: Path, options: ExactOptions) -> None:
+    written = random_index(tmp_path, rows=4_000, dimension=DIMENSION, nlist=NLIST, seed=3)
+    index = open_index(written.dir)
+    index.close()
+    index_bytes = sum(extent.size_bytes for extent in index.extents)
+    settings = SearcherSettings(
+        budget_bytes=int(0.4 * index_bytes), scoring_threads=1, direct_io="auto"
     )
-    done = run(arguments)
-    assert done.exit_code == exit_code, done.output
-    report = msgspec.json.decode((tmp_path / "figures.json").read_bytes())
-    for row in report["results"]:
-        assert row["real_bytes"] == row["simulated_bytes"] - more_bytes > row["oracle_bytes"] / 2
-    assert report["index"]["row_count"] == 2_000
+    # Overtaking a slow read changes what is read, so none is overtaken.
+    options = replace(options, overtake_us=60_000_000)
 
+    def opened(metrics: Metrics) -> ExactPlane:
+        return open_exact_plane(index, settings, metrics, SystemClock(), options=options)
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        (("--queries", "81"), "there are 80 distinct questions"),
-        (("--nprobe", "13"), "more than the 12 clusters"),
-        (("--budget-share", "0.01"), "budget_bytes"),
-    ],
-)
-def test_options_that_do_not_fit_the_index_are_refused(
-    arguments: list[str], changed: tuple[str, str], what: str
-) -> None:
-    done = run([*arguments, *changed])
-    assert what in str(done.exception) + done.output
+    vectors = normalised(np.random.default_rng(4).standard_normal((QUERIES, DIMENSION)))
+    probes = probe(index.centroids, vectors, 4).tolist()
+    windows = [range(at, min(at + WINDOW, QUERIES)) for at in range(0, QUERIES, WINDOW)]
+    ahead = [{c for query in window for c in probes[query]} for window in windows[1:]] + [set()]
+
+    plane = opened(Metrics())
+    plane.close()
+    slices = Slices(index.extents, index.layout, options.slice_bytes_max)
+    simulation = PlanSimulation(plane.planner, [each.size_bytes for each in slices.extents])
+    for window, soon in zip(windows, ahead, strict=True):
+        wanted = {query: slices.of_all(tuple(map(ClusterId, probes[query]))) for query in window}
+        horizon = dict.fromkeys(slices.of_all(tuple(map(ClusterId, sorted(soon)))), 1)
+        simulation.search(wanted, horizon)
+    plane.planner.check_integrity()
+    assert simulation.bytes_read > index_bytes
+
+    metrics = Metrics()
+    thread = SearchThread(opened(metrics))
+    for number, (window, soon) in enumerate(zip(windows, ahead, strict=True)):
+        searches = tuple(
+            Search(
+                key=query,
+                vector=vectors[query],
+                clusters=tuple(map(ClusterId, probes[query])),
+                top_k=10,
+            )
+            for query in window
+        )
+        horizon = dict.fromkeys(map(ClusterId, sorted(soon)), 1)
+        thread.join(SearchGroup(searches=searches, window=number, horizon=horizon))
+        for _ in window:
+            _, found = thread.take(60.0)
+            assert found is not None and not found.skipped
+    thread.close()
+    read = [
+        metrics.registry.get_sample_value("carpool_bytes_read_total", {"purpose": purpose}) or 0
+        for purpose in ("demand", "prefetch")
+    ]
+    assert sum(read) == simulation.bytes_read

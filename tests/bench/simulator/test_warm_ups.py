@@ -11,7 +11,6 @@ from generator.plan.speculation.protocol import NoSpeculation, SpeculationPolicy
 
 LOAD = WarmUpLoad(
     search_us=1_000,
-    clients=1,
     answer_tokens=2,
     tail_tokens=5,
     step_us=10,
@@ -58,8 +57,6 @@ def test_a_step_in_progress_cannot_be_cut() -> None:
     assert found.ttft_ms == pytest.approx((950 + 210 - 1_000 + 10 + 105) / 1_000)
 
 
-def test_questions_at_once_share_steps_and_each_is_answered() -> None:
-    searches = [growing("01", "02")] * 6
-    load = WarmUpLoad(search_us=1_000, clients=3, step_us=500, prefill_us=10, tail_tokens=5)
-    found = WarmUpSimulation(searches, [100] * 5, RagCache(), load).run()
-    assert found.saved < 1 and found.in_vain > 0 and found.ttft_ms > 0
+def test_a_question_finds_nothing_of_the_one_before() -> None:
+    found = WarmUpSimulation([growing("01", "01")] * 2, [100] * 5, RagCache(), LOAD).run()
+    assert found.saved == pytest.approx(200 / 205) and found.in_vain == 0

@@ -1,0 +1,158 @@
+"""`carpool bench data`: grows a large set of vectors out of the real passages.
+
+    document = normalise(passage + step (towards - away))
+
+`towards` and `away` are two passages near the passage: their difference has the direction and the
+length in which real texts of a subject differ; noise has not. `step` is random, around the spread.
+
+*Invariant:* a grown set is asked real questions only, never documents with noise on them.
+*Invariant:* the same data, rows and seed give the same vectors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bench.core.run import BenchRun
+from bench.data.evaluation import (
+    CORPUS,
+    EvaluationData,
+    Float32,
+    distinct_order,
+    find_data,
+    read_passages,
+    read_vectors,
+)
+from bench.data.options import GrowOptions
+from bench.data.trace import cluster
+from carpool.disk.centroids import probe
+from carpool.errors import ConfigError
+from indexer.vectors import Vectors, open_precomputed
+
+QUESTIONS = ("queries-nq", "queries-hotpotqa")
+NEIGHBOURS = 64
+"""Passages near a passage: of its own subject among 16,000, and rarely drawn twice."""
+STEP = (0.5, 1.5)
+"""How far a document goes from its passage, as a multiple of the spread."""
+CHUNK_ROWS = 16_384
+"""Rows drawn from one generator. Another number gives other documents."""
+SPREADS = ((16_000, 0.6), (200_000, 1.1), (1_000_000, 1.7), (5_400_000, 2.4))
+"""The usual spread by rows (interpolated by log): it fits Wikipedia's introductions."""
+JUDGES_PART = 3
+"""One question in three judges the set, and is not written to its questions."""
+NLIST, NPROBE, TOP_K = 100, 10, 10
+"""What is compared: the share of the ten best rows of a question in the clusters that it probes."""
+TOLERANCE = 0.02
+
+Int64 = npt.NDArray[np.int64]
+
+
+def run(options: GrowOptions) -> bool:
+    """Grows a set and judges it; returns whether it behaves as the real one. Blocks for minutes.
+
+    Raises `ConfigError` where data or disk do not fit.
+    """
+    run = BenchRun("data", options)
+    data, out = find_data(options.data), options.out
+    real = data.vectors_path(CORPUS)
+    passages, titles = read_vectors(real), [each.title for each in read_passages(data.corpus_path)]
+    if len(passages) != len(titles):
+        raise ConfigError(f"{data.folder} has {len(titles)} passages, {len(passages)} vectors")
+    questions = real_questions(data, options.seed)
+    count = len(questions) // JUDGES_PART
+    judges = questions[-count:]
+    if out.exists():
+        raise ConfigError(f"{out} is there already; remove it, or name another --out")
+    spread = options.spread or usual_spread(options.rows)
+    run.note(f"growing {options.rows:,} rows of spread {spread:.3f}")
+    try:
+        out.mkdir(parents=True)
+        grow(passages, titles, out, rows=options.rows, seed=options.seed, spread=spread)
+        np.save(out / "queries.npy", questions[:-count], allow_pickle=False)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out} ({error}); remove it, and make room") from error
+    run.note(f"searching both sets for {len(judges):,} questions, to compare them")
+    recalls = {
+        name: recall_ceiling(open_precomputed(path), judges, options.seed)
+        for name, path in (("real", real), ("grown", out / "vectors.npy"))
+    }
+    difference = abs(recalls["grown"] - recalls["real"])
+    return run.finish(
+        {"recall of the nearest clusters": recalls},
+        promises={
+            f"recall@{TOP_K} at nlist {NLIST}, nprobe {NPROBE} within {TOLERANCE} of the real "
+            "set's (a larger --spread lowers it)": difference <= TOLERANCE
+        },
+        results={"spread": spread, "recall": recalls},
+    )
+
+
+def usual_spread(rows: int) -> float:
+    """Returns the usual spread of a set of so many rows."""
+    sizes, spreads = zip(*SPREADS, strict=True)
+    return float(np.interp(np.log(rows), np.log(sizes), spreads))
+
+
+def real_questions(data: EvaluationData, seed: int) -> Float32:
+    """Returns all distinct real questions, shuffled by `seed`: (n, dim) float32, normalised."""
+    rows = np.concatenate([read_vectors(data.vectors_path(name)) for name in QUESTIONS])
+    found: Float32 = np.ascontiguousarray(rows[distinct_order(rows, seed)])
+    return found
+
+
+def grow(
+    passages: Float32, titles: list[str], out: Path, *, rows: int, seed: int, spread: float
+) -> None:
+    """Writes vectors.npy, (rows, dim) float16, and corpus.jsonl, a line for each row. Blocks."""
+    nearest = nearest_passages(passages, min(NEIGHBOURS, len(passages) - 1))
+    count = nearest.shape[1]
+    vectors: npt.NDArray[np.float16] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
+        out / "vectors.npy", mode="w+", dtype=np.float16, shape=(rows, passages.shape[1])
+    )
+    with (out / "corpus.jsonl").open("wb") as corpus:
+        for start in range(0, rows, CHUNK_ROWS):
+            random = np.random.default_rng((seed, start // CHUNK_ROWS))
+            numbers = np.arange(start, min(start + CHUNK_ROWS, rows))
+            of = numbers % len(passages)
+            first = random.integers(0, count, len(of))
+            second = (first + random.integers(1, count, len(of))) % count  # never the first
+            step = (random.uniform(*STEP, len(of)) * spread).astype(np.float32)[:, None]
+            mixed = passages[nearest[of, first]] - passages[nearest[of, second]]
+            mixed = passages[of] + step * mixed
+            vectors[numbers] = mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
+            for row, passage in zip(numbers.tolist(), of.tolist(), strict=True):
+                text = f"Grown from {titles[passage]!r}."
+                line = {"id": f"grown-{row}", "title": titles[passage], "text": text}
+                corpus.write(msgspec.json.encode(line) + b"\n")
+
+
+def nearest_passages(passages: Float32, count: int) -> Int64:
+    """Returns (rows, count) int64: the nearest other rows of each row. Blocks."""
+    if count < 2:
+        raise ConfigError(f"{len(passages)} passages are too few: each needs two others near it")
+    _, nearest = faiss.knn(passages, passages, count + 1, metric=faiss.METRIC_INNER_PRODUCT)
+    others = nearest != np.arange(len(passages))[:, None]
+    others[others.all(axis=1), -1] = False  # its equals are nearer than the row itself
+    found: Int64 = nearest[others].reshape(len(passages), count)
+    return found
+
+
+def recall_ceiling(vectors: Vectors, questions: Float32, seed: int) -> float:
+    """Returns the share of each question's best rows that are in the clusters that it probes."""
+    clustered = cluster(vectors, nlist=NLIST, seed=seed)
+    scores = np.full((len(questions), TOP_K), -np.inf, np.float32)
+    rows = np.zeros((len(questions), TOP_K), np.int64)
+    for first, chunk in vectors.chunks():
+        found, at = faiss.knn(questions, chunk, TOP_K, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, rows = np.hstack([scores, found]), np.hstack([rows, at + first])
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
+        scores = np.take_along_axis(scores, best, 1)
+        rows = np.take_along_axis(rows, best, 1)
+    probed = probe(clustered.centroids, questions, NPROBE)
+    inside = clustered.clusters[rows][:, :, None] == probed[:, None, :]
+    return float(inside.any(axis=2).mean())
