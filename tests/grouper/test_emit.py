@@ -66,17 +66,6 @@ def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> Non
     )
 
 
-def test_a_group_that_is_too_large_becomes_several_records_one_behind_the_other() -> None:
-    queries = [grouped(name, (0,), text=name * 1_000) for name in "abcde"]
-    # Room for two of them: each takes about 1,130 bytes.
-    records = planned([(0, 1, 2, 3), (4,)], queries, group_bytes_max=3_500)
-    assert [record.members for record in records] == [(0, 1), (2, 3), (4,)]
-    assert [record.group.sequence for record in records] == [10, 11, 12]
-    assert [record.group.groups_in_window_for_lane for record in records] == [3, 3, 3]
-    following = [record.group.next and record.group.next.query_id for record in records]
-    assert following == ["c", "e", None]
-
-
 SHARED, OTHER = tuple(range(10_000, 10_500)), tuple(range(20_000, 20_500))
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schemas.answer import Answer, unanswered
 from schemas.codec import (
@@ -235,41 +233,6 @@ def test_the_largest_query_is_taken_and_one_byte_more_is_not() -> None:
     padded = value + b" " * (QUERY_BYTES_MAX - len(value))
     assert query(padded).text == text
     assert refusal(padded + b" ").reason == "too_large"
-
-
-@given(
-    st.binary(max_size=200),
-    st.sampled_from([b"text/plain", b"application/json", b"application/cloudevents+json", None]),
-)
-def test_no_bytes_crash_the_decoder(value: bytes, content_type: bytes | None) -> None:
-    headers: Headers = () if content_type is None else (("content-type", content_type),)
-    try:
-        found = decode_query(value, headers, HERE)
-    except RecordError as error:
-        assert str(error)
-    else:
-        assert found.text is not None or found.vector is not None
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["query_id", "text", "top_k", "filter", "vector"]),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=8,
-    )
-)
-def test_no_json_crashes_the_decoder(value: object) -> None:
-    try:
-        decode_query(json.dumps(value).encode(), (), HERE)
-    except RecordError as error:
-        assert str(error)
 
 
 def test_deeply_nested_json_is_refused_not_fatal() -> None:
