@@ -89,7 +89,7 @@ def run_service(
     when the service cannot start or cannot go on.
     """
     sys.setswitchinterval(SWITCH_S)
-    configure_logs(service=name, level=logs.level, log_format=logs.format)
+    configure_logs(service=name, level=logs.level)
     clock = SystemClock()
     metrics = Metrics()
     group = kafka.group_of(name)
@@ -123,14 +123,13 @@ def run_service(
         delivery=deployment.delivery,
         instance_id=instance_id,
         promise=deployment.promise,
-        http_port=server.port if server else None,
+        http_port=server.port,
     )
     try:
         _run(loop, kafka, group, instance_id)
     finally:
         tracer.close()
-        if server is not None:
-            server.close()
+        server.close()
 
 
 def _checked(
@@ -172,9 +171,7 @@ def _repeat(step: Callable[[], None], pause_s: float) -> None:
 
 def _serve_pages(
     http: HttpSettings, loop: Loop[R], metrics: Metrics, clock: Clock
-) -> TelemetryServer | None:
-    if http.port < 0:
-        return None
+) -> TelemetryServer:
     return TelemetryServer(
         host=http.host,
         port=http.port,

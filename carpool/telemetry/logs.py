@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 import structlog
 
-from carpool.terminal import harmless, harmless_json, without_password
+from carpool.terminal import harmless_json, without_password
 from schemas.record import TRACEPARENT, Headers, Source, header
 
-LogFormat = Literal["json", "console"]
 
-
-def configure_logs(*, service: str, level: str = "info", log_format: LogFormat = "json") -> None:
+def configure_logs(*, service: str, level: str = "info") -> None:
     """Sets up logging once, at start, for standard-library loggers too.
 
     Work is identified by `query_id`, `trace_id`, `topic`, `partition` and `offset`.
@@ -27,16 +25,12 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
     ]
-    renderers: list[structlog.typing.Processor] = (
-        [structlog.processors.JSONRenderer(serializer=_json_line)]
-        if log_format == "json"
-        else [_escape, structlog.dev.ConsoleRenderer()]
-    )
     handler = logging.StreamHandler(sys.stderr)
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[remove_meta, *renderers], foreign_pre_chain=shared
+            processors=[remove_meta, structlog.processors.JSONRenderer(serializer=_json_line)],
+            foreign_pre_chain=shared,
         )
     )
     root = logging.getLogger()
@@ -54,19 +48,6 @@ def configure_logs(*, service: str, level: str = "info", log_format: LogFormat =
 
 def _json_line(event: Any, **_: Any) -> str:
     return without_password(harmless_json(orjson.dumps(event, default=str).decode()))
-
-
-def _escape(
-    logger: Any, method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    """Escapes the values of an event: what a record says may be among them."""
-    return {name: _shown(value) for name, value in event.items()}
-
-
-def _shown(value: Any) -> Any:
-    if value is None or isinstance(value, int | float):
-        return value
-    return without_password(harmless(str(value)))
 
 
 def about(source: Source, headers: Headers = (), *, query_id: str | None = None) -> dict[str, Any]:

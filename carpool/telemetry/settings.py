@@ -22,21 +22,17 @@ class HttpSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[
         int,
         Meta(
-            ge=-1,
+            ge=0,
             le=65_535,
-            description="Port; 0: a free one (logged at start); -1: no HTTP pages at all.",
+            description="Port; 0: a free one (logged at start).",
         ),
     ] = 0
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
-    """The level and format of logs."""
+    """The level of logs, which are lines of JSON."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="The lowest severity that is logged."),
     ] = "info"
-    format: Annotated[
-        Literal["json", "console"],
-        Meta(description="Json: one line for each event; console: for reading in a terminal."),
-    ] = "json"

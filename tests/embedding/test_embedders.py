@@ -89,8 +89,8 @@ def test_hashing_gives_these_bytes_on_every_machine() -> None:
     [
         ("/no/such/folder", "does not exist"),
         ("./nowhere", "does not exist"),
-        ("no-such-model-anywhere", "embedding.download=true"),
-        ("bad name/with/parts", "embedding.download=true"),
+        ("no-such-model-anywhere", "hf download sentence-transformers/no-such"),
+        ("bad name/with/parts", "hf download bad name/with/parts"),
     ],
 )
 def test_a_missing_model_is_an_error_that_says_what_to_do(model: str, says: str) -> None:
