@@ -19,7 +19,7 @@ from carpool.clock import Clock, SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.checks import Deployment
 from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
-from carpool.kafka.deployment import check_deployment, require_fit
+from carpool.kafka.deployment import WATCH_S, DeploymentWatch, check_deployment, require_fit
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.namesake import wait_until_name_is_free
 from carpool.kafka.librdkafka.purge import PURGE_S, ProcessedRecordsPurge
@@ -110,8 +110,7 @@ def run_service(
         tracer=tracer,
         limits=FailureLimits(attempts_max=kafka.attempts_max),
     )
-    if deployment.has_transactions:  # the embedded broker cannot delete records
-        _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
+    _watch(kafka, group, deployment, loop)
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
     instance_id = configured_instance_id(kafka) if deployment.delivery == "exactly_once" else None
@@ -143,6 +142,13 @@ def _checked(
         log.warning(warning)
     require_fit(deployment)
     return deployment
+
+
+def _watch(kafka: KafkaSettings, group: str, deployment: Deployment, loop: Loop[R]) -> None:
+    """Starts the threads that delete processed records, and that look at the topics."""
+    if deployment.has_transactions:  # the embedded broker cannot delete records
+        _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
+    _repeat(DeploymentWatch(kafka, TOPICS, group, deployment).step, WATCH_S)
 
 
 def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | None) -> None:

@@ -1,10 +1,12 @@
-"""Asks the brokers for the facts that `checks` judges."""
+"""Asks the brokers for the facts that `checks` judges, at start and while a service runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from carpool.errors import ConfigError
+import structlog
+
+from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.acls import SERVICES, acls_of
 from carpool.kafka.admin import topic_facts
 from carpool.kafka.checks import (
@@ -22,6 +24,10 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import ANSWERS, Topic
 
+log = structlog.get_logger()
+
+WATCH_S = 60.0
+"""How often a running service checks its topics."""
 TO_DATA = frozenset({"READ", "WRITE", "DELETE"})
 """The operations on the records of a topic."""
 
@@ -85,6 +91,36 @@ def broker_facts(
         ),
         hidden_group=group if found_standings is None else None,
     )
+
+
+class DeploymentWatch:
+    """Warns when topics change so that a service would not start or might lose work.
+
+    Each warning is logged once, until what it says has ended.
+    """
+
+    def __init__(
+        self, settings: KafkaSettings, topics: Sequence[Topic], group: str, start: Deployment
+    ) -> None:
+        """`start`: the deployment at start, whose warnings are logged already."""
+        self._settings = settings
+        self._topics = topics
+        self._group = group
+        self._delivery = start.delivery
+        self._known = set(start.warnings)
+
+    def step(self) -> None:
+        """Checks once. Blocks. Brokers that do not answer are left to others to report."""
+        try:
+            now = check_deployment(
+                self._settings, self._delivery, self._topics, group=self._group, inputs=()
+            )
+        except CarpoolError:
+            return
+        found = {*now.problems, *now.warnings}
+        for text in sorted(found - self._known):
+            log.warning(text)
+        self._known = found
 
 
 def require_fit(deployment: Deployment) -> None:

@@ -7,14 +7,15 @@ import uuid
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
+from structlog.testing import capture_logs
 
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import Deployment
-from carpool.kafka.deployment import check_deployment
+from carpool.kafka.deployment import DeploymentWatch, check_deployment
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import QUERIES, TOPICS
-from tests.waiting import WAIT_S
+from schemas.topics import QUERIES, QUERIES_DEAD, TOPICS
+from tests.waiting import WAIT_S, wait_until
 
 
 def checked(bootstrap: str) -> Deployment:
@@ -75,3 +76,24 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
     commit(11)
     (beyond,) = standing()
     assert "the log ends at 10" in beyond
+
+
+@pytest.mark.kafka
+def test_a_topic_that_gets_more_partitions_than_its_siblings_causes_one_warning(
+    kafka_bootstrap: str,
+) -> None:
+    settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix=f"w-{uuid.uuid4().hex[:8]}")
+    topics = (QUERIES, QUERIES_DEAD)
+    create_topics(settings, topics)
+    found = check_deployment(settings, "auto", topics, group="g", inputs=())
+    watch = DeploymentWatch(settings, topics, "g", found)
+    name = settings.broker_topic(QUERIES.name)
+    with capture_logs() as logged:
+        watch.step()
+        assert logged == []
+        admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+        admin.create_partitions([NewPartitions(name, 6)])[name].result(WAIT_S)
+        wait_until(lambda: watch.step() or logged)
+        watch.step()
+    (warning,) = logged
+    assert f"{name}.dlq has 4 partitions and its source {name} has 6" in warning["event"]
