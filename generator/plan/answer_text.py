@@ -24,6 +24,13 @@ ANSWER = "answer"
 CITATIONS = "citations"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
+_HIGH, _LOW = r"\\u[dD][89abAB][\da-fA-F]{2}", r"\\u[dD][c-fC-F][\da-fA-F]{2}"
+_ESCAPE = re.compile(rf"{_HIGH}{_LOW}|\\u.{{4}}|\\[^u]", re.DOTALL)
+_CHARS = re.compile(
+    rf'(?:[^"\\]|{_HIGH}{_LOW}|{_HIGH}(?=\\u.{{4}}|\\[^u]|[^\\])|(?!{_HIGH})\\u.{{4}}|\\[^u])+',
+    re.DOTALL,
+)
+"""Whole characters of a string: half of a surrogate pair if the other half cannot follow."""
 _THINK = "<think>"
 _THOUGHTS = re.compile(rf"\s*(?:{_THINK}.*?(?:</think>|\Z)\s*)?", re.DOTALL)
 _FENCE = re.compile(r"```\w*\s*(?=\{)")
@@ -87,23 +94,29 @@ class AnswerParser:
         self.answer = ""
         self.numbers: list[int] = []
         self._text = TextReader()
+        self._unread = ""  # the beginning of an escape
         self._depth = 0
         self._key = ""
         self._is_value = False
         self._in_string = False
-        self._escape = ""
-        self._high_surrogate = ""
         self._digits = ""
 
     def feed(self, piece: str) -> str:
         """Takes the next characters of the object; returns what they add to the answer's text."""
-        added = []
-        for char in self._text.feed(piece):
-            if self._in_string:
-                added.append(self._in_text(char))
+        unread, at, text = self._unread + self._text.feed(piece), 0, ""
+        while at < len(unread):
+            if not self._in_string:
+                self._between(unread[at])
+            elif (chars := _CHARS.match(unread, at)) is not None:
+                text += self._said(chars[0])
+                at = chars.end()
+                continue
+            elif unread[at] == '"':
+                self._in_string = False
             else:
-                self._between(char)
-        text = "".join(added)
+                break  # the rest of an escape follows
+            at += 1
+        self._unread = unread[at:]
         self.answer += text
         return text
 
@@ -133,52 +146,30 @@ class AnswerParser:
             self.numbers.append(int(self._digits))
         self._digits = ""
 
-    def _in_text(self, char: str) -> str:
-        """Takes a character inside a string; returns what it adds to the answer's text."""
-        if self._escape:
-            text = self._escaped(char)
-        elif char == "\\":
-            self._escape = char
-            text = ""
-        elif char == '"':
-            self._in_string = False
-            text = self._lone_surrogate()
-        else:
-            text = self._lone_surrogate() + char
+    def _said(self, chars: str) -> str:
+        """Takes characters of a string; returns what they add to the answer's text."""
         if self._depth != 1:
             return ""
-        if not self._is_value:
-            self._key = (self._key + text)[:_KEY_CHARS_MAX]
-            return ""
-        return text if self._key == ANSWER else ""
+        text = _ESCAPE.sub(_unescaped, chars)
+        if self._is_value:
+            return text if self._key == ANSWER else ""
+        self._key = (self._key + text)[:_KEY_CHARS_MAX]
+        return ""
 
-    def _escaped(self, char: str) -> str:
-        self._escape += char
-        if self._escape[1] != "u":
-            self._escape = ""
-            return self._lone_surrogate() + _ESCAPES.get(char, REPLACEMENT)
-        if len(self._escape) < 6:
-            return ""
-        digits, self._escape = self._escape[2:], ""
-        try:
-            return self._unit(int(digits, 16))
-        except ValueError:
-            return self._lone_surrogate() + REPLACEMENT
 
-    def _unit(self, unit: int) -> str:
-        """Takes a UTF-16 code unit; a character beyond the first plane has two."""
-        if 0xDC00 <= unit <= 0xDFFF and self._high_surrogate:
-            high, self._high_surrogate = ord(self._high_surrogate), ""
-            return chr(0x10000 + ((high - 0xD800) << 10) + (unit - 0xDC00))
-        text = self._lone_surrogate()
-        if 0xD800 <= unit <= 0xDBFF:
-            self._high_surrogate = chr(unit)
-            return text
-        return text + (REPLACEMENT if 0xDC00 <= unit <= 0xDFFF else chr(unit))
-
-    def _lone_surrogate(self) -> str:
-        lone, self._high_surrogate = self._high_surrogate, ""
-        return REPLACEMENT if lone else ""
+def _unescaped(escape: re.Match[str]) -> str:
+    """Returns the character of an escape; a replacement for half a pair and for what is none."""
+    kind, digits = escape[0][1], escape[0][2:]
+    if kind != "u":
+        return _ESCAPES.get(kind, REPLACEMENT)
+    try:
+        if len(digits) > 4:  # a character beyond the first plane has two UTF-16 code units
+            high, low = int(digits[:4], 16), int(digits[6:], 16)
+            return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
+        unit = int(digits, 16)
+    except ValueError:
+        return REPLACEMENT
+    return REPLACEMENT if 0xD800 <= unit <= 0xDFFF else chr(unit)
 
 
 def written(text: str) -> Written:

@@ -65,12 +65,6 @@ class WarmUps:
         """The search of a query has ended, or its driver forgets it."""
         self._queries.pop(query, None)
 
-    def check_integrity(self) -> None:
-        """Asserts that wishes and warm-ups in progress begin the last draft."""
-        for one in self._queries.values():
-            for passages in (one.wish, one.running or ()):
-                assert one.draft[: len(passages)] == passages
-
     def _start(
         self, query: str, one: _QueryWarmUps, load: EngineLoad
     ) -> tuple[SpeculationAction, ...]:
