@@ -24,7 +24,7 @@ from carpool.telemetry.metrics import Metrics
 from generator.dedup.given_answers import GivenAnswers
 from generator.dedup.prompt_stage import NotingSink, PromptStage
 from generator.dedup.records_reader import RecordsReader
-from generator.dedup.units import answer_in, dedup_query, fits, reuse_query
+from generator.dedup.units import answer_in, dedup_query, fits
 from generator.outcomes import STARTED
 from generator.plan.answer_dedup import (
     AnswerBeside,
@@ -35,7 +35,7 @@ from generator.plan.answer_dedup import (
     SkipAnswered,
 )
 from generator.plan.cancels import CancelQuery, Cancels
-from generator.plan.reuse import GiveAgain, Hasten, PassOn, PromptReuse, ReuseAction
+from generator.plan.reuse import Hasten, PassOn, PromptReuse, ReuseAction
 from generator.query_in_progress import deadline_us_of
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
@@ -257,7 +257,7 @@ class DedupStage:
                 self._hand_over(self._given.beside(unit, arrived_us, now_us))
             case CancelQuery() if unit.id not in self._waiting:
                 self._answer_cancelled(unit, arrived_us, now_us)
-            case ReplayAnswer() | GiveAgain():
+            case ReplayAnswer():
                 self.table.fetch(unit.id, action.partition, action.offset)
 
     def _generate(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
@@ -269,7 +269,7 @@ class DedupStage:
             self._pass_on(unit, arrived_us, now_us)
             return
         with self._lock:
-            self._decided.extend(self._reuse.arrived(reuse_query(unit, key)))
+            self._decided.extend(self._reuse.arrived(dedup_query(unit), key))
 
     def _pass_on(self, unit: Unit[Retrieval], arrived_us: int, now_us: int) -> None:
         if self._is_withdrawn(unit):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from carpool.kafka.records import Message
 from carpool.loop.stage import Unit
 from generator.plan.answer_dedup import DedupQuery
 from generator.plan.query_digest import query_digest
-from generator.plan.reuse import ReuseQuery, is_reusable
+from generator.plan.reuse import is_reusable
 from generator.query_in_progress import deadline_us_of
 from schemas.answer import Answer
 from schemas.codec import decode
@@ -14,8 +16,8 @@ from schemas.retrieval import Retrieval
 from schemas.topics import priority_in_class
 
 
-def dedup_query(unit: Unit[Retrieval | Answer]) -> DedupQuery:
-    """Returns a unit as `AnswerDedup` sees it."""
+def dedup_query(unit: Unit[Any]) -> DedupQuery:
+    """Returns a unit as the plans see it."""
     record = unit.record
     if isinstance(record, Answer):
         assert record.source is not None, "it was read with a source"
@@ -32,20 +34,8 @@ def dedup_query(unit: Unit[Retrieval | Answer]) -> DedupQuery:
         source=record.source,
         digest=query_digest(record.query),
         partition=unit.source.partition,
+        priority=priority_in_class(record.source.topic, record.query.priority),
         deadline_us=deadline_us_of(record),
-    )
-
-
-def reuse_query(unit: Unit[Retrieval], key: str) -> ReuseQuery:
-    """Returns a unit as `PromptReuse` sees it."""
-    retrieval = unit.record
-    return ReuseQuery(
-        unit_id=unit.id,
-        key=key,
-        query_id=retrieval.query.query_id,
-        source=retrieval.source,
-        priority=priority_in_class(retrieval.source.topic, retrieval.query.priority),
-        deadline_us=deadline_us_of(retrieval),
     )
 
 

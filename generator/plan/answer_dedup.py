@@ -36,6 +36,7 @@ class DedupQuery:
     source: Source
     digest: str | None
     partition: int
+    priority: int = 0
     deadline_us: int | None = None
 
 
@@ -48,7 +49,7 @@ class GenerateAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayAnswer:
-    """Answer this query with the `ok` answer at this offset."""
+    """Answer this query with the stored answer at this offset: to its id, or to its prompt."""
 
     unit_id: int
     partition: int

@@ -15,30 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from generator.plan.answer_dedup import digest_of, record_digest
+from generator.plan.answer_dedup import DedupQuery, ReplayAnswer, digest_of, record_digest
 from generator.plan.recent import Recent
 from schemas.answer import Answer
-from schemas.record import Source
-
-Urgency: TypeAlias = tuple[int, float]
-"""How soon an answer is wanted: by priority, then deadline (none is last). Less is sooner."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReuseQuery:
-    """A query without an answer to its id. `key`: of its prompt; `source`: as published."""
-
-    unit_id: int
-    key: str
-    query_id: str
-    source: Source
-    priority: int = 0
-    deadline_us: int | None = None
-
-    @property
-    def urgency(self) -> Urgency:
-        """How soon its answer is wanted."""
-        return self.priority, math.inf if self.deadline_us is None else self.deadline_us
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,15 +25,6 @@ class PassOn:
     """Generate this query. If it is late, the stage within answers `expired`."""
 
     unit_id: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveAgain:
-    """Answer this query with the answer at this offset, which has its prompt key."""
-
-    unit_id: int
-    partition: int
-    offset: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +36,9 @@ class Hasten:
     deadline_us: int | None
 
 
-ReuseAction: TypeAlias = PassOn | GiveAgain | Hasten
+ReuseAction: TypeAlias = PassOn | ReplayAnswer | Hasten
+Urgency: TypeAlias = tuple[int, float]
+"""How soon an answer is wanted: by priority, then deadline (none is last). Less is sooner."""
 
 
 class _PromptAnswer(NamedTuple):
@@ -77,7 +49,8 @@ class _PromptAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class _Asked:
-    query: ReuseQuery
+    query: DedupQuery
+    key: str
     state: Literal["waiting", "generating", "handed_over", "fetching"] = "waiting"
 
 
@@ -134,7 +107,7 @@ class PromptReuse:
     def fetched_key(self, unit_id: int) -> str | None:
         """Returns the key of a query whose stored answer is fetched; None: it is not."""
         entry = self._queries.get(unit_id)
-        return entry.query.key if entry is not None and entry.state == "fetching" else None
+        return entry.key if entry is not None and entry.state == "fetching" else None
 
     def hold(self) -> None:
         """Answers are read that may be to prompts of queries to come: they wait until `release`."""
@@ -147,12 +120,12 @@ class PromptReuse:
         self._is_held = False
         return self._advance(tuple(self._by_key))
 
-    def arrived(self, query: ReuseQuery) -> tuple[ReuseAction, ...]:
-        """A query is to be generated, unless its prompt has an answer."""
+    def arrived(self, query: DedupQuery, key: str) -> tuple[ReuseAction, ...]:
+        """A query without an answer to its id arrived. `key`: of its prompt, which may have one."""
         assert query.unit_id not in self._queries, f"query {query.unit_id} came twice"
-        entry = self._queries[query.unit_id] = _Asked(query)
-        self._by_key.setdefault(query.key, _SamePrompt()).others[query.unit_id] = entry
-        return self._advance((query.key,))
+        entry = self._queries[query.unit_id] = _Asked(query, key)
+        self._by_key.setdefault(key, _SamePrompt()).others[query.unit_id] = entry
+        return self._advance((key,))
 
     def ended(self, unit_id: int, *, has_answer: bool) -> tuple[ReuseAction, ...]:
         """The result of a query is about to be handed over. Without an answer it is retried."""
@@ -175,7 +148,7 @@ class PromptReuse:
         if answer.source is not None:
             leader = self._leader_of.get(record_digest(answer.query_id, answer.source))
             if leader is not None and self._queries[leader].state == "handed_over":
-                keys.append(self._queries[leader].query.key)
+                keys.append(self._queries[leader].key)
                 self._forget(leader)
         return self._advance(keys)
 
@@ -192,12 +165,12 @@ class PromptReuse:
         entry = self._queries.get(unit_id)
         if entry is None or entry.state != "fetching":
             return ()
-        key = digest_of(entry.query.key)
+        key = digest_of(entry.key)
         stored = self._stored.get(key)
         if stored is not None and stored.offset == offset:
             self._stored.discard(key)
         entry.state = "waiting"
-        return self._advance((entry.query.key,))
+        return self._advance((entry.key,))
 
     def expired(self, now_us: int) -> tuple[ReuseAction, ...]:
         """Passes on late queries that wait for a stored answer, or for that of another query."""
@@ -215,20 +188,20 @@ class PromptReuse:
     def revoked(self, unit_ids: Iterable[int]) -> tuple[ReuseAction, ...]:
         """These queries are here no more: others may lead."""
         gone = [unit_id for unit_id in sorted(unit_ids) if unit_id in self._queries]
-        keys = dict.fromkeys(self._queries[unit_id].query.key for unit_id in gone)
+        keys = dict.fromkeys(self._queries[unit_id].key for unit_id in gone)
         for unit_id in gone:
             self._forget(unit_id)
         return self._advance(keys)
 
     def _forget(self, unit_id: int) -> None:
-        query = self._queries.pop(unit_id).query
-        same = self._by_key[query.key]
+        entry = self._queries.pop(unit_id)
+        query, same = entry.query, self._by_key[entry.key]
         same.others.pop(unit_id, None)
         if same.leader == unit_id:
             same.leader = same.urgency = None
             del self._leader_of[record_digest(query.query_id, query.source)]
         if same.leader is None and not same.others:
-            del self._by_key[query.key]
+            del self._by_key[entry.key]
 
     def _advance(self, keys: Iterable[str]) -> tuple[ReuseAction, ...]:
         if self._is_held:
@@ -249,23 +222,23 @@ class PromptReuse:
             for entry in waiting:
                 entry.state = "fetching"
             return [
-                GiveAgain(
+                ReplayAnswer(
                     unit_id=entry.query.unit_id, partition=stored.partition, offset=stored.offset
                 )
                 for entry in waiting
             ]
-        first = min(waiting, key=lambda entry: entry.query.urgency)  # the earliest, if equal
-        query = first.query
+        first = min(waiting, key=lambda entry: _urgency(entry.query))  # the earliest, if equal
+        query, urgency = first.query, _urgency(first.query)
         if same.leader is None:
-            same.leader, same.urgency = query.unit_id, query.urgency
+            same.leader, same.urgency = query.unit_id, urgency
             del same.others[query.unit_id]
             first.state = "generating"
             self._leader_of[record_digest(query.query_id, query.source)] = query.unit_id
             return [PassOn(unit_id=query.unit_id)]
         assert same.urgency is not None, "a leader has an urgency"
-        if query.urgency >= same.urgency:
+        if urgency >= same.urgency:
             return []
-        same.urgency = query.urgency
+        same.urgency = urgency
         return [Hasten(unit_id=same.leader, priority=query.priority, deadline_us=query.deadline_us)]
 
     def check_integrity(self) -> None:
@@ -280,3 +253,7 @@ class PromptReuse:
             assert {"generating", "handed_over"}.isdisjoint(states), "one leader a key"
             waits = "waiting" in states
             assert self._is_held or same.leader is not None or not waits, "no query waits for none"
+
+
+def _urgency(query: DedupQuery) -> Urgency:
+    return query.priority, math.inf if query.deadline_us is None else query.deadline_us

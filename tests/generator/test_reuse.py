@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from generator.plan.answer_dedup import DedupQuery, ReplayAnswer
 from generator.plan.reuse import (
-    GiveAgain,
     Hasten,
     PassOn,
     PromptReuse,
     ReuseAction,
-    ReuseQuery,
 )
 from generator.prompts import load_templates, prepare_prompt, reusable_key
 from generator.settings import GeneratorSettings
@@ -27,14 +26,15 @@ class Checked:
         self.plan = PromptReuse(keys_max=1_000)
 
     def arrive(self, unit_id: int, key: str = "k", **more: Any) -> tuple[ReuseAction, ...]:
-        query = ReuseQuery(
+        query = DedupQuery(
             unit_id=unit_id,
-            key=key,
             query_id=more.pop("query_id", f"q-{unit_id}"),
             source=a_source(unit_id),
+            digest="d",
+            partition=3,
             **more,
         )
-        return self._checked(self.plan.arrived(query))
+        return self._checked(self.plan.arrived(query, key))
 
     def end(self, unit_id: int, *, has_answer: bool = True) -> tuple[ReuseAction, ...]:
         return self._checked(self.plan.ended(unit_id, has_answer=has_answer))
@@ -53,8 +53,8 @@ class Checked:
 DAMAGED = AnswerError(type="index_damaged", message="m", retryable=True, stage="searcher")
 
 
-def given(unit_id: int, offset: int = 9) -> GiveAgain:
-    return GiveAgain(unit_id=unit_id, partition=3, offset=offset)
+def given(unit_id: int, offset: int = 9) -> ReplayAnswer:
+    return ReplayAnswer(unit_id=unit_id, partition=3, offset=offset)
 
 
 def test_followers_wait_until_the_log_shows_the_answer_of_their_leader() -> None:
