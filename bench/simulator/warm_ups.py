@@ -157,7 +157,7 @@ class WarmUpSimulation:
             if one.end_us >= until_us:
                 break
             self._now_us, self._running = one.end_us, None
-            self._tell(protocol.WarmUpEnded(query=query, is_done=True, at_us=self._now_us))
+            self._tell(protocol.WarmUpEnded(query=query, is_done=True))
         self._now_us = until_us
 
     def _request(self, passages: Passages) -> _Request:

@@ -151,8 +151,7 @@ class Warmer:
         self._cancel(query)
         prepared = self._prepare(retrieval)
         passages = tuple(hit.doc_id for hit in prepared.given) if prepared else ()
-        now_us = self._clock.now_us()
-        self._tell(SearchEnded(query=place, passages=passages, at_us=now_us))
+        self._tell(SearchEnded(query=place, passages=passages, at_us=self._clock.now_us()))
 
     def answered(
         self, place: str, token_ids: tuple[int, ...], cached_tokens: int, wait_us: int | None
@@ -173,7 +172,7 @@ class Warmer:
                 return
             if query.task is not None and query.server == server:
                 self._cancel(query)
-                self._warm_up_ended(place, is_done=False)
+                self._tell(WarmUpEnded(query=place, is_done=False))
 
     def _tell(self, event: SpeculationEvent) -> None:
         load = self._load_at(self._choose((), self._at_servers()))
@@ -199,9 +198,6 @@ class Warmer:
             counts[query.server] += query.task is not None and query is not but
         return counts
 
-    def _warm_up_ended(self, place: str, *, is_done: bool) -> None:
-        self._tell(WarmUpEnded(query=place, is_done=is_done, at_us=self._clock.now_us()))
-
     async def _warm(
         self, place: str, query: _SearchingQuery, warm_up: _WarmUp, passages: int
     ) -> None:
@@ -223,7 +219,7 @@ class Warmer:
             self._metrics.warm_ups.labels(outcome=outcome).inc()
         if query.task is asyncio.current_task():
             query.task = None
-            self._warm_up_ended(place, is_done=outcome == "done")
+            self._tell(WarmUpEnded(query=place, is_done=outcome == "done"))
 
     def _cancel(self, query: _SearchingQuery) -> None:
         if query.task is not None:

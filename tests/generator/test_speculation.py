@@ -80,7 +80,7 @@ def test_while_nothing_is_counted_likely_warms_what_two_clusters_left_in_its_pla
 def test_likely_goes_on_when_a_warm_up_has_ended() -> None:
     policy = Likely()
     assert told(policy, ["a", "ab", "abc", "abc"]) == [start("a")]
-    ended = WarmUpEnded(query="q", is_done=True, at_us=0)
+    ended = WarmUpEnded(query="q", is_done=True)
     assert policy.step(ended, IDLE) == (start("ab"),)
     assert policy.step(ended, IDLE) == ()
     assert policy.step(draft("abc", 5), FULL) == ()
@@ -90,7 +90,7 @@ def test_likely_goes_on_when_a_warm_up_has_ended() -> None:
 def test_a_warm_up_that_failed_is_begun_again_with_the_next_draft() -> None:
     policy = Likely()
     assert told(policy, ["abc", "abc", "abc"]) == [start("abc")]
-    assert policy.step(WarmUpEnded(query="q", is_done=False, at_us=0), IDLE) == ()
+    assert policy.step(WarmUpEnded(query="q", is_done=False), IDLE) == ()
     assert policy.step(draft("abc", 4), IDLE) == (start("abc"),)
 
 
@@ -128,9 +128,7 @@ def test_what_no_policy_may_do(name: str, events: list[Told]) -> None:
             last[query] = tuple(found)
         elif kind in ("warmed", "failed") and query in running:
             del running[query]
-            actions = policy.step(
-                WarmUpEnded(query=query, is_done=kind == "warmed", at_us=at), load
-            )
+            actions = policy.step(WarmUpEnded(query=query, is_done=kind == "warmed"), load)
         elif kind == "ended" and query in last and query not in is_ended:
             is_ended.add(query)
             running.pop(query, None)

@@ -62,7 +62,6 @@ class WarmUpEnded:
 
     query: str
     is_done: bool
-    at_us: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,7 +51,7 @@ def test_aquapipe_prefetches_as_results_become_stable() -> None:
     policy = AquaPipe()
     actions = told(policy, ["abcd", "abcd", "abce"])
     assert actions == [start("abc")]
-    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
+    assert policy.step(WarmUpEnded(query="q", is_done=True), IDLE) == ()
     assert policy.step(draft("abce", 4), IDLE) == (start("abce"),)
 
 
@@ -70,7 +70,7 @@ def test_aquapipe_is_careful_after_the_pool_was_wrong() -> None:
     """
     policy = AquaPipe()
     told(policy, ["abcd", "abcd", "axcd"])
-    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
+    assert policy.step(WarmUpEnded(query="q", is_done=True), IDLE) == ()
     assert policy.step(draft("axcd", 4), IDLE) == (start("axc"),)
 
 
@@ -78,7 +78,7 @@ def test_aquapipe_prefetches_no_sooner_than_equation_1_says() -> None:
     """After cluster 3 the pool is full: the next prefetching is floor(4 + 1 - 3) = 2 later."""
     policy = AquaPipe()
     told(policy, ["abcd", "abcd", "abcd", "abxd"])
-    assert policy.step(WarmUpEnded(query="q", is_done=True, at_us=0), IDLE) == ()
+    assert policy.step(WarmUpEnded(query="q", is_done=True), IDLE) == ()
     assert policy.step(draft("abxd", 5), IDLE) == (), "the pool was compared with cluster 3"
     assert policy.step(draft("abxd", 6), IDLE) == (start("abxd"),)
 
