@@ -1,15 +1,13 @@
-"""`carpool topics`: create, describe and check the topics."""
+"""`carpool topics`: create and check the topics."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 from rich.text import Text
 
-from carpool.kafka.settings import KafkaSettings
-from cli.console import output, print_json, table
+from cli.console import output, print_json
 from cli.exit_codes import FAILED
 from cli.options import Beside, JsonOption, spread
 from cli.services import INPUTS
@@ -17,7 +15,7 @@ from schemas.topics import TOPICS, read_with
 
 app = typer.Typer(
     name="topics",
-    help="Make the topics, and compare them with what they should be.",
+    help="Make the topics, and check them as a service does at its start.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -43,55 +41,28 @@ def create(
 ) -> None:
     """Make the topics that are missing; topics that exist do not change.
 
-    Exit code 1: a topic differs from what it should be; `topics describe` says which.
+    Exit code 1: a topic differs from what it should be; the output says how.
 
     \b
     Example:
       carpool topics create --bootstrap kafka:9092 --partitions 12 --replication 3
     """
-    from carpool.kafka.admin import create_topics
+    from carpool.kafka.admin import create_topics, describe_topics
 
     kafka = beside.settings(partitions=partitions, replication_factor=replication).kafka
     created = create_topics(kafka)
-    states = _states(kafka)
-    drifted = {state["topic"]: state["drift"] for state in states if state["drift"]}
+    states = describe_topics(kafka)
+    drifted = {state.topic.name: state.drift for state in states if state.drift}
     if as_json:
         print_json({"created": created, "drift": drifted})
     else:
         for state in states:
-            is_made = state["topic"] in created
-            mark = Text("made", "green") if is_made else Text("there", "dim")
-            output().print(mark, "", state["topic"])
+            name = state.topic.name
+            mark = Text("made", "green") if name in created else Text("there", "dim")
+            output().print(mark, "", name)
         for name, drift in drifted.items():
             output().print(Text("differs", "yellow"), "", f"{name}: {'; '.join(drift)}")
     if drifted:
-        raise typer.Exit(FAILED)
-
-
-@app.command()
-@spread
-def describe(
-    as_json: JsonOption = False,
-    *,
-    beside: Beside,
-) -> None:
-    """Show the topics at the brokers and how they differ. Exit code 1: a topic differs.
-
-    \b
-    Example:
-      carpool topics describe --bootstrap kafka:9092
-    """
-    states = _states(beside.settings().kafka)
-    if as_json:
-        print_json(states)
-    else:
-        made = table("topic", "partitions", "copies", "differs", whole=("topic",))
-        for state in states:
-            drift = "; ".join(state["drift"])
-            differs = Text(drift, "yellow") if drift else Text("no", "green")
-            made.add_row(state["topic"], str(state["partitions"]), str(state["replicas"]), differs)
-        output().print(made)
-    if any(state["drift"] for state in states):
         raise typer.Exit(FAILED)
 
 
@@ -142,18 +113,3 @@ def check(
         output().print(f"delivery: {first.delivery.replace('_', ' ')}; {first.promise}")
     if problems:
         raise typer.Exit(FAILED)
-
-
-def _states(kafka: KafkaSettings) -> list[dict[str, Any]]:
-    from carpool.kafka.admin import describe_topics
-
-    return [
-        {
-            "topic": state.topic.name,
-            "partitions": state.partitions,
-            "replicas": state.replicas,
-            "drift": list(state.drift),
-            "wanted": msgspec.to_builtins(state.topic),
-        }
-        for state in describe_topics(kafka)
-    ]

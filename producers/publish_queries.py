@@ -121,5 +121,5 @@ def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:
         )
     return PublishError(
         f"the brokers did not take the question ({error.str()}): it is not known to be in its "
-        "topic. Check that the brokers are up (`carpool topics describe`), and publish again."
+        "topic. Check that the brokers are up (`carpool topics check`), and publish again."
     )

@@ -111,7 +111,7 @@ class AnswerReader:
             )
         except RetryableError as error:
             raise ConfigError(
-                f"{error}: its leader may be down. See `carpool topics describe`."
+                f"{error}: its leader may be down. See `carpool topics check`."
             ) from error
         self._followed.add(topic)
 
