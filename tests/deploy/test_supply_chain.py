@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -41,16 +43,18 @@ def licence(name: str) -> str | None:
 
 
 def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
-    lock = tmp_path / "changed.txt"
+    """Into a new environment, with pip and uv of this one."""
+    venv, lock = tmp_path / "venv", tmp_path / "changed.txt"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = venv.glob("lib/*/site-packages")
+    (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
+    (venv / "bin" / "uv").symlink_to(Path(sys.prefix) / "bin" / "uv")
     lock.write_text(f"iniconfig==2.3.0 \\\n    --hash=sha256:{'0' * 64}\n")
-    done = subprocess.run(
-        [ROOT / "requirements/install", tmp_path / "venv", lock],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    install = [ROOT / "requirements/install", venv, lock]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode != 0
     assert "hash" in done.stderr.lower()
+    assert not list(packages.glob("iniconfig*"))
 
 
 def test_no_package_under_the_gpl_is_in_an_image() -> None:

@@ -111,18 +111,14 @@ def responder(embedded_bootstrap: str) -> Iterator[Responder]:
     made.close()
 
 
-def test_concurrent_asks_each_get_their_own_answer(bootstrap: str) -> None:
+def test_concurrent_asks_each_get_their_own_answer(responder: Responder) -> None:
     async def ask_all() -> list[Answer]:
-        async with Client(bootstrap) as client:
+        async with Client(responder.bootstrap) as client:
             return await asyncio.gather(
                 *(client.ask(f"question {number}", timeout_s=WAIT_S) for number in range(50))
             )
 
-    responder = Responder(bootstrap)
-    try:
-        answers = asyncio.run(ask_all())
-    finally:
-        responder.close()
+    answers = asyncio.run(ask_all())
     assert [answer.answer for answer in answers] == [f"question {number}" for number in range(50)]
 
 
