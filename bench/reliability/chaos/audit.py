@@ -7,7 +7,7 @@ names. Topics of the class `batch` count as those of the class `interactive`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -56,10 +56,10 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     `dead`: ids that fail until they are replayed. `withdrawn`: ids that may end as `cancelled`.
     """
 
-    passages: Mapping[str, Sequence[str]]
-    texts: Mapping[str, str]
-    dead: Collection[str] = ()
-    withdrawn: Collection[str] = ()
+    passages: Mapping[str, Sequence[str]] = {}
+    texts: Mapping[str, str] = {}
+    dead: Set[str] = frozenset()
+    withdrawn: Set[str] = frozenset()
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from bench.reliability.chaos.audit import AGAIN, FAILED, OTHER_PASSAGES, OTHER_T
 from bench.reliability.chaos.live import BROKERS, INSTANCES, LLM_SERVERS
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.plan import MEMBERS, plan_faults, shares_of
-from bench.reliability.chaos.questions import Shares, drawn_questions
+from bench.reliability.chaos.questions import drawn_questions
 from bench.reliability.chaos.run import ChaosPlan, ChaosRun, run_chaos
 from bench.reliability.options import ChaosOptions
 from carpool.settings import environment_name
@@ -24,7 +24,6 @@ from carpool.settings import environment_name
 MINUTES_MAX = 20
 LLM_KILL_EACH = 5
 """One kill of an LLM server for so many of other processes."""
-SHARES = Shares(repeat=0.2, cancel=0.05)
 RIGHT = {
     "nothing lost: every question has a terminal answer": ("lost", "unpublished"),
     "no record of a question that was not published": ("never published",),
@@ -82,10 +81,8 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
             victims={"members": INSTANCES, "brokers": BROKERS, "LLM servers": LLM_SERVERS},
         )
     ]
-    questions, expected = drawn_questions(index, options.queries, options.seed, SHARES)
     return ChaosPlan(
-        questions=questions,
-        expected=expected,
+        questions=drawn_questions(index, options.queries, options.seed),
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
@@ -95,11 +92,10 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
 
 def _mutant_plan(mutant: Mutant, index: BenchIndex, packages: Path) -> ChaosPlan:
     """Returns the load and the faults that find a mutant. `packages`: with its patch."""
-    shares = Shares(broken_within=0, batch=mutant.batch_share)
-    questions, expected = drawn_questions(index, mutant.queries, mutant.seed, shares)
     return ChaosPlan(
-        questions=questions,
-        expected=expected,
+        questions=drawn_questions(
+            index, mutant.queries, mutant.seed, batch_share=mutant.batch_share, is_plain=True
+        ),
         faults=tuple(
             plan_faults(
                 mutant.faults,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,7 +45,7 @@ class LiveRun:
     loads: Sequence[SteadyLoad]
     withdrawals: Withdrawals
     replays: LetterReplays
-    dead: frozenset[str]
+    dead: Set[str]
     started_s: float = field(default=0.0, init=False)
 
     def begin(self) -> None:

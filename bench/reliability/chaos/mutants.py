@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bench.reliability.chaos.plan import Kind, Range, shares_of
-from bench.reliability.chaos.questions import Shares
+from bench.reliability.chaos.questions import BATCH_SHARE
 from carpool.errors import ConfigError
 
 PACKAGES = ("schemas", "producers", "grouper", "searcher", "generator", "indexer", "carpool", "cli")
@@ -44,7 +44,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[str, ...] = ()
     settings: dict[str, str] = {}
     wait_s_max: float | None = None
-    batch_share: float = Shares().batch
+    batch_share: float = BATCH_SHARE
 
     @property
     def patch(self) -> Path:

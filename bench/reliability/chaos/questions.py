@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,9 +31,14 @@ SCORE_GAP_MIN = 1e-4
 """Scores that are nearer may be ordered differently: products of many queries are rounded
 differently from those of a few."""
 
+BATCH_SHARE = 0.25
 REPEATED_SHARE = 0.05
 FAILS_AT_FIRST_SHARE = 0.02
 DEAD_SHARE = 0.005
+BROKEN_WITHIN = 0.6
+"""The first part, of which some fail; a question fails only while others are answered."""
+EQUAL_TEXT_SHARE, WITHDRAWN_SHARE = 0.2, 0.05
+"""Of those that do not fail."""
 REPEATED_WITHIN = 300
 """A repeated id is one of the last so many of its class."""
 REPEATED_TEXT_WITHIN = 20
@@ -46,43 +52,30 @@ ALWAYS = 1_000_000
 WORD = re.compile(r"unanswerable-[0-9]{6}")
 
 
-class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the questions.
+class ChaosQuestions(Expected, frozen=True, kw_only=True):
+    """The questions of each class, in order, with their ids, and what their answers must be.
 
-    `batch`: of the class batch. `broken_within`: the first part, of which some fail; later ones
-    do not, because a question fails only while others are answered. Of those that do not fail:
-    `repeat`: those with the text of an earlier one; `cancel`: those that are withdrawn.
-    """
-
-    batch: float = 0.25
-    broken_within: float = 0.6
-    repeat: float = 0.0
-    cancel: float = 0.0
-
-
-class ChaosQuestions(msgspec.Struct, frozen=True, kw_only=True):
-    """The questions of each class, in order, with their ids.
-
-    `broken`: how often the stand-in fails on each word. `dead`: ids of questions that become dead
-    letters. `withdrawn`: ids that their asker withdraws. `rows`: the row of the given questions, by
+    `broken`: how often the stand-in fails on each word. `rows`: the row of the given questions, by
     id.
     """
 
     interactive: tuple[Question, ...]
     batch: tuple[Question, ...]
     broken: dict[str, int]
-    dead: frozenset[str]
-    withdrawn: frozenset[str]
     rows: dict[str, int]
 
-    @property
-    def texts(self) -> dict[str, str]:
-        """The text of each question by id."""
-        return {str(each.id): each.text or "" for each in (*self.interactive, *self.batch)}
 
+def chaos_questions(
+    given: Sequence[Question],
+    seed: int,
+    *,
+    batch_share: float = BATCH_SHARE,
+    is_plain: bool = False,
+) -> ChaosQuestions:
+    """Returns as many questions as `given`, drawn from the seed. Pure.
 
-def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> ChaosQuestions:
-    """Returns as many questions as `given`, drawn from the seed. Pure."""
+    Plain ones do not fail, have other texts than earlier ones, and are not withdrawn.
+    """
     rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
     withdrawn: set[str] = set()
     classes: dict[str, list[Question]] = {"i": [], "b": []}
@@ -91,7 +84,7 @@ def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> Cha
     dead: set[str] = set()
     rows: dict[str, int] = {}
     for row, question in enumerate(given):
-        name = "b" if rng.random() < shares.batch else "i"
+        name = "b" if rng.random() < batch_share else "i"
         drawn = rng.random()
         if drawn < REPEATED_SHARE and plain[name]:
             classes[name].append(rng.choice(plain[name][-REPEATED_WITHIN:]))
@@ -99,7 +92,7 @@ def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> Cha
         drawn -= REPEATED_SHARE
         query_id, text = f"{name}-{row:06}", question.text
         rows[query_id] = row
-        may_break = row < shares.broken_within * len(given)
+        may_break = not is_plain and row < BROKEN_WITHIN * len(given)
         is_dead = may_break and 0 <= drawn < DEAD_SHARE
         if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_AT_FIRST_SHARE):
             word = f"unanswerable-{row:06}"
@@ -108,11 +101,11 @@ def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> Cha
             dead |= {query_id} if is_dead else set()
         asked = Question(id=query_id, text=text, vector=question.vector)
         if text == question.text:
-            if of_shares.random() < shares.repeat and plain[name]:
+            if not is_plain and of_shares.random() < EQUAL_TEXT_SHARE and plain[name]:
                 earlier = of_shares.choice(plain[name][-REPEATED_TEXT_WITHIN:])
                 rows[query_id] = rows[str(earlier.id)]
                 asked = Question(id=query_id, text=earlier.text, vector=earlier.vector)
-            if of_shares.random() < shares.cancel:
+            if not is_plain and of_shares.random() < WITHDRAWN_SHARE:
                 withdrawn.add(query_id)
             plain[name].append(asked)
         classes[name].append(asked)
@@ -126,12 +119,10 @@ def chaos_questions(given: Sequence[Question], seed: int, shares: Shares) -> Cha
     )
 
 
-def drawn_questions(
-    index: BenchIndex, count: int, seed: int, shares: Shares
-) -> tuple[ChaosQuestions, Expected]:
-    """Returns the questions of a run, and what their answers must be.
+def drawn_questions(index: BenchIndex, count: int, seed: int, **shares: Any) -> ChaosQuestions:
+    """Returns the questions of a run: of made-up ones, those without nearly equal scores.
 
-    Of made-up questions, those without nearly equal scores.
+    `shares`: of `chaos_questions`.
     """
     different = made_up_questions(QUESTIONS)
     vectors = [np.frombuffer(each.vector or b"", dtype="<f4") for each in different]
@@ -148,13 +139,13 @@ def drawn_questions(
         msgspec.structs.replace(question, text=f"{question.text} ({row})")
         for row, (question, _) in enumerate(given)
     ]
-    questions = chaos_questions(asked, seed, shares)
-    hits = {query_id: given[row][1] for query_id, row in questions.rows.items()}
-    return questions, Expected(
+    drawn = chaos_questions(asked, seed, **shares)
+    hits = {query_id: given[row][1] for query_id, row in drawn.rows.items()}
+    texts = {str(each.id): each.text or "" for each in (*drawn.interactive, *drawn.batch)}
+    return msgspec.structs.replace(
+        drawn,
         passages={id: [hit.doc_id for hit in found] for id, found in hits.items()},
-        texts=_written({id: (text, hits[id]) for id, text in questions.texts.items()}),
-        dead=questions.dead,
-        withdrawn=questions.withdrawn,
+        texts=_written({id: (text, hits[id]) for id, text in texts.items()}),
     )
 
 

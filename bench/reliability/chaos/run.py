@@ -20,7 +20,7 @@ from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import MODEL
-from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, Expected, TopicAudit
+from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
 from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
@@ -83,7 +83,6 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     questions: ChaosQuestions
-    expected: Expected
     faults: tuple[PlannedFault, ...]
     rate_per_s: float
     seed: int
@@ -128,7 +127,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         calls = sum((each.calls() for each in run.stand_ins.values()), start=Counter[str]())
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
-        audit = TopicAudit(int(run.started_s * 1_000), plan.expected)
+        audit = TopicAudit(int(run.started_s * 1_000), plan.questions)
         read_topics(run.kafka, audit)
         found = audit.result(sent, run.states.removed)
         injected, exits = injector.injected, run.supervisor.exits
