@@ -69,11 +69,11 @@ class VectorLiteOptions(PaperOptions, frozen=True, kw_only=True):
 class RagCacheOptions(PaperOptions, frozen=True, kw_only=True):
     """RAGCache: which order of prompts saves most tokens (5.2)?
 
-    Sends streams of real prompts through the generator's queue to a simulated vLLM, which evicts
-    blocks by LRU: in the order of arrival, in RAGCache's order, in ours, and as if no block were
-    computed twice (the oracle: memory without end, all prompts known). Streams: the questions as
-    they come (natural), drawn by Zipf 1.0 (zipf), in the shape of RAGPulse's trace (ragpulse).
-    The tokenizer is that of the model of the demo. Speculative pipelining (5.3) is a row of
+    Sends streams of prompts, of real questions and passages, through the generator's queue to a
+    simulated vLLM, which evicts blocks by LRU: in the order of arrival, in RAGCache's order, in
+    ours, and as if no block were computed twice (the oracle: memory without end, all prompts
+    known). Streams: the questions as they come (natural), drawn by Zipf 1.0 (zipf), in the shape of
+    RAGPulse's trace (ragpulse). Speculative pipelining (5.3) is a row of
     `carpool bench paper aquapipe speculation`.
 
     Ends with 1 when our order and a backlog of 1,024 find less than 14 % of the tokens of the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Reference(NamedTuple):
     of_all: BestRows
     of_probed: BestRows
 
-    def recalls(self, ids_file: Path | None) -> dict[str, float]:
+    def recalls(self, ids_file: Path | None) -> dict[str, Any]:
         """Returns the recall of the ids in a file, against both, by the names of a `Cell`."""
         if ids_file is None:
             return {}

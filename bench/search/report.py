@@ -8,12 +8,11 @@ from statistics import median
 import msgspec
 
 from bench.core.spread import Range, over_runs
-from bench.search.child import ContestantFigures
 from bench.search.processes import ChildEnd
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One contestant in one process.
+class Cell(ChildEnd, frozen=True, kw_only=True):
+    """One contestant in one process, and how it ended.
 
     `recall` and `recall_at_probes`: the share of the best of all rows, and of the best rows of the
     probed clusters, that it found; 0 where it did not end well.
@@ -22,17 +21,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     window: int
     contestant: str
-    end: ChildEnd
     is_exact: bool = False
     limit_bytes: int | None = None
     recall: float = 0.0
     recall_at_probes: float = 0.0
-
-    @property
-    def figures(self) -> ContestantFigures:
-        """What was measured, where it ended well."""
-        assert self.end.figures is not None
-        return self.end.figures
 
 
 class SearchFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,18 +41,19 @@ class SearchFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures_of(cells: Sequence[Cell]) -> SearchFigures | None:
     """Returns the figures of a contestant at a window size; None where no cell ended well. Pure."""
-    done = [cell for cell in cells if cell.end.figures is not None]
-    rates = over_runs(cell.figures.queries_per_s for cell in done)
+    figures = [cell.figures for cell in cells if cell.figures is not None]
+    done = [cell for cell in cells if cell.figures is not None]
+    rates = over_runs(each.queries_per_s for each in figures)
     if rates is None:
         return None
-    peaks = [cell.end.peak_bytes for cell in done if cell.end.peak_bytes is not None]
+    peaks = [cell.peak_bytes for cell in done if cell.peak_bytes is not None]
     return SearchFigures(
         queries_per_s=rates,
-        p50_ms=median(cell.figures.latency_ms.p50 for cell in done),
-        p99_ms=median(cell.figures.latency_ms.p99 for cell in done),
+        p50_ms=median(each.latency_ms.p50 for each in figures),
+        p99_ms=median(each.latency_ms.p99 for each in figures),
         recall=median(cell.recall for cell in done),
         recall_at_probes=median(cell.recall_at_probes for cell in done),
-        mb_a_query=median(cell.figures.read_bytes / cell.figures.queries for cell in done) / 1e6,
+        mb_a_query=median(each.read_bytes / each.queries for each in figures) / 1e6,
         peak_mb=median(peaks) / 1e6 if peaks else None,
     )
 
@@ -82,13 +75,13 @@ def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
 
     Running out of memory or time breaks none: it is a result, as long as there is another one.
     """
-    measured = [cell for cell in cells if cell.end.status == "ok"]
+    measured = [cell for cell in cells if cell.status == "ok"]
     return {
         "exact contestants find the best rows of the probed clusters, but for equal scores": all(
             cell.recall_at_probes == 1 for cell in measured if cell.is_exact
         ),
         "no contestant failed, but for lack of memory or time": all(
-            cell.end.status != "failed" for cell in cells
+            cell.status != "failed" for cell in cells
         ),
         "something was measured": bool(measured),
     }
@@ -97,8 +90,8 @@ def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
 def cell_line(cell: Cell) -> str:
     """Returns a cell in one line."""
     head = f"seed {cell.seed}, windows of {cell.window}, {cell.contestant}: "
-    if cell.end.figures is None:
-        return f"{head}{cell.end.status}: {cell.end.error}"
+    if cell.figures is None:
+        return f"{head}{cell.status}: {cell.error}"
     return (
         f"{head}{cell.figures.queries_per_s:,.1f} queries/s, p99 "
         f"{cell.figures.latency_ms.p99:,.1f} ms, recall {cell.recall:.4f}, at the probes "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.text import Text
@@ -60,7 +61,7 @@ def run(options: SearchOptions) -> bool:
         for title, columns in rows.items():
             output.print(table_of(title, columns))
         for cell in cells:
-            if cell.end.status != "ok":
+            if cell.status != "ok":
                 output.print(Text(cell_line(cell), "yellow"), soft_wrap=True)
         if options.memory_held_by == "none":
             output.print("no process was limited: contestants took any memory", style="yellow")
@@ -129,7 +130,7 @@ def run_cells(
                     seed=each.seed,
                     window=window,
                     contestant=name,
-                    end=ended,
+                    **msgspec.structs.asdict(ended),
                     is_exact=ENTRIES[name].is_exact,
                     limit_bytes=request.memory_bytes,
                     **reference.recalls(folder / IDS_NAME if ended.figures else None),

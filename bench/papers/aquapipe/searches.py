@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_passages, read_vectors
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_vectors
 from bench.data.trace import MemoryVectors, cluster
 from bench.simulator.warm_ups import Found
 from carpool.disk.centroids import probe
-from generator.settings import GeneratorSettings
 from indexer.plan.defaults import default_nprobe
 
 PASSAGES, QUESTIONS = 3, 400
-CHARACTERS_A_TOKEN = 4.2
-PASSAGE_TOKENS = 10
-"""The number of a passage and the lines around it."""
 
 
 def searches(
@@ -42,13 +38,3 @@ def searches(
             passages = tuple(map(str, rows.tolist()))
             found.append(Found(passages=passages, scores=tuple(scores.tolist()), at=done / total))
         yield tuple(found)
-
-
-def passage_tokens(data: EvaluationData) -> list[int]:
-    """Returns the tokens of each passage in a prompt, from its characters."""
-    chars_max = GeneratorSettings().passage_chars_max
-    characters = (
-        len(passage.title) + min(len(passage.text), chars_max)
-        for passage in read_passages(data.corpus_path)
-    )
-    return [PASSAGE_TOKENS + round(count / CHARACTERS_A_TOKEN) for count in characters]

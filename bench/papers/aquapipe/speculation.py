@@ -14,9 +14,10 @@ from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, find_data
 from bench.papers.aquapipe.prefetching import AquaPipe
-from bench.papers.aquapipe.searches import passage_tokens, searches
+from bench.papers.aquapipe.searches import searches
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.options import SpeculationOptions
+from bench.papers.ragcache.prompts import passage_tokens
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation
 from generator.plan.speculation import protocol

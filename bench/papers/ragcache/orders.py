@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -16,14 +14,13 @@ from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data
 from bench.papers.options import RagCacheOptions
 from bench.papers.ragcache.cache_aware import Arrival, CacheAware
-from bench.papers.ragcache.prompts import Renderer
+from bench.papers.ragcache.prompts import passage_tokens, rendered
 from bench.papers.ragcache.streams import StreamName, make_stream, natural_stream
 from bench.simulator.prompt_cache import (
     CacheSize,
     computed_once,
     replay,
 )
-from carpool.vllm import VllmSettings
 from generator.plan.cached_prefixes import CachedPrefixes
 
 STATED = (
@@ -63,13 +60,8 @@ def run(options: RagCacheOptions) -> bool:
     """
     run = BenchRun("ragcache orders", options)
     data = find_data(options.data)
-    rows = asyncio.run(measure(data, options.seed))
-    paths = (
-        data.corpus_path,
-        data.questions_path(TRAFFIC),
-        data.vectors_path(CORPUS),
-        data.vectors_path(TRAFFIC),
-    )
+    rows = measure(data, options.seed)
+    paths = (data.corpus_path, data.vectors_path(CORPUS), data.vectors_path(TRAFFIC))
     return run.finish(
         lambda console: print_rows(console, rows),
         promises=promises_of(rows),
@@ -78,19 +70,17 @@ def run(options: RagCacheOptions) -> bool:
     )
 
 
-async def measure(data: EvaluationData, seed: int) -> list[OrderRow]:
+def measure(data: EvaluationData, seed: int) -> list[OrderRow]:
     """Returns a row for each stream and order."""
-    natural = natural_stream(data, passages=PASSAGES)
-    model_dir = Path(VllmSettings().model_dir)
-    renderer = Renderer(data, model_dir, block_tokens=SIZE.block_tokens)
+    natural, tokens = natural_stream(data, passages=PASSAGES), passage_tokens(data)
     rows: list[OrderRow] = []
     for stream in get_args(StreamName):
         asks = make_stream(stream, natural, asks=PROMPTS, seed=seed)
-        rendered = [await renderer.render(ask) for ask in asks]
+        prompts = [rendered(ask, tokens, SIZE.block_tokens) for ask in asks]
         found = {}
         for order, prefixes in ORDERS.items():
-            found[order] = replay(rendered, SIZE, prefixes, backlog=BACKLOG)
-        found["oracle"] = computed_once(rendered, SIZE.block_tokens)
+            found[order] = replay(prompts, SIZE, prefixes, backlog=BACKLOG)
+        found["oracle"] = computed_once(prompts, SIZE.block_tokens)
         rows += (
             OrderRow(stream=stream, order=order, cached_share=each.cached_share)
             for order, each in found.items()

@@ -24,15 +24,14 @@ _ROWS_AT_A_TIME = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """A question, and the rows of its passages in the corpus, best first."""
+    """The row of a question, and those of its passages in the corpus, best first."""
 
-    question: str
+    question: int
     passages: tuple[int, ...]
 
 
 def natural_stream(data: EvaluationData, *, passages: int) -> tuple[Ask, ...]:
     """Returns all questions as they come, each with its exact best `passages`. Takes seconds."""
-    texts = [question.text or "" for question in data.questions(TRAFFIC)]
     corpus = read_vectors(data.vectors_path(CORPUS))
     vectors = read_vectors(data.vectors_path(TRAFFIC))
     asks: list[Ask] = []
@@ -41,7 +40,7 @@ def natural_stream(data: EvaluationData, *, passages: int) -> tuple[Ask, ...]:
         rows = np.argpartition(-scores, passages, axis=1)[:, :passages]
         order = np.lexsort((rows, -np.take_along_axis(scores, rows, axis=1)), axis=1)
         for best in np.take_along_axis(rows, order, axis=1).tolist():
-            asks.append(Ask(question=texts[len(asks)], passages=tuple(best)))
+            asks.append(Ask(question=len(asks), passages=tuple(best)))
     return tuple(asks)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 
 from bench.papers.ragcache.cache_aware import CacheAware
-from bench.papers.ragcache.orders import OURS, OrderRow, promises_of
+from bench.papers.ragcache.prompts import rendered
 from bench.papers.ragcache.streams import RECENT_ASKS, RECENT_SHARE, Ask, make_stream
 from generator.plan.kv_tree import KvTree
 from tests.generator.test_order import A, B, C, seeing_tree, store
@@ -33,7 +32,7 @@ def test_cache_aware_gives_the_order_of_arrival_while_nothing_is_known() -> None
 
 
 def test_streams_repeat_as_they_should() -> None:
-    natural = [Ask(question=str(n), passages=(3 * n, 3 * n + 1, 3 * n + 2)) for n in range(1_000)]
+    natural = [Ask(question=n, passages=(3 * n, 3 * n + 1, 3 * n + 2)) for n in range(1_000)]
     assert make_stream("natural", natural, asks=2_000, seed=0) == natural * 2
     zipf = make_stream("zipf", natural, asks=2_000, seed=0)
     assert zipf == make_stream("zipf", natural, asks=2_000, seed=0)
@@ -46,9 +45,9 @@ def test_streams_repeat_as_they_should() -> None:
     assert recent == pytest.approx(RECENT_SHARE, abs=0.02)
 
 
-def test_the_promises_are_of_our_row() -> None:
-    row = OrderRow(order=OURS, stream="zipf", cached_share=0.65)
-    changed = msgspec.structs.replace
-    assert list(promises_of([row]).values()) == [True]
-    assert list(promises_of([changed(row, cached_share=0.64)]).values()) == [False]
-    assert promises_of([changed(row, order="arrival")]) == {}
+def test_prompts_are_equal_as_far_as_their_passages_are() -> None:
+    asks = (Ask(question=0, passages=(1, 2)), Ask(question=1, passages=(1, 0)))
+    one, other = (rendered(ask, [50, 64, 64], 32).token_ids for ask in asks)
+    assert (len(one), len(other)) == (56 + 128 + 40, 56 + 114 + 40)
+    assert one[:120] == other[:120]
+    assert not set(one[120:]) & set(other[120:])

@@ -6,7 +6,7 @@ import pytest
 
 from bench.core.spread import Spread
 from bench.search.child import ContestantFigures
-from bench.search.processes import ChildEnd, Status
+from bench.search.processes import Status
 from bench.search.report import Cell, cell_line, promises_of, rows_of
 
 
@@ -21,7 +21,8 @@ def cell(contestant: str, seed: int, *, rate: int = 100, recall: float = 1.0) ->
         seed=seed,
         window=20,
         contestant=contestant,
-        end=ChildEnd(status="ok", figures=figures),
+        status="ok",
+        figures=figures,
         is_exact=True,
         recall=0.5,
         recall_at_probes=recall,
@@ -29,7 +30,7 @@ def cell(contestant: str, seed: int, *, rate: int = 100, recall: float = 1.0) ->
 
 
 def ended(status: Status) -> Cell:
-    return Cell(seed=2, window=20, contestant="ours", end=ChildEnd(status=status, error="killed"))
+    return Cell(seed=2, window=20, contestant="ours", status=status, error="killed")
 
 
 CELLS = [

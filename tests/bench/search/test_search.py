@@ -70,11 +70,11 @@ def test_too_little_memory_in_a_cgroup_is_a_result(
         questions=[questions],
     )
     cells = cells_of(options)
-    assert cells["faiss-memory"].end.status == "ok"
-    peak_bytes = cells["faiss-memory"].end.peak_bytes
+    assert cells["faiss-memory"].status == "ok"
+    peak_bytes = cells["faiss-memory"].peak_bytes
     assert peak_bytes is not None and peak_bytes > 1 << 20
-    assert cells["faiss-rabitq"].end.status == "out of memory"
-    assert "killed it at its limit" in cells["faiss-rabitq"].end.error
+    assert cells["faiss-rabitq"].status == "out of memory"
+    assert "killed it at its limit" in cells["faiss-rabitq"].error
 
 
 def test_a_process_that_takes_too_long_or_fails_is_a_result(
