@@ -8,6 +8,7 @@ and an action ends with its server.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,79 +176,64 @@ STORED = tuple(
 
 
 class Accounts:
-    """Follows the actions alone, without knowing how they were decided."""
+    """Follows the actions alone, without knowing how they were decided.
 
-    def __init__(self) -> None:
-        self.waiting: dict[int, Prompt] = {}
-        self.running: dict[int, Prompt] = {}
-        self.attempts: dict[int, int] = {}
-        self.ended: set[int] = set()
-        self.revoked: set[int] = set()
+    `prompts`: that have not ended; `server_of`: of those that are sent; `checked`: servers with a
+    check that is out.
+    """
+
+    def __init__(self, servers: int) -> None:
+        self.prompts: dict[int, Prompt] = {}
         self.server_of: dict[int, int] = {}
+        self.attempts: Counter[int] = Counter()
         self.checked: set[int] = set()
-        """Servers with a check that is out."""
-        self.limits: list[int] = []
-        self.next_seqs: list[int] = []
-        self.cancelled_now: list[int] = []
-
-    def running_at(self, server: int) -> int:
-        return sum(self.server_of[id] == server for id in self.running)
+        self.limits = [LIMITS["concurrency"]] * servers
+        self.next_seqs = [0] * servers
+        self.next_id = 0
 
     def note(self, event: DispatchEvent, now_us: int) -> None:
         """Notes an event. The dispatcher expires what is late, whatever the event says of it."""
         match event:
             case PromptArrived(prompt=prompt):
-                self.waiting[prompt.id] = prompt
+                self.prompts[prompt.id] = prompt
+                self.next_id += 1
             case RequestRefused(id=None, server=server) | CheckPassed(server=server):
                 self.checked.remove(server)
             case ConcurrencyChanged(server=server, concurrency=concurrency):
                 self.limits[server] = concurrency
-            case RequestRefused(id=id) if id is not None and not self.running[id].is_late(now_us):
-                self.waiting[id] = self.running.pop(id)
+            case RequestRefused(id=id) if id is not None and not self.prompts[id].is_late(now_us):
+                del self.server_of[id]
             case PromptsRevoked(ids=ids):
-                gone = {
-                    id
-                    for id in ids
-                    if not (self.waiting.get(id) or self.running[id]).is_late(now_us)
-                }
-                self.revoked |= gone
-                for id in gone:
-                    self.waiting.pop(id, None)
-                    self.running.pop(id, None)
+                for id in ids:
+                    if not self.prompts[id].is_late(now_us):
+                        self.end(id)
 
     def follow(self, actions: tuple[DispatchAction, ...], tries_max: int, now_us: int) -> None:
         for action in actions:
             match action:
                 case SendPrompt(id=id, attempt=attempt, server=server):
-                    self.running[id] = self.waiting.pop(id)
+                    assert id in self.prompts and id not in self.server_of
                     self.server_of[id] = server
-                    self.attempts[id] = self.attempts.get(id, 0) + 1
+                    self.attempts[id] += 1
                     assert attempt == self.attempts[id]
-                    assert self.running_at(server) <= self.limits[server]
+                    assert Counter(self.server_of.values())[server] <= self.limits[server]
                 case CheckServer(server=server):
                     assert server not in self.checked
                     self.checked.add(server)
-                case CancelRequest(id=id):
-                    self.cancelled_now.append(id)
                 case EndQuery(id=id, how=how):
-                    in_flight = self.running.pop(id, None)
-                    prompt = in_flight or self.waiting.pop(id)
-                    assert how != "answered" or in_flight is not None
-                    assert how != "expired" or prompt.is_late(now_us)
+                    assert how != "answered" or id in self.server_of
+                    assert how != "expired" or self.prompts[id].is_late(now_us)
                     assert how != "given_up" or self.attempts[id] >= tries_max
                     self.end(id)
 
     def end(self, id: int) -> None:
-        assert id not in self.ended and id not in self.revoked, (
-            "a query ends once, and not after it was revoked"
-        )
-        self.ended.add(id)
+        """Ends a query, which is an error the second time."""
+        del self.prompts[id]
+        self.server_of.pop(id, None)
 
 
-def event_of(
-    kind: str, number: int, accounts: Accounts, next_id: int, now_us: int
-) -> DispatchEvent | None:
-    running = sorted(accounts.running)
+def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> DispatchEvent | None:
+    running, next_id = sorted(accounts.server_of), accounts.next_id
     chosen = running[number % len(running)] if running else None
     match kind:
         case "arrive":
@@ -274,9 +260,7 @@ def event_of(
             batch = KvBatch(seq=accounts.next_seqs[server] - 1, events=(STORED[number % 2],))
             return CacheChanged(server=server, event=batch)
         case "revoke":
-            return PromptsRevoked(
-                ids=frozenset(sorted({*accounts.waiting, *accounts.running})[: number % 3])
-            )
+            return PromptsRevoked(ids=frozenset(sorted(accounts.prompts)[: number % 3]))
         case "tick":
             return TimePassed()
         case "accept" | "end" | "refuse" | "suspect" | "lost" if chosen is not None:
@@ -302,30 +286,22 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
     steps: list[tuple[str, int, int]], servers: int, follows_caches: bool
 ) -> None:
     dispatcher = new_dispatcher(servers=servers, follows_caches=follows_caches, tries_max=2)
-    accounts = Accounts()
-    accounts.limits, accounts.next_seqs = [LIMITS["concurrency"]] * servers, [0] * servers
-    now_us, next_id = 0, 0
+    accounts, now_us = Accounts(servers), 0
     for kind, number, wait_us in steps:
         now_us += wait_us
-        event = event_of(kind, number, accounts, next_id, now_us)
+        event = event_of(kind, number, accounts, now_us)
         if event is None:
             continue
         open_before = [one for one in range(servers) if dispatcher.servers[one].is_open]
-        accounts.cancelled_now = []
-        was_running = dict(accounts.running)
-        next_id += isinstance(event, PromptArrived)
+        were_sent = set(accounts.server_of)
         accounts.note(event, now_us)
         actions = dispatcher.step(event, now_us)
         accounts.follow(actions, 2, now_us)
         dispatcher.check_integrity()
-        assert (
-            dispatcher.prompts
-            == len(accounts.waiting) + len(accounts.running)
-            == next_id - len(accounts.ended) - len(accounts.revoked)
-        )
-        assert dispatcher.in_flight == len(accounts.running)
-        for id in accounts.cancelled_now:
-            assert id in was_running and id not in accounts.running
+        assert dispatcher.prompts == len(accounts.prompts)
+        assert dispatcher.in_flight == len(accounts.server_of)
+        cancelled = {action.id for action in actions if isinstance(action, CancelRequest)}
+        assert cancelled <= were_sent - accounts.server_of.keys()
         sent_to = [action.server for action in actions if isinstance(action, SendPrompt)]
         for server in range(servers):
             state = dispatcher.servers[server].health.state

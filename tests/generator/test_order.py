@@ -198,20 +198,3 @@ def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
     while (queued := queue.take_next(now_us=0)) is not None:
         tenants.append(queued.prompt.tenant)
     assert tenants[:6] == ["many", "few"] * 3
-
-
-def test_tokens_that_become_known_while_a_prompt_waits_count() -> None:
-    tree = seeing_tree()
-    prefixes = CachedPrefixes(tree)
-    queue = PromptQueue(prefixes)
-    for id in (1, 2):
-        queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id)))
-    queue.set_tokens(2, (*A, 5))
-    store(tree, prefixes, 1, A)
-    queued = queue.take_next(now_us=0)
-    assert queued is not None
-    assert queued.prompt.id == 2
-    queue.add(queued)
-    again = queue.take_next(now_us=0)
-    assert again is not None
-    assert again.prompt.id == 2, "a prompt that was refused keeps its tokens"
