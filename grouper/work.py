@@ -273,9 +273,6 @@ class WindowWork:
         self._metrics.grouper.group_queries.observe(len(group.queries))
         self._metrics.grouper.group_overlap.observe(1 - len(group.clusters) / probes)
         for query in group.queries:
-            self._metrics.grouper.window_wait_seconds.observe(
-                query.timings_us["window_wait"] / 1_000_000
-            )
             for stage, took_us in query.timings_us.items():
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(took_us / 1_000_000)
 

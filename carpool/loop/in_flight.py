@@ -30,7 +30,6 @@ class InFlight:
         self._next_id = 1
         self._moved: set[TopicPartition] = set()  # partitions to commit
         self._committed: dict[TopicPartition, int] = {}  # by this member
-        self._size_bytes = 0
         self._unfinished: Counter[str] = Counter()  # parts, by topic
         # Bytes of outputs that wait for their commit, by unit and part.
         self._finished: dict[int, dict[int, int]] = {}
@@ -67,7 +66,6 @@ class InFlight:
             self._next_id += 1
             self._units[unit.id] = unit
             self._owed[unit.id] = owed
-            self._size_bytes += message.size_bytes
             self._unfinished[source.topic] += len(owed)
             return unit
 
@@ -212,11 +210,6 @@ class InFlight:
         return len(self._units)
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the records of these units."""
-        return self._size_bytes
-
-    @property
     def unfinished_parts(self) -> Mapping[str, int]:
         """Parts that are owed and not finished, by topic."""
         return self._unfinished
@@ -260,8 +253,6 @@ class InFlight:
                 assert parts.keys() <= self._owed[id_], "a finished part is owed"
             waiting = sum(sum(parts.values()) for parts in self._finished.values())
             assert self._finished_bytes == waiting, "finished bytes"
-            sizes = [unit.message.size_bytes for unit in self._units.values()]
-            assert self._size_bytes == sum(sizes), "bytes of records"
             places = {_place(unit) for unit in self._units.values()}
             assert places | self._moved <= set(self._progress), "all partitions are assigned"
 
@@ -278,7 +269,6 @@ class InFlight:
             self._mark_unfinished(unit_id, part)
         unit = self._units.pop(unit_id)
         self._unfinished[unit.source.topic] -= len(self._owed.pop(unit_id))
-        self._size_bytes -= unit.message.size_bytes
 
 
 def _progress(at: TopicPartition, position: Position) -> PartitionProgress:

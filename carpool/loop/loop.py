@@ -123,7 +123,6 @@ class Loop(Generic[R]):
 
     def _show(self, metrics: Metrics) -> None:
         metrics.loop.units_in_flight.set_function(lambda: self.in_flight.units)
-        metrics.loop.bytes_in_flight.set_function(lambda: self.in_flight.size_bytes)
         metrics.loop.intake_paused.set_function(lambda: self._is_paused)
 
     def _busy_parts(self) -> Mapping[str, int]:

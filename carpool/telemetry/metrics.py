@@ -83,9 +83,6 @@ class LoopMetrics:
         self.units_in_flight = make.gauge(
             "units_in_flight", "Input records that are not completed. A rise: a slow service."
         )
-        self.bytes_in_flight = make.gauge(
-            "bytes_in_flight", "Bytes of the input records in flight."
-        )
         self.lag_records = make.gauge(
             "lag_records", "Records that wait. A rise: a slow service.", "topic", "partition"
         )
@@ -167,9 +164,6 @@ class DeliveryMetrics:
             "call to the brokers. A rise of any but the first: brokers have a problem.",
             "outcome",
         )
-        self.done_discarded = make.counter(
-            "done_discarded_total", "Finished parts of revoked partitions, discarded."
-        )
 
 
 class GrouperMetrics:
@@ -178,9 +172,6 @@ class GrouperMetrics:
     def __init__(self, make: _Factory) -> None:
         self.window_queries = make.histogram(
             "window_queries", "Queries in a window. A rise: backlog.", COUNTS
-        )
-        self.window_wait_seconds = make.seconds(
-            "window_wait_seconds", "Wait of a query for its window to close."
         )
         self.group_queries = make.histogram(
             "group_queries", "Queries in a group. A rise: more sharing.", COUNTS

@@ -147,9 +147,7 @@ class Delivery(ABC):
 
     def _reopen(self, done: Done) -> None:
         """Discards work of a revoked partition; units that are still assigned start again."""
-        units = self._in_flight.reopen(done)
-        self._context.metrics.delivery.done_discarded.inc(len(done.parts) - len(units))
-        self._context.reoffer(units)
+        self._context.reoffer(self._in_flight.reopen(done))
 
 
 MakeDelivery = Callable[[DeliveryContext], Delivery]
