@@ -26,9 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
-claims, answers and traffic start the services as processes, on an embedded broker or on yours,
-publish questions, and read every answer. priorities, overhead, chaos and torn do the same on
-Apache Kafka that they start from KAFKA_HOME. The others need no broker: search runs contestants
+claims, answers and traffic start the services as processes and an embedded broker, publish
+questions, and read every answer. priorities, overhead, chaos and torn do the same on Apache Kafka
+that they start from KAFKA_HOME. The others need no broker: search runs contestants
 in processes, paper runs plans. The JSON of each run names its machine, versions, data and settings.
 
 \b

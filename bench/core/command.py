@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 import typer
 
-NOT_REPORTED = ("bootstrap", "data", "index", "json_file", "model", "nlist", "out", "work")
+NOT_REPORTED = ("data", "index", "json_file", "model", "nlist", "out", "work")
 """Options that say where a run reads and writes; the report names these facts elsewhere."""
 
 
@@ -52,7 +52,7 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def reported(options: msgspec.Struct) -> dict[str, Any]:
-    """Returns `options` for the report, without folders, files and brokers."""
+    """Returns `options` for the report, without folders and files."""
     return {
         name: value
         for name, value in msgspec.to_builtins(options, enc_hook=str).items()

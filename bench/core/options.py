@@ -11,16 +11,6 @@ import typer
 WORK = Path(".carpool/bench")
 """Where indexes and logs are by default."""
 
-BootstrapOption = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap",
-        metavar="HOST:PORT",
-        help="Brokers to use; no other services of Carpool may run on them. Default: brokers of "
-        "the run.",
-        show_default=False,
-    ),
-]
 DataOption = Annotated[
     Path | None,
     typer.Option(

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
-
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from bench.core.kafka import kafka_settings
 from bench.core.stack import Stack
@@ -18,9 +14,7 @@ from bench.core.topic_recorder import TopicRecorder
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
-from carpool.kafka.client_config import client_config
 from carpool.kafka.embedded import EmbeddedBroker
-from carpool.kafka.settings import KafkaSettings
 from producers.arrival_times import bounded, even, poisson
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
@@ -31,7 +25,6 @@ from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 QUIET_TIMEOUT_S = 180.0
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
-DELETE_TIMEOUT_S = 30.0
 SentLoad = dict[str, SentQuestion]
 """What was sent, by question id."""
 
@@ -133,19 +126,17 @@ def open_session(
     """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
 
     `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
-    where `services` has the generator. Logs are written to `work_dir`. Topics and groups have a
-    prefix of the session; the topics are deleted at the end. Raises `CarpoolError` with the end of
-    a service's log when it does not start.
+    where `services` has the generator. Logs are written to `work_dir`. Raises `CarpoolError` with
+    the end of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
-    clock, prefix = SystemClock(), f"bench-{uuid.uuid4().hex[:8]}"
+    clock = SystemClock()
     with ExitStack() as opened:
         if bootstrap is None:
             embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
             bootstrap = opened.enter_context(embedded).bootstrap
-        kafka = kafka_settings(settings, bootstrap=bootstrap, prefix=prefix)
+        kafka = kafka_settings(settings, bootstrap=bootstrap)
         create_topics(kafka)
-        opened.callback(delete_topics, kafka)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
         recorder = opened.enter_context(TopicRecorder(kafka, topics, clock))
         stack = opened.enter_context(
@@ -154,20 +145,10 @@ def open_session(
                 index_dir=index_dir,
                 work_dir=work_dir,
                 services=services,
-                settings={**settings, "CARPOOL_KAFKA_PREFIX": prefix},
+                settings=settings,
                 llm_url=llm_url,
             )
         )
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
         yield Session(stack=stack, recorder=recorder, publisher=publisher, clock=clock)
-
-
-def delete_topics(kafka: KafkaSettings) -> None:
-    """Deletes the topics of a prefix, where the brokers allow it. Blocks."""
-    admin = AdminClient(client_config(kafka))
-    found = admin.list_topics(timeout=DELETE_TIMEOUT_S).topics
-    names = [name for name in found if name.startswith(kafka.prefix)]
-    for future in admin.delete_topics(names).values() if names else ():
-        with suppress(KafkaException):
-            future.result(DELETE_TIMEOUT_S)

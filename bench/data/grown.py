@@ -29,9 +29,11 @@ from bench.data.evaluation import (
     read_vectors,
 )
 from bench.data.options import GrowOptions
-from bench.data.trace import cluster
 from carpool.disk.centroids import probe
 from carpool.errors import ConfigError
+from indexer.clustering import assign_rows, train_centroids
+from indexer.plan.state import ClusteringIdentity
+from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed
 
 QUESTIONS = ("queries-nq", "queries-hotpotqa")
@@ -48,7 +50,10 @@ JUDGES_PART = 3
 NLIST, NPROBE, TOP_K = 100, 10, 10
 """What is compared: the share of the ten best rows of a question in the clusters that it probes."""
 TOLERANCE = 0.02
+ITERATIONS = 10
+"""Rounds of clustering: half of those of `carpool index build`."""
 
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 
@@ -142,9 +147,16 @@ def nearest_passages(passages: Float32, count: int) -> Int64:
     return found
 
 
+def cluster(vectors: Vectors, *, nlist: int, seed: int) -> tuple[Float32, Int32]:
+    """Returns centroids, (nlist, dim) float32, and the cluster of each row. Blocks."""
+    identity = ClusteringIdentity(nlist=nlist, seed=seed, train_bytes_max=1 << 30)
+    centroids = train_centroids(vectors, nlist, identity, SilentProgress(), iterations=ITERATIONS)
+    return centroids, assign_rows(vectors, centroids, lambda _: None).clusters
+
+
 def recall_ceiling(vectors: Vectors, questions: Float32, seed: int) -> float:
     """Returns the share of each question's best rows that are in the clusters that it probes."""
-    clustered = cluster(vectors, nlist=NLIST, seed=seed)
+    centroids, clusters = cluster(vectors, nlist=NLIST, seed=seed)
     scores = np.full((len(questions), TOP_K), -np.inf, np.float32)
     rows = np.zeros((len(questions), TOP_K), np.int64)
     for first, chunk in vectors.chunks():
@@ -153,6 +165,6 @@ def recall_ceiling(vectors: Vectors, questions: Float32, seed: int) -> float:
         best = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
         scores = np.take_along_axis(scores, best, 1)
         rows = np.take_along_axis(rows, best, 1)
-    probed = probe(clustered.centroids, questions, NPROBE)
-    inside = clustered.clusters[rows][:, :, None] == probed[:, None, :]
+    probed = probe(centroids, questions, NPROBE)
+    inside = clusters[rows][:, :, None] == probed[:, None, :]
     return float(inside.any(axis=2).mean())

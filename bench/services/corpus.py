@@ -27,7 +27,7 @@ class CorpusRun(ServicesRun):
     def __init__(self, benchmark: str, options: CorpusOptions) -> None:
         """Builds the index if absent, which blocks. Raises `CarpoolError`."""
         self.data = find_data(options.data)
-        super().__init__(benchmark, options, options.bootstrap or "embedded")
+        super().__init__(benchmark, options, "embedded")
         self.folder.mkdir(parents=True, exist_ok=True)
         embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
         index_dir = options.index or options.work / f"index-{options.nlist}-{options.seed}"
@@ -58,7 +58,7 @@ class CorpusRun(ServicesRun):
     ) -> AbstractContextManager[Session]:
         """Returns a session with `services`; see `open_session`. `name`: of the folder of logs."""
         return open_session(
-            bootstrap=self.options.bootstrap,
+            bootstrap=None,
             index_dir=self.index.dir,
             work_dir=self.folder / name,
             services=services,

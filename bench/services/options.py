@@ -8,14 +8,24 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.core.options import BootstrapOption, DataOption, NlistOption, ServiceOptions
+from bench.core.options import DataOption, NlistOption, ServiceOptions
+
+SecondsOption = Annotated[
+    float,
+    typer.Option("--seconds", min=0.1, help="How long each side or condition is measured."),
+]
+WarmUpOption = Annotated[
+    float,
+    typer.Option(
+        "--warm-up", min=0, help="Seconds of load before that are not measured: Java compiles."
+    ),
+]
 
 
 class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
     """Options of claims, traffic and answers."""
 
     data: DataOption = None
-    bootstrap: BootstrapOption = None
     index: Annotated[
         Path | None,
         typer.Option(
@@ -115,22 +125,8 @@ class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
     rate_per_s: Annotated[float, typer.Option("--rate", min=0.1, help="Questions a second.")] = (
         200.0
     )
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds",
-            min=0.1,
-            help="Measured load of each contestant, and as much of its bare hops.",
-        ),
-    ] = 60.0
-    warm_up_s: Annotated[
-        float,
-        typer.Option(
-            "--warm-up",
-            min=0,
-            help="Seconds of load before that are not measured, for each side: Java compiles.",
-        ),
-    ] = 90.0
+    seconds: SecondsOption = 60.0
+    warm_up_s: WarmUpOption = 90.0
     contestants: Annotated[
         list[str],
         typer.Option(
@@ -147,7 +143,7 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     """Do batch questions, or a tenant that asks a lot, make others wait?
 
     The whole way through grouper, searcher and generator without models, over a made-up index, on
-    an Apache Kafka from KAFKA_HOME or --bootstrap. Interactive questions are asked alone, then
+    an Apache Kafka from KAFKA_HOME. Interactive questions are asked alone, then
     with --batch questions of the class batch queued before them; the questions of a quiet tenant
     alone, then with those of a loud tenant.
 
@@ -158,7 +154,6 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     Example:  KAFKA_HOME=kafka carpool bench priorities --seconds 30 --json priorities.json
     """
 
-    bootstrap: BootstrapOption = None
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Batch questions that are queued first.")
     ] = 20_000
@@ -171,13 +166,6 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
             "--tenant-rate", min=1, help="Questions a second of both tenants; nine tenths are loud."
         ),
     ] = 200.0
-    duration_s: Annotated[
-        float, typer.Option("--seconds", min=1, help="How long each condition is measured.")
-    ] = 20.0
-    warm_up_s: Annotated[
-        float,
-        typer.Option(
-            "--warm-up", min=1, help="Seconds of load before that are not measured: Java compiles."
-        ),
-    ] = 60.0
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of questions and arrivals.")] = 0
+    seconds: SecondsOption = 20.0
+    warm_up_s: WarmUpOption = 60.0
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals.")] = 0

@@ -76,17 +76,14 @@ def run(options: PrioritiesOptions) -> bool:
 
     Blocks. Raises `CarpoolError`.
     """
-    run = ServicesRun("priorities", options, options.bootstrap)
+    run = ServicesRun("priorities", options)
     index = made_up_index(run.folder)
     run.settings.update({**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **run.settings})
     with ExitStack() as opened:
-        bootstrap = options.bootstrap
-        if bootstrap is None:
-            server = KafkaServer(run.folder / "kafka", java=KAFKA_JAVA)
-            bootstrap = opened.enter_context(server).bootstrap
+        server = opened.enter_context(KafkaServer(run.folder / "kafka", java=KAFKA_JAVA))
         session = opened.enter_context(
             open_session(
-                bootstrap=bootstrap,
+                bootstrap=server.bootstrap,
                 index_dir=index.dir,
                 work_dir=run.folder,
                 services=SERVICES,
@@ -131,15 +128,15 @@ class _Conditions:
         return PrioritiesResult(
             conditions=found,
             batch_left=len(batch) - after,
-            batch_per_s=(after - before) / options.duration_s,
+            batch_per_s=(after - before) / options.seconds,
         )
 
     def _send_batch(self, count: int) -> SentLoad:
         plan = LoadPlan(priority="batch")
         return self._session.send(self._questions(count), plan, rate_per_s=BATCH_RATE_PER_S)
 
-    def _send(self, plan: LoadPlan, rate_per_s: float, duration_s: float | None = None) -> SentLoad:
-        count = round(rate_per_s * (duration_s or self._options.duration_s))
+    def _send(self, plan: LoadPlan, rate_per_s: float, seconds: float | None = None) -> SentLoad:
+        count = round(rate_per_s * (seconds or self._options.seconds))
         return self._session.send(
             self._questions(max(1, count)),
             plan,

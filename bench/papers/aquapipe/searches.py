@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_vectors
-from bench.data.trace import MemoryVectors, cluster
+from bench.data.grown import cluster
 from bench.simulator.warm_ups import Found
 from carpool.disk.centroids import probe
 from indexer.plan.defaults import default_nprobe
+from indexer.vectors import open_precomputed
 
 PASSAGES, QUESTIONS = 3, 400
 
@@ -19,10 +20,13 @@ def searches(
     data: EvaluationData, *, nlist: int, seed: int, questions: int = QUESTIONS
 ) -> Iterator[tuple[Found, ...]]:
     """Yields what each of some questions has found. A search takes the time of its rows."""
-    corpus = read_vectors(data.vectors_path(CORPUS))
+    path = data.vectors_path(CORPUS)
+    corpus = read_vectors(path)
     vectors = read_vectors(data.vectors_path(TRAFFIC))
     chosen = np.random.default_rng(seed).permutation(len(vectors))[:questions]
-    centroids, clusters = cluster(MemoryVectors(corpus), nlist=nlist, seed=seed)
+    centroids, clusters = cluster(
+        open_precomputed(data.vectors_path(CORPUS)), nlist=nlist, seed=seed
+    )
     rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
     for vector in vectors[chosen]:
         probed = probe(centroids, vector[None], default_nprobe(nlist))[0].tolist()

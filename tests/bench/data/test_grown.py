@@ -18,15 +18,16 @@ from bench.data.grown import (
     QUESTIONS,
     SPREADS,
     TOP_K,
+    cluster,
     nearest_passages,
     recall_ceiling,
     run,
     usual_spread,
 )
 from bench.data.options import GrowOptions
-from bench.data.trace import MemoryVectors, cluster
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
+from indexer.vectors import open_precomputed
 from tests.bench.helpers import write_embedded
 
 DIMENSION = 48
@@ -98,11 +99,15 @@ def test_a_set_that_does_not_behave_as_the_real_one_ends_with_1(
 
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_the_ceiling_is_the_share_of_the_nearest_rows_in_the_probed_clusters(seed: int) -> None:
+def test_the_ceiling_is_the_share_of_the_nearest_rows_in_the_probed_clusters(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     rows, asked = (random.standard_normal((count, 8)).astype(np.float32) for count in (2_000, 20))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    vectors = MemoryVectors(rows)
+    path = tmp_path_factory.mktemp("rows") / "rows.npy"
+    np.save(path, rows)
+    vectors = open_precomputed(path)
     centroids, clusters = cluster(vectors, nlist=100, seed=seed)
     inside = [
         clusters[row] in np.argsort(-(centroids @ question))[:NPROBE]

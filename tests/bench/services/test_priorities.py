@@ -68,17 +68,14 @@ def test_each_promise_breaks_by_itself(
 
 @pytest.mark.kafka
 @pytest.mark.long
-def test_a_small_run_answers_each_question_once_in_every_condition(
-    kafka_bootstrap: str, tmp_path: Path
-) -> None:
+def test_a_small_run_answers_each_question_once_in_every_condition(tmp_path: Path) -> None:
     path = tmp_path / "priorities.json"
     options = PrioritiesOptions(
-        bootstrap=kafka_bootstrap,
         work=tmp_path,
         batch=60,
         rate_per_s=10,
         tenant_rate_per_s=10,
-        duration_s=2,
+        seconds=2,
         warm_up_s=1,
         seed=3,
         json_file=path,
