@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from carpool.codes.codec import CODECS
+from tests.searcher.codes_rig import make_index
 from tests.searcher.helpers import SmallIndex, random_index
 from tests.searcher.stored_clusters import Stored
 
@@ -24,3 +26,9 @@ def own_index(tmp_path: Path) -> SmallIndex:
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     return Stored(tmp_path_factory.mktemp("segments"))
+
+
+@pytest.fixture(scope="session")
+def codes_index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
+    """One with codes of all kinds."""
+    return make_index(tmp_path_factory.mktemp("codes"), codecs=CODECS)

@@ -16,7 +16,7 @@ from searcher.store.files import SegmentFiles
 from tests.searcher.codes_rig import directions
 from tests.searcher.helpers import SmallIndex, write_index
 
-# Pages of 1,024 numbers have no other bytes, pages of 48 have some.
+# Pages of rows of 256 numbers have no other bytes, pages of 48 have some.
 
 
 def reader_of(index: SmallIndex) -> ClusterRowsReader:
@@ -25,7 +25,7 @@ def reader_of(index: SmallIndex) -> ClusterRowsReader:
     return ClusterRowsReader(opened, SegmentFiles(index.paths, "auto"))
 
 
-@pytest.mark.parametrize(("dtype", "dimension"), [("float32", 1024), ("float16", 48)])
+@pytest.mark.parametrize(("dtype", "dimension"), [("float32", 256), ("float16", 48)])
 def test_vectors_come_as_they_are_stored(
     dtype: VectorDtype, dimension: int, tmp_path: Path
 ) -> None:

@@ -28,8 +28,8 @@ from tests.seed import SEED
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    return make_index(tmp_path_factory.mktemp("codes"), codecs=CODECS)
+def index(codes_index: SmallIndex) -> SmallIndex:
+    return codes_index
 
 
 @pytest.mark.parametrize("paged_share", [None, pytest.param(0.3, marks=pytest.mark.long)])

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.codes.codec import CODECS
 from carpool.disk.document_rows import first_rows
 from carpool.disk.index import open_index
 from carpool.disk.rotation import read_rotation
@@ -51,8 +50,8 @@ ALL = cluster_ids(*range(NLIST))
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    return make_index(tmp_path_factory.mktemp("shard"), codecs=CODECS)
+def index(codes_index: SmallIndex) -> SmallIndex:
+    return codes_index
 
 
 TIMEOUT_US = scans.TIMEOUT_US

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from carpool.clock import SystemClock
-from carpool.codes.codec import CODECS
 from carpool.disk.index import open_index
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CorruptionError, RetryableError
@@ -20,7 +19,7 @@ from searcher.codes.open import BUFFERS_BYTES, CodesPlane, choose_codes
 from searcher.executor import SearchResult
 from searcher.settings import SearcherSettings
 from tests.rig.faulty_disk import Fault
-from tests.searcher.codes_rig import Running, exact, make_index, questions, running
+from tests.searcher.codes_rig import Running, exact, questions, running
 from tests.searcher.faults import EVERY_FAULT, FAIL, no_fault
 from tests.searcher.helpers import SmallIndex
 from tests.seed import SEED
@@ -31,8 +30,8 @@ STEP = 64 << 10
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    return make_index(tmp_path_factory.mktemp("paged"), codecs=CODECS)
+def index(codes_index: SmallIndex) -> SmallIndex:
+    return codes_index
 
 
 def codes_read(here: Running) -> int:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from schemas.group import lane_of
-from schemas.query import SearchMode
-from schemas.record import ClusterId, Source
+from schemas.record import Source
 from schemas.retrieval import Probe
 from schemas.scan import Scan
 from searcher.codes import executor as codes_executor
 from searcher.codes.load import ResidentCodes
 from searcher.codes.source import ScanPart
-from searcher.executor import ScanResult, Search, SearchGroup, SearchResult
+from searcher.executor import ScanResult, Search, SearchGroup
 from searcher.scatter.scan_records import result_of
 from tests.searcher.codes_rig import (
-    Running,
     exact,
-    make_index,
     missed,
     questions,
     running,
-    with_mode,
 )
 from tests.searcher.helpers import SmallIndex
 
@@ -35,78 +30,14 @@ ADVANCE = ResidentCodes.advance
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
-    return make_index(tmp_path_factory.mktemp("scattered"))
-
-
-def home_of(search: Search) -> int:
-    return lane_of(search.clusters[0], LANES)
-
-
-def of_lane(search: Search, lane: int) -> tuple[ClusterId, ...]:
-    return tuple(cluster for cluster in search.clusters if lane_of(cluster, LANES) == lane)
+def index(codes_index: SmallIndex) -> SmallIndex:
+    return codes_index
 
 
 def as_home(search: Search) -> Search:
-    here = of_lane(search, home_of(search))
-    return replace(search, elsewhere=tuple(each for each in search.clusters if each not in here))
-
-
-def scans_of(searches: Sequence[Search], lane: int) -> list[Search]:
-    """The scans of a lane for the queries that are at home in another one."""
-    return [
-        replace(search, clusters=of_lane(search, lane), is_scan=True)
-        for search in searches
-        if home_of(search) != lane and of_lane(search, lane)
-    ]
-
-
-def scattered(lanes: Sequence[Running], searches: Sequence[Search]) -> dict[int, SearchResult]:
-    """Searches as the services do, without the records between them."""
-    found: dict[int, SearchResult] = {}
-    by_key = {search.key: search for search in searches}
-    owed = []
-    for lane, here in enumerate(lanes):
-        at_home = [as_home(search) for search in searches if home_of(search) == lane]
-        scans = scans_of(searches, lane)
-        here.executor.join(SearchGroup(searches=(*at_home, *scans)))
-        owed.append(len(scans))
-    for count, here in zip(owed, lanes, strict=True):
-        while count:
-            ((key, result),) = here.take(1).items()
-            assert result is not None
-            if result.scan is None:
-                found[key] = result  # all its clusters are in one lane
-                continue
-            count -= 1
-            asked = [probe.cluster for probe in result.scan.probes]
-            home = lanes[home_of(by_key[key])]
-            home.executor.found_elsewhere(key, asked, result.scan)
-    for lane, here in enumerate(lanes):
-        left = [key for key in by_key.keys() - found.keys() if home_of(by_key[key]) == lane]
-        for key, result in here.take(len(left)).items():
-            assert result is not None
-            found[key] = result
-    return found
-
-
-@pytest.mark.parametrize(("mode", "paged_share"), [("default", None), ("margin", 0.3)])
-def test_ids_scores_and_probes_are_those_of_one_searcher(
-    index: SmallIndex, mode: SearchMode, paged_share: float | None
-) -> None:
-    searches = with_mode(questions(index, 120, 6), mode)
-    with running(index) as alone:
-        whole = alone.search(searches)
-    with ExitStack() as stack:
-        lanes = [stack.enter_context(running(index, paged_share=paged_share)) for _ in range(LANES)]
-        found = scattered(lanes, searches)
-    for search in searches:
-        one, many = whole[search.key], found[search.key]
-        assert one is not None
-        assert many.best.rows.tolist() == one.best.rows.tolist()
-        np.testing.assert_allclose(many.best.scores, one.best.scores, rtol=0, atol=1e-6)
-        assert many.rows_read == one.rows_read and not many.errors
-        assert [probe.cluster for probe in many.probes] == list(search.clusters)
+    lanes = {each: lane_of(each, LANES) for each in search.clusters}
+    home = lanes[search.clusters[0]]
+    return replace(search, elsewhere=tuple(each for each in lanes if lanes[each] != home))
 
 
 MADE_WORSE: dict[str, Callable[[Search, ScanResult], ScanResult | None]] = {

@@ -105,7 +105,7 @@ def scans_of(one: Running) -> int:
 
 
 def test_two_searchers_answer_each_query_once(index: SmallIndex, searchers: Searchers) -> None:
-    groups = [scattered(index, lane) for lane in range(LANES)]
+    groups = [scattered(index, lane, count=40) for lane in range(LANES)]
     found = {}
     for lane in (1, 0):
         one = searchers.offer(lane, groups[lane])
@@ -121,7 +121,7 @@ def test_two_searchers_answer_each_query_once(index: SmallIndex, searchers: Sear
         found.update(retrievals)
         assert one.count("clusters_not_scanned_elsewhere_total") == 0
     missed = 0
-    for number, search in enumerate(questions(index, 8, 8)):
+    for number, search in enumerate(questions(index, 40, 8)):
         expected = exact_top_k(index, search.vector, search.clusters, TOP_K)
         retrieval = found[f"q0-{number}"]
         missed += len({f"d{row}" for row in expected} - {hit.doc_id for hit in retrieval.hits})

@@ -175,7 +175,7 @@ class AnyOrder(RuleBasedStateMachine):
 def test_clusters_may_come_and_go_in_any_order(kind: Kind) -> None:
     machine = type("Machine", (AnyOrder,), {"kind": kind})
     run = machine.TestCase(methodName="runTest")
-    run.settings = settings(max_examples=15, stateful_step_count=30)
+    run.settings = settings(max_examples=6, stateful_step_count=25)
     run.runTest()
 
 
