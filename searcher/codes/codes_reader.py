@@ -1,4 +1,4 @@
-"""Reads the codes of clusters, each into memory of its own, before their turn comes.
+"""Reads the codes of clusters before their turn comes, several in one call of the kernel.
 
 Codes are verified before they are taken. A read that fails with a passing error is tried again; one
 that hangs is given up, and its memory stays in use until the kernel returns it.
@@ -25,14 +25,26 @@ from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
 UInt8 = npt.NDArray[np.uint8]
 
 
+GROUPS = 4
+"""Groups of reads that the memory holds: while one is scanned the disk reads the next."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Memory of reads that begin together. `holders`: reads in it, and batches in the kernel."""
+
+    size_bytes: int
+    holders: int
+
+
 @dataclass(slots=True, eq=False)
 class _Read:
-    """The read of the codes of a cluster. `holders`: the kernel, and who wants it: of `buffer`."""
+    """The read of the codes of a cluster; `group`: None before it begins."""
 
     cluster: ClusterId
     size_bytes: int
-    buffer: memoryview = field(default_factory=lambda: memoryview(b""))
-    holders: int = 0
+    group: _Group | None = None
+    view: memoryview = field(default_factory=lambda: memoryview(b""))
     attempt: int = 1
     is_wanted: bool = True
     has_ended: bool = False
@@ -48,7 +60,9 @@ class CodesReader:
         """`reads` belong to the caller. `bytes_max`: of memory; a cluster alone may take more."""
         self._codes = codes
         self._bytes_max = bytes_max
-        self._in_flight = ReadsInFlight[_Read](reads, timeout_us, clock, self._let_go)
+        self._in_flight = ReadsInFlight[tuple[_Group, list[_Read]]](
+            reads, timeout_us, clock, lambda owner: self._let_go(owner[0])
+        )
         self._next_ticket = 0
         self._wanted: dict[int, _Read] = {}  # not taken yet, by ticket
         self._unstarted: deque[_Read] = deque()
@@ -80,74 +94,88 @@ class CodesReader:
         read = self._wanted[ticket]
         if read.error is None and not read.has_ended:
             return None
-        buffer = read.buffer
+        view = read.view
         self.forget(ticket)
         size_bytes = self._codes.extents[read.cluster].size_bytes
-        return read.error or np.frombuffer(buffer, np.uint8, size_bytes)
+        return read.error or np.frombuffer(view, np.uint8, size_bytes)
 
     def forget(self, ticket: int) -> None:
         """Does not want a cluster any more."""
         read = self._wanted.pop(ticket)
-        read.is_wanted = False
-        if read.holders:
-            self._let_go(read)
+        read.is_wanted, read.view = False, memoryview(b"")
+        if read.group is not None:
+            self._let_go(read.group)
         elif read in self._unstarted:
             self._unstarted.remove(read)
 
     def advance(self) -> None:
         """Starts reads, and looks which have ended. Does not block."""
-        for batch, read in self._in_flight.ended():
-            if read.is_wanted:
-                self._judge(read, batch)
-        while self._unstarted:
-            next_bytes = self._used_bytes + self._unstarted[0].size_bytes
-            if self._used_bytes and next_bytes > self._bytes_max:
-                break
-            read = self._unstarted.popleft()
-            read.buffer = memoryview(mmap.mmap(-1, read.size_bytes))
-            read.holders = 1
-            self._used_bytes += read.size_bytes
-            self._submit(read)
-        stuck_bytes = sum(read.size_bytes for read in self._in_flight.stuck())
-        if self._unstarted and stuck_bytes == self._used_bytes:
+        for batch, (group, reads) in self._in_flight.ended():
+            for position, read in enumerate(reads):
+                if read.is_wanted:
+                    self._judge(group, read, batch, position)
+        while self._unstarted and self._begin():
+            pass
+        stuck = {group for group, _ in self._in_flight.stuck()}
+        if self._unstarted and self._used_bytes == sum(group.size_bytes for group in stuck):
             for read in self._unstarted:
                 read.error = RetryableError(NO_MEMORY)
             self._unstarted.clear()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where memory was lost."""
-        begun = {read for read in self._wanted.values() if read.holders}
-        begun |= {*self._in_flight.owners(), *self._in_flight.stuck()}
-        assert self._used_bytes == sum(read.size_bytes for read in begun)
+        groups = {read.group for read in self._wanted.values() if read.group is not None}
+        groups |= {group for group, _ in (*self._in_flight.owners(), *self._in_flight.stuck())}
+        assert self._used_bytes == sum(group.size_bytes for group in groups)
 
-    def _submit(self, read: _Read) -> None:
-        extent = self._codes.extents[read.cluster]
+    def _begin(self) -> bool:
+        """Begins the next reads, as many as a group holds; returns False where memory is full."""
+        reads: list[_Read] = []
+        size_bytes = 0
+        for read in self._unstarted:
+            if reads and size_bytes + read.size_bytes > self._bytes_max // GROUPS:
+                break
+            reads.append(read)
+            size_bytes += read.size_bytes
+        if self._used_bytes and self._used_bytes + size_bytes > self._bytes_max:
+            return False
+        group, buffer = _Group(size_bytes, len(reads)), memoryview(mmap.mmap(-1, size_bytes))
+        self._used_bytes += size_bytes
+        start = 0
+        for read in reads:
+            self._unstarted.popleft()
+            read.group, read.view = group, buffer[start : start + read.size_bytes]
+            start += read.size_bytes
+        self._submit(group, reads, buffer)
+        return True
+
+    def _submit(self, group: _Group, reads: list[_Read], buffer: memoryview) -> None:
+        extents = [self._codes.extents[read.cluster] for read in reads]
         batch = PageBatch(
-            files=np.array([extent.segment], np.int64),
-            offsets_bytes=np.array([extent.offset_bytes], np.int64),
-            sizes_bytes=np.array([read.size_bytes], np.int64),
-            buffer=read.buffer,
+            files=np.array([extent.segment for extent in extents], np.int64),
+            offsets_bytes=np.array([extent.offset_bytes for extent in extents], np.int64),
+            sizes_bytes=np.array([read.size_bytes for read in reads], np.int64),
+            buffer=buffer,
         )
-        read.holders += 1
-        self._in_flight.submit(batch, read)
+        group.holders += 1
+        self._in_flight.submit(batch, (group, reads))
 
-    def _let_go(self, read: _Read) -> None:
-        read.holders -= 1
-        if not read.holders:
-            self._used_bytes -= read.size_bytes
-            read.buffer = memoryview(b"")
+    def _let_go(self, group: _Group) -> None:
+        group.holders -= 1
+        if not group.holders:
+            self._used_bytes -= group.size_bytes
 
-    def _judge(self, read: _Read, batch: PageBatch) -> None:
+    def _judge(self, group: _Group, read: _Read, batch: PageBatch, position: int) -> None:
         """A read has ended: are the codes correct, does it fail, or is it done again?"""
-        error = batch.errors.get(0)
+        error = batch.errors.get(position)
         if error is not None and self._in_flight.may_retry(batch, error, read.attempt):
             read.attempt += 1
-            self._submit(read)
+            self._submit(group, [read], read.view)
             return
         extent = self._codes.extents[read.cluster]
         if error is None:
             file = self._codes.files[extent.segment]
-            pages = np.frombuffer(read.buffer, np.uint8).reshape(-1, PAGE_BYTES)
+            pages = np.frombuffer(read.view, np.uint8).reshape(-1, PAGE_BYTES)
             wrong = file.first_damaged(pages, extent.offset_bytes // PAGE_BYTES)
             error = None if wrong is None else file.damaged(wrong)
         read.error = error
