@@ -12,7 +12,7 @@ from schemas.codec import decode
 from schemas.scan import Scan
 from schemas.topics import SCANS
 from tests.e2e.support import build_index, question
-from tests.loop.pipeline import Answered, Pipeline
+from tests.loop.pipeline import SERVICES, Answered, Pipeline
 from tests.rig.steps import Steps, silent_deaths
 
 STEPS = (
@@ -117,13 +117,18 @@ EVERY_STEP = pytest.mark.parametrize(
 
 
 @EVERY_STEP
-@pytest.mark.parametrize("service", ["grouper", "searcher", "generator"])
+@pytest.mark.parametrize(
+    "killed",
+    [tuple(SERVICES), *(pytest.param((name,), marks=pytest.mark.long) for name in SERVICES)],
+    ids=" ".join,
+)
 def test_a_kill_before_a_step_loses_nothing_and_repeats_nothing(
-    index: Path, undisturbed: Counter[Answered], service: str, step: str, nth: int
+    index: Path, undisturbed: Counter[Answered], killed: tuple[str, ...], step: str, nth: int
 ) -> None:
+    """Of all services in one run, each by itself in a night."""
     with silent_deaths():
-        answered, pipeline = run(index, {service: Steps(step, nth=nth)})
-    assert pipeline.kills == 1, f"the {service} never came to {step}"
+        answered, pipeline = run(index, {service: Steps(step, nth=nth) for service in killed})
+    assert pipeline.kills == len(killed), f"not all of {killed} came to {step}"
     assert answered == undisturbed
 
 
