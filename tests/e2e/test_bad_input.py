@@ -14,7 +14,6 @@ from bench.core.stack import Stack
 from carpool.disk.manifest import read_manifest
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.kafka import KafkaServer
 from schemas.codec import decode_query
 from schemas.errors import REASONS, RecordError
 from schemas.headers import ignored_retry_headers
@@ -34,7 +33,7 @@ from tests.rig.poison import poison_for, poison_records
 from tests.seed import SEED
 from tests.waiting import WAIT_S
 
-RECORDS = 800
+RECORDS = 500
 EVERY = 20
 """One good query for so many mutated ones, in every partition."""
 HEADER_NAMES = (b"\xff\xfe", b"caf\xe9", b"", b"a\x00b") * 15
@@ -76,72 +75,74 @@ def answered_places(answers: list[LoggedRecord]) -> set[tuple[int, int]]:
 
 
 def test_every_bad_query_ends_and_good_queries_between_them_are_answered(
-    small_index: Path, tmp_path: Path
+    kafka_bootstrap: str, small_index: Path, tmp_path: Path
 ) -> None:
     manifest = read_manifest(small_index)
     poison = (*poison_records(), *poison_for(manifest.embedding_model, manifest.dimension))
-    with KafkaServer(tmp_path / "kafka") as broker:
-        create_topics(KafkaSettings(bootstrap=broker.bootstrap))
-        publisher, good = Publisher(broker.bootstrap), []
-        bad = [Raw(each.value, each.headers) for each in poison] + fuzzed(RECORDS)
-        for number, raw in enumerate(bad):
-            publisher.queue(QUERIES.name, raw.value, key=str(number), headers=raw.headers)
-            if number % EVERY == 0:
-                good.append(f"good-{number}")
-                text = "what of the river and comet?"
-                body = json.dumps({"query_id": good[-1], "text": text}).encode()
-                publisher.queue(QUERIES.name, body, key=str(number))
-        for name in HEADER_NAMES:
-            write_with_header_name(broker.bootstrap, QUERIES.name, b"what of the violin?", name)
-        publisher.flush()
-        published = {
-            (each.partition, each.offset): each
-            for each in read_to_end(broker.bootstrap, QUERIES.name)
-        }
-        assert len(published) == len(bad) + len(good) + len(HEADER_NAMES)
+    kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix="bad-input")
+    create_topics(kafka)
+    queries, answers_topic, dead = map(
+        kafka.broker_topic, (QUERIES.name, ANSWERS.name, QUERIES_DEAD.name)
+    )
+    publisher, good = Publisher(kafka_bootstrap), []
+    bad = [Raw(each.value, each.headers) for each in poison] + fuzzed(RECORDS)
+    for number, raw in enumerate(bad):
+        publisher.queue(queries, raw.value, key=str(number), headers=raw.headers)
+        if number % EVERY == 0:
+            good.append(f"good-{number}")
+            text = "what of the river and comet?"
+            body = json.dumps({"query_id": good[-1], "text": text}).encode()
+            publisher.queue(queries, body, key=str(number))
+    for name in HEADER_NAMES:
+        write_with_header_name(kafka_bootstrap, queries, b"what of the violin?", name)
+    publisher.flush()
+    published = {
+        (each.partition, each.offset): each for each in read_to_end(kafka_bootstrap, queries)
+    }
+    assert len(published) == len(bad) + len(good) + len(HEADER_NAMES)
+    refused = {at for at, record in published.items() if is_refused(record)}
+    assert len(refused) > RECORDS // 4
 
-        with Stack(
-            bootstrap=broker.bootstrap,
-            index_dir=small_index,
-            work_dir=tmp_path / "run",
-            settings=quick_settings(),
-        ) as stack:
-
-            def ended(found: list[LoggedRecord]) -> bool:
-                letters = read_to_end(broker.bootstrap, QUERIES_DEAD.name)
-                return published.keys() <= answered_places(found) | set(map(place, letters))
-
-            answers = read_all(broker.bootstrap, ANSWERS.name, until=ended, timeout_s=2 * WAIT_S)
-            letters = read_to_end(broker.bootstrap, QUERIES_DEAD.name)
-            assert all(process.is_running for process in stack.processes.values())
-
-        by_place = Counter(map(place, letters))
-        assert published.keys() == answered_places(answers) | set(by_place), "every record ended"
-        assert set(by_place.values()) == {1}, "each letter once"
-        statuses = {each.body["query_id"]: each.body["status"] for each in answers}
-        assert {query_id: statuses.get(query_id) for query_id in good} == dict.fromkeys(good, "ok")
-        refused = {at for at, record in published.items() if is_refused(record)}
-        assert refused <= set(by_place), "what the decoder refuses has a letter"
-        assert len(refused) > RECORDS // 4
-        for letter in letters:
-            original = published[place(letter)]
-            class_name, word = reason(letter)
-            if class_name == "QueryFailure":  # the generator refused it after it was decoded
-                continue
-            assert letter.value == original.value
-            own = ignored_retry_headers(original.headers)
-            assert letter.headers[: len(own)] == own
-            assert word in REASONS
-        known = {(letter.value, reason(letter)[1]) for letter in letters}
-        for each in poison:
-            assert (each.value or b"", each.reason) in known
-            if each.query_id is not None:
-                assert statuses[each.query_id] == "failed"
-        ends = {
-            partition: max(at for number, at in published if number == partition) + 1
-            for partition, _ in published
-        }
-        committed = committed_positions(broker.bootstrap, "carpool-grouper", QUERIES.name, ends)
-        assert {partition: committed[partition][0] >= end for partition, end in ends.items()} == (
-            dict.fromkeys(ends, True)
+    with Stack(
+        bootstrap=kafka_bootstrap,
+        index_dir=small_index,
+        work_dir=tmp_path / "run",
+        settings=quick_settings() | {"CARPOOL_KAFKA_PREFIX": kafka.prefix},
+    ) as stack:
+        read_all(kafka_bootstrap, dead, until=lambda found: refused <= set(map(place, found)))
+        answers = read_all(
+            kafka_bootstrap,
+            answers_topic,
+            until=lambda found: published.keys() - refused <= answered_places(found),
+            timeout_s=2 * WAIT_S,
         )
+        letters = read_to_end(kafka_bootstrap, dead)
+        assert all(process.is_running for process in stack.processes.values())
+
+    by_place = Counter(map(place, letters))
+    assert published.keys() == answered_places(answers) | set(by_place), "every record ended"
+    assert set(by_place.values()) == {1}, "each letter once"
+    statuses = {each.body["query_id"]: each.body["status"] for each in answers}
+    assert {query_id: statuses.get(query_id) for query_id in good} == dict.fromkeys(good, "ok")
+    for letter in letters:
+        original = published[place(letter)]
+        class_name, word = reason(letter)
+        if class_name == "QueryFailure":  # the generator refused it after it was decoded
+            continue
+        assert letter.value == original.value
+        own = ignored_retry_headers(original.headers)
+        assert letter.headers[: len(own)] == own
+        assert word in REASONS
+    known = {(letter.value, reason(letter)[1]) for letter in letters}
+    for each in poison:
+        assert (each.value or b"", each.reason) in known
+        if each.query_id is not None:
+            assert statuses[each.query_id] == "failed"
+    ends = {
+        partition: max(at for number, at in published if number == partition) + 1
+        for partition, _ in published
+    }
+    committed = committed_positions(kafka_bootstrap, kafka.group_of("grouper"), queries, ends)
+    assert {partition: committed[partition][0] >= end for partition, end in ends.items()} == (
+        dict.fromkeys(ends, True)
+    )

@@ -1,5 +1,6 @@
 """A consumer group is deleted and its log read again by a second life of the services: each record
 still has one terminal answer, and a question that comes again under its id has the answer it had.
+Their topics have a prefix: questions without it are of another corpus.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
     kafka_bootstrap: str, small_index: Path, tmp_path: Path
 ) -> None:
     kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix="forgotten", partitions=2)
-    create_topics(kafka)
+    without = KafkaSettings(bootstrap=kafka_bootstrap)
+    for each in (kafka, without):
+        create_topics(each)
     queries, answers = map(kafka.broker_topic, (QUERIES.name, ANSWERS.name))
     publisher = Publisher(kafka_bootstrap)
     variables = {
@@ -54,6 +57,8 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
             settings=variables,
         )
 
+    elsewhere = json.dumps({"query_id": "elsewhere", "text": "what of the river?"}).encode()
+    assert publisher.send(QUERIES.name, elsewhere) is None
     with stack():
         for number in range(EACH):
             publish(f"ok-{number}", f"what of river {number}?")
@@ -94,6 +99,9 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
     assert len(sources) == len(written) == 3 * EACH + 4, "each record has one"
     replayed = [each.body["replayed"] for each in written if each.key == b"ok-2"]
     assert replayed == [False, True], "the second life gives what the first one wrote"
+    assert not any(b"forgotten" in each.value for each in written), "records have no prefix"
+    others = read_to_end(kafka_bootstrap, ANSWERS.name)
+    assert not any(b"elsewhere" in each.value for each in others), "a question of another corpus"
     newest = {each.key: each.body["status"] for each in written}  # what compaction keeps
     for number in range(EACH):
         statuses = [newest[f"{kind}-{number}".encode()] for kind in ("ok", "late", "bad")]

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import ConfigResource
 
 from carpool.errors import RetryableError
-from carpool.kafka.admin import create_topics
-from carpool.kafka.deployment import check_deployment
 from carpool.kafka.librdkafka.broker_config import broker_config
 from carpool.kafka.librdkafka.protocol import choose_protocol
 from carpool.kafka.settings import KafkaSettings
-from carpool.testing.kafka import KafkaCluster
-from schemas.topics import QUERIES, TOPICS
-from tests.kafka.conformance.harness import insist
 
 CONFIG = {"transaction.state.log.min.isr": "2", "group.consumer.session.timeout.ms": "45000"}
 
@@ -76,33 +70,3 @@ def test_brokers_that_hide_their_settings_are_asked_once() -> None:
     brokers = Brokers(of_1=KafkaError.CLUSTER_AUTHORIZATION_FAILED)
     assert (ask(brokers), brokers.asked) == (None, ["1"])
     assert choose_protocol(KafkaSettings(), brokers, [1]) == "classic"  # type: ignore[arg-type]
-
-
-@pytest.mark.kafka
-@pytest.mark.long
-@pytest.mark.parametrize("stop", ["pause", "kill"])
-def test_a_service_that_starts_while_a_broker_is_away_still_delivers_exactly_once(
-    tmp_path: Path, stop: str
-) -> None:
-    with KafkaCluster(tmp_path) as cluster:
-        settings = KafkaSettings(bootstrap=cluster.bootstrap, request_timeout_ms=3_000)
-        create_topics(settings)
-        first = cluster.servers[0]
-        getattr(first, stop)()
-        try:
-            found: list[str] = []
-
-            def start() -> None:
-                deployment = check_deployment(
-                    settings, "auto", TOPICS, group="carpool-c", inputs=[QUERIES.name]
-                )
-                protocol = choose_protocol(
-                    settings, AdminClient({"bootstrap.servers": cluster.bootstrap}), [1, 2, 3]
-                )
-                found.extend((deployment.delivery, protocol))
-
-            insist(start)  # as a service that is started again
-        finally:
-            if stop == "pause":
-                first.resume()
-        assert found == ["exactly_once", "consumer"]

@@ -88,6 +88,22 @@ def test_waiting_counts_from_the_position_and_is_zero_at_the_end(broker: Broker)
     consumer.close()
 
 
+def test_records_that_arrive_in_a_paused_topic_are_counted(broker: Broker) -> None:
+    if broker.kind == "embedded":
+        pytest.skip("the embedded broker reports ends that are too low")
+    broker.write(*map(broker.record, "abc"))
+    consumer = broker.consumer()
+    consumer.subscribe(broker.topic, Listener())
+    read(consumer, 3)
+    consumer.pause(frozenset({broker.topic}))
+    broker.write(*map(broker.record, "de"))
+    poll_until(consumer, lambda: sum(consumer.waiting().values()) == 2)
+    consumer.pause(frozenset())
+    read(consumer, 2)
+    poll_until(consumer, lambda: sum(consumer.waiting().values()) == 0)
+    consumer.close()
+
+
 def test_topics_are_read_together_and_paused_one_by_one(broker: Broker) -> None:
     broker.write(broker.record("later"), broker.record("now", topic=broker.drafts))
     consumer, listener = broker.consumer(), Listener()
