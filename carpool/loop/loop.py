@@ -22,6 +22,7 @@ from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelive
 from carpool.loop.in_flight import InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
+from carpool.loop.refusal import IntakeRefusal
 from carpool.loop.retry import (
     FailureLimits,
     RetryDelay,
@@ -100,10 +101,10 @@ class Loop(Generic[R]):
         )
         self.sink.delivery = make_delivery(self._delivery_context(metrics))
         self._show(metrics)
+        self._member = IntakeRefusal(clock)
         self._stopping = threading.Event()
         self._is_paused = False
         self._full_partitions: frozenset[TopicPartition] = frozenset()
-        self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._waiting = 0
         self._next_review_us = 0
         self._wake_us: int | None = None
@@ -148,7 +149,7 @@ class Loop(Generic[R]):
         """Adds these partitions."""
         self.in_flight.assign(positions)
         self._stage.assigned(frozenset(positions))
-        self._pause_partitions(self._stage.credit())  # before the first record comes
+        self._apply_pauses(self._stage.credit())  # before the first record comes
         self._observer.assigned(positions)
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
@@ -199,7 +200,7 @@ class Loop(Generic[R]):
 
     def _join(self) -> None:
         self._consumer.subscribe(self._intake.topic, self, self._intake.topics[1:])
-        self.sink.member.has_left = self.sink.member.must_rejoin = False
+        self._member.has_left = self._member.must_rejoin = False
 
     def close(self) -> None:
         """Commits what is finished, leaves the group, closes the stage."""
@@ -215,7 +216,7 @@ class Loop(Generic[R]):
         """Does one round: accepts records within the credit, ticks the stage, reviews readiness."""
         try:
             self._leave_or_join()
-            if self.sink.member.has_left:
+            if self._member.has_left:
                 self._stopping.wait(BLOCKED_POLL_S)
             else:
                 self._take()
@@ -231,14 +232,14 @@ class Loop(Generic[R]):
 
         The work in flight goes on meanwhile.
         """
-        self.sink.member.refused(error)
-        self.sink.member.must_rejoin = True
+        self._member.refused(error)
+        self._member.must_rejoin = True
 
     def _leave_or_join(self) -> None:
         step = self.sink.next_step(self._clock.now_us())
-        is_due = self.sink.member.must_rejoin and not self.sink.member.is_waiting
-        if step == "leave" or (is_due and not self.sink.member.has_left):
-            self.sink.member.has_left = True
+        is_due = self._member.must_rejoin and not self._member.is_waiting
+        if step == "leave" or (is_due and not self._member.has_left):
+            self._member.has_left = True
             self._consumer.leave()
         if step == "join" or (is_due and not self.sink.is_away):
             self._join()
@@ -249,8 +250,9 @@ class Loop(Generic[R]):
         Does not wait for a stage that is not ready, or for what is refused.
         """
         log.info("draining", units=self.in_flight.units)
-        if not self.sink.member.has_left:
-            self._pause(True)
+        if not self._member.has_left:
+            self._is_paused = True
+            self._apply_pauses(self._stage.credit())
         self._stage.drain(until_us)
         while self.in_flight.units and self._clock.now_us() < until_us and not self._must_end():
             if self._stage.not_ready() or self._refusals():
@@ -306,7 +308,7 @@ class Loop(Generic[R]):
 
     def _refusals(self) -> list[str]:
         """What is refused now, in words."""
-        refusals = (self.sink.member, self.delivery.refusal)
+        refusals = (self._member, self.delivery.refusal)
         return [reason for each in refusals if (reason := each.reason) is not None]
 
     def _review_full_partitions(self) -> None:
@@ -328,14 +330,14 @@ class Loop(Generic[R]):
 
     def _take(self) -> None:
         credit = self._credit()
-        self._pause_partitions(credit)
         action = intake_action(
             credit,
             finished_bytes=self.in_flight.finished_bytes,
             finished_bytes_max=self._finished_bytes_max,
             is_stopped=self._is_stopped,
         )
-        self._pause(action == "pause")
+        self._is_paused = action == "pause"
+        self._apply_pauses(credit)
         if action == "take":
             self._take_burst(credit)
         elif action == "fill":
@@ -368,7 +370,7 @@ class Loop(Generic[R]):
     @property
     def _is_stopped(self) -> bool:
         """Whether the intake stands still, after a failure or during a refusal."""
-        is_refused = self.sink.member.must_rejoin or self.delivery.refusal.reason is not None
+        is_refused = self._member.must_rejoin or self.delivery.refusal.reason is not None
         return is_refused or self.failure is not None
 
     def _has_credit(self) -> bool:
@@ -380,8 +382,8 @@ class Loop(Generic[R]):
         started_us = self._clock.now_us()
         message = self._consumer.poll(timeout_s)
         self._observer.poll_returned(started_us)
-        if message is not None and not self.sink.member.must_rejoin:
-            self.sink.member.passed()
+        if message is not None and not self._member.must_rejoin:
+            self._member.passed()
         return message
 
     def _accept(self, message: Message) -> None:
@@ -424,20 +426,9 @@ class Loop(Generic[R]):
         if unit is not None:
             self.sink.refuse(self._observer.accepted(unit), error)
 
-    def _pause(self, is_paused: bool) -> None:
-        if is_paused != self._is_paused:
-            self._is_paused = is_paused
-            self._apply_pauses()
-
-    def _pause_partitions(self, credit: Credit) -> None:
-        paused = credit.paused_partitions | self._full_partitions
-        if paused != self._paused_partitions:
-            self._paused_partitions = paused
-            self._apply_pauses()
-
-    def _apply_pauses(self) -> None:
+    def _apply_pauses(self, credit: Credit) -> None:
         topics = self._intake.topics if self._is_paused else ()
-        self._consumer.pause(frozenset(topics), self._paused_partitions)
+        self._consumer.pause(frozenset(topics), credit.paused_partitions | self._full_partitions)
 
 
 _UNREADABLE: Any = None

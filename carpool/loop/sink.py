@@ -16,7 +16,6 @@ from carpool.loop.defects import failed_part
 from carpool.loop.delivery.delivery import Delivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.member_health import MemberHealth
-from carpool.loop.refusal import IntakeRefusal
 from carpool.loop.reject import reject_outputs
 from carpool.loop.retry import FailureLimits, as_record_error, decide_retry
 from carpool.loop.stage import Done, QueryFailure, Unit
@@ -56,7 +55,6 @@ class LoopSink:
         self._metrics = metrics
         metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
-        self.member = IntakeRefusal(clock)
         self._health = MemberHealth(limits.in_a_row_max)
         self.failure: CarpoolError | None = None
 
