@@ -111,10 +111,11 @@ def accept_loss(
     for service, topic in INPUTS.items():
         group = kafka.group_of(service)
         facts = broker_facts(kafka, (), group, [each.name for each in read_with(topic)])
-        if facts.hidden_group is not None:
-            raise ConfigError(f"these credentials may not read the group {group}: allow Read on it")
         if facts.topics and not facts.standings:
-            raise RetryableError(f"the brokers did not say where the group {group} is: try again")
+            raise RetryableError(
+                f"the brokers did not say where the group {group} is: try again, and make sure "
+                "that these credentials have the right Read on it"
+            )
         gaps |= {(group, at): each for at, each in facts.standings.items() if each.has_gap}
     for (group, at), standing in gaps.items():
         show.print(f"group {group}, {''.join(missing_records(at, standing))}")

@@ -49,9 +49,9 @@ class BrokerFacts:
 
     `config`: of one broker; empty: none; None: not permitted.
 
-    `standings`: of the service's inputs and of `rag.answers.v1`. `hidden_topics`, `hidden_group`:
-    what these credentials may not describe. `lacking`: topics, each with a right on its records
-    that they need and do not have.
+    `standings`: of the service's inputs and of `rag.answers.v1`. `hidden_topics`: what these
+    credentials may not describe. `lacking`: topics, each with a right on its records that they need
+    and do not have.
     """
 
     brokers: int
@@ -59,7 +59,6 @@ class BrokerFacts:
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[TopicPartition, Standing] = field(default_factory=dict)
     hidden_topics: frozenset[str] = frozenset()
-    hidden_group: str | None = None
     lacking: tuple[tuple[str, str], ...] = ()
 
 
@@ -145,11 +144,6 @@ def _cluster_problems(
         yield (
             "kafka.delivery is exactly_once, but these brokers have no transactions (the embedded "
             "broker has none): use Apache Kafka, or set kafka.delivery to auto or at_least_once"
-        )
-    if facts.hidden_group is not None:
-        yield (
-            f"the consumer group {facts.hidden_group} cannot be used by these credentials: allow "
-            f"Read on it {ACLS}"
         )
     yield from _internal_log_problems(facts, delivery)
 

@@ -71,7 +71,6 @@ def broker_facts(
         for name in sorted(found.keys() & {answers, *map(settings.broker_topic, inputs)})
         for number in metadata.topics[name].partitions
     ]
-    found_standings = standings(admin, settings, group, partitions) if partitions else {}
     # Brokers without access control hide nothing, and some create a topic that a request names.
     may_hide = config is None or "authorizer.class.name" in config
     allowed = topic_rights(admin, [topic.name for topic in wanted if may_hide], timeout_s)
@@ -79,7 +78,7 @@ def broker_facts(
         brokers=len(metadata.brokers),
         config=config,
         topics=found,
-        standings=found_standings or {},
+        standings=standings(admin, settings, group, partitions) if partitions else {},
         hidden_topics=frozenset(name for name, granted in allowed.items() if not granted),
         lacking=tuple(
             (acl.name, acl.operation)
@@ -89,7 +88,6 @@ def broker_facts(
             and acl.operation in TO_DATA
             and acl.operation not in (allowed.get(acl.name) or TO_DATA)  # a hidden one is said
         ),
-        hidden_group=group if found_standings is None else None,
     )
 
 

@@ -246,9 +246,7 @@ def test_refused_credentials_are_one_line_that_says_what_to_do(server: SecureKaf
         cluster_metadata(quiet_admin(expired), expired, 3)
 
 
-def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
-    server: SecureKafkaServer,
-) -> None:
+def test_what_these_credentials_cannot_see_is_not_called_missing(server: SecureKafkaServer) -> None:
     found = check_deployment(
         scram(server, "application"), "auto", TOPICS, group=f"{PREFIX}-grouper", inputs=()
     )
@@ -258,7 +256,7 @@ def test_a_topic_without_the_right_to_describe_it_is_not_called_missing(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_each_right_that_is_taken_away_is_said_at_start(
+def test_each_right_to_look_and_on_records_that_is_taken_away_is_said_at_start(
     server: SecureKafkaServer, service: Role
 ) -> None:
     kafka = scram(server, service)
@@ -277,16 +275,23 @@ def test_each_right_that_is_taken_away_is_said_at_start(
         return any(name in line for line in said() if line not in before)
 
     for acl in rights:
-        if acl.resource != "TRANSACTIONAL_ID":
+        if acl.resource in ("TOPIC", "CLUSTER"):
             with server.without(service, [acl]):
                 wait_until(partial(names, acl), f"{service} says that it lacks {acl}")
 
 
-def test_without_the_right_on_its_transactions_a_service_names_the_command(
-    server: SecureKafkaServer, small_index: Path
+@pytest.mark.parametrize(
+    "missing",
+    [
+        Acl("TRANSACTIONAL_ID", f"{PREFIX}-searcher-", "PREFIXED", "WRITE"),
+        Acl("GROUP", f"{PREFIX}-searcher", "LITERAL", "READ"),
+    ],
+    ids=["transactional id", "group"],
+)
+def test_without_a_right_of_a_member_a_service_names_the_command(
+    server: SecureKafkaServer, small_index: Path, missing: Acl
 ) -> None:
-    """It is not ready then. The checks at the start cannot ask for this right."""
-    missing = Acl("TRANSACTIONAL_ID", f"{PREFIX}-searcher-", "PREFIXED", "WRITE")
+    """It ends then, or is not ready."""
     environ = {name: it for name, it in os.environ.items() if not name.startswith("CARPOOL_")}
     ours = {"CARPOOL_INDEX_DIR": str(small_index), "CARPOOL_HTTP_PORT": "-1"}
     with (

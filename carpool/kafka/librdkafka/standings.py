@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
@@ -18,10 +18,10 @@ from carpool.kafka.standing import Standing
 
 def standings(
     admin: AdminClient, settings: KafkaSettings, group: str, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, Standing] | None:
-    """Returns the group's standing; empty where the brokers do not support such requests.
+) -> dict[TopicPartition, Standing]:
+    """Returns the group's standing; empty where the brokers do not support or permit such requests.
 
-    `partitions`: with the brokers' names of topics. None: these credentials may not use the group.
+    `partitions`: with the brokers' names of topics.
     """
     timeout_s = settings.request_timeout_ms / 1_000
     places = [TopicPartition(settings.logical_topic(at.topic), at.partition) for at in partitions]
@@ -31,9 +31,8 @@ def standings(
             _offsets(admin, dict.fromkeys(partitions, spec), timeout_s)
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest(), OffsetSpec.for_timestamp(0))
         )
-    except KafkaException as error:
-        denied = error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED
-        return None if denied else {}
+    except KafkaException:
+        return {}
     by_place = {TopicPartition(each.topic, each.partition): each for each in committed}
     return {
         at: Standing(
