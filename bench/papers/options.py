@@ -72,12 +72,11 @@ class RagCacheOptions(PaperOptions, frozen=True, kw_only=True):
     Sends streams of prompts, of real questions and passages, through the generator's queue to a
     simulated vLLM, which evicts blocks by LRU: in the order of arrival, in RAGCache's order, in
     ours, and as if no block were computed twice (the oracle: memory without end, all prompts
-    known). Streams: the questions as they come (natural), drawn by Zipf 1.0 (zipf), in the shape of
-    RAGPulse's trace (ragpulse). Speculative pipelining (5.3) is a row of
-    `carpool bench paper aquapipe speculation`.
+    known). Streams: the questions as they come (natural), and drawn by Zipf 1.0 (zipf). Speculative
+    pipelining (5.3) is a row of `carpool bench paper aquapipe speculation`.
 
     Ends with 1 when our order and a backlog of 1,024 find less than 14 % of the tokens of the
-    natural stream in the cache, 65 % by Zipf, or 20 % in RAGPulse's shape.
+    natural stream in the cache, or 65 % by Zipf.
 
     Example:  carpool bench paper ragcache orders --data DATA
     """

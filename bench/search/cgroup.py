@@ -13,7 +13,6 @@ from carpool.errors import ConfigError
 
 ROOT = Path("/sys/fs/cgroup")
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-NAME_PREFIX = "carpool-bench-"
 
 # The shell enters the group before it becomes the program, so that every byte is counted.
 _ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
@@ -41,15 +40,10 @@ class MemoryGroup:
     """A cgroup with a limit. The caller removes it."""
 
     def __init__(self, limit_bytes: int | None, root: Path = ROOT) -> None:
-        """Makes the group; without a limit it only counts.
-
-        Also removes groups of benches that were killed. Raises `ConfigError` where none can be
-        made.
-        """
+        """Makes the group; without a limit it only counts. Raises `ConfigError` where it cannot."""
         is_v1 = (root / "memory" / _V1.limit).exists()
         self._files, base = (_V1, root / "memory") if is_v1 else (_V2, root)
-        _remove_stale(base)
-        self._folder = base / f"{NAME_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
+        self._folder = base / f"carpool-bench-{os.getpid()}-{time.monotonic_ns()}"
         try:
             if not is_v1:
                 (root / "cgroup.subtree_control").write_text("+memory")
@@ -95,12 +89,3 @@ def drop_page_cache() -> None:
         DROP_CACHES.write_text("3", encoding="ascii")
     except OSError as error:
         raise ConfigError(f"the page cache cannot be emptied ({error}): run as root") from error
-
-
-def _remove_stale(base: Path) -> None:
-    """Removes empty groups of processes that have ended."""
-    for folder in sorted(base.glob(f"{NAME_PREFIX}*")):
-        made_by = folder.name.removeprefix(NAME_PREFIX).partition("-")[0]
-        if not Path("/proc", made_by).exists():
-            with contextlib.suppress(OSError):  # still in use
-                os.rmdir(folder)

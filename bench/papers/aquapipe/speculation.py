@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping
 
-import msgspec
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -17,9 +15,9 @@ from bench.papers.aquapipe.prefetching import AquaPipe
 from bench.papers.aquapipe.searches import searches
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.options import SpeculationOptions
-from bench.papers.ragcache.prompts import passage_tokens
 from bench.papers.ragcache.speculative_pipelining import RagCache
-from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation
+from bench.papers.ragcache.streams import passage_tokens
+from bench.simulator.warm_ups import WarmUpFigures, WarmUpLoad, WarmUpSimulation
 from generator.plan.speculation import protocol
 from generator.plan.speculation.auto import Auto
 from generator.plan.speculation.likely import Likely, common
@@ -46,16 +44,6 @@ SAVED_MIN = {500_000: 0.6, 1_000_000: 0.75}
 """By the time of a search in microseconds: promised of `auto`, the least share of what the oracle
 saves."""
 IN_VAIN_MAX = 0.2
-
-
-class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy. `of_oracle`: what it saves over what the oracle saves."""
-
-    nlist: int
-    search_us: int
-    policy: str
-    figures: WarmUpFigures
-    of_oracle: float
 
 
 class Oracle:
@@ -85,59 +73,38 @@ def run(options: SpeculationOptions) -> bool:
     """Runs the figure; returns whether every promise was kept. Raises `ConfigError`."""
     run = BenchRun("speculation", options)
     data = find_data(options.data)
-    tokens, rows = passage_tokens(data), list[PolicyRow]()
-    with threadpool_limits(limits=1):
-        for nlist in NLISTS:
-            run.note(f"nlist {nlist}")
+    tokens = passage_tokens(data)
+    tables: dict[str, dict[str, WarmUpFigures]] = {}
+    promises = {}
+    for nlist in NLISTS:
+        run.note(f"nlist {nlist}")
+        with threadpool_limits(limits=1):
             searched = tuple(searches(data, nlist=nlist, seed=options.seed))
-            for search_us in SAVED_MIN:
-                rows += policy_rows(searched, tokens, nlist, search_us)
+        oracle = Oracle({str(at): found[-1].passages for at, found in enumerate(searched)})
+        for search_us, share_min in SAVED_MIN.items():
+            policies = {name: make() for name, make in POLICIES.items()} | {"oracle": oracle}
+            found = {
+                name: WarmUpSimulation(
+                    searched, tokens, each, WarmUpLoad(search_us=search_us)
+                ).run()
+                for name, each in policies.items()
+            }
+            title = f"nlist {nlist}, searches of {search_us / 1e6:g} s"
+            tables[title] = found
+            auto, best = found["auto"], found["oracle"].saved
+            promises[
+                f"{title}: auto saves {share_min:g} of what the oracle saves, {IN_VAIN_MAX:g} in "
+                "vain"
+            ] = auto.saved >= share_min * best and auto.in_vain <= IN_VAIN_MAX
+
+    def show(console: Console) -> None:
+        console.print(STATED)
+        for title, columns in tables.items():
+            console.print(table_of(title, columns))
+
     return run.finish(
-        lambda console: print_rows(console, rows),
-        promises=promises_of(rows),
-        results=rows,
+        show,
+        promises=promises,
+        results=tables,
         data=(data_file(data.corpus_path), data_file(data.vectors_path(CORPUS))),
     )
-
-
-def policy_rows(
-    searched: Sequence[Sequence[Found]], tokens: Sequence[int], nlist: int, search_us: int
-) -> list[PolicyRow]:
-    """Returns a row for each policy, the oracle's last."""
-    final = {str(number): found[-1].passages for number, found in enumerate(searched)}
-    policies = {name: make() for name, make in POLICIES.items()} | {"oracle": Oracle(final)}
-    load = WarmUpLoad(search_us=search_us)
-    figures = {
-        name: WarmUpSimulation(searched, tokens, policy, load).run()
-        for name, policy in policies.items()
-    }
-    best = max(figures["oracle"].saved, 1e-9)
-    return [
-        PolicyRow(
-            nlist=nlist, search_us=search_us, policy=name, figures=one, of_oracle=one.saved / best
-        )
-        for name, one in figures.items()
-    ]
-
-
-def promises_of(rows: Sequence[PolicyRow]) -> dict[str, bool]:
-    """Returns each promise and whether it was kept."""
-    promises = {}
-    for row in (row for row in rows if row.policy == "auto"):
-        share_min = SAVED_MIN[row.search_us]
-        name = f"auto, nlist {row.nlist}, searches of {row.search_us / 1e6:g} s"
-        promises[
-            f"{name}: saves {share_min:g} of what the oracle saves, {IN_VAIN_MAX:g} in vain"
-        ] = row.of_oracle >= share_min and row.figures.in_vain <= IN_VAIN_MAX
-    return promises
-
-
-def print_rows(console: Console, rows: Sequence[PolicyRow]) -> None:
-    """Prints what the papers state, and a table for each number of clusters and time of a search.
-
-    A column is a policy.
-    """
-    console.print(STATED)
-    for (nlist, search_us), some in groupby(rows, lambda row: (row.nlist, row.search_us)):
-        title = f"nlist {nlist}, searches of {search_us / 1e6:g} s"
-        console.print(table_of(title, {row.policy: row.figures for row in some}))

@@ -11,31 +11,24 @@ import msgspec
 
 from bench.core.stack import LOOPBACK, ServiceProcess
 from carpool.errors import RetryableError
+from carpool.testing.llm_api import LlmRequests
 
 TIMEOUT_S = 10.0
 WARM_UP = "/warm-up"
 """How the id of a warm-up's request ends."""
 
 
-class StandInRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of the stand-in's `LlmRequests`."""
+def calls_of(requests: LlmRequests) -> Counter[str]:
+    """Returns the requests for an answer that `started`, and those that the load made fail.
 
-    in_flight: int = 0
-    started: int
-    faulted: int
-    started_by_id: dict[str, int]
-    completed_by_id: dict[str, int]
-
-    def calls(self) -> Counter[str]:
-        """Returns the requests for an answer that `started`, and those that the load made fail.
-
-        And the completed `warm_ups`: these only warm the prefix cache, and are no others.
-        """
-        begun, completed = (
-            sum(count for id, count in ids.items() if id.endswith(WARM_UP))
-            for ids in (self.started_by_id, self.completed_by_id)
-        )
-        return Counter(started=self.started - begun, faulted=self.faulted, warm_ups=completed)
+    And the completed `warm_ups`: these only warm the prefix cache, and are no others.
+    """
+    begun, completed = (
+        sum(count for id, count in ids.items() if id.endswith(WARM_UP))
+        for ids in (requests.started_by_id, requests.completed_by_id)
+    )
+    started = requests.started - begun
+    return Counter(started=started, faulted=requests.faulted, warm_ups=completed)
 
 
 class LlmStandIn:
@@ -69,8 +62,8 @@ class LlmStandIn:
             return 0
 
     def calls(self) -> Counter[str]:
-        """Returns the counts so far, see `StandInRequests.calls`."""
-        return self._before + self._requests().calls()
+        """Returns the counts so far, see `calls_of`."""
+        return self._before + calls_of(self._requests())
 
     def break_on(self, words: Mapping[str, int]) -> None:
         """Makes it fail so many times on prompts with these words."""
@@ -89,8 +82,8 @@ class LlmStandIn:
             self._process.command = (*self._command, "--broken", left)
             self._process.kill()
 
-    def _requests(self) -> StandInRequests:
-        return msgspec.json.decode(self._page("/_requests"), type=StandInRequests)
+    def _requests(self) -> LlmRequests:
+        return msgspec.json.decode(self._page("/_requests"), type=LlmRequests)
 
     def _page(self, path: str, body: bytes | None = None) -> bytes:
         url = f"http://{LOOPBACK}:{self._process.port}{path}"

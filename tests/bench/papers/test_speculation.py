@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import msgspec
 import pytest
 
 from bench.data.evaluation import find_data
 from bench.papers.aquapipe.prefetching import AquaPipe
 from bench.papers.aquapipe.searches import PASSAGES, searches
-from bench.papers.aquapipe.speculation import PolicyRow, promises_of
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
-from bench.simulator.warm_ups import ScoredDraft, WarmUpFigures
+from bench.simulator.warm_ups import ScoredDraft
 from generator.plan.speculation.protocol import (
     CancelWarmUp,
     EngineLoad,
@@ -92,18 +90,6 @@ def test_hedrarag_fills_the_server_with_the_closest_first() -> None:
     two = EngineLoad(in_flight=2, waiting=0, limit=8)
     answered = QueryAnswered(query="another")
     assert policy.step(answered, two) == (start("ab", "near"), start("ab", "middle"))
-
-
-def test_the_promises_are_of_the_row_of_the_default() -> None:
-    figures = WarmUpFigures(saved=0.5, in_vain=0.2, ttft_ms=1, warm_ups_a_question=1.0)
-    row = PolicyRow(nlist=100, search_us=1_000_000, policy="auto", figures=figures, of_oracle=0.75)
-    changed = msgspec.structs.replace
-    wasteful = changed(figures, in_vain=0.21)
-    assert list(promises_of([row]).values()) == [True]
-    assert list(promises_of([changed(row, of_oracle=0.74)]).values()) == [False]
-    assert list(promises_of([changed(row, figures=wasteful)]).values()) == [False]
-    assert list(promises_of([changed(row, of_oracle=0.6, search_us=500_000)]).values()) == [True]
-    assert promises_of([changed(row, policy="ragcache")]) == {}
 
 
 @pytest.mark.data

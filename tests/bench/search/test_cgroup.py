@@ -45,16 +45,6 @@ def test_where_there_is_no_controller_it_says_what_to_do(tmp_path: Path) -> None
         MemoryGroup(1000, tmp_path / "nowhere")
 
 
-def test_groups_that_a_killed_bench_left_are_removed(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left, alive = (tmp_path / f"carpool-bench-{pid}-1" for pid in (ended.pid, os.getppid()))
-    left.mkdir()
-    alive.mkdir()
-    MemoryGroup(None, tmp_path)
-    assert (left.exists(), alive.exists()) == (False, True)
-
-
 @pytest.mark.usefixtures("cgroups")
 def test_the_kernel_kills_what_takes_more_than_its_limit() -> None:
     group = MemoryGroup(48 << 20)
