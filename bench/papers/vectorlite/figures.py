@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from bench.core.run import BenchRun
 from bench.data.clusters import open_clusters
@@ -36,20 +34,14 @@ QUESTIONS_MIN = 200
 
 
 class BytesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A target, and the bytes for it in each split: of the model, of Eq. 3 to 10 as printed, and
-    the least that are enough for the other half.
+    """The bytes for a target: the least that are enough for the other half of the questions.
+
+    And those of the model, and of Eq. 3 to 10 as printed, over the least. Medians of the splits.
     """
 
-    target_us: float
-    queries_per_s: float
-    chosen: list[int]
-    printed: list[int]
-    least: list[int]
-
-    def over(self, sizes: Sequence[int]) -> float:
-        """Returns sizes over the least, the median of the splits."""
-        ratios = (one / max(1, least) for one, least in zip(sizes, self.least, strict=True))
-        return statistics.median(ratios)
+    least_mb: float
+    chosen_over: float
+    printed_over: float
 
 
 class Split:
@@ -85,10 +77,15 @@ def run(options: VectorLiteOptions) -> bool:
     seeds = range(options.seed, options.seed + SPLITS)
     splits = [Split(index, vectors, options.nprobe, seed) for seed in seeds]
     times = _measured(index, splits[0], options.rounds)
-    rows = [bytes_row(splits, times, *target) for target in targets_of(times)]
-    overs = [row.over(row.chosen) for row in rows]
+    rows = {
+        f"{target_us / 1e3:.2f} ms, {queries_per_s:,.0f} a second": bytes_row(
+            splits, times, target_us=target_us, queries_per_s=queries_per_s
+        )
+        for target_us, queries_per_s in targets_of(times)
+    }
+    overs = [row.chosen_over for row in rows.values()]
     return run.finish(
-        lambda console: _print(console, rows),
+        rows,
         promises={
             "hot sets meet their targets with held-out questions, in half of the splits or more": (
                 min(overs) >= 1
@@ -133,25 +130,18 @@ def targets_of(times: SearchTimes) -> list[tuple[float, float]]:
     ]
 
 
-def bytes_row(
-    splits: Sequence[Split], times: SearchTimes, target_us: float, queries_per_s: float
-) -> BytesRow:
-    """Returns what each split chooses for a target, and needs."""
-    target = {"target_us": target_us, "queries_per_s": queries_per_s}
-    row = BytesRow(**target, chosen=[], printed=[], least=[])
+def bytes_row(splits: Sequence[Split], times: SearchTimes, **target: float) -> BytesRow:
+    """Returns what the splits choose for a target, and need."""
+    found = []
     for split in splits:
         chosen = choose_hot_set(split.sets, times, **target).clusters
         printed = clusters_as_printed(split.sets, times, **target)
-        counts = (chosen, printed, split.judges.fewest(times, **target))
-        for sizes, count in zip((row.chosen, row.printed, row.least), counts, strict=True):
-            sizes.append(int(split.sets.size_bytes[count]))
-    return row
-
-
-def _print(console: Console, rows: Sequence[BytesRow]) -> None:
-    for row in rows:
-        console.print(
-            f"{row.target_us / 1e3:.2f} ms, {row.queries_per_s:,.0f} questions a second: least "
-            f"{statistics.median(row.least) / 1e6:,.1f} MB; chosen {row.over(row.chosen):.2f} "
-            f"times, as printed {row.over(row.printed):.2f} times"
-        )
+        least = split.judges.fewest(times, **target)
+        found.append(split.sets.size_bytes[[least, chosen, printed]])
+    sizes = np.array(found, np.float64)
+    over = np.median(sizes[:, 1:] / np.maximum(1, sizes[:, :1]), axis=0)
+    return BytesRow(
+        least_mb=float(np.median(sizes[:, 0])) / 1e6,
+        chosen_over=float(over[0]),
+        printed_over=float(over[1]),
+    )
