@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -21,7 +19,7 @@ from bench.data.clusters import open_clusters, vectors_bytes
 from bench.data.index import BenchIndex
 from bench.search.cgroup import drop_page_cache
 from bench.search.child import ARRAYS, IDS_NAME, ChildRequest
-from bench.search.contestants.contestant import Float32, SearchData
+from bench.search.contestants.contestant import SearchData
 from bench.search.contestants.registry import ENTRIES, chosen_names
 from bench.search.options import SearchOptions
 from bench.search.processes import run_child
@@ -29,21 +27,10 @@ from bench.search.questions import choose_questions, read_question_vectors
 from bench.search.reference import exact_answers
 from bench.search.report import Cell, cell_line, promises_of, rows_of
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenIndex
 from carpool.errors import ConfigError
 
 Note = Callable[[str], None]
 CELL_TIMEOUT_S = 1800.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedQuestions:
-    """The index of a seed, and the questions: those that are asked, and earlier ones."""
-
-    seed: int
-    index: OpenIndex
-    asked: Float32
-    earlier: Float32
 
 
 def run(options: SearchOptions) -> bool:
@@ -55,7 +42,7 @@ def run(options: SearchOptions) -> bool:
     seeds = seeds_of(options)
     cells = list(run_cells(options, seeds, begun.note))
     rows = rows_of(cells)
-    indexes = [each.index for each in seeds[: len(options.index)]]
+    indexes = map(open_clusters, options.index)
 
     def show(output: Console) -> None:
         for title, columns in rows.items():
@@ -78,8 +65,11 @@ def run(options: SearchOptions) -> bool:
     )
 
 
-def seeds_of(options: SearchOptions) -> list[SeedQuestions]:
-    """Returns the seeds of a run; raises `ConfigError` for options that do not fit the indexes."""
+def seeds_of(options: SearchOptions) -> list[SearchData]:
+    """Returns what is searched with each seed.
+
+    Raises `ConfigError` for options that do not fit the indexes.
+    """
     indexes, files = options.index, options.questions
     if len(indexes) not in (1, options.seeds) or len(files) not in (1, len(indexes)):
         raise ConfigError(
@@ -97,37 +87,57 @@ def seeds_of(options: SearchOptions) -> list[SeedQuestions]:
             )
         vectors = read_question_vectors(files[seed % len(files)])
         asked, earlier = choose_questions(vectors, dimension, options.queries, seed)
-        found.append(SeedQuestions(seed=seed, index=index, asked=asked, earlier=earlier))
+        identity = f"{index.dir.absolute()} {index.manifest.index_version}"
+        folder = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        found.append(
+            SearchData(
+                index_dir=index.dir.absolute(),
+                prepared_dir=options.work.absolute() / "prepared" / folder,
+                queries=asked,
+                probes=probe(index.centroids, asked, options.nprobe),
+                earlier=earlier,
+                earlier_probes=probe(index.centroids, earlier, options.nprobe),
+                memory_bytes=int(options.memory * vectors_bytes(index)),
+            )
+        )
     return found
 
 
 def run_cells(
     options: SearchOptions,
-    seeds: list[SeedQuestions],
+    seeds: Sequence[SearchData],
     note: Note,
     timeout_s: float = CELL_TIMEOUT_S,
 ) -> Iterator[Cell]:
     """Yields every cell when it is done. `timeout_s`: of a cell."""
     names = chosen_names(options.contestants)
-    for each in seeds:
-        data = _prepared(options, each, names, note)
-        note(f"seed {each.seed}: searching all rows exactly, for comparison")
+    for seed, data in enumerate(seeds):
+        for name in names:
+            _prepare(name, data, note)
+        note(f"seed {seed}: searching all rows exactly, for comparison")
         reference = exact_answers(data)
-        arrays = options.work / f"seed-{each.seed}"
+        arrays = options.work.absolute() / f"seed-{seed}"
         arrays.mkdir(parents=True, exist_ok=True)
         for name in ARRAYS:
             np.save(arrays / f"{name}.npy", getattr(data, name))
         for window in counts_of("--windows", options.windows):
             # No contestant always runs after the same one, or at the same place.
-            for name in np.random.default_rng((each.seed, window)).permutation(names).tolist():
-                folder = options.work / "cells" / f"{each.seed}-{window}-{name}"
-                request = _request(name, window, data, arrays)
+            for name in np.random.default_rng((seed, window)).permutation(names).tolist():
+                folder = options.work / "cells" / f"{seed}-{window}-{name}"
+                request = ChildRequest(
+                    contestant=name,
+                    window=window,
+                    memory_bytes=data.memory_bytes if ENTRIES[name].is_limited else None,
+                    index_dir=str(data.index_dir),
+                    prepared_dir=str(data.prepared_dir),
+                    arrays=str(arrays),
+                )
                 is_held = options.memory_held_by == "cgroup"
                 if is_held:
                     drop_page_cache()
                 ended = run_child(request, folder, is_held=is_held, timeout_s=timeout_s)
                 cell = Cell(
-                    seed=each.seed,
+                    seed=seed,
                     window=window,
                     contestant=name,
                     **msgspec.structs.asdict(ended),
@@ -139,40 +149,13 @@ def run_cells(
                 yield cell
 
 
-def _request(name: str, window: int, data: SearchData, arrays: Path) -> ChildRequest:
-    return ChildRequest(
-        contestant=name,
-        window=window,
-        memory_bytes=data.memory_bytes if ENTRIES[name].is_limited else None,
-        index_dir=str(data.index_dir.absolute()),
-        prepared_dir=str(data.prepared_dir.absolute()),
-        arrays=str(arrays.absolute()),
-    )
-
-
-def _prepared(
-    options: SearchOptions, each: SeedQuestions, names: tuple[str, ...], note: Note
-) -> SearchData:
-    """Returns what is searched, when files that contestants need of the index are made."""
-    index = each.index
-    identity = f"{index.dir.absolute()} {index.manifest.index_version}"
-    folder = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    data = SearchData(
-        index_dir=index.dir,
-        prepared_dir=options.work / "prepared" / folder,
-        queries=each.asked,
-        probes=probe(index.centroids, each.asked, options.nprobe),
-        earlier=each.earlier,
-        earlier_probes=probe(index.centroids, each.earlier, options.nprobe),
-        memory_bytes=int(options.memory * vectors_bytes(index)),
-    )
-    for name in names:
-        if not ENTRIES[name].is_prepared or (data.prepared_dir / name).exists():
-            continue
-        note(f"making the files of {name} for {data.index_dir}, once")
-        partial = data.prepared_dir / f"{name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        ENTRIES[name].load().prepare(name, data, partial)
-        partial.rename(data.prepared_dir / name)
-    return data
+def _prepare(name: str, data: SearchData, note: Note) -> None:
+    """Makes the files that a contestant needs of the index, once."""
+    if not ENTRIES[name].is_prepared or (data.prepared_dir / name).exists():
+        return
+    note(f"making the files of {name} for {data.index_dir}, once")
+    partial = data.prepared_dir / f"{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    ENTRIES[name].load().prepare(name, data, partial)
+    partial.rename(data.prepared_dir / name)
