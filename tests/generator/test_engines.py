@@ -34,7 +34,6 @@ from generator.plan.answer_text import answer_schema, written
 from generator.settings import LlmSettings
 from tests.generator.memory_llm import MemoryLlm
 from tests.generator.test_llm_dialects import answering
-from tests.rig.llm_dialects import DialectServer
 from tests.waiting import WAIT_S, wait_until
 
 REQUEST = LlmRequest(
@@ -460,28 +459,16 @@ def test_only_text_moves_the_deadline_and_it_has_an_end(
     asyncio.run(ask())
 
 
-def test_priority_and_seed_are_sent_if_requested() -> None:
+def test_priority_seed_and_form_are_sent_if_requested() -> None:
     facts = ServerFacts()
     plain = request_body(REQUEST, facts, (), LlmSettings())
     assert "seed" not in plain and plain["extra_body"].keys() == {"response_format"}
-    wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4)
+    wished = LlmRequest(id="x", system="s", user="u", max_tokens=5, seed=3, priority=-4, regex="a+")
     body = request_body(wished, facts, (), LlmSettings(sends_priority=True))
     assert (body["seed"], body["extra_body"]) == (3, {"priority": -4})
-
-
-def test_a_vllm_is_asked_for_text_by_a_regular_expression_and_others_for_json() -> None:
-    request = LlmRequest(id="x", system="s", user="u", max_tokens=5, regex="a+")
-    forms = {}
-    for dialect, form in (("vllm", "auto"), ("openai", "auto"), ("openai", "text")):
-        with DialectServer(dialect) as server:
-            engine = OpenAiLlm(settings(server, answer_form=form))
-            run(engine, lambda engine: engine.check())
-            assert engine._facts is not None
-            body = request_body(request, engine._facts, (), LlmSettings())
-            forms[dialect, form] = (engine.form, body["extra_body"])
-    assert forms["vllm", "auto"] == ("text", {"structured_outputs": {"regex": "a+"}})
-    assert forms["openai", "auto"] == ("json", {})
-    assert forms["openai", "text"] == ("text", {})
+    body = request_body(wished, ServerFacts(vllm_version="1"), (), LlmSettings())
+    assert body["extra_body"] == {"structured_outputs": {"regex": "a+"}}
+    assert OpenAiLlm(LlmSettings(answer_form="text")).form == "text"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
     dialect: Dialect,
 ) -> None:
     with DialectServer(dialect) as server, structlog.testing.capture_logs() as logs:
-        texts = asked(at(server), REQUEST, REQUEST)
+        engine = at(server)
+        texts = asked(engine, REQUEST, REQUEST)
         assert all(written(text).is_complete for text in texts)
         assert server.requests.completed == 2
     refused = [entry for entry in logs if "refuses the form" in entry["event"]]
@@ -95,6 +96,7 @@ def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
         assert refused[-1]["left_out"] == ["temperature"]
     (found,) = [entry for entry in logs if entry["event"].startswith("found out")]
     is_vllm = dialect == "vllm"
+    assert engine.form == ("text" if is_vllm else "json")
     assert found["prompts"].startswith("token ids" if is_vllm else "chat text: POST /tokenize")
 
 
