@@ -25,16 +25,16 @@ from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
-from generator.plan.concurrency import FIRST, next_concurrency
+from generator.plan.concurrency import FIRST
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
     CacheChanged,
     CancelRequest,
     CheckServer,
-    ConcurrencyChanged,
     DispatchAction,
     DispatchEvent,
     EndQuery,
+    LoadSeen,
     PromptArrived,
     PromptCancelled,
     PromptHastened,
@@ -148,7 +148,7 @@ class GeneratorStage:
         self._requests.start()
         self._requests.soon(lambda: self._caches.start(self._requests.prepare))
         if self._has_model and self._settings.concurrency == 0:
-            self._requests.soon(lambda: self._requests.prepare(self._find_concurrency()))
+            self._requests.soon(lambda: self._requests.prepare(self._look_at_servers()))
         self._happened(TimePassed())
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -381,18 +381,13 @@ class GeneratorStage:
             )
         )
 
-    async def _find_concurrency(self) -> None:
-        """Looks at the servers without end, and changes how many requests each gets at once."""
+    async def _look_at_servers(self) -> None:
+        """Asks the servers without end how many requests wait in them."""
         while True:
             await asyncio.sleep(LOOK_S)
             for server in range(len(self._servers)):
                 waiting = await self._servers[server].waiting()
-                with self._lock:
-                    one = self._dispatcher.servers[server]
-                    before, in_flight = one.concurrency, one.in_flight
-                after = next_concurrency(before, in_flight=in_flight, waiting=waiting)
-                if after != before:
-                    self._happened(ConcurrencyChanged(server=server, concurrency=after))
+                self._happened(LoadSeen(server=server, waiting=waiting))
 
     async def _tokenize(self, work: QueryInProgress) -> None:
         """Finds out the ids of a prompt while it waits."""

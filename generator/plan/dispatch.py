@@ -21,15 +21,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from generator.plan.cached_prefixes import CachedPrefixes
+from generator.plan.concurrency import next_concurrency
 from generator.plan.dispatch_events import (
     CacheChanged,
     CancelRequest,
     CheckPassed,
     CheckServer,
-    ConcurrencyChanged,
     DispatchAction,
     DispatchEvent,
     EndQuery,
+    LoadSeen,
     PromptArrived,
     PromptCancelled,
     PromptHastened,
@@ -94,7 +95,7 @@ class Dispatcher:
     ) -> None:
         """`follows_caches`: there are KV events; else prompts go in the order of arrival.
 
-        `concurrency`: requests in flight at each server, until `ConcurrencyChanged`. `prompts_max`:
+        `concurrency`: requests in flight at each server, until `LoadSeen`. `prompts_max`:
         prompts waiting or in flight. `tries_max`: failed requests after which a prompt is given up.
         A failure counts if the server began to reply, or answered other prompts since the last one.
         """
@@ -228,8 +229,11 @@ class Dispatcher:
                 self.servers[server].health.accepted(CHECK)
             case CacheChanged(server=server, event=change):
                 self._change_cache(server, change, actions)
-            case ConcurrencyChanged(server=server, concurrency=concurrency):
-                self.servers[server].concurrency = concurrency
+            case LoadSeen(server=server, waiting=waiting):
+                one = self.servers[server]
+                one.concurrency = next_concurrency(
+                    one.concurrency, in_flight=one.in_flight, waiting=waiting
+                )
 
     def _end(self, event: RequestEnded, actions: list[DispatchAction]) -> None:
         queued = self._take_back(event.id)

@@ -81,11 +81,11 @@ class CacheChanged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConcurrencyChanged:
-    """From this time on the server gets at most so many requests at once."""
+class LoadSeen:
+    """The server has said how many requests wait in it; None: it does not say."""
 
     server: int
-    concurrency: int
+    waiting: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +124,7 @@ DispatchEvent: TypeAlias = (
     | RequestRefused
     | CheckPassed
     | CacheChanged
-    | ConcurrencyChanged
+    | LoadSeen
     | PromptsRevoked
     | PromptHastened
     | PromptCancelled

@@ -17,16 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generator.plan import health
+from generator.plan.concurrency import next_concurrency
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
     CacheChanged,
     CancelRequest,
     CheckPassed,
     CheckServer,
-    ConcurrencyChanged,
     DispatchAction,
     DispatchEvent,
     EndQuery,
+    LoadSeen,
     PromptArrived,
     PromptHastened,
     PromptsRevoked,
@@ -108,8 +109,8 @@ def _events(
             return [RequestRefused(id=id, suspect=suspect, **options) for id in ids or [None]]
         case "pass":
             return [CheckPassed(server=options.get("server", 0))]
-        case "limit":
-            return [ConcurrencyChanged(server=0, **options)]
+        case "load":
+            return [LoadSeen(server=0, **options)]
         case "revoke":
             return [PromptsRevoked(ids=frozenset(ids))]
         case "wait":
@@ -153,7 +154,7 @@ STEPS = st.lists(
                 "suspect",
                 "lost",
                 "store",
-                "limit",
+                "load",
                 "check",
                 "check_refused",
                 "revoke",
@@ -199,8 +200,11 @@ class Accounts:
                 self.next_id += 1
             case RequestRefused(id=None, server=server) | CheckPassed(server=server):
                 self.checked.remove(server)
-            case ConcurrencyChanged(server=server, concurrency=concurrency):
-                self.limits[server] = concurrency
+            case LoadSeen(server=server, waiting=waiting):
+                at_it = [id for id, place in self.server_of.items() if place == server]
+                sent = sum(not self.prompts[id].is_late(now_us) for id in at_it)
+                limit = self.limits[server]
+                self.limits[server] = next_concurrency(limit, in_flight=sent, waiting=waiting)
             case RequestRefused(id=id) if id is not None and not self.prompts[id].is_late(now_us):
                 del self.server_of[id]
             case PromptsRevoked(ids=ids):
@@ -251,9 +255,9 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
             return CheckPassed(server=min(accounts.checked))
         case "check_refused" if accounts.checked:
             return RequestRefused(id=None, server=max(accounts.checked))
-        case "limit":
+        case "load":
             server = number % len(accounts.limits)
-            return ConcurrencyChanged(server=server, concurrency=1 + number)
+            return LoadSeen(server=server, waiting=(None, 0, 0, 0, 1, 3)[number])
         case "store":
             server = number % len(accounts.limits)
             accounts.next_seqs[server] += 1
