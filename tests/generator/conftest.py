@@ -25,7 +25,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def tables_stepped_by_hand() -> Iterator[None]:
     """No table reads its topic on a thread of its own."""
     with patch.object(TopicTable, "start", lambda self: None):

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -33,9 +32,6 @@ from tests.memory_broker.table_log import MemoryAnswersLog
 
 PARTITIONS = 2
 Outcome = Literal["ok", "partial", "failed", "retried"]
-
-
-pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 @dataclass(frozen=True)

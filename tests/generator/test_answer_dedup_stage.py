@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import CarpoolError, ConfigError, RetryableError
@@ -49,9 +48,6 @@ class SlowReader(MemoryAnswersLog):
 
     def poll(self, timeout_s: float, records_max: int) -> Sequence[Message]:
         return super().poll(timeout_s, records_max) if self.is_let else ()
-
-
-pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 class Bench:

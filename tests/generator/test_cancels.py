@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from generator.plan.cancels import Cancels
 from generator.settings import GeneratorSettings
 from schemas.cancel import Cancel
@@ -12,8 +10,6 @@ from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import running, unit
 from tests.generator.test_reuse_stage import keyed
 from tests.records import a_source
-
-pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 def test_a_cancel_of_a_record_withdraws_that_record_only() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Unit
@@ -21,9 +20,6 @@ from tests.records import some_hits
 
 NOW_MS = NOW_US // 1_000
 HITS = some_hits()
-
-
-pytestmark = pytest.mark.usefixtures("tables_stepped_by_hand")
 
 
 def keyed(partitions: int = 1) -> Bench:
