@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -21,9 +22,10 @@ A, B = tuple(range(100, 100 + 3 * BLOCK)), tuple(range(200, 200 + 2 * BLOCK))
 
 
 class Follower:
-    """A tree that follows a publisher, as the generator's does."""
+    """A tree that follows a publisher, as the generator's does, while its event loop runs."""
 
     def __init__(self, publisher: KvPublisher) -> None:
+        self.loop = asyncio.new_event_loop()
         self.publisher = publisher
         self.tree = KvTree()
         self.events: list[KvTreeEvent] = []
@@ -43,8 +45,11 @@ class Follower:
     def cached(self, token_ids: tuple[int, ...]) -> int:
         return self.tree.cached_of(token_ids)
 
-    async def connected(self) -> None:
-        await wait_until_async(self.publisher.has_subscriber)
+    def until(self, holds: Callable[[], bool]) -> None:
+        self.loop.run_until_complete(wait_until_async(holds))
+
+    def connected(self) -> None:
+        self.until(self.publisher.has_subscriber)
 
 
 @pytest.fixture
@@ -53,51 +58,39 @@ def publisher() -> Iterator[KvPublisher]:
         yield publisher
 
 
-def follow(publisher: KvPublisher, what: Callable[[Follower], Awaitable[None]]) -> Follower:
-    async def main() -> Follower:
-        follower = Follower(publisher)
-        running = asyncio.create_task(follower.subscriber.run())
-        try:
-            await follower.connected()
-            await what(follower)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        return follower
-
-    return asyncio.run(main())
-
-
-def test_a_tree_follows_what_is_stored_removed_and_cleared(publisher: KvPublisher) -> None:
-    async def work(run: Follower) -> None:
-        publisher.publish(publisher.store(A))
-        await wait_until_async(lambda: run.cached(A) == 48)
-        assert run.tree.block_tokens == BLOCK
-        publisher.publish(publisher.remove(A, first=2), publisher.store(B))
-        await wait_until_async(lambda: run.cached(B) == 32)
-        assert run.cached(A) == 32
-        publisher.publish(publisher.store(A, first=2))
-        await wait_until_async(lambda: run.cached(A) == 48)
-        publisher.publish({"type": "AllBlocksCleared"})
-        await wait_until_async(lambda: len(run.tree) == 0)
-
-    run = follow(publisher, work)
-    assert (run.tree.replays, run.tree.emptied, run.unreadable) == (0, 0, 0)
-    assert not run.tree.is_blind
+@contextmanager
+def following(publisher: KvPublisher, *, is_there: bool = True) -> Iterator[Follower]:
+    follower = Follower(publisher)
+    running = follower.loop.create_task(follower.subscriber.run())
+    try:
+        if is_there:
+            follower.connected()
+        yield follower
+    finally:
+        running.cancel()
+        follower.loop.run_until_complete(asyncio.gather(running, return_exceptions=True))
+        follower.loop.close()
 
 
-def test_who_comes_late_asks_for_what_was_before(publisher: KvPublisher) -> None:
+def test_a_tree_asks_for_what_was_before_and_follows_what_is_stored_removed_and_cleared(
+    publisher: KvPublisher,
+) -> None:
     publisher.publish(publisher.store(A))
     publisher.publish(publisher.store(B))
-
-    async def work(run: Follower) -> None:
+    with following(publisher) as run:
         assert run.tree.is_blind
         publisher.publish(publisher.remove(B))
-        await wait_until_async(lambda: run.cached(A) == 48)
-
-    run = follow(publisher, work)
-    assert run.cached(B) == 0
-    assert (publisher.replays, run.tree.replays, run.tree.emptied) == (1, 1, 0)
+        run.until(lambda: run.cached(A) == 48)
+        assert (run.cached(B), run.tree.block_tokens) == (0, BLOCK)
+        publisher.publish(publisher.remove(A, first=2), publisher.store(B))
+        run.until(lambda: run.cached(B) == 32)
+        assert run.cached(A) == 32
+        publisher.publish(publisher.store(A, first=2))
+        run.until(lambda: run.cached(A) == 48)
+        publisher.publish({"type": "AllBlocksCleared"})
+        run.until(lambda: len(run.tree) == 0)
+    assert (publisher.replays, run.tree.replays, run.tree.emptied, run.unreadable) == (1, 1, 0, 0)
+    assert not run.tree.is_blind
 
 
 def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
@@ -106,13 +99,9 @@ def test_a_server_that_replays_nothing_is_waited_for_a_bounded_time(
     monkeypatch.setattr(kv_events, "REPLAY_TIMEOUT_S", 0.05)
     publisher.is_mute = True
     publisher.publish(publisher.store(A), is_sent=False)
-
-    async def work(run: Follower) -> None:
+    with capture_logs() as logs, following(publisher) as run:
         publisher.publish(publisher.store(B))
-        await wait_until_async(lambda: run.cached(B) == 32)
-
-    with capture_logs() as logs:
-        run = follow(publisher, work)
+        run.until(lambda: run.cached(B) == 32)
     assert (run.cached(A), run.tree.emptied) == (0, 1)
     assert "the LLM server replays no KV events" in [entry["event"] for entry in logs]
 
@@ -137,20 +126,16 @@ def garbage(publisher: KvPublisher) -> dict[str, tuple[bytes, ...]]:
 
 def test_a_batch_that_cannot_be_read_counts_as_lost(publisher: KvPublisher) -> None:
     messages = garbage(publisher)
-
-    async def work(run: Follower) -> None:
+    with capture_logs() as logs, following(publisher) as run:
         for count, frames in enumerate(messages.values(), start=1):
             publisher.send_frames(*frames)
-            await wait_until_async(lambda count=count: run.unreadable == count)
+            run.until(lambda count=count: run.unreadable == count)
         assert run.tree.is_blind and run.events == []
         publisher.publish(publisher.store(A))
-        await wait_until_async(lambda: run.cached(A) == 48)
+        run.until(lambda: run.cached(A) == 48)
         publisher.send(publisher.publish(is_sent=False), b"garbage")
         publisher.publish(publisher.store(B))
-        await wait_until_async(lambda: run.cached(B) == 32)
-
-    with capture_logs() as logs:
-        run = follow(publisher, work)
+        run.until(lambda: run.cached(B) == 32)
     assert (run.tree.replays, run.tree.emptied) == (1, 0), "what was garbled was replayed"
     said = [entry for entry in logs if "cannot be read" in entry["event"]]
     assert len(said) == 1, "once for a connection"
@@ -160,19 +145,17 @@ def test_a_message_that_is_too_large_ends_the_connection(
     publisher: KvPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_events, "MESSAGE_BYTES_MAX", 10_000)
-
-    async def work(run: Follower) -> None:
+    with following(publisher) as run:
         publisher.publish(publisher.store(A))
-        await wait_until_async(lambda: run.cached(A) == 48)
+        run.until(lambda: run.cached(A) == 48)
         publisher.send(1, b"x" * 20_000)
-        await wait_until_async(lambda: run.tree.is_blind)
+        run.until(lambda: run.tree.is_blind)
         assert isinstance(run.events[-1], ServerLost)
-        await wait_until_async(lambda: not publisher.has_subscriber())
-        await run.connected()
+        run.until(lambda: not publisher.has_subscriber())
+        run.connected()
         publisher.publish(publisher.store(B))
-        await wait_until_async(lambda: run.cached(B) == 32)
-
-    assert follow(publisher, work).cached(A) == 48, "the lost batch was replayed"
+        run.until(lambda: run.cached(B) == 32)
+    assert run.cached(A) == 48, "the lost batch was replayed"
 
 
 def test_what_our_prompts_cannot_use_is_left_out(publisher: KvPublisher) -> None:
@@ -199,20 +182,13 @@ def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kv_events, "SILENT_S", 0.02)
     publisher = KvPublisher(block_tokens=BLOCK)
 
-    async def main() -> list[str]:
-        follower = Follower(publisher)
-        with capture_logs() as logs:
-            running = asyncio.create_task(follower.subscriber.run())
-            await wait_until_async(lambda: len(logs) == 1)
-            with publisher:
-                await follower.connected()
-                publisher.publish(publisher.store(A))
-                await wait_until_async(lambda: follower.cached(A) == 48)
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-        return [entry["event"] for entry in logs]
-
-    silent, connected = asyncio.run(main())
+    with capture_logs() as logs, following(publisher, is_there=False) as run:
+        run.until(lambda: len(logs) == 1)
+        with publisher:
+            run.connected()
+            publisher.publish(publisher.store(A))
+            run.until(lambda: run.cached(A) == 48)
+    silent, connected, *_ = (entry["event"] for entry in logs)
     assert "--kv-events-config" in silent
     assert connected.startswith("follows")
 
