@@ -12,7 +12,7 @@ import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from carpool.terminal import fit_terminal
-from cli import acls, asking, configuring, dlq, groups, loading, services, status, topics, up
+from cli import acls, asking, configuring, dlq, groups, services, status, topics, up
 from cli.console import people, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from schemas.record import well_formed
@@ -75,7 +75,6 @@ app.command()(up.up)
 app.command()(asking.ask)
 app.command()(asking.publish)
 app.command()(asking.cancel)
-app.command()(loading.load)
 app.command()(status.status)
 app.add_typer(topics.app)
 app.add_typer(dlq.app)

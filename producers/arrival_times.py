@@ -1,4 +1,4 @@
-"""The arrival times of a load, as pure functions of rate, seed and length.
+"""The arrival times of a load, as pure functions of rate and seed.
 
 Times are *intended* sending times, in microseconds after the start. The load is open: a question is
 due whether or not earlier ones were answered, so a slow system does not slow its own load.
@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import islice
-
-from carpool.errors import ConfigError
 
 US_PER_S = 1_000_000
 
 
 def poisson(rate_per_s: float, seed: int) -> Iterator[int]:
-    """Yields the arrival times of a Poisson process without end, the same for one seed.
-
-    Raises `ConfigError` when the rate is not positive.
-    """
-    _check_rate(rate_per_s)
+    """Yields the arrival times of a Poisson process without end, the same for one seed."""
     # Intervals of a Poisson process are exponential: seconds = -ln(U) / rate.
     generator = random.Random(seed)
     at_us = 0.0
@@ -30,27 +23,8 @@ def poisson(rate_per_s: float, seed: int) -> Iterator[int]:
 
 
 def even(rate_per_s: float) -> Iterator[int]:
-    """Yields arrival times at equal distances without end, the first at 0.
-
-    Raises `ConfigError` when the rate is not positive.
-    """
-    _check_rate(rate_per_s)
+    """Yields arrival times at equal distances without end, the first at 0."""
     index = 0
     while True:
         yield int(index * US_PER_S / rate_per_s)  # multiplied, not added up: no drift
         index += 1
-
-
-def bounded(
-    times_us: Iterator[int], *, duration_s: float | None, limit: int | None
-) -> Iterator[int]:
-    """Yields at most `limit` of `times_us`, all before `duration_s`; None: no limit."""
-    for at_us in islice(times_us, limit):
-        if duration_s is not None and at_us >= duration_s * US_PER_S:
-            return
-        yield at_us
-
-
-def _check_rate(rate: float) -> None:
-    if not 0 < rate < float("inf"):
-        raise ConfigError(f"a rate of {rate} never sends anything; give a number above 0")

@@ -34,7 +34,7 @@ SETTINGS = "[grouper]\npolicy = 'greedy'\nnprobe = 3\n[kafka]\nbootstrap = 'k:1'
 NOWHERE = "--bootstrap 127.0.0.1:1"
 SHORT = "--set kafka.request_timeout_ms=1000"
 COMMANDS = (
-    *("up", "ask", "publish", "cancel", "load", "status", "config"),
+    *("up", "ask", "publish", "cancel", "status", "config"),
     *("grouper", "searcher", "generator"),
     *("topics create", "topics check"),
     *("dlq list", "dlq show", "dlq replay", "dlq drop", "index build", "bench claims"),
@@ -119,7 +119,6 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path: Path
         ("grouper --config missing.toml", "there is no settings file missing.toml"),
         ("up --bootstrap embedded", "there is no index at .carpool/index"),
         ("up --demo missing.txt", "missing.txt"),
-        ("load missing.jsonl", "missing.jsonl"),
         ("publish a --timeout 3", "No such option"),
         ("index no-such-command", "No such command"),
         ("bench no-such-command", "No such command"),
@@ -131,11 +130,8 @@ def test_what_must_be_changed_first_is_said_with_exit_code_two(line: str, words:
     assert words in " ".join(ended.stderr.split())
 
 
-@pytest.mark.parametrize(
-    "command", ["ask ?", "load questions.txt", "dlq replay --all", "topics create", "topics check"]
-)
+@pytest.mark.parametrize("command", ["ask ?", "dlq replay --all", "topics create", "topics check"])
 def test_without_a_broker_every_command_says_the_same_with_exit_code_one(command: str) -> None:
-    Path("questions.txt").write_text("who?\n")
     ended = carpool(f"{command} {NOWHERE} {SHORT}")
     assert (ended.code, ended.stdout) == (1, "")
     says = " ".join(ended.stderr.split())
@@ -180,9 +176,6 @@ def test_topics_are_made_and_checked_and_questions_are_published_and_counted() -
         assert carpool(f"cancel q-1 {at} --json").json == {"query_id": "q-1"}
         nameless = carpool(f"cancel '' {at}")
         assert (nameless.code, nameless.stdout) == (1, "") and "query_id" in nameless.stderr
-        Path("questions.txt").write_text("who?\nwhere?\n")
-        loaded = carpool(f"load questions.txt --rate 500 --limit 7 {at} --json").json
-        assert (loaded["sent"], loaded["acknowledged"], loaded["errors"]) == (7, 7, 0)
 
 
 BAD_LINES = (b"caf\xe9?", b"x" * 300_000, b"a\0b")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.errors import ConfigError
-from producers.arrival_times import bounded, even, poisson
+from producers.arrival_times import even, poisson
 
 RATES = st.floats(min_value=0.01, max_value=10_000)
 
@@ -39,20 +38,3 @@ def test_an_even_schedule_does_not_drift(rate: float, count: int) -> None:
     times = list(islice(even(rate), count))
     assert times[0] == 0
     assert abs(times[-1] - (count - 1) * 1_000_000 / rate) <= 1
-
-
-@given(limit=st.one_of(st.none(), st.integers(0, 50)), duration=st.floats(0, 3))
-def test_a_bounded_schedule_is_a_prefix_within_both_bounds(
-    limit: int | None, duration: float
-) -> None:
-    whole = list(islice(even(20), 200))
-    expected = [time for time in whole if time < duration * 1_000_000][:limit]
-    assert list(bounded(iter(whole), duration_s=duration, limit=limit)) == expected
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_rate_that_sends_nothing_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match="above 0"):
-        next(poisson(rate, 0))
-    with pytest.raises(ConfigError):
-        next(even(rate))

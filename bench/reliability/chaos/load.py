@@ -15,12 +15,12 @@ from carpool.dead_letters.selection import Selection
 from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
-from producers.arrival_times import bounded, even
+from producers.arrival_times import even
 from producers.build_query import build_cancel
 from producers.errors import PublishError
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
-from producers.send_load import LoadPlan, LoadSummary, SentQuestion, run_load
+from producers.send_load import LoadPlan, SentQuestion, run_load
 from producers.settings import ClientSettings
 
 PUBLISH_TIMEOUT_MS = 600_000
@@ -45,16 +45,15 @@ class SteadyLoad(threading.Thread):
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
         self._questions, self._plan, self._rate_per_s = questions, plan, rate_per_s
         self._on_sent = on_sent
-        self._summary: LoadSummary | None = None
+        self._problems: list[str] | None = None
         self.sent: list[str] = []
 
     def run(self) -> None:
-        times_us = bounded(even(self._rate_per_s), duration_s=None, limit=len(self._questions))
         try:
-            self._summary = run_load(
+            self._problems = run_load(
                 self._publisher,
                 self._questions,
-                times_us,
+                even(self._rate_per_s),
                 plan=self._plan,
                 clock=SystemClock(),
                 on_sent=self._sent,
@@ -70,9 +69,9 @@ class SteadyLoad(threading.Thread):
     def end(self) -> None:
         """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
         self.join()
-        if self._summary is None:
+        if self._problems is None:
             raise CarpoolError("the load ended with an error, so not every question was sent")
-        require_all_sent(self._summary)
+        require_all_sent(self._problems)
 
 
 class Withdrawals:
