@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,11 @@ import msgspec
 from msgspec import structs
 from tokenizers import Tokenizer
 
-from bench.answers.figures import AnswerFigures, AskedRow, figures_of, without_markers
 from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
 from bench.answers.options import AnswersOptions
 from bench.core.accounting import Accounting, account
 from bench.core.stack import LOOPBACK, ServiceProcess
-from bench.core.wilson import Share
+from bench.core.wilson import Share, share_of
 from bench.services.corpus import CorpusRun
 from bench.services.results import answers_of
 from carpool.kafka.embedded import free_port
@@ -39,17 +39,40 @@ STALLED_S = 300.0
 """How long a model may write before the first, or the next, answer is there."""
 SETTLE_S = 1.0
 START_TIMEOUT_S = 600.0
+_MARKER = re.compile(r"\s*\[\s*\d{1,3}(?:\s*[,;]\s*\d{1,3})*\s*\]", re.ASCII)
 GOLD_WITH_QUOTE_MIN = 0.75
 BEYOND_TEXT_MAX = 0.15
 
 
-class AnswersResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run, with each question and its answer."""
+class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A question and what came back. `gold_*`: whether it contains one of the gold answers.
 
-    llm_model: str
-    accounting: Accounting
-    figures: AnswerFigures
-    rows: tuple[AskedRow, ...]
+    `output_tokens`: as the server counted. `text_tokens`: those of the text without markers.
+    """
+
+    question_id: str
+    question: str
+    status: str
+    answer: str = ""
+    quote: str = ""
+    cited: int = 0
+    gold_in_answer: bool = False
+    gold_in_quote: bool = False
+    output_tokens: int = 0
+    text_tokens: int = 0
+
+
+class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one run.
+
+    `beyond_text`: the share of output tokens that are not tokens of the text, but of its form,
+    markers and end.
+    """
+
+    gold_in_answer: Share
+    gold_in_answer_or_quote: Share
+    cited: Share
+    beyond_text: float
 
 
 def run(options: AnswersOptions) -> bool:
@@ -58,12 +81,14 @@ def run(options: AnswersOptions) -> bool:
     gold = read_gold()[: options.limit]
     vllm = VllmSettings(model_dir=options.llm) if options.llm else VllmSettings()
     with running_vllm(vllm, corpus.folder) as url:
-        result = measure(corpus, gold, vllm, url)
-    figures = {name: _shown(value) for name, value in structs.asdict(result.figures).items()}
+        accounting, rows = measure(corpus, gold, vllm, url)
+    figures = figures_of(rows)
+    shown = {name: _shown(value) for name, value in structs.asdict(figures).items()}
+    model = {"llm_model": model_name(vllm)}
     return corpus.finish(
-        {"answers to gold questions": figures},
-        promises=promises_of(result),
-        results=result,
+        {"answers to gold questions": shown},
+        promises=promises_of(accounting, figures),
+        results={**model, "accounting": accounting, "figures": figures, "rows": rows},
         **corpus.facts(GOLD_FILE),
     )
 
@@ -90,7 +115,7 @@ def running_vllm(settings: VllmSettings, folder: Path) -> Iterator[str]:
 
 def measure(
     run: CorpusRun, gold: Sequence[GoldQuestion], vllm: VllmSettings, url: str
-) -> AnswersResult:
+) -> tuple[Accounting, list[AskedRow]]:
     """Asks all questions and reads their answers. Blocks."""
     run.settings.setdefault(environment_name("llm", "model"), model_name(vllm))
     if (passages := passages_for(vllm)) is not None:
@@ -112,12 +137,7 @@ def measure(
         row = judge(gold[sent.row], first.get(query_id))
         text = tokenizer.encode(without_markers(row.answer), add_special_tokens=False)
         rows.append(structs.replace(row, text_tokens=len(text.ids)))
-    return AnswersResult(
-        llm_model=model_name(vllm),
-        accounting=account(load.keys(), (answer.query_id for answer in answers)),
-        figures=figures_of(rows),
-        rows=tuple(rows),
-    )
+    return account(load.keys(), (answer.query_id for answer in answers)), rows
 
 
 def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
@@ -139,11 +159,10 @@ def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
     )
 
 
-def promises_of(result: AnswersResult) -> dict[str, bool]:
+def promises_of(accounting: Accounting, figures: AnswerFigures) -> dict[str, bool]:
     """Returns each promise and whether it was kept."""
-    figures = result.figures
     return {
-        "each question has one terminal answer": result.accounting.holds,
+        "each question has one terminal answer": accounting.holds,
         f"gold in answer or quote at least {GOLD_WITH_QUOTE_MIN}": (
             figures.gold_in_answer_or_quote.share >= GOLD_WITH_QUOTE_MIN
         ),
@@ -155,3 +174,21 @@ def promises_of(result: AnswersResult) -> dict[str, bool]:
 
 def _shown(value: float | Share) -> str:
     return f"{value:.1%}" if isinstance(value, float) else str(value)
+
+
+def without_markers(text: str) -> str:
+    """Returns the text without markers such as `[1]`, which are form and not content."""
+    return _MARKER.sub("", text)
+
+
+def figures_of(rows: Sequence[AskedRow]) -> AnswerFigures:
+    """Returns the figures over all rows."""
+    answered = [row for row in rows if row.answer]
+    output_tokens = sum(row.output_tokens for row in answered)
+    text_tokens = sum(row.text_tokens for row in answered)
+    return AnswerFigures(
+        gold_in_answer=share_of(row.gold_in_answer for row in rows),
+        gold_in_answer_or_quote=share_of(row.gold_in_answer or row.gold_in_quote for row in rows),
+        cited=share_of(row.cited > 0 for row in rows),
+        beyond_text=1 - text_tokens / output_tokens if output_tokens else 0.0,
+    )

@@ -1,4 +1,4 @@
-"""Kafka for benchmarks: settings of their own clients, and brokers that they start."""
+"""Kafka for benchmarks: settings of their own clients, and folders of brokers that they start."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from carpool.errors import ConfigError
 from carpool.kafka.settings import KafkaSettings
 from carpool.settings import load_settings
-from carpool.testing.kafka import kafka_home, kafka_version
 
 PREFIX = "CARPOOL_KAFKA_"
 
@@ -28,20 +26,6 @@ def kafka_settings(environ: Mapping[str, str], **flags: str) -> KafkaSettings:
     """
     found = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
     return load_settings(_Sections, file=None, environ=found, flags={"kafka": flags}).kafka
-
-
-def require_kafka() -> None:
-    """Raises `ConfigError` where no broker can be started."""
-    if kafka_home() is None:
-        raise ConfigError(
-            "this benchmark starts brokers: set KAFKA_HOME to a Kafka distribution, and install "
-            "Java 17"
-        )
-
-
-def started_broker() -> str:
-    """Returns the name of brokers that were started for a run, for its report."""
-    return f"Apache Kafka {kafka_version()}, started for the run"
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from bench.core.command import reported
-from bench.core.kafka import require_kafka, started_broker
 from bench.core.machine import this_machine, this_revision
 from bench.core.options import ServiceOptions
 from bench.core.stack import parse_settings
 from bench.core.tables import table_of
 from carpool.errors import ConfigError
 from carpool.terminal import TerminalConsole, harmless_json, print_plain
+from carpool.testing.kafka import kafka_version
 
 TABLE_WIDTH = 170
 """The width of tables where there is no terminal."""
@@ -83,16 +83,11 @@ class ServicesRun(BenchRun):
     """A run of services. `folder`: of logs; `settings`: environment variables of the services."""
 
     def __init__(self, benchmark: str, options: ServiceOptions, broker: str | None = None) -> None:
-        """`broker`: as the report calls it; None: Apache Kafka that the benchmark starts.
-
-        Raises `ConfigError` where no broker can be started.
-        """
-        if broker is None:
-            require_kafka()
+        """`broker`: as the report calls it; None: Apache Kafka that the benchmark starts."""
         super().__init__(benchmark, options)
         self.folder = (options.work / benchmark).resolve()
         self.settings = parse_settings(options.settings)
-        self._broker = broker or started_broker()
+        self._broker = broker or f"Apache Kafka {kafka_version()}, started for the run"
         self.note(f"logs of the services: {self.folder}")
 
     def usual_facts(self) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,28 +22,19 @@ from producers.send_load import LoadPlan, QuestionSender, SentQuestion, run_load
 from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
-QUIET_TIMEOUT_S = 180.0
 STALLED_S = 60.0
 """A wait for answers gives up after this time without any record."""
 SentLoad = dict[str, SentQuestion]
 """What was sent, by question id."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Session:
     """Running services with a recorder of their topics. Made by `open_session`, which ends it."""
 
-    def __init__(
-        self,
-        *,
-        stack: Stack,
-        recorder: TopicRecorder,
-        publisher: QuestionSender,
-        clock: SystemClock,
-    ) -> None:
-        self.stack = stack
-        self.recorder = recorder
-        self._publisher = publisher
-        self._clock = clock
+    stack: Stack
+    recorder: TopicRecorder
+    publisher: QuestionSender
 
     def send(
         self,
@@ -62,11 +53,11 @@ class Session:
         times_us = even(rate_per_s) if arrivals == "even" else poisson(rate_per_s, seed)
         require_all_sent(
             run_load(
-                self._publisher,
+                self.publisher,
                 questions,
                 times_us,
                 plan=plan,
-                clock=self._clock,
+                clock=SystemClock(),
                 on_sent=sent.append,
             )
         )
@@ -92,17 +83,6 @@ class Session:
         load = self.send(questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed)
         self.recorder.wait(load.keys(), topics, stalled_s=stalled_s, settle_s=settle_s)
         return load
-
-    def wait_quiet(self, *services: str) -> None:
-        """Waits until no work of `services` is uncommitted. Raises `CarpoolError` after 180 s."""
-        until_s = time.monotonic() + QUIET_TIMEOUT_S
-        for service in services:
-            while self.stack[service].metric("carpool_units_in_flight"):
-                if time.monotonic() > until_s:
-                    raise CarpoolError(
-                        f"{service} has uncommitted work after {QUIET_TIMEOUT_S:g} s; see its log"
-                    )
-                time.sleep(0.05)
 
 
 def require_all_sent(problems: Sequence[str]) -> None:
@@ -131,7 +111,6 @@ def open_session(
     the end of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
-    clock = SystemClock()
     with ExitStack() as opened:
         if bootstrap is None:
             embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
@@ -139,7 +118,7 @@ def open_session(
         kafka = kafka_settings(settings, bootstrap=bootstrap)
         create_topics(kafka)
         topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
-        recorder = opened.enter_context(TopicRecorder(kafka, topics, clock))
+        recorder = opened.enter_context(TopicRecorder(kafka, topics, SystemClock()))
         stack = opened.enter_context(
             Stack(
                 bootstrap=bootstrap,
@@ -152,4 +131,4 @@ def open_session(
         )
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
-        yield Session(stack=stack, recorder=recorder, publisher=publisher, clock=clock)
+        yield Session(stack=stack, recorder=recorder, publisher=publisher)

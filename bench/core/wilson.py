@@ -12,10 +12,8 @@ Z_95 = 1.959964
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` of `total`; the true share is between `low` and `high` in 95 of 100 such runs."""
+    """The true share is between `low` and `high` in 95 of 100 such runs."""
 
-    count: int
-    total: int
     share: float
     low: float
     high: float
@@ -33,11 +31,11 @@ def share_of(yes: Iterable[bool]) -> Share:
     values = list(yes)
     count, total = sum(values), len(values)
     if not total:
-        return Share(count=0, total=0, share=0.0, low=0.0, high=1.0)
+        return Share(share=0.0, low=0.0, high=1.0)
     share, z2 = count / total, Z_95 * Z_95
     # (p + z^2/2n ± z * sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
     middle = share + z2 / (2 * total)
     half = Z_95 * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
     scale = 1 + z2 / total
     low, high = (middle - half) / scale, (middle + half) / scale
-    return Share(count=count, total=total, share=share, low=max(0.0, low), high=min(1.0, high))
+    return Share(share=share, low=max(0.0, low), high=min(1.0, high))

@@ -67,7 +67,6 @@ def run(options: ClaimsOptions) -> bool:
     claims = run.questions(CLAIMS)
     with run.session(SERVICES) as session:
         load = session.ask(claims, run.plan, rate_per_s=RATE_PER_S, settle_s=SETTLE_S)
-        session.wait_quiet(*SERVICES)
         ids, recorder = load.keys(), session.recorder
         records = recorder.records(RETRIEVALS.name)
         answers = answers_of(recorder.records(ANSWERS.name), ids)

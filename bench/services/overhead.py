@@ -200,12 +200,12 @@ def _open_hops(
     services: Session, settings: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Session, list[int]]]:
     """Yields a session through three bare hops, and their process ids."""
-    clock, bootstrap = SystemClock(), services.stack.bootstrap
+    bootstrap = services.stack.bootstrap
     kafka = kafka_settings(settings, bootstrap=bootstrap, prefix=PREFIX)
     own = {"CARPOOL_KAFKA_BOOTSTRAP": bootstrap, "CARPOOL_KAFKA_PREFIX": PREFIX}
     create_topics(kafka)
     with ExitStack() as opened:
-        recorder = opened.enter_context(TopicRecorder(kafka, [ANSWERS.name], clock))
+        recorder = opened.enter_context(TopicRecorder(kafka, [ANSWERS.name], SystemClock()))
         pids = []
         for source, target in HOPS:
             process = ServiceProcess(
@@ -220,7 +220,7 @@ def _open_hops(
             pids.append(process.pid)
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
-        session = Session(stack=services.stack, recorder=recorder, publisher=publisher, clock=clock)
+        session = Session(stack=services.stack, recorder=recorder, publisher=publisher)
         first = [Question(text="the first")]
         session.ask(first, LoadPlan(), rate_per_s=1, topics=(ANSWERS.name,))
         yield session, pids

@@ -85,7 +85,6 @@ def measure(run: CorpusRun, kind: Kind, rate_per_s: float) -> TrafficResult:
     run.note(f"{kind}: {len(questions):,} questions, {rate_per_s:g} a second")
     with run.session(SERVICES, kind) as session:
         session.ask(questions[:WARM_UP], run.plan, rate_per_s=rate_per_s)
-        session.wait_quiet(*SERVICES)
         load = session.ask(
             questions,
             run.plan,
@@ -94,7 +93,6 @@ def measure(run: CorpusRun, kind: Kind, rate_per_s: float) -> TrafficResult:
             seed=run.options.seed,
             settle_s=SETTLE_S,
         )
-        session.wait_quiet(*SERVICES)
         return _result(session, load, rate_per_s)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bench.answers.figures import AskedRow, figures_of, without_markers
 from bench.answers.gold import read_gold
-from bench.answers.run import AnswersResult, judge, promises_of
+from bench.answers.run import AskedRow, figures_of, judge, promises_of, without_markers
 from bench.core.accounting import account
 from schemas.answer import Answer, Usage
 
@@ -58,8 +57,5 @@ def test_promises_are_of_all_questions() -> None:
         row(answer="a", output_tokens=9, text_tokens=8, gold_in_quote=number < 7)
         for number in range(10)
     )
-    figures = figures_of(rows)
-    result = AnswersResult(
-        llm_model="m", accounting=account(["q"], ["q"]), figures=figures, rows=rows
-    )
-    assert list(promises_of(result).values()) == [True, False, True]
+    kept = promises_of(account(["q"], ["q"]), figures_of(rows))
+    assert list(kept.values()) == [True, False, True]
