@@ -1,10 +1,11 @@
-"""For tests of the generator's stage: retrievals, a clock moved by hand, and a waitable sink."""
+"""For tests of the generator's stage: retrievals, a clock moved by hand, and a sink."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -34,8 +35,8 @@ PROBES = (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), t
 _ids = itertools.count(1)
 
 
-class WaitableSink:
-    """Keeps what it is given; `wait` returns when a condition holds."""
+class ListSink:
+    """Keeps what it is given."""
 
     def __init__(self) -> None:
         self.dones: list[Done] = []
@@ -60,15 +61,6 @@ class WaitableSink:
 
     def fail(self, error: CarpoolError) -> None:
         self.failure = error
-
-    def wait(
-        self, condition: Callable[[], bool], tick: Callable[[], object] = lambda: None
-    ) -> None:
-        def holds() -> bool:
-            tick()
-            return condition()
-
-        wait_until(holds)
 
     @property
     def answers(self) -> list[Answer]:
@@ -103,13 +95,14 @@ def unit(
     return a_unit(id, retrieval, message)
 
 
+@dataclass
 class Running:
     """A stage that runs, with its sink and clock."""
 
-    def __init__(
-        self, stage: GeneratorStage, sink: WaitableSink, clock: HandClock, metrics: Metrics
-    ) -> None:
-        self.stage, self.sink, self.clock, self.metrics = stage, sink, clock, metrics
+    stage: GeneratorStage
+    sink: ListSink
+    clock: HandClock
+    metrics: Metrics
 
     def tick(self) -> int | None:
         return self.stage.tick(self.clock.now_us(), 0)
@@ -119,11 +112,21 @@ class Running:
             self.stage.offer(one, self.clock.now_us())
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        self.sink.wait(condition, self.tick)
+        def holds() -> bool:
+            self.tick()
+            return condition()
+
+        wait_until(holds)
 
     def wait_for_answers(self, count: int) -> list[Answer]:
         self.wait(lambda: len(self.sink.dones) >= count)
         return self.sink.answers
+
+    def ask(self, *units: Unit[Retrieval]) -> list[Answer]:
+        """Offers units, and returns their answers as they come."""
+        before = len(self.sink.dones)
+        self.offer(*units)
+        return self.wait_for_answers(before + len(units))[before:]
 
     def wait_until_open(self) -> None:
         self.wait(lambda: not self.stage.not_ready())
@@ -150,7 +153,7 @@ def running(
     """
     settings = settings or GeneratorSettings()
     clock = clock or HandClock(step_us=1_000)
-    metrics, sink = Metrics(CollectorRegistry()), WaitableSink()
+    metrics, sink = Metrics(CollectorRegistry()), ListSink()
     servers = LlmServers(engine if isinstance(engine, Sequence) else [engine])
     stage = GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
     stage.start(sink)

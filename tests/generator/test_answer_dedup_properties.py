@@ -26,7 +26,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, QUERIES, RETRIEVALS
 from tests.clocks import HandClock
 from tests.generator.dedup_support import Within, made
-from tests.generator.stage import WaitableSink, unit
+from tests.generator.stage import ListSink, unit
 from tests.memory_broker.broker import MemoryBroker
 from tests.memory_broker.table_log import MemoryAnswersLog
 
@@ -64,7 +64,7 @@ class World:
 
     def born(self) -> None:
         """A process starts, without the units in progress of the one before."""
-        self.within, self.sink = Within(self.key_of), WaitableSink()
+        self.within, self.sink = Within(self.key_of), ListSink()
         self.in_progress: dict[int, int] = {}  # unit id to index of its record
         self.read_to = dict.fromkeys(range(PARTITIONS), 0)
         self.assigned: set[int] = set()

@@ -26,7 +26,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, CANCELS, QUERIES_BATCH, RETRIEVALS, RETRIEVALS_BATCH
 from tests.clocks import NOW_US, HandClock
 from tests.generator.dedup_support import Within, again, made
-from tests.generator.stage import WaitableSink, unit
+from tests.generator.stage import ListSink, unit
 from tests.memory_broker.broker import MemoryBroker
 from tests.memory_broker.table_log import MemoryAnswersLog, MemoryCancelsLog
 
@@ -68,7 +68,7 @@ class Bench:
         self.broker = MemoryBroker(self.clock, topics)
         self.reader = reader(self.broker)
         self.within = Within((lambda each: each.query.text) if has_keys else lambda _: None)
-        self.sink = WaitableSink()
+        self.sink = ListSink()
         self.metrics = Metrics(CollectorRegistry())
         self.stage = DedupStage(
             self.within,

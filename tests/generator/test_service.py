@@ -48,8 +48,7 @@ CITED = json.dumps({"answer": "Because [2] [7].", "citations": [2, 1, 9]})
 def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
     with running(MemoryLlm(script=[Reply(text=CITED)])) as run:
         asked = unit()
-        run.offer(asked)
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(asked)
         (done,) = run.sink.dones
     assert (answer.query_id, answer.status, answer.is_final, answer.replayed) == (
         f"q-{asked.id}",
@@ -99,8 +98,7 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
 
 def test_times_are_of_every_stage_in_milliseconds() -> None:
     with running(MemoryLlm(script=[Reply(text=CITED)]), clock=HandClock(step_us=1_000)) as run:
-        run.offer(unit())
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit())
     times = answer.timings_ms
     assert list(times) == ["encode", "search", "queue_llm", "ttft", "decode", "total"]
     assert (times["encode"], times["search"]) == (1.5, 2.0)
@@ -116,8 +114,7 @@ def test_the_request_has_the_template_the_options_and_the_numbers_to_cite() -> N
     with running(engine, GeneratorSettings(max_tokens_cap=400, max_tokens=30)) as run:
         asked = unit("  who? ", query={"priority": -2, "generation": wishes})
         cut = unit(query={"generation": Generation(max_tokens=9_000)})
-        run.offer(asked, cut, unit(found=some_hits(5)), unit(found=()))
-        run.wait_for_answers(4)
+        run.ask(asked, cut, unit(found=some_hits(5)), unit(found=()))
     first, second, third, empty = sorted(
         engine.requests, key=lambda request: int(request.id.rpartition("/")[2])
     )
@@ -151,8 +148,7 @@ def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
     text = json.dumps({"answer": 'It is "so"\n[1].', "citations": [1]})
     with running(MemoryLlm(script=[Reply(text=text)])) as run:
         asked = unit()
-        run.offer(asked)
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(asked)
         partials = run.sink.partials()
         output = run.sink.hints[0]
     assert len(partials) > 1
@@ -164,15 +160,13 @@ def test_pieces_of_the_answers_text_are_sent_as_they_are_written() -> None:
 
 def test_partials_can_be_switched_off() -> None:
     with running(MemoryLlm(), GeneratorSettings(partials=False)) as run:
-        run.offer(unit())
-        run.wait_for_answers(1)
+        run.ask(unit())
         assert run.sink.hints == []
 
 
 def test_a_prompt_seen_before_shows_in_the_cached_tokens_of_its_tenant() -> None:
     with running(MemoryLlm()) as run:
-        run.offer(unit("same"))
-        run.wait_for_answers(1)
+        run.ask(unit("same"))
         run.offer(unit("same", headers=((TENANT_HEADER, b"acme"),)))
         first, second = run.wait_for_answers(2)
     assert first.usage is not None and second.usage is not None and second.cache is not None
@@ -199,8 +193,7 @@ class CountingLlm(MemoryLlm):
 def test_an_answer_that_breaks_off_costs_the_tokens_that_the_server_had_counted() -> None:
     broken = Reply(text="It is so.", error=LlmRefusal("broken", "it failed"))
     with running(CountingLlm(script=[broken], form="text")) as run:
-        run.offer(unit())
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit())
     assert answer.status == "ok" and answer.usage is not None
     assert run.tokens("broken") == 7
     assert run.tokens("computed") == 100 - 64
@@ -210,8 +203,7 @@ def test_an_answer_that_breaks_off_costs_the_tokens_that_the_server_had_counted(
 
 def answer_to(reply: Reply, settings: GeneratorSettings | None = None, **more: Any) -> Answer:
     with running(MemoryLlm(script=[reply]), settings) as run:
-        run.offer(unit(**more))
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit(**more))
         return answer
 
 
@@ -260,8 +252,7 @@ def test_skipped_clusters_make_an_answer_partial_and_are_named() -> None:
 def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
     huge = unit(timings_us={f"a stage {number}": 1 for number in range(60_000)})
     with running(MemoryLlm()) as run:
-        run.offer(huge)
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(huge)
         (output,) = run.sink.dones[0].outputs
     assert (answer.status, answer.error.type if answer.error else None) == ("failed", "too_large")
     assert len(output.value) < 1_000
@@ -301,8 +292,7 @@ def test_a_query_without_a_prompt_is_answered_failed_even_without_a_server(
 def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
     engine = MemoryLlm(script=[Reply(text="", error=PromptRefused("HTTP 400: too long"))])
     with running(engine) as run:
-        run.offer(unit())
-        run.wait_for_answers(1)
+        run.ask(unit())
         assert run.stage.not_ready() == ()
         run.offer(unit())
         first, second = run.wait_for_answers(2)
@@ -323,8 +313,7 @@ def test_a_prompt_that_the_server_refuses_fails_alone() -> None:
 
 def test_without_a_language_model_a_question_needs_no_text() -> None:
     with running([], llm=LlmSettings(engine="none")) as run:
-        run.offer(unit(None, query={"vector": b"0000", "embedding_model": "mini"}))
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit(None, query={"vector": b"0000", "embedding_model": "mini"}))
     assert answer.status == "ok"
     assert [passage.id for passage in answer.retrieved] == [hit.doc_id for hit in some_hits()]
     assert answer.answer == "text 1", "the quote of the first passage"
@@ -342,8 +331,9 @@ def test_an_extractive_answer_is_a_quote_and_asks_no_model() -> None:
     )
     wish = {"generation": Generation(extractive=True)}
     with running(engine) as run:
-        run.offer(unit("When was it built?", found=(hit,), query=wish), unit(found=(), query=wish))
-        answer, empty = run.wait_for_answers(2)
+        answer, empty = run.ask(
+            unit("When was it built?", found=(hit,), query=wish), unit(found=(), query=wish)
+        )
     assert engine.requests == []
     assert (answer.status, answer.answer) == ("ok", "It was built in 1889.")
     (quote,) = answer.quotes
@@ -370,8 +360,7 @@ def test_an_extractive_answer_after_its_deadline_is_expired() -> None:
 def test_a_text_cites_by_its_markers_and_needs_none() -> None:
     replies = [Reply(text="Because. [2]"), Reply(text="Because.")]
     with running(MemoryLlm(script=replies, form="text")) as run:
-        run.offer(unit(), unit())
-        answers = run.wait_for_answers(2)
+        answers = run.ask(unit(), unit())
     bare, marked = sorted(answers, key=lambda answer: len(answer.citations))
     assert (marked.status, marked.answer) == ("ok", "Because. [2]")
     (citation,) = marked.citations
@@ -389,8 +378,7 @@ def test_an_answer_that_repeats_itself_is_ended_and_its_request_is_cancelled(
     reply = text if form == "text" else json.dumps({"answer": text, "citations": [1]})
     engine = MemoryLlm(script=[Reply(text=reply)], form=form)
     with running(engine) as run:
-        run.offer(unit())
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit())
     assert (answer.status, answer.finish_reason) == ("ok", "repetition")
     assert answer.answer == "It is so."
     assert len(engine.cancelled) == 1
@@ -402,8 +390,7 @@ def test_a_snippet_is_the_part_of_the_passage_in_the_prompt_that_fits_the_questi
     hit = Hit(doc_id="d", score=1.0, cluster=ClusterId(1), title="T", text=text)
     engine = MemoryLlm()
     with running(engine) as run:
-        run.offer(unit("What is the answer?", found=(hit,)))
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit("What is the answer?", found=(hit,)))
     snippet = answer.citations[0].snippet
     assert "The answer is here." in snippet and snippet in engine.requests[0].user
     assert 180 < len(snippet) <= 200
@@ -425,8 +412,7 @@ def test_a_hastened_prompt_goes_first_and_tells_the_server_its_priority() -> Non
 def test_an_answer_has_the_key_of_its_prompt() -> None:
     with running(MemoryLlm()) as run:
         asked = unit()
-        run.offer(asked)
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(asked)
         assert answer.prompt_key == run.stage.prompt_key(asked.record) is not None
         assert run.stage.prompt_key(unit(None, query={"vector": b"\0" * 4}).record) is None
     with running(MemoryLlm(), llm=LlmSettings(engine="none")) as run:

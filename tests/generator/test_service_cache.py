@@ -100,8 +100,7 @@ def test_without_zeromq_one_line_says_so_and_prompts_go_in_the_order_of_arrival(
     engine.go.set()
     llm = msgspec.structs.replace(LLM, kv_events=publisher.endpoint)
     with capture_logs() as logs, running(engine, GeneratorSettings(), llm) as run:
-        run.offer(unit("q0"), unit("q1"))
-        run.wait_for_answers(2)
+        run.ask(unit("q0"), unit("q1"))
     assert engine.questions() == ["q0", "q1"]
     assert [entry["log_level"] for entry in logs if "pyzmq" in entry["event"]] == ["warning"]
 

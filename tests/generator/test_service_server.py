@@ -70,8 +70,7 @@ def test_a_refusing_server_stops_the_intake_and_keeps_the_queries_in_progress() 
 def test_each_try_has_its_own_generation_id() -> None:
     broken = Reply(text='{"answer": "Half', error=LlmRefusal("broken", "it broke off"))
     with running(MemoryLlm(script=[broken])) as run:
-        run.offer(unit())
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit())
         partials = run.sink.partials()
     by_id: dict[str, list[int]] = {}
     for partial in partials:
@@ -141,8 +140,7 @@ def test_twice_the_same_error_in_whole_answers_rests_a_server_that_has_answered_
 def test_an_error_in_whole_answers_of_a_server_that_answers_others_ends_the_question() -> None:
     engine = Unreadable("poison")
     with running(engine, llm=msgspec.structs.replace(LLM, tries_max=2)) as run:
-        run.offer(unit("fine"))
-        run.wait_for_answers(1)
+        run.ask(unit("fine"))
         run.offer(unit("poison"))
         *_, failed = run.wait_for_answers(2)
         run.offer(unit("fine"))
@@ -181,8 +179,7 @@ def test_a_running_query_whose_deadline_passes_is_cancelled_and_answered_expired
 
 def test_an_answer_in_time_whose_commit_begins_after_the_deadline_is_written_as_expired() -> None:
     with running(MemoryLlm(script=[Reply(error=LlmRefusal("busy", "full up"))])) as run:
-        run.offer(unit(deadline_us=NOW_US + 60_000_000))
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(unit(deadline_us=NOW_US + 60_000_000))
         (done,) = run.sink.dones
     assert answer.status == "ok"
     assert done.outputs_at(NOW_US + 59_999_999) == done.outputs
@@ -215,8 +212,7 @@ def test_revoked_queries_are_cancelled_and_never_answered() -> None:
         run.offer(hanging, waiting)
         run.wait(lambda: len(engine.requests) == 1)
         run.stage.revoke(frozenset({hanging.id, waiting.id}), frozenset())
-        run.offer(other)
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(other)
         run.wait(lambda: bool(engine.cancelled))
     assert answer.query_id == f"q-{other.id}"
     assert [request.id.rpartition("/")[2] for request in engine.requests] == [
@@ -269,6 +265,5 @@ def test_a_query_chooses_among_the_templates_of_a_configured_folder(
     with running(
         engine, GeneratorSettings(template="a", template_dir=str(tmp_path), concurrency=1)
     ) as run:
-        run.offer(unit(), unit(query={"generation": Generation(template="b")}))
-        run.wait_for_answers(2)
+        run.ask(unit(), unit(query={"generation": Generation(template="b")}))
     assert [request.system for request in engine.requests] == ["I am A.", "I am B."]

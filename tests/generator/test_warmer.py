@@ -256,8 +256,7 @@ def test_a_prompt_ends_a_warm_up_that_has_its_place() -> None:
     with running(engine, GeneratorSettings(passages_max=3, concurrency=1)) as run:
         send_drafts(run)
         run.wait(lambda: len(engine.warmed) == 1)
-        run.offer(unit())
-        run.wait_for_answers(1)
+        run.ask(unit())
         run.wait(lambda: bool(engine.cancelled))
     assert engine.cancelled == [f"{a_source(7).place}/warm-up"]
 
@@ -268,8 +267,7 @@ def test_a_stage_warms_from_drafts_and_answers_as_ever() -> None:
         send_drafts(run)
         run.wait(lambda: len(engine.warmed) == 1)
         assert engine.requests == []
-        run.offer(a_unit(7, final(7)))
-        (answer,) = run.wait_for_answers(1)
+        (answer,) = run.ask(a_unit(7, final(7)))
         counted = (run.tokens("warmed_used"), run.tokens("warmed_in_vain"))
     (warm,) = engine.warmed
     assert answer.status == "ok" and answer.usage is not None
@@ -281,7 +279,6 @@ def test_several_servers_are_not_warmed_unless_they_say_what_they_have_cached() 
     engines = [MemoryLlm(), MemoryLlm()]
     with capture_logs() as logs, running(engines, SETTINGS) as run:
         send_drafts(run)
-        run.offer(unit())
-        run.wait_for_answers(1)
+        run.ask(unit())
     assert [engine.warmed for engine in engines] == [[], []]
     assert len([entry for entry in logs if "llm.kv_events" in entry["event"]]) == 1
