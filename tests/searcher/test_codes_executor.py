@@ -11,7 +11,7 @@ import pytest
 from carpool.codes.codec import CODECS
 from carpool.errors import CorruptionError, RetryableError
 from schemas.query import SearchMode
-from searcher.executor import SearchGroup, SearchResult
+from searcher.executor import SearchGroup
 from tests.rig.faulty_disk import Fault
 from tests.searcher.codes_rig import (
     exact,
@@ -22,9 +22,8 @@ from tests.searcher.codes_rig import (
     scores_of,
     with_mode,
 )
-from tests.searcher.faults import EVERY_FAULT, FAIL, SLOW, no_fault
+from tests.searcher.faults import FAIL, SLOW, no_fault
 from tests.searcher.helpers import SmallIndex
-from tests.seed import SEED
 
 
 @pytest.fixture(scope="module")
@@ -127,23 +126,6 @@ def test_rows_that_cannot_be_read_are_named_by_their_cluster(
         )
     assert named > 2
     assert all(result is not None and not result.skipped for result in again.values())
-
-
-def test_windows_of_bad_reads_return_all_buffers(index: SmallIndex) -> None:
-    random = np.random.default_rng(SEED)
-    faults = [None] * 12 + [*EVERY_FAULT]
-    searches = questions(index, 20 * 6, 5)
-    ended: list[SearchResult | None] = []
-    with running(index, timeout_us=100_000) as here:
-        here.pages.fault = lambda read: faults[int(random.integers(len(faults)))]
-        for start in range(0, len(searches), 6):
-            ended += here.search(searches[start : start + 6]).values()
-            here.pages.release()
-        here.pages.fault = no_fault
-        here.pages.release()
-        found = here.search([replace(search, key=search.key + 1000) for search in searches[:50]])
-    assert len(ended) == 120 and all(result is not None for result in ended)
-    assert all(result is not None and not result.errors for result in found.values())
 
 
 def test_damaged_codes_of_a_cluster_are_named_and_the_others_are_searched(tmp_path: Path) -> None:

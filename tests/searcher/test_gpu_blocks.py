@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from searcher.plan.cluster_blocks import ClusterBlocks
+from searcher.plan.cluster_blocks import GATHER_COST, ClusterBlocks
 from searcher.plan.gpu_blocks import (
     BLOCK_ROWS,
     QUERIES_MAX,
@@ -64,60 +64,30 @@ def test_a_shard_of_the_bytes_for_all_clusters_holds_them_all() -> None:
         assert not holds_all(size, row_counts, dimension=384, stored_bytes=stored_bytes)
 
 
-def blocks_with(*counts: int) -> ClusterBlocks:
-    """A hundred blocks, of which clusters 0, 1, ... have taken `counts`."""
-    blocks = ClusterBlocks(nlist=20, block_count=100)
-    for cluster, count in enumerate(counts):
-        take(blocks, cluster, count)
-    return blocks
-
-
-def take(blocks: ClusterBlocks, cluster: int, count: int) -> None:
-    found = blocks.find_free(count)
-    assert found is not None
-    blocks.take(cluster, found)
-
-
-def test_all_blocks_between_are_scanned_where_a_third_is_asked_for() -> None:
-    blocks = blocks_with(10, 38, 10)
-    assert blocks.to_scan(np.array([0, 2, 0])) == (slice(0, 58), None)
-    assert blocks.to_scan(np.array([1])) == (slice(10, 48), None)
-
-
-def test_blocks_are_gathered_where_fewer_than_a_third_are_asked_for() -> None:
-    scanned = blocks_with(10, 41, 10).to_scan(np.array([2, 0]))
-    assert scanned is not None and scanned.gathered is not None
-    assert scanned.span == slice(0, 61)
-    assert scanned.gathered.tolist() == [*range(10), *range(51, 61)]
-
-
-def test_a_cluster_takes_the_lowest_free_blocks() -> None:
-    blocks = blocks_with(3, 4, 5)
-    assert blocks.free(1).tolist() == [3, 4, 5, 6]
-    assert blocks.find_free(93) is None
-    take(blocks, 7, 6)
-    blocks.check_integrity()
-    assert blocks.free(7).tolist() == [3, 4, 5, 6, 12, 13]
-
-
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=60))
-def test_blocks_are_never_lost_or_given_twice(steps: list[tuple[int, int]]) -> None:
-    blocks, taken = blocks_with(), dict[int, list[int]]()
+def test_blocks_are_never_lost_or_given_twice_and_scans_move_few_bytes(
+    steps: list[tuple[int, int]],
+) -> None:
+    blocks, taken = ClusterBlocks(nlist=20, block_count=100), dict[int, list[int]]()
     for cluster, count in steps:
+        free = sorted({*range(100)}.difference(*taken.values()))
         if cluster in taken:
             assert blocks.free(cluster).tolist() == taken.pop(cluster)
         elif (found := blocks.find_free(count)) is None:
-            assert sum(map(len, taken.values())) + count > 100
+            assert count > len(free)
         else:
+            assert found.tolist() == free[:count]
             blocks.take(cluster, found)
             taken[cluster] = found.tolist()
         blocks.check_integrity()
         asked = sorted(taken)[::2]
-        rows = {block for one in asked for block in taken[one]}
-        scanned = blocks.to_scan(np.array(asked, np.int64))
+        rows = sorted({block for one in asked for block in taken[one]})
+        scanned = blocks.to_scan(np.array(asked * 2, np.int64))
         if scanned is None:
             assert not rows
-        elif scanned.gathered is not None:
-            assert scanned.gathered.tolist() == sorted(rows)
-        else:
-            assert (scanned.span.start, scanned.span.stop) == (min(rows), max(rows) + 1)
+            continue
+        width = rows[-1] + 1 - rows[0]
+        assert scanned.span == slice(rows[0], rows[-1] + 1)
+        if scanned.gathered is not None:
+            assert scanned.gathered.tolist() == rows
+        assert (scanned.gathered is None) == (GATHER_COST * len(rows) >= width)

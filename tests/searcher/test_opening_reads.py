@@ -7,17 +7,12 @@ import os
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from searcher.store.files import SegmentFiles
-from searcher.store.page_reads import PageBatch, PageReads, ThreadPageReads
-from searcher.store.waker import Waker
 from tests.searcher.disks import refuse_direct
-from tests.waiting import WAIT_S
 
 PAGE = 4096
 
@@ -29,25 +24,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
     for path, pages in zip(paths, (96, 40), strict=True):
         path.write_bytes(random.Random(3).randbytes(pages * PAGE))
     return paths
-
-
-def read(reads: PageReads, waker: Waker) -> bytes:
-    """Reads two pages of the first file, and one of the second."""
-    batch = PageBatch(
-        files=np.array([0, 1]),
-        offsets_bytes=np.array([3, 0]) * PAGE,
-        sizes_bytes=np.array([2, 1]) * PAGE,
-        buffer=memoryview(mmap.mmap(-1, 3 * PAGE)),
-    )
-    reads.submit(batch)
-    while not reads.poll():
-        waker.wait(10)
-    assert not batch.errors
-    return bytes(batch.buffer)
-
-
-def expected(paths: tuple[Path, ...]) -> bytes:
-    return paths[0].read_bytes()[3 * PAGE : 5 * PAGE] + paths[1].read_bytes()[:PAGE]
 
 
 @pytest.mark.parametrize("at", ["open", "read"])
@@ -62,18 +38,17 @@ def test_without_o_direct_it_refuses_or_reads_through_the_page_cache_and_says_so
     monkeypatch.setattr(
         "searcher.store.files.os.posix_fadvise", lambda _, *given: dropped.append(given)
     )
-    waker = Waker()
     with capture_logs() as logs:
         files = SegmentFiles(paths, "auto")
-        reads = ThreadPageReads(files, waker, SystemClock())
-        assert read(reads, waker) == expected(paths)
-        assert reads.close(WAIT_S)
+        for file, page in ((0, 3), (1, 0)):
+            buffer = mmap.mmap(-1, 2 * PAGE)
+            assert files.fill(file, memoryview(buffer), page * PAGE) == 2 * PAGE
+            assert paths[file].read_bytes()[page * PAGE :].startswith(bytes(buffer))
         files.close()
-        waker.close()
     assert not files.is_direct
     assert [line["event"] for line in logs] == ["buffered reads"]
     assert sorted(dropped) == [
-        (0, PAGE, os.POSIX_FADV_DONTNEED),
+        (0, 2 * PAGE, os.POSIX_FADV_DONTNEED),
         (3 * PAGE, 2 * PAGE, os.POSIX_FADV_DONTNEED),
     ]
 

@@ -85,13 +85,16 @@ def test_windows_of_bad_reads_lose_no_query_and_no_buffer(index: SmallIndex) -> 
     faults = [None] * 12 + [*EVERY_FAULT]
     searches = questions(index, 20 * 6, 5)
     ended: list[SearchResult | None] = []
-    with running(index, timeout_us=40_000, paged_share=SHARE) as here:
-        here.code_pages.fault = lambda read: faults[int(random.integers(len(faults)))]
+    with running(index, timeout_us=60_000, paged_share=SHARE) as here:
+        for disk in (here.pages, here.code_pages):
+            disk.fault = lambda read: faults[int(random.integers(len(faults)))]
         for start in range(0, len(searches), 6):
             ended += here.search(searches[start : start + 6]).values()
+            here.pages.release()
             here.code_pages.release()
-        here.code_pages.fault = no_fault
-        here.code_pages.release()
+        for disk in (here.pages, here.code_pages):
+            disk.fault = no_fault
+            disk.release()
         numbers = count(1)  # a busy machine may take longer than the time-out
 
         def found_all() -> bool:
