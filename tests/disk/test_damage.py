@@ -19,6 +19,8 @@ from carpool.disk.extents import HEADER_BYTES, segment_name
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import MANIFEST_NAME
 from carpool.errors import ConfigError, CorruptionError
+from indexer.progress import SilentProgress
+from indexer.verify import verify_index
 from tests.disk.helpers import (
     Content,
     as_bytes,
@@ -121,7 +123,7 @@ def test_a_checksum_covers_every_byte_of_every_file(tmp_path: Path) -> None:
     assert (tmp_path / OFFSETS_NAME).stat().st_size == ENTRY_BYTES * len(starts)
 
 
-def test_hundreds_of_flipped_bytes_over_all_files_are_all_detected(tmp_path: Path) -> None:
+def test_hundreds_of_flipped_bytes_are_all_detected_and_verify_lists_them(tmp_path: Path) -> None:
     write_index(tmp_path, CONTENT)
     before = as_bytes(*read_everything(tmp_path))
     with opened(tmp_path) as index:
@@ -132,6 +134,14 @@ def test_hundreds_of_flipped_bytes_over_all_files_are_all_detected(tmp_path: Pat
             pytest.raises(DETECTED, match=file_named(name)),
         ):
             read_everything(tmp_path)
+    assert verify_index(tmp_path, SilentProgress()).problems == ()
+    for name, place, change in flips[::5]:
+        with flipped(tmp_path / name, place, change):
+            try:
+                problems = verify_index(tmp_path, SilentProgress()).problems
+            except ConfigError as error:  # the name of the format was hit
+                problems = (str(error),)
+            assert any(name in problem for problem in problems), (name, place, change)
     assert as_bytes(*read_everything(tmp_path)) == before
 
 
