@@ -36,52 +36,20 @@ GAIN_MIN = 0.02
 """The least share by which the median wait must be lower."""
 
 
-class MeasuredGain:
-    """Chooses for each query with drafts whether it may be warmed. A choice costs O(`KEPT`).
+class Auto:
+    """Implements `SpeculationPolicy`. The first draft of a query decides whether it may be warmed.
 
     The wait of a query is the time from the end of its search to its first token. Warm-ups pay
     while the median wait of the last queries that might be warmed is lower than that of the others.
-    """
-
-    def __init__(self) -> None:
-        self._waits: deque[tuple[bool, int]] = deque(maxlen=KEPT)
-        self._chosen = 0
-
-    @property
-    def pays(self) -> bool | None:
-        """Whether warm-ups pay; None while that is not known."""
-        warmed, others = self._of(True), self._of(False)
-        if min(len(warmed), len(others)) < COMPARED_MIN:
-            return None
-        return median(warmed) <= (1 - GAIN_MIN) * median(others)
-
-    def choose(self) -> bool:
-        """Returns whether the next query with drafts may be warmed."""
-        self._chosen += 1
-        pays = self.pays
-        if pays is None:
-            return self._chosen % 2 == 1
-        return pays != (self._chosen % OTHER_EVERY == 0)
-
-    def measured(self, might_be_warmed: bool, wait_us: int) -> None:
-        """Takes the wait of a query, and what was chosen for it."""
-        self._waits.append((might_be_warmed, wait_us))
-
-    def _of(self, might_be_warmed: bool) -> list[int]:
-        return [wait_us for kind, wait_us in self._waits if kind == might_be_warmed]
-
-
-class Auto:
-    """Implements `SpeculationPolicy`. The first draft of a query decides whether it is warmed.
-
     A draft costs O(`KEPT`) beside what it costs the other policy.
     """
 
     def __init__(self, policy: SpeculationPolicy) -> None:
         """`policy`: decides for the queries that may be warmed."""
         self._policy = policy
-        self._gain = MeasuredGain()
         self._may_be_warmed: dict[str, bool] = {}
+        self._chosen = 0
+        self._waits: deque[tuple[bool, int]] = deque(maxlen=KEPT)  # might it be warmed?
         self._first_draft_us: dict[str, int] = {}
         self._searches_us: deque[int] = deque(maxlen=KEPT)
 
@@ -94,7 +62,7 @@ class Auto:
                 if query not in self._first_draft_us:
                     self._first_draft_us[query] = event.at_us
                     if self._takes_long():
-                        self._may_be_warmed[query] = self._gain.choose()
+                        self._may_be_warmed[query] = self._choose()
             case SearchEnded():
                 first_us = self._first_draft_us.pop(query, None)
                 if first_us is not None:
@@ -103,7 +71,7 @@ class Auto:
                 self._first_draft_us.pop(query, None)
                 chosen = self._may_be_warmed.pop(query, None)
                 if chosen is not None and event.wait_us is not None:
-                    self._gain.measured(chosen, event.wait_us)
+                    self._waits.append((chosen, event.wait_us))
                 return self._policy.step(event, load) if chosen else ()
             case WarmUpEnded():
                 pass
@@ -111,3 +79,13 @@ class Auto:
 
     def _takes_long(self) -> bool:
         return bool(self._searches_us) and median(self._searches_us) >= SEARCH_MIN_US
+
+    def _choose(self) -> bool:
+        """Returns whether the next query with drafts may be warmed."""
+        self._chosen += 1
+        warmed = [wait_us for might_be_warmed, wait_us in self._waits if might_be_warmed]
+        others = [wait_us for might_be_warmed, wait_us in self._waits if not might_be_warmed]
+        if min(len(warmed), len(others)) < COMPARED_MIN:
+            return self._chosen % 2 == 1
+        pays = median(warmed) <= (1 - GAIN_MIN) * median(others)
+        return pays != (self._chosen % OTHER_EVERY == 0)
