@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
 BlockDigest = NewType("BlockDigest", bytes)
@@ -107,12 +107,6 @@ class KvTreeStep:
     replay_from: int | None = None
 
 
-@dataclass(slots=True)
-class _Changes:
-    digests: set[BlockDigest] = field(default_factory=set)
-    is_emptied: bool = False
-
-
 class KvTree:
     """See the module. Not thread-safe. A step costs O(blocks of its events)."""
 
@@ -138,6 +132,8 @@ class KvTree:
         self._last_live_seq = -1
         self._held: dict[int, KvBatch] = {}
         self._is_replaying = False
+        self._changed: set[BlockDigest] = set()  # in this step
+        self._is_emptied = False
 
     def __len__(self) -> int:
         """Returns the number of blocks that are known to be cached."""
@@ -172,21 +168,21 @@ class KvTree:
 
     def step(self, event: KvTreeEvent) -> KvTreeStep:
         """Takes an event. Names of blocks that are not known are ignored."""
-        changes, replay_from = _Changes(), None
+        self._changed, self._is_emptied, replay_from = set(), False, None
         match event:
             case ServerLost():
-                self._begin_anew(changes)
+                self._begin_anew()
             case ReplayEnded():
                 if self._is_replaying:
-                    self._end_replay(changes)
+                    self._end_replay()
             case KvBatch(is_replayed=True):
                 if self._is_replaying and event.seq == self._next_seq:
-                    self._apply(event, changes)
+                    self._apply(event)
             case KvBatch():
-                replay_from = self._take_live(event, changes)
+                replay_from = self._take_live(event)
         return KvTreeStep(
-            changed=frozenset(changes.digests),
-            is_emptied=changes.is_emptied,
+            changed=frozenset(self._changed),
+            is_emptied=self._is_emptied,
             replay_from=replay_from,
         )
 
@@ -197,69 +193,69 @@ class KvTree:
         assert all(seq <= self._last_live_seq for seq in self._held), "a batch that never came"
         assert not (self.is_blind and self._name_of), "a blind tree knows blocks"
 
-    def _take_live(self, batch: KvBatch, changes: _Changes) -> int | None:
+    def _take_live(self, batch: KvBatch) -> int | None:
         if batch.seq <= self._last_live_seq:  # the server was started anew
-            self._begin_anew(changes)
+            self._begin_anew()
         self._last_live_seq = batch.seq
         if batch.seq < self._next_seq:
             return None  # it was replayed before it came
         if batch.seq == self._next_seq and not self._is_replaying:
-            self._apply(batch, changes)
+            self._apply(batch)
             return None
         self._held[batch.seq] = batch
         if len(self._held) > HELD_BATCHES_MAX:
-            self._end_replay(changes)
+            self._end_replay()
         elif not self._is_replaying:
             self._is_replaying = True
             self.replays += 1
             return self._next_seq
         return None
 
-    def _end_replay(self, changes: _Changes) -> None:
+    def _end_replay(self) -> None:
         """Applies the batches that waited; empties the tree if one before them is missing."""
         self._is_replaying = False
         held, self._held = sorted(self._held.items()), {}
         for seq, batch in held:
             if seq > self._next_seq:
-                self._lose(changes)
+                self._lose()
                 self._next_seq = seq
             if seq == self._next_seq:
-                self._apply(batch, changes)
+                self._apply(batch)
 
-    def _begin_anew(self, changes: _Changes) -> None:
+    def _begin_anew(self) -> None:
         self._held.clear()
         self._is_replaying = False
-        self._lose(changes)
+        self._lose()
         self._next_seq, self._last_live_seq = 0, -1
 
-    def _lose(self, changes: _Changes) -> None:
+    def _lose(self) -> None:
         self.emptied += 1
-        self._empty(changes)
+        self._empty()
         self.is_blind = True
         if self._learns:
             self.block_tokens = 0
 
-    def _empty(self, changes: _Changes) -> None:
+    def _empty(self) -> None:
         self._digest_of.clear()
         self._name_of.clear()
-        changes.is_emptied = True
+        self._is_emptied = True
 
-    def _apply(self, batch: KvBatch, changes: _Changes) -> None:
+    def _apply(self, batch: KvBatch) -> None:
         self._next_seq = batch.seq + 1
         if batch.seq == 0:
             self.is_blind = False  # a server begins with nothing
         for event in batch.events:
             match event:
                 case BlocksStored():
-                    self._store(event, changes)
+                    self._store(event)
                 case BlocksRemoved(names=names):
                     for name in names:
-                        self._remove(name, changes)
+                        self._remove(name)
                 case BlocksCleared():
-                    self._empty(changes)
+                    self._empty()
                     self.is_blind = False
 
-    def _store(self, stored: BlocksStored, changes: _Changes) -> None:
+    def _store(self, stored: BlocksStored) -> None:
         parent = None if stored.parent is None else self._digest_of.get(stored.parent)
         if stored.parent is not None and parent is None:
             return  # the blocks before these are not known
@@ -268,20 +264,20 @@ class KvTree:
         if not stored.names or len(stored.token_ids) != len(stored.names) * self.block_tokens:
             return  # blocks of another size
         if len(self) + len(stored.names) > BLOCKS_MAX:
-            self._lose(changes)
+            self._lose()
             return
         digests = digests_of(stored.token_ids, block_tokens=self.block_tokens, parent=parent)
         self.is_blind = False
         for name, digest in zip(stored.names, digests, strict=True):
-            self._remove(name, changes)
+            self._remove(name)
             if (other := self._name_of.get(digest)) is not None:
-                self._remove(other, changes)
+                self._remove(other)
             self._digest_of[name] = digest
             self._name_of[digest] = name
-            changes.digests.add(digest)
+            self._changed.add(digest)
 
-    def _remove(self, name: ServerBlockName, changes: _Changes) -> None:
+    def _remove(self, name: ServerBlockName) -> None:
         digest = self._digest_of.pop(name, None)
         if digest is not None:
             del self._name_of[digest]
-            changes.digests.add(digest)
+            self._changed.add(digest)
