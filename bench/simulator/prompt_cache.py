@@ -171,7 +171,7 @@ def replay(
     backlog: int,
 ) -> TokenCounts:
     """Sends prompts as the generator would. The backlog is refilled before each, to the end."""
-    tree = KvTree(block_tokens=size.block_tokens)
+    tree = KvTree()
     queue = PromptQueue(order(tree))
     server = BlockSimulator(size)
     arriving, waiting = enumerate(prompts), 0

@@ -110,11 +110,9 @@ class KvTreeStep:
 class KvTree:
     """See the module. Not thread-safe. A step costs O(blocks of its events)."""
 
-    def __init__(self, *, block_tokens: int | None = None) -> None:
-        """`block_tokens`: tokens of a block of the server; None: as its events say."""
-        self._learns = block_tokens is None
-        self.block_tokens = block_tokens or 0
-        """0: not known yet."""
+    def __init__(self) -> None:
+        self.block_tokens = 0
+        """Tokens of a block of the server, as its events say; 0: not known yet."""
         self.is_blind = True
         """What is cached is unknown. An empty tree that is not blind: nothing is cached."""
         self.replays = 0
@@ -232,8 +230,7 @@ class KvTree:
         self.emptied += 1
         self._empty()
         self.is_blind = True
-        if self._learns:
-            self.block_tokens = 0
+        self.block_tokens = 0
 
     def _empty(self) -> None:
         self._digest_of.clear()

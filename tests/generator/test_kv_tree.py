@@ -27,7 +27,7 @@ STORED = BlocksStored(names=(1, 2, 3), parent=None, token_ids=PROMPT)
 
 
 def tree_with(*events: KvEvent) -> KvTree:
-    tree = KvTree(block_tokens=BLOCK)
+    tree = KvTree()
     tree.step(KvBatch(seq=0, events=events))
     tree.check_integrity()
     return tree
@@ -163,7 +163,7 @@ def test_a_tree_never_claims_more_than_the_server_has(
     sent: list[tuple[int, int, bool]], restart_at: int
 ) -> None:
     size = CacheSize(blocks=12, block_tokens=BLOCK, concurrency=2, output_tokens=3)
-    server, line, seq = BlockSimulator(size), Line(KvTree(block_tokens=BLOCK)), 0
+    server, line, seq = BlockSimulator(size), Line(KvTree()), 0
     for place, (first, second, is_lost) in enumerate(sent):
         if place == restart_at:
             server, seq, line.kept = BlockSimulator(size), 0, []

@@ -15,8 +15,10 @@ BLOCK = 4
 
 
 def seeing_tree() -> KvTree:
-    tree = KvTree(block_tokens=BLOCK)
-    tree.step(KvBatch(seq=0, events=()))
+    """A tree of a server that has nothing cached; the size of its blocks is known."""
+    tree = KvTree()
+    stored = BlocksStored(names=(b"any",), parent=None, token_ids=(0,) * BLOCK)
+    tree.step(KvBatch(seq=0, events=(stored, BlocksRemoved(names=(b"any",)))))
     return tree
 
 
@@ -45,7 +47,7 @@ def test_cached_prefix_takes_the_largest_ratio_of_cached_to_computed_tokens() ->
 
 
 def test_a_blind_tree_and_prompts_whose_tokens_are_not_known_give_the_order_of_arrival() -> None:
-    prefixes = CachedPrefixes(KvTree(block_tokens=BLOCK))
+    prefixes = CachedPrefixes(KvTree())
     for id in (1, 2):
         prefixes.add(id, A[: 9 - id])
     assert prefixes.choose([1, 2]) == 1

@@ -26,7 +26,7 @@ def test_cache_aware_takes_the_largest_ratio_of_cached_to_computed_tokens() -> N
 
 def test_cache_aware_gives_the_order_of_arrival_while_nothing_is_known() -> None:
     assert CacheAware(seeing_tree()).choose([4, 5]) == 4
-    assert CacheAware(KvTree(block_tokens=4)).choose([4, 5]) == 4
+    assert CacheAware(KvTree()).choose([4, 5]) == 4
 
 
 def test_popular_questions_repeat_by_zipf() -> None:

@@ -80,7 +80,7 @@ def test_a_prompt_larger_than_the_memory_is_refused() -> None:
 def test_a_tree_fed_by_all_events_knows_what_is_cached(
     drawn: list[tuple[int, int, int]],
 ) -> None:
-    server, tree = simulator(14, concurrency=2, output_tokens=2), KvTree(block_tokens=BLOCK)
+    server, tree = simulator(14, concurrency=2, output_tokens=2), KvTree()
     for seq, (first, second, length) in enumerate(drawn):
         # Lengths that are no multiple of a block: a block is never there twice.
         prompt = [first] * 5 + [second] * (4 * (length // 4) + 4)
