@@ -16,7 +16,6 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from carpool.kafka.admin import describe_topics
-from carpool.kafka.embedded import EmbeddedBroker
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from carpool.settings import load_settings
@@ -147,35 +146,36 @@ def test_status_without_a_broker_is_exit_code_one_and_json_of_what_is_down() -> 
     assert (service["name"], service["state"]) == ("grouper", "down")
 
 
-def test_topics_are_made_and_checked_and_questions_are_published_and_counted() -> None:
-    with EmbeddedBroker() as broker:
-        at = f"--bootstrap {broker.bootstrap}"
-        refused = carpool(f"topics check {at} --json")
-        assert refused.code == 1
-        assert any("rag.queries.v1 does not exist" in each for each in refused.json["problems"])
+def test_topics_are_made_and_checked_and_questions_are_published_and_counted(
+    embedded_bootstrap: str,
+) -> None:
+    at = f"--bootstrap {embedded_bootstrap} --set kafka.prefix=made"
+    refused = carpool(f"topics check {at} --json")
+    assert refused.code == 1
+    assert any("rag.queries.v1 does not exist" in each for each in refused.json["problems"])
 
-        made = carpool(f"topics create {at} --partitions 3 --json")
-        assert made.json["created"] == sorted(topic.name for topic in TOPICS)
-        assert carpool(f"topics create {at} --json").json["created"] == []
-        states = describe_topics(KafkaSettings(bootstrap=broker.bootstrap))
-        partitions = {state.topic.name: state.partitions for state in states}
-        assert (partitions["rag.queries.v1"], partitions["rag.groups.v1"]) == (3, 1)
-        fits = carpool(f"topics check {at} --json")
-        assert (fits.code, fits.json["problems"], fits.json["delivery"]) == (0, [], "at_least_once")
-        assert fits.json["transactions"] is False
-        assert "at least once; nothing is lost" in carpool(f"topics check {at}").stdout
+    made = carpool(f"topics create {at} --partitions 3 --json")
+    assert made.json["created"] == sorted(f"made.{topic.name}" for topic in TOPICS)
+    assert carpool(f"topics create {at} --json").json["created"] == []
+    states = describe_topics(KafkaSettings(bootstrap=embedded_bootstrap, prefix="made"))
+    partitions = {state.topic.name: state.partitions for state in states}
+    assert (partitions["made.rag.queries.v1"], partitions["made.rag.groups.v1"]) == (3, 1)
+    fits = carpool(f"topics check {at} --json")
+    assert (fits.code, fits.json["problems"], fits.json["delivery"]) == (0, [], "at_least_once")
+    assert fits.json["transactions"] is False
+    assert "at least once; nothing is lost" in carpool(f"topics check {at}").stdout
 
-        blank = carpool(f"ask ' ' {at}")
-        assert (blank.code, blank.stdout) == (1, "") and "blank" in blank.stderr
-        unanswered = carpool(f"ask anybody? --timeout 1.5 {at} --json")
-        assert (unanswered.code, unanswered.stdout) == (1, "")
-        assert "carpool status" in unanswered.stderr
-        published = carpool(f"publish who? --id q-1 {at} --json")
-        assert published.json == {"query_id": "q-1", "text": "who?"}
-        assert carpool(f"cancel q-1 never-asked {at}").stdout == "q-1\nnever-asked\n"
-        assert carpool(f"cancel q-1 {at} --json").json == {"query_id": "q-1"}
-        nameless = carpool(f"cancel '' {at}")
-        assert (nameless.code, nameless.stdout) == (1, "") and "query_id" in nameless.stderr
+    blank = carpool(f"ask ' ' {at}")
+    assert (blank.code, blank.stdout) == (1, "") and "blank" in blank.stderr
+    unanswered = carpool(f"ask anybody? --timeout 1.5 {at} --json")
+    assert (unanswered.code, unanswered.stdout) == (1, "")
+    assert "carpool status" in unanswered.stderr
+    published = carpool(f"publish who? --id q-1 {at} --json")
+    assert published.json == {"query_id": "q-1", "text": "who?"}
+    assert carpool(f"cancel q-1 never-asked {at}").stdout == "q-1\nnever-asked\n"
+    assert carpool(f"cancel q-1 {at} --json").json == {"query_id": "q-1"}
+    nameless = carpool(f"cancel '' {at}")
+    assert (nameless.code, nameless.stdout) == (1, "") and "query_id" in nameless.stderr
 
 
 BAD_LINES = (b"caf\xe9?", b"x" * 300_000, b"a\0b")
@@ -186,8 +186,8 @@ def ids_of(ended: Ended) -> dict[str, str]:
     return {line["text"]: line["query_id"] for line in lines}
 
 
-def published_texts(bootstrap: str) -> list[str | None]:
-    kafka = KafkaSettings(bootstrap=bootstrap)
+def published_texts(bootstrap: str, prefix: str) -> list[str | None]:
+    kafka = KafkaSettings(bootstrap=bootstrap, prefix=prefix)
     return [
         decode_query(message.value, message.headers, message.source).text
         for topic in QUERY_TOPICS
@@ -195,41 +195,43 @@ def published_texts(bootstrap: str) -> list[str | None]:
     ]
 
 
-def test_a_bad_line_is_skipped_and_named_and_a_second_run_publishes_nothing_twice() -> None:
+def test_a_bad_line_is_skipped_and_named_and_a_second_run_publishes_nothing_twice(
+    embedded_bootstrap: str,
+) -> None:
     texts = [f"question {number}?" for number in range(150)]
     lines = [b"\xef\xbb\xbfquestion 0?", *BAD_LINES, b"", *(t.encode() for t in texts[1:])]
-    with EmbeddedBroker() as broker:
-        at = f"--bootstrap {broker.bootstrap}"
-        carpool(f"topics create {at}")
-        first = carpool(f"publish - --batch {at} --json", stdin=b"\n".join(lines[:60]))
-        assert first.code == 1
-        skipped = [line.split(":")[0] for line in first.stderr.splitlines()]
-        assert skipped == [f"line {number} is skipped" for number in (2, 3, 4)]
-        assert "not UTF-8" in first.stderr and "NUL" in first.stderr
-        ids = ids_of(first)
-        assert list(ids) == texts[:56]
-        again = carpool(f"publish - --batch --once {at} --json", stdin=b"\n".join(lines + lines))
-        found = ids_of(again)
-        assert (again.code, list(found)) == (1, texts)
-        assert found | ids == found
-        assert sorted(filter(None, published_texts(broker.bootstrap))) == sorted(texts)
-        other = carpool(f"publish '{texts[0]}' --once --top-k 3 {at}")
-        assert other.stdout.strip() not in found.values(), "another question: other options"
+    at = f"--bootstrap {embedded_bootstrap} --set kafka.prefix=lines"
+    carpool(f"topics create {at}")
+    first = carpool(f"publish - --batch {at} --json", stdin=b"\n".join(lines[:60]))
+    assert first.code == 1
+    skipped = [line.split(":")[0] for line in first.stderr.splitlines()]
+    assert skipped == [f"line {number} is skipped" for number in (2, 3, 4)]
+    assert "not UTF-8" in first.stderr and "NUL" in first.stderr
+    ids = ids_of(first)
+    assert list(ids) == texts[:56]
+    again = carpool(f"publish - --batch --once {at} --json", stdin=b"\n".join(lines + lines))
+    found = ids_of(again)
+    assert (again.code, list(found)) == (1, texts)
+    assert found | ids == found
+    assert sorted(filter(None, published_texts(embedded_bootstrap, "lines"))) == sorted(texts)
+    other = carpool(f"publish '{texts[0]}' --once --top-k 3 {at}")
+    assert other.stdout.strip() not in found.values(), "another question: other options"
 
 
-def test_text_that_is_not_well_formed_is_published_and_never_a_traceback() -> None:
-    with EmbeddedBroker() as broker:
-        at = f"--bootstrap {broker.bootstrap}"
-        carpool(f"topics create {at}")
-        published = carpool(f"publish caf\udce9? --id \udce9 {at} --json")
-        assert published.json == {"query_id": "\ufffd", "text": "caf\ufffd?"}
-        assert carpool(f"cancel \udce9 {at}").stdout == "\ufffd\n"
-        assert published_texts(broker.bootstrap) == ["caf\ufffd?"]
-        utf16 = carpool(f"publish - {at}", stdin="who?\n".encode("utf-16"))
-        assert (utf16.code, "iconv -f UTF-16" in utf16.stderr) == (2, True)
-        assert carpool(f"publish - {at}", stdin=b"\n") == Ended(0, "", "")
-        closed = f"{sys.executable} -m carpool publish - {at} <&-"
-        assert subprocess.run(closed, shell=True, cwd=ROOT).returncode == 0
+def test_text_that_is_not_well_formed_is_published_and_never_a_traceback(
+    embedded_bootstrap: str,
+) -> None:
+    at = f"--bootstrap {embedded_bootstrap} --set kafka.prefix=odd"
+    carpool(f"topics create {at}")
+    published = carpool(f"publish caf\udce9? --id \udce9 {at} --json")
+    assert published.json == {"query_id": "\ufffd", "text": "caf\ufffd?"}
+    assert carpool(f"cancel \udce9 {at}").stdout == "\ufffd\n"
+    assert published_texts(embedded_bootstrap, "odd") == ["caf\ufffd?"]
+    utf16 = carpool(f"publish - {at}", stdin="who?\n".encode("utf-16"))
+    assert (utf16.code, "iconv -f UTF-16" in utf16.stderr) == (2, True)
+    assert carpool(f"publish - {at}", stdin=b"\n") == Ended(0, "", "")
+    closed = f"{sys.executable} -m carpool publish - {at} <&-"
+    assert subprocess.run(closed, shell=True, cwd=ROOT).returncode == 0
     assert carpool("config --json --set kafka.bootstrap=h\udce9:1").code == 0
     unknown = carpool(f"status {NOWHERE} {SHORT} --url grouper=h\udce9:1 --json")
     assert unknown.json["is_ready"] is False
