@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,9 +25,11 @@ from bench.search.contestants.contestant import (
     SearchData,
 )
 from bench.search.contestants.registry import ENTRIES
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import ConfigError
 
-FIGURES_NAME, ERROR_NAME, IDS_NAME = "figures.json", "error", "ids.npy"
+FIGURES_NAME, IDS_NAME = "figures.json", "ids.npy"
+OUT_OF_MEMORY = 3
+"""The exit status where there is too little memory to begin with."""
 ARRAYS = ("queries", "probes", "earlier", "earlier_probes")
 
 
@@ -137,19 +140,19 @@ def _now_us() -> int:
 
 
 def main(request_path: Path) -> None:
-    """Measures, and writes figures and ids, or an error, beside the request."""
+    """Measures, and writes figures and ids beside the request; an error goes to standard error."""
     folder = request_path.parent
     request = msgspec.json.decode(request_path.read_bytes(), type=ChildRequest)
     contestant = ENTRIES[request.contestant].load().make(request.contestant)
     try:
         figures, ids = measure(contestant, request.load(), request.window)
-    except (CarpoolError, ContestantError, MemoryError) as error:
-        (folder / ERROR_NAME).write_text(f"{type(error).__name__}: {error}")
-    else:
-        np.save(folder / IDS_NAME, ids)
-        (folder / FIGURES_NAME).write_bytes(msgspec.json.encode(figures))
+    except MemoryError:
+        traceback.print_exc(limit=0)
+        sys.exit(OUT_OF_MEMORY)
     finally:
         contestant.close()
+    np.save(folder / IDS_NAME, ids)
+    (folder / FIGURES_NAME).write_bytes(msgspec.json.encode(figures))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from bench.search.cgroup import MemoryGroup
-from bench.search.child import ERROR_NAME, FIGURES_NAME, ChildRequest, ContestantFigures
+from bench.search.child import FIGURES_NAME, OUT_OF_MEMORY, ChildRequest, ContestantFigures
 from bench.search.contestants.contestant import THREADS
 
 LOG_NAME = "log"
@@ -34,14 +34,11 @@ class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
 def run_child(request: ChildRequest, folder: Path, *, is_held: bool, timeout_s: float) -> ChildEnd:
     """Runs a request in a process of its own and returns how it ended. Blocks.
 
-    The process is dead when this returns or raises. Request, log, and figures and ids or an error
-    are in `folder`, which is made. A process that ran out of memory or time, or failed, is a
-    result. `is_held`: the kernel limits and counts its memory; raises `ConfigError` where it
-    cannot.
+    The process is dead when this returns or raises. Request, log, figures and ids are in `folder`,
+    which is made. A process that ran out of memory or time, or failed, is a result. `is_held`: the
+    kernel limits and counts its memory; raises `ConfigError` where it cannot.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (FIGURES_NAME, ERROR_NAME):
-        (folder / name).unlink(missing_ok=True)
     request_path = folder / "request.json"
     request_path.write_bytes(msgspec.json.encode(request))
     command = [sys.executable, "-m", f"{__package__}.child", str(request_path)]
@@ -72,18 +69,15 @@ def run_child(request: ChildRequest, folder: Path, *, is_held: bool, timeout_s: 
 
 
 def _judge(code: int, group: MemoryGroup | None, request: ChildRequest, folder: Path) -> ChildEnd:
-    peak_bytes = group.peak_bytes() if group else None
-    figures, error = folder / FIGURES_NAME, folder / ERROR_NAME
-    if code == 0 and figures.exists():
-        found = msgspec.json.decode(figures.read_bytes(), type=ContestantFigures)
-        return ChildEnd(status="ok", figures=found, peak_bytes=peak_bytes)
-    if code == 0 and error.exists():
-        text = error.read_text()
-        status: Status = "out of memory" if text.startswith("MemoryError") else "failed"
-        return ChildEnd(status=status, error=text)
+    if code == 0:
+        content = (folder / FIGURES_NAME).read_bytes()
+        figures = msgspec.json.decode(content, type=ContestantFigures)
+        peak_bytes = group.peak_bytes() if group else None
+        return ChildEnd(status="ok", figures=figures, peak_bytes=peak_bytes)
     if group and group.has_killed():
         limit = f"the kernel killed it at its limit of {request.memory_bytes} bytes"
         return ChildEnd(status="out of memory", error=limit)
     log = (folder / LOG_NAME).read_bytes()[-LOG_SHOWN_BYTES:].decode(errors="replace").strip()
     by = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-    return ChildEnd(status="failed", error=f"it ended with {by}: {log or 'no output'}")
+    status: Status = "out of memory" if code == OUT_OF_MEMORY else "failed"
+    return ChildEnd(status=status, error=f"it ended with {by}: {log or 'no output'}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,14 +61,6 @@ class Reference(NamedTuple):
 
     of_all: BestRows
     of_probed: BestRows
-
-    def recalls(self, ids_file: Path | None) -> dict[str, Any]:
-        """Returns the recall of the ids in a file, against both, by the names of a `Cell`."""
-        if ids_file is None:
-            return {}
-        found = np.load(ids_file, allow_pickle=False)
-        recall, at_probes = self.of_all.recall(found), self.of_probed.recall(found)
-        return {"recall": recall, "recall_at_probes": at_probes}
 
 
 def exact_answers(data: SearchData) -> Reference:

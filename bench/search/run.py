@@ -136,6 +136,7 @@ def run_cells(
                 if is_held:
                     drop_page_cache()
                 ended = run_child(request, folder, is_held=is_held, timeout_s=timeout_s)
+                found = np.load(folder / IDS_NAME) if ended.figures else None
                 cell = Cell(
                     seed=seed,
                     window=window,
@@ -143,7 +144,8 @@ def run_cells(
                     **msgspec.structs.asdict(ended),
                     is_exact=ENTRIES[name].is_exact,
                     limit_bytes=request.memory_bytes,
-                    **reference.recalls(folder / IDS_NAME if ended.figures else None),
+                    recall=0.0 if found is None else reference.of_all.recall(found),
+                    recall_at_probes=0.0 if found is None else reference.of_probed.recall(found),
                 )
                 note(cell_line(cell))
                 yield cell

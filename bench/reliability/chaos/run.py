@@ -169,7 +169,23 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
         opened.enter_context(cluster)
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap)
         make_topics(kafka)
-        stack = opened.enter_context(_services(index, plan, kafka, folder))
+        sockets = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="carpool-")))
+        drafts: dict[str, Any] = {
+            "kv_folder": sockets,
+            "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
+            "llm_servers": len(LLM_SERVERS),
+        }
+        stack = Stack(
+            bootstrap=kafka.bootstrap,
+            index_dir=index.dir,
+            work_dir=folder,
+            members=MEMBERS,
+            settings={**ENVIRONMENT, **({} if plan.packages else DRAFTS), **plan.settings},
+            llm_options=("--latency-ms", "100"),
+            python_path=plan.packages,
+            **({} if plan.packages else drafts),
+        )
+        opened.enter_context(stack)
         stand_ins = {name: LlmStandIn(stack[name]) for name in stack.llm_names}
         llm = tuple(stand_ins.values())
         break_on(llm, asked.broken)
@@ -191,30 +207,6 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead=asked.dead,
         )
-
-
-@contextmanager
-def _services(
-    index: BenchIndex, plan: ChaosPlan, kafka: KafkaSettings, folder: Path
-) -> Iterator[Stack]:
-    """Yields the running services and LLM servers."""
-    with tempfile.TemporaryDirectory(prefix="carpool-") as sockets:
-        slow: dict[str, Any] = {
-            "kv_folder": Path(sockets),
-            "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
-            "llm_servers": len(LLM_SERVERS),
-        }
-        with Stack(
-            bootstrap=kafka.bootstrap,
-            index_dir=index.dir,
-            work_dir=folder,
-            members=MEMBERS,
-            settings={**ENVIRONMENT, **({} if plan.packages else DRAFTS), **plan.settings},
-            llm_options=("--latency-ms", "100"),
-            python_path=plan.packages,
-            **({} if plan.packages else slow),
-        ) as stack:
-            yield stack
 
 
 def make_topics(kafka: KafkaSettings) -> None:
