@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -73,24 +74,18 @@ def test_faults_are_drawn_from_the_seed_and_every_kind_is_spread_over_the_run() 
             assert fault.at_s >= 420 or not KINDS[fault.kind].is_late
 
 
-@dataclass
 class FakeProcess:
-    log: list[str] = field(default_factory=list)
-    is_running: bool = True
+    """Logs what is done to it."""
 
-    def kill(self) -> None:
-        self.log.append("kill")
-        self.is_running = False
+    def __init__(self) -> None:
+        self.log: list[str] = []
 
-    def pause(self) -> None:
-        self.log.append("pause")
+    @property
+    def is_running(self) -> bool:
+        return self.log[-1:] != ["kill"]
 
-    def resume(self) -> None:
-        self.log.append("resume")
-
-    def start(self) -> None:
-        self.log.append("start")
-        self.is_running = True
+    def __getattr__(self, name: str) -> Any:
+        return partial(self.log.append, name)
 
 
 @dataclass
