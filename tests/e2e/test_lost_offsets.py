@@ -6,9 +6,6 @@ Their topics have a prefix: questions without it are of another corpus.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from carpool.kafka.deployment import check_deployment
 from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers
 from schemas.topics import ANSWERS, QUERIES, TOPICS
+from tests.cli.support import carpool
 from tests.e2e.support import MODEL, Publisher, at_least, read_all, read_to_end
 from tests.waiting import WAIT_S, wait_until
 
@@ -76,10 +74,8 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
         kafka, "auto", TOPICS, group=kafka.group_of("grouper"), inputs=[QUERIES.name]
     )
     assert any("has no committed offsets" in each for each in found.problems)
-    reset = ("groups", "reset", "grouper", f"{QUERIES.name}/0/0", "--yes")
-    subprocess.run(
-        [sys.executable, "-m", "carpool", *reset], env=os.environ | variables, check=True
-    )
+    reset = f"groups reset grouper {QUERIES.name}/0/0 --yes --bootstrap {kafka_bootstrap}"
+    assert carpool(f"{reset} --set kafka.prefix={kafka.prefix}").code == 0
     with stack() as again:
         publish("after", "what of the comet?")
         publish("ok-2", "what of river 2?")
