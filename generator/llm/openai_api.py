@@ -64,7 +64,7 @@ class OpenAiLlm:
     def __init__(self, settings: LlmSettings) -> None:
         self._settings = settings
         self._client_or_none: AsyncOpenAI | None = None
-        self._has_answered = False
+        self._has_answered = self._has_said_odd_counts = False
         self._facts: ServerFacts | None = None
         self._is_vllm = False
         self._finding_out = asyncio.Lock()
@@ -196,8 +196,11 @@ class OpenAiLlm:
                     async with aclosing(pieces):
                         async for text in pieces:
                             yield LlmPiece(text=text, so_far=events.so_far())
-        self._has_answered = True
-        yield events.finished()
+        self._has_answered, end = True, events.finished()
+        if events.has_odd_counts and not self._has_said_odd_counts:
+            self._has_said_odd_counts = True
+            log.warning("token counts of the LLM server count as 0", address=self.address)
+        yield end
 
     def _events(self, response: AsyncStream[Any]) -> ServerEvents:
         content_type = response.response.headers.get("content-type", "")

@@ -46,7 +46,8 @@ class WrongPage(Exception):
 class ServerEvents:
     """Reads the bytes of one reply.
 
-    `has_text`: some text of an answer has come. `is_done`: nothing more is read. `feed` raises
+    `has_text`: some text of an answer has come. `is_done`: nothing more is read. `has_odd_counts`:
+    a count of tokens was no whole number, or more than all tokens. `feed` raises
     `ServerError`, `WrongPage`, and `ValueError` for what is no JSON or has more than
     `EVENT_CHARS_MAX` characters in one event.
     """
@@ -55,7 +56,7 @@ class ServerEvents:
         if "html" in content_type.lower():
             raise WrongPage(content_type.partition(";")[0].strip()[:_NAME_CHARS_MAX])
         self.finish_reason: str | None = None
-        self.is_done = False
+        self.is_done = self.has_odd_counts = False
         self._model = model
         self.has_text = False
         self._usage: Mapping[str, Any] | None = None
@@ -160,14 +161,14 @@ class ServerEvents:
         read, written, from_cache = (
             0 if odd else count for odd, count in zip(is_odd, counts, strict=True)
         )
-        are_counts = not any(is_odd) and from_cache <= read
+        self.has_odd_counts = any(is_odd) or from_cache > read
         return LlmFinished(
             finish_reason=self.finish_reason or "stop",
             model=self._model,
             input_tokens=read,
             output_tokens=written,
-            cached_tokens=from_cache if are_counts else 0,
-            counts_cached=cached is not None and are_counts,
+            cached_tokens=0 if self.has_odd_counts else from_cache,
+            counts_cached=cached is not None and not self.has_odd_counts,
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -198,6 +199,14 @@ def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
         run(OpenAiLlm(settings(server, **more)), ask)
     assert (error.value.kind, error.value.is_suspect) == ("timeout", True)
     wait_until(lambda: (server.requests.in_flight, server.requests.disconnected) == (0, 1))
+
+
+def test_a_slow_answer_is_no_timeout_as_long_as_text_comes() -> None:
+    with LlmServer(latency_ms=0, tokens_per_second=10) as server:
+        started_s = time.monotonic()
+        engine = OpenAiLlm(settings(server, next_token_timeout_s=0.7))
+        assert written(run(engine, collect)[0]).is_complete
+        assert time.monotonic() - started_s > 0.7
 
 
 def test_cancelling_a_task_ends_the_request_at_the_server(server: LlmServer) -> None:

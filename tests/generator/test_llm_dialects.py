@@ -18,10 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from carpool.settings import Secret
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.server_events import ServerEvents
 from generator.plan.answer_text import Written, written
@@ -167,12 +169,13 @@ class ReplayServer:
         """`reply_to(number, tries)` returns the reply to an odd question; `always`: to any."""
         self._reply_to = reply_to
         self._always = always
+        self.heads: list[str] = []
         self.tries: Counter[int] = Counter()
         self.taken: Counter[int] = Counter()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.heads.append(head := (await reader.readuntil(b"\r\n\r\n")).decode())
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = await reader.readexactly(int(length[1])) if length else b""
             if self._always is not None:
@@ -273,6 +276,37 @@ def test_each_dialect_is_read_whole(dialect: str, model: str, tokens: tuple[int,
     end = events.finished()
     assert (events.has_ended, end.finish_reason, end.model) == (True, "stop", model)
     assert (end.input_tokens, end.output_tokens, end.cached_tokens) == tokens
+
+
+def test_each_dialect_becomes_an_answer_with_its_citations() -> None:
+    server = ReplayServer(lambda number, tries: Reply(pieces=(list(DIALECTS.values())[number],)))
+    with server.running() as llm, running(OpenAiLlm(llm), llm=llm) as run:
+        for number in range(len(DIALECTS)):
+            run.offer(unit(f"odd question {number}"))
+        for answer in run.wait_for_answers(len(DIALECTS)):
+            assert (answer.status, answer.answer, answer.attempts) == ("ok", ANSWER, 1)
+            assert [citation.n for citation in answer.citations] == [1]
+
+
+def test_the_key_of_the_settings_is_sent_and_never_printed() -> None:
+    server = ReplayServer()
+    with server.running() as llm:
+        keyed = msgspec.structs.replace(llm, api_key=Secret("sk-1"))
+        with running(OpenAiLlm(keyed), llm=keyed) as run:
+            run.offer(unit(PLAIN))
+            run.wait_for_answers(1)
+    assert all("authorization: bearer sk-1\r\n" in head.lower() for head in server.heads)
+    assert "sk-1" not in repr(keyed)
+
+
+def test_odd_token_counts_are_said_once() -> None:
+    odd = DIALECTS[GOOD].replace(b'"prompt_tokens":', b'"prompt_tokens":-')
+    server = ReplayServer(lambda number, tries: Reply(pieces=(odd,)))
+    with capture_logs() as logged, server.running() as llm, running(OpenAiLlm(llm), llm=llm) as run:
+        for number in range(3):
+            run.offer(unit(f"odd question {number}"))
+        run.wait_for_answers(3)
+    assert len([each for each in logged if "token counts" in each["event"]]) == 1
 
 
 # ---- mutated
