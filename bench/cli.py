@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import typer
 
-from bench.answers.options import AnswersOptions
 from bench.core.command import command_of
 from bench.data.options import GrowOptions
 from bench.papers.cli import paper
 from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
 from bench.services.options import (
+    AnswersOptions,
     ClaimsOptions,
     OverheadOptions,
     PrioritiesOptions,

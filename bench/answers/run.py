@@ -13,11 +13,11 @@ from msgspec import structs
 from tokenizers import Tokenizer
 
 from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
-from bench.answers.options import AnswersOptions
 from bench.core.accounting import Accounting, account
 from bench.core.stack import LOOPBACK, ServiceProcess
 from bench.core.wilson import Share, share_of
 from bench.services.corpus import CorpusRun
+from bench.services.options import AnswersOptions
 from bench.services.results import answers_of
 from carpool.kafka.embedded import free_port
 from carpool.settings import environment_name

@@ -95,11 +95,10 @@ class TopicRecorder:
         *,
         stalled_s: float,
         settle_s: float,
-    ) -> bool:
+    ) -> None:
         """Waits until every id was seen in one of `topics`, and `settle_s` longer for duplicates.
 
-        Returns whether all were seen; False after `stalled_s` without any record. Raises what
-        stopped the recorder.
+        Gives up after `stalled_s` without any record. Raises what stopped the recorder.
         """
         started_s = time.monotonic()
         while self.seen(topics, ids) < len(ids):
@@ -108,9 +107,8 @@ class TopicRecorder:
             with self._lock:
                 self._require_whole()
                 if time.monotonic() - max(self._last_record_s, started_s) > stalled_s:
-                    return False
+                    return
         time.sleep(settle_s)
-        return True
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""The options of the benchmarks of the services. A docstring is the help of its command."""
+"""The options of the benchmarks of services and answers. A docstring is its command's help."""
 
 from __future__ import annotations
 
@@ -169,3 +169,28 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     seconds: SecondsOption = 20.0
     warm_up_s: WarmUpOption = 60.0
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals.")] = 0
+
+
+class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
+    """Are the answers right, and what do they cost?
+
+    Asks 100 questions whose answers are known through grouper, searcher and generator, with a vLLM
+    that the run starts. Counts where a gold answer is: in the answer, in the answer or its quote.
+    Counts the share of output tokens that are not the text. Shares come with Wilson's 95 %
+    intervals.
+
+    Ends with 1 when a promise is broken: a question without one terminal answer, less than 0.75
+    with gold in answer or quote, more than 15 % of tokens beyond the text.
+
+    Example:  carpool bench answers --json answers.json
+    """
+
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            "--llm",
+            metavar="DIR",
+            help="Folder of the model that vLLM serves. Default: vllm.model_dir.",
+            show_default=False,
+        ),
+    ] = None
