@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import psutil
 import pytest
 from hypothesis import given
@@ -12,18 +14,6 @@ from searcher.memory.arena import Arena, Span, Spans, choose_block_bytes
 BLOCK = 4096
 
 
-def spans_of(*runs: tuple[int, int]) -> Spans:
-    return tuple(
-        Span(offset_bytes=first * BLOCK, size_bytes=count * BLOCK) for first, count in runs
-    )
-
-
-def take(arena: Arena, blocks: int) -> Spans:
-    spans = arena.allocate(blocks * BLOCK)
-    assert spans is not None
-    return spans
-
-
 @pytest.mark.parametrize("advice", ["mmap.MADV_HUGEPAGE", "_MADV_POPULATE_WRITE"])
 def test_a_system_without_large_pages_or_without_filling_still_gives_memory(
     monkeypatch: pytest.MonkeyPatch, advice: str
@@ -31,7 +21,7 @@ def test_a_system_without_large_pages_or_without_filling_still_gives_memory(
     monkeypatch.setattr(f"searcher.memory.arena.{advice}", 9_999)  # as unknown as there
     arena = Arena(4 * BLOCK, BLOCK)
     arena.fill(4 * BLOCK)
-    (view,) = arena.views(take(arena, 4))
+    (view,) = arena.views(arena.allocate(4 * BLOCK) or ())
     view[:] = bytes(range(256)) * (4 * BLOCK // 256)
 
 
@@ -46,24 +36,11 @@ def test_what_is_filled_is_in_memory_before_it_is_used() -> None:
     arena.close()
 
 
-def test_a_cluster_takes_the_smallest_run_that_fits_or_several_largest_first() -> None:
-    arena = Arena(12 * BLOCK, BLOCK)
-    parts = [take(arena, count) for count in (2, 1, 4, 1, 3, 1)]
-    for position in (0, 2, 4):
-        arena.free(parts[position])
-    smallest = take(arena, 3)
-    assert smallest == spans_of((8, 3))
-    arena.free(smallest)
-    assert take(arena, 8) == spans_of((3, 4), (8, 3), (0, 1))
-    assert arena.free_bytes == BLOCK
-    arena.check_integrity()
-
-
 def test_a_part_of_a_block_takes_all_of_it_and_nothing_takes_one() -> None:
     assert Arena(3 * BLOCK - 1, BLOCK).size_bytes == 2 * BLOCK
     arena = Arena(3 * BLOCK, BLOCK)
     assert arena.blocks_bytes(0) == arena.blocks_bytes(1) == arena.blocks_bytes(BLOCK) == BLOCK
-    assert arena.allocate(BLOCK + 1) == spans_of((0, 2))
+    assert arena.allocate(BLOCK + 1) == (Span(offset_bytes=0, size_bytes=2 * BLOCK),)
     assert arena.allocate(BLOCK + 1) is None
     assert arena.free_bytes == BLOCK
 
@@ -88,12 +65,24 @@ def test_it_keeps_the_books_of_a_bitmap(steps: list[int]) -> None:
                 blocks = blocks_of(spans_or_none)
                 assert len(blocks) == step
                 assert not any(bitmap[block] for block in blocks)
-                assert (len(spans_or_none) == 1) == (longest_free_run(bitmap) >= step)
+                assert blocks == expected(bitmap, step)
                 for block in blocks:
                     bitmap[block] = True
                 held.append(spans_or_none)
         assert arena.free_bytes == bitmap.count(False) * BLOCK
         arena.check_integrity()
+
+
+def expected(bitmap: list[bool], wanted: int) -> list[int]:
+    """The first blocks of the smallest free run that is long enough, after the largest ones."""
+    runs = [[*run] for is_taken, run in groupby(range(24), bitmap.__getitem__) if not is_taken]
+    found: list[int] = []
+    while wanted > len(max(runs, key=len)):
+        largest = max(runs, key=len)
+        runs.remove(largest)
+        found += largest
+        wanted -= len(largest)
+    return found + min((run for run in runs if len(run) >= wanted), key=len)[:wanted]
 
 
 def blocks_of(spans: Spans) -> list[int]:
@@ -104,10 +93,6 @@ def blocks_of(spans: Spans) -> list[int]:
             span.offset_bytes // BLOCK, (span.offset_bytes + span.size_bytes) // BLOCK
         )
     ]
-
-
-def longest_free_run(bitmap: list[bool]) -> int:
-    return max(len(run) for run in "".join("x" if taken else "." for taken in bitmap).split("x"))
 
 
 def test_a_block_is_about_a_128th_of_the_mean_cluster_in_whole_pages() -> None:

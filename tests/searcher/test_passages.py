@@ -241,7 +241,7 @@ def test_reads_that_hang_are_given_up_and_their_buffers_come_back(folder: Path) 
 
 def test_a_disk_that_hangs_delays_a_batch_by_one_time_limit(folder: Path) -> None:
     results = random_results(500, 40)
-    with reading(folder, slots=4, slot_pages=4, timeout_us=400_000) as here:
+    with reading(folder, slots=4, slot_pages=4, timeout_us=1_000_000) as here:
         expected = here.expected(results)
         for file in (OFFSETS_FILE, DOCUMENTS_FILE):
             here.pages.fault = lambda read, file=file: "hang" if read.file == file else None
