@@ -147,7 +147,8 @@ def choose_hot_set(
 ) -> HotSet:
     """Returns the smallest hot set that meets both targets; all clusters where none does.
 
-    Bisects: of more clusters no query has fewer hits.
+    Bisects: of more clusters no query has fewer hits. (Of very few queries, caution may judge a
+    larger set to be worse; then a smaller one than this may do. One cluster less never does.)
     """
 
     def judged(clusters: int) -> HotSet:
