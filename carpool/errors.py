@@ -23,10 +23,6 @@ class CarpoolError(Exception):
 class RetryableError(CarpoolError):
     """The same call may succeed later (a server refuses or is unreachable): pause and retry."""
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
 
 class ConfigError(CarpoolError):
     """A setting, file or model does not fit: stop at start and say what to change."""

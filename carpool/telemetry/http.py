@@ -39,17 +39,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        handler: type[BaseHTTPRequestHandler],
-        *,
-        connections_max: int,
-        request_timeout_s: float,
-    ) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
-        self._timeout_s = request_timeout_s
-        self._free = threading.BoundedSemaphore(connections_max)
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._lock = threading.Lock()
         self._started_s: dict[socket.socket, float] = {}
 
@@ -77,7 +69,7 @@ class _Server(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Closes the connections that took too long; called twice a second."""
-        until_s = time.monotonic() - self._timeout_s
+        until_s = time.monotonic() - REQUEST_TIMEOUT_S
         with self._lock:
             late = sum(started_s < until_s for started_s in self._started_s.values())
         self._cut(count=late)
@@ -112,21 +104,14 @@ class TelemetryServer:
         registry: CollectorRegistry,
         is_alive: Callable[[], bool],
         not_ready: Callable[[], Sequence[str]],
-        connections_max: int = CONNECTIONS_MAX,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use.
 
-        Serves at most `connections_max` connections at a time, each for `request_timeout_s`.
+        Serves at most `CONNECTIONS_MAX` connections at a time, each for `REQUEST_TIMEOUT_S`.
         `/metrics` has `registry`, and `process_*`: memory, CPU, start and open files.
         """
         try:
-            self._server = _Server(
-                (host, port),
-                _pages(registry, is_alive, not_ready),
-                connections_max=connections_max,
-                request_timeout_s=request_timeout_s,
-            )
+            self._server = _Server((host, port), _pages(registry, is_alive, not_ready))
         except OSError as error:
             raise ConfigError(
                 f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service "

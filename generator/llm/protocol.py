@@ -94,7 +94,8 @@ class LlmRefusal(RetryableError):
         retry_after_s: float | None = None,
         is_paid: bool = False,
     ) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
         self.kind: RefusalKind = kind
         self.is_paid = is_paid
         self.is_unreadable = False

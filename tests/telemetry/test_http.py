@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from carpool.errors import ConfigError
+from carpool.telemetry import http
 from carpool.telemetry.http import TelemetryServer
 from carpool.telemetry.metrics import Metrics
 from schemas.errors import REASONS
@@ -33,13 +34,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 def serve(not_ready: Callable[[], list[str]], **given: Any) -> TelemetryServer:
-    defaults = {
-        "port": 0,
-        "registry": CollectorRegistry(),
-        "is_alive": lambda: True,
-        "connections_max": 16,
-        "request_timeout_s": WAIT_S,
-    }
+    defaults = {"port": 0, "registry": CollectorRegistry(), "is_alive": lambda: True}
     return TelemetryServer(host="127.0.0.1", not_ready=not_ready, **defaults | given)
 
 
@@ -112,8 +107,12 @@ def threads_of_connections() -> int:
     return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
-def test_slow_clients_have_few_threads_and_shut_nobody_out() -> None:
-    server = serve(list, connections_max=4, request_timeout_s=600.0)
+def test_slow_clients_have_few_threads_and_shut_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 600.0)
+    server = serve(list)
     before = threads_of_connections()
     slow = []
     try:
@@ -129,8 +128,11 @@ def test_slow_clients_have_few_threads_and_shut_nobody_out() -> None:
         server.close()
 
 
-def test_a_request_that_takes_too_long_is_closed_although_bytes_arrive() -> None:
-    server = serve(list, request_timeout_s=0.3)
+def test_a_request_that_takes_too_long_is_closed_although_bytes_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.3)
+    server = serve(list)
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as connection:
 

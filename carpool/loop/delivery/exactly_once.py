@@ -103,7 +103,7 @@ class ExactlyOnceDelivery(Delivery):
                 if self._clock.now_us() >= until_us:
                     raise
                 log.warning("the transactional id cannot be taken yet", error=str(error))
-                self._closing.wait(error.retry_after_s or START_WAIT_S)
+                self._closing.wait(START_WAIT_S)
 
     def after_poll(self) -> None:
         """Reads the membership, and checks whether a call of the producer takes too long.
@@ -302,7 +302,7 @@ class ExactlyOnceDelivery(Delivery):
                 log.warning("the brokers did not answer; the call is made again", error=str(error))
                 if self._is_late():
                     raise _GaveUpError from error
-                self._closing.wait(error.retry_after_s or RETRY_WAIT_S)
+                self._closing.wait(RETRY_WAIT_S)
             else:
                 if self._calls.is_stuck:  # another member may own the partitions now
                     raise _GaveUpError
