@@ -19,8 +19,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: str
     prefix: str = ""
     http: dict[str, str]
-    llm_url: str | None = None
-    index_dir: str = ""
     is_ready: bool = False
 
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import LIMITS
-from carpool.terminal import without_password
 from cli.all_settings import CarpoolSettings
 from cli.console import output, people
 from cli.demo import DemoRun, conclude
@@ -53,8 +52,6 @@ def run_everything(
         bootstrap=plan.bootstrap,
         prefix=settings.kafka.prefix,
         http=plan.http,
-        llm_url=without_password(plan.llm_url),
-        index_dir=settings.index.dir,
     )
     with supervisor:
         try:

@@ -38,7 +38,7 @@ class Given:
     def origin(self, section: str, name: str) -> str:
         """Returns where the value comes from: default, a file, the environment or a flag."""
         variable = environment_name(section, name)
-        if self.flags.get(section, {}).get(name) is not None:
+        if name in self.flags.get(section, {}):
             return "flag"
         if variable in self.environ:
             return f"environment ({variable})"

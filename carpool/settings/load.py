@@ -44,7 +44,7 @@ def load_settings(
 ) -> T:
     """Returns settings of `kind`, a struct whose fields are sections (`Settings`).
 
-    `flags`: values by section and name; None: not given. Sections of other programs are skipped.
+    `flags`: values by section and name. Sections of other programs are skipped.
     Raises `ConfigError` that lists all problems, each with the place where it was set.
     """
     sections: dict[str, type[Settings]] = {
@@ -54,10 +54,7 @@ def load_settings(
     sources = (
         _from_file(file, sections, problems) if file is not None else {},
         _from_environment(environ, sections, problems),
-        {
-            section: {name: value for name, value in given.items() if value is not None}
-            for section, given in (flags or {}).items()
-        },
+        flags or {},
     )
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for source in sources:

@@ -46,7 +46,7 @@ def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
         tmp_path,
         toml,
         {"CARPOOL_WINDOW_QUERIES_MAX": "3"},
-        window={"queries_max": 4, "queries_min": None},
+        window={"queries_max": 4},
     )
     assert (found.window.queries_min, found.window.queries_max, found.window.eager) == (1, 4, True)
     assert load(tmp_path, toml, {"CARPOOL_WINDOW_QUERIES_MAX": "3"}).window.queries_max == 3
