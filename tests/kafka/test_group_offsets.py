@@ -59,7 +59,7 @@ def test_what_is_complete_is_not_counted_as_unprocessed() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.long)])
 def test_a_position_is_written_only_while_the_group_has_no_members(
     kafka_bootstrap: str, protocol: str
 ) -> None:

@@ -18,7 +18,7 @@ from tests.kafka.conformance.harness import Listener, poll_until
 pytestmark = pytest.mark.kafka
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+@pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.long)])
 def test_a_living_namesake_is_refused_and_one_that_left_is_not(
     kafka_bootstrap: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
