@@ -146,13 +146,6 @@ class InFlight:
                 if not owed:
                     self._forget(id_)
 
-    def to_commit(self) -> dict[TopicPartition, Position]:
-        """Returns the positions that moved since the last call, and resets that list."""
-        with self._lock:
-            positions = {at: self._progress[at].position_with({}) for at in self._moved}
-            self._moved.clear()
-            return positions
-
     def positions_with(self, finished: Iterable[Done]) -> dict[TopicPartition, Position]:
         """Returns the positions of moved partitions as they will be once `finished` is complete.
 
@@ -189,11 +182,6 @@ class InFlight:
         """Returns the last offset that this member committed, by assigned partition."""
         with self._lock:
             return dict(self._committed)
-
-    def not_committed(self, partitions: Mapping[TopicPartition, Position]) -> None:
-        """Notes that a commit failed, so that the next one includes these partitions."""
-        with self._lock:
-            self._moved |= set(partitions) & set(self._progress)
 
     @property
     def has_uncommitted(self) -> bool:

@@ -75,9 +75,7 @@ class AtLeastOnceDelivery(Delivery):
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> frozenset[int]:
         """See `Delivery.revoked`. A commit in progress ends first."""
         with self._commit_lock:
-            # The consumer dropped a request that it had not begun.
-            self._in_flight.not_committed(self._requested)
-            self._requested = {}
+            self._requested = {}  # the consumer dropped a request that it had not begun
             if not lost:
                 self._commit_now()
             return self._in_flight.revoke(partitions)
@@ -109,7 +107,7 @@ class AtLeastOnceDelivery(Delivery):
             self._commit()
 
     def _idle_wait_s(self) -> float:
-        if not self._in_flight.has_uncommitted:
+        if self._requested or not self._in_flight.has_uncommitted:
             return IDLE_WAIT_S
         return max(0.0, (self._next_commit_us - self._clock.now_us()) / 1_000_000)
 
@@ -207,7 +205,7 @@ class AtLeastOnceDelivery(Delivery):
             at: position
             if len(position.metadata) <= UNNAMED_BYTES_MAX
             else position._replace(metadata="")
-            for at, position in self._in_flight.to_commit().items()
+            for at, position in self._in_flight.positions_with(()).items()
         }
 
     def _note_commit(
@@ -221,7 +219,6 @@ class AtLeastOnceDelivery(Delivery):
             metrics.commit_seconds.observe((now_us - began_us) / 1_000_000)
             return
         # The next poll of a fenced member reports it; another member repeats its work.
-        self._in_flight.not_committed(offsets)
         self._next_commit_us = now_us + COMMIT_RETRY_US
         if isinstance(error, DeploymentError):
             self.refusal.refused(error)
