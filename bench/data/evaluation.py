@@ -44,26 +44,18 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def corpus_path(self) -> Path:
         """The passages, JSON lines."""
-        return self._existing(f"{CORPUS}.jsonl.gz")
+        return self.file(f"{CORPUS}.jsonl.gz")
 
     def vectors_path(self, name: str) -> Path:
         """The vectors of `name`, (rows, dim) floats in a .npy file."""
-        return self._existing(f"embeddings/{name}.npy")
-
-    def questions_path(self, name: str) -> Path:
-        """The questions `name`, JSON lines."""
-        return self._existing(f"{name}.jsonl.gz")
-
-    @property
-    def evidence_path(self) -> Path:
-        """Lines of query id, tab, passage id."""
-        return self._existing(EVIDENCE)
+        return self.file(f"embeddings/{name}.npy")
 
     def questions(self, name: str, limit: int | None = None) -> tuple[Question, ...]:
         """Returns the questions `name`, or the first `limit` of them."""
-        return read_questions(self.questions_path(name), limit)
+        return read_questions(self.file(f"{name}.jsonl.gz"), limit)
 
-    def _existing(self, name: str) -> Path:
+    def file(self, name: str) -> Path:
+        """Returns the path of a file. Raises `ConfigError` where there is none."""
         path = self.folder / name
         if not path.is_file():
             raise ConfigError(

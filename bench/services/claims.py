@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from bench.core.accounting import Accounting
-from bench.data.evaluation import CLAIMS, Float32, read_evidence
+from bench.data.evaluation import CLAIMS, EVIDENCE, Float32, read_evidence
 from bench.data.exact import MemorySearch, Ranking, compare
 from bench.data.index import memory_search
 from bench.services.corpus import CorpusRun
@@ -78,7 +78,8 @@ def run(options: ClaimsOptions) -> bool:
     ours = {claim_ids[load[key].row]: ranking_of(each) for key, each in found.items()}
     queries = np.stack([vectors[key] for key in found])
     search, nprobe = memory_search(run.data, run.index), run.index.manifest.nprobe_default
-    pages = read_evidence(run.data.evidence_path)
+    evidence_path = run.data.file(EVIDENCE)
+    pages = read_evidence(evidence_path)
     evidence = {claim: pages.get(claim, frozenset()) for claim in claim_ids}
     exact = dict(zip(ours, search.flat(queries, FIRST), strict=True))
     verdicts = verdicts_of(ours, queries, search, nprobe)
@@ -94,7 +95,7 @@ def run(options: ClaimsOptions) -> bool:
         {"claims": result},
         promises=result.promises(),
         results=result,
-        **run.facts(run.data.questions_path(CLAIMS), run.data.evidence_path),
+        **run.facts(run.data.file(f"{CLAIMS}.jsonl.gz"), evidence_path),
     )
 
 

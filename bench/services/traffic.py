@@ -75,7 +75,7 @@ def run(options: TrafficOptions) -> bool:
         results,
         promises=traffic_promises(results, budget_bytes),
         results={"budget_bytes": budget_bytes, **results},
-        **run.facts(run.data.questions_path(TRAFFIC), run.data.vectors_path(TRAFFIC)),
+        **run.facts(run.data.file(f"{TRAFFIC}.jsonl.gz"), run.data.vectors_path(TRAFFIC)),
     )
 
 

@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from generator.plan.cached_prefixes import CachedPrefixes, PromptBlocks
+from generator.plan.cached_prefixes import CachedPrefixes, blocks_of
 from generator.plan.kv_tree import (
     BlockDigest,
     BlocksRemoved,
@@ -155,22 +155,14 @@ class BlockSimulator:
                     self._free.move_to_end(block, last=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RenderedPrompt:
-    """A prompt as token ids, and its blocks."""
-
-    token_ids: tuple[int, ...]
-    blocks: PromptBlocks
-
-
 def replay(
-    prompts: Sequence[RenderedPrompt],
+    prompts: Sequence[Sequence[int]],
     size: CacheSize,
     order: type[CachedPrefixes],
     *,
     backlog: int,
 ) -> TokenCounts:
-    """Sends prompts as the generator would. The backlog is refilled before each, to the end."""
+    """Sends prompts, token ids each, as the generator would, from a backlog of so many."""
     tree = KvTree()
     queue = PromptQueue(order(tree))
     server = BlockSimulator(size)
@@ -178,28 +170,26 @@ def replay(
     cached = computed = 0
     for seq in itertools.count():
         for id, prompt in itertools.islice(arriving, backlog - waiting):
-            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, token_ids=prompt.token_ids)))
+            queue.add(QueuedPrompt(Prompt(id=id, arrival_us=id, token_ids=prompt)))
             waiting += 1
         queued = queue.take_next(now_us=0)
         if queued is None:
             break
         waiting -= 1
-        found = server.start(prompts[queued.prompt.id].token_ids)
+        found = server.start(prompts[queued.prompt.id])
         cached, computed = cached + found.cached, computed + found.computed
         queue.cache_changed(tree.step(server.take_batch(seq)))
     return TokenCounts(cached=cached, computed=computed)
 
 
-def computed_once(prompts: Sequence[RenderedPrompt], block_tokens: int) -> TokenCounts:
+def computed_once(prompts: Sequence[Sequence[int]], block_tokens: int) -> TokenCounts:
     """Returns what no order surpasses.
 
-    No block is computed twice: all prompts are known in advance, and memory has no bound.
+    No block is computed twice: all prompts are known in advance, and memory has no bound. What
+    follows the last full block is computed for each prompt, also for an equal one.
     """
-    digests = {digest for prompt in prompts for digest in prompt.blocks.digests}
-    # What follows the last full block is computed for each prompt, also for an equal one.
-    rest = sum(
-        prompt.blocks.tokens - block_tokens * len(prompt.blocks.digests) for prompt in prompts
-    )
+    blocks = [blocks_of(prompt, block_tokens) for prompt in prompts]
+    digests = {digest for each in blocks for digest in each.digests}
+    rest = sum(each.tokens - block_tokens * len(each.digests) for each in blocks)
     computed = block_tokens * len(digests) + rest
-    tokens = sum(prompt.blocks.tokens for prompt in prompts)
-    return TokenCounts(cached=tokens - computed, computed=computed)
+    return TokenCounts(cached=sum(map(len, prompts)) - computed, computed=computed)

@@ -42,7 +42,7 @@ def run(options: RagCacheOptions) -> bool:
     natural, tokens = natural_stream(data, passages=PASSAGES), passage_tokens(data)
     shares: dict[str, dict[str, float]] = {}
     for name, asks in ("natural", natural), ("zipf", zipf_stream(natural, options.seed)):
-        prompts = [rendered(ask, tokens, SIZE.block_tokens) for ask in asks]
+        prompts = [rendered(ask, tokens) for ask in asks]
         found = {
             order: replay(prompts, SIZE, prefixes, backlog=BACKLOG)
             for order, prefixes in ORDERS.items()

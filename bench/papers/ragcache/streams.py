@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_passages, read_vectors
-from bench.simulator.prompt_cache import RenderedPrompt
-from generator.plan.cached_prefixes import blocks_of
 from generator.settings import GeneratorSettings
 
 CHARACTERS_A_TOKEN = 4.2
@@ -61,12 +59,12 @@ def passage_tokens(data: EvaluationData) -> list[int]:
     return [PASSAGE_TOKENS + round(count / CHARACTERS_A_TOKEN) for count in characters]
 
 
-def rendered(ask: Ask, tokens: Sequence[int], block_tokens: int) -> RenderedPrompt:
-    """Returns a prompt, its passages in the order of the scores. `tokens`: of each passage."""
+def rendered(ask: Ask, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Returns a prompt as token ids, its passages by their scores. `tokens`: of each passage."""
     ids = list(range(SYSTEM_TOKENS))
     for row in ask.passages:
         first = (row + 1) * IDS_A_TEXT
         ids += range(first, first + tokens[row])
     first = -(ask.question + 1) * IDS_A_TEXT
     ids += range(first, first + QUESTION_TOKENS)
-    return RenderedPrompt(token_ids=tuple(ids), blocks=blocks_of(ids, block_tokens))
+    return tuple(ids)

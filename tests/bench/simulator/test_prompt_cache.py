@@ -10,11 +10,10 @@ from bench.papers.ragcache.cache_aware import Arrival, CacheAware
 from bench.simulator.prompt_cache import (
     BlockSimulator,
     CacheSize,
-    RenderedPrompt,
     computed_once,
     replay,
 )
-from generator.plan.cached_prefixes import CachedPrefixes, blocks_of
+from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import KvTree, digests_of
 
 BLOCK = 4
@@ -91,11 +90,10 @@ def test_a_tree_fed_by_all_events_knows_what_is_cached(
         tree.check_integrity()
 
 
-def prompt(question: int, *passages: int) -> RenderedPrompt:
+def prompt(question: int, *passages: int) -> tuple[int, ...]:
     """A block for the head, one for each passage, and two tokens."""
     body = [passage for passage in passages for _ in range(BLOCK)]
-    ids = (*[0] * BLOCK, *body, 1_000 + question, 2_000)
-    return RenderedPrompt(token_ids=ids, blocks=blocks_of(ids, BLOCK))
+    return (*[0] * BLOCK, *body, 1_000 + question, 2_000)
 
 
 PROMPTS = [prompt(*each) for each in ((0, 1, 2), (1, 3, 4), (2, 2, 1), (3, 5, 6), (4, 3, 2))]
