@@ -6,17 +6,17 @@ it is the same.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
+import socketserver
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import psutil
@@ -173,36 +173,33 @@ class ReplayServer:
         self.tries: Counter[int] = Counter()
         self.taken: Counter[int] = Counter()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            self.heads.append(head := (await reader.readuntil(b"\r\n\r\n")).decode())
-            length = re.search(r"(?i)content-length: (\d+)", head)
-            body = await reader.readexactly(int(length[1])) if length else b""
-            if self._always is not None:
-                reply = self._always
-            elif head.startswith("GET /v1/models"):
-                listed = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
-                reply = Reply(
-                    head="200 OK\r\nContent-Type: application/json", pieces=(listed.encode(),)
-                )
-            elif "/chat/completions" not in head:
-                reply = Reply(head="404 Not Found", pieces=(b"{}",))
-            else:
-                reply = self._reply(body)
-            lines = "" if "Content-Type" in reply.head else f"\r\nContent-Type: {EVENTS}"
-            lines += "\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-            writer.write(f"HTTP/1.1 {reply.head}{lines}".encode())
-            for piece in filter(None, reply.pieces):
-                writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-                await writer.drain()
-            if reply.stalls:
-                await reader.read()
-            writer.write(b"0\r\n\r\n")
-            await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client left, or the test ends
-        finally:
-            writer.close()
+    def serve(self, reader: BinaryIO, writer: BinaryIO) -> None:
+        """Answers the one request of a connection."""
+        head = ""
+        while line := reader.readline().decode().strip():  # empty, too, if the client leaves
+            head += f"{line}\r\n"
+        self.heads.append(head)
+        length = re.search(r"(?i)content-length: (\d+)", head)
+        body = reader.read(int(length[1])) if length else b""
+        if self._always is not None:
+            reply = self._always
+        elif head.startswith("GET /v1/models"):
+            listed = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
+            reply = Reply(
+                head="200 OK\r\nContent-Type: application/json", pieces=(listed.encode(),)
+            )
+        elif "/chat/completions" not in head:
+            reply = Reply(head="404 Not Found", pieces=(b"{}",))
+        else:
+            reply = self._reply(body)
+        lines = "" if "Content-Type" in reply.head else f"\r\nContent-Type: {EVENTS}"
+        lines += "\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        writer.write(f"HTTP/1.1 {reply.head}{lines}".encode())
+        for piece in filter(None, reply.pieces):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        if reply.stalls:
+            reader.read()  # until the client leaves
+        writer.write(b"0\r\n\r\n")
 
     def _reply(self, body: bytes) -> Reply:
         found = re.search(rb"odd question (\d+)", body)
@@ -218,31 +215,27 @@ class ReplayServer:
 
     @contextmanager
     def running(self) -> Iterator[LlmSettings]:
-        ports: Future[int] = Future()
-        loops: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        serve = self.serve
 
-        async def serve() -> None:
-            async with await asyncio.start_server(self.serve, "127.0.0.1", 0) as server:
-                stop = asyncio.Event()
-                loops.set_result((asyncio.get_running_loop(), stop))
-                ports.set_result(server.sockets[0].getsockname()[1])
-                await stop.wait()
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with suppress(ConnectionError):  # the client left
+                    serve(self.rfile, self.wfile)
 
-        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-        thread.start()
-        port = ports.result()
-        try:
-            yield LlmSettings(
-                base_url=f"http://127.0.0.1:{port}/v1",
-                model="m",
-                first_token_timeout_s=1.0,
-                next_token_timeout_s=0.5,
-                tries_max=TRIES_MAX,
-            )
-        finally:
-            loop, stop = loops.result()
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
+        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield LlmSettings(
+                    base_url=f"http://127.0.0.1:{server.server_address[1]}/v1",
+                    model="m",
+                    first_token_timeout_s=1.0,
+                    next_token_timeout_s=0.5,
+                    tries_max=TRIES_MAX,
+                )
+            finally:
+                server.shutdown()
+                thread.join()
 
 
 @contextmanager
