@@ -229,8 +229,8 @@ class ReplayServer:
                 yield LlmSettings(
                     base_url=f"http://127.0.0.1:{server.server_address[1]}/v1",
                     model="m",
-                    first_token_timeout_s=1.0,
-                    next_token_timeout_s=0.5,
+                    first_token_timeout_s=2.0,
+                    next_token_timeout_s=1.0,
                     tries_max=TRIES_MAX,
                 )
             finally:
@@ -240,9 +240,9 @@ class ReplayServer:
 
 @contextmanager
 def answering(head: str, body: str) -> Iterator[LlmSettings]:
-    """Settings for a server that answers every request with this."""
+    """Settings for a server that answers every request with this, however slow the machine is."""
     with ReplayServer(always=Reply(head=head, pieces=(body.encode(),))).running() as llm:
-        yield llm
+        yield LlmSettings(base_url=llm.base_url, model=llm.model)
 
 
 # ---- as they are
