@@ -236,13 +236,18 @@ def test_both_clients_connect_by_each_mechanism(
         coordinators.close()
 
 
-def test_refused_credentials_are_one_line_that_says_what_to_do(server: SecureKafkaServer) -> None:
+def test_refused_credentials_and_certificates_are_one_line_that_says_what_to_do(
+    server: SecureKafkaServer,
+) -> None:
     wrong = msgspec.structs.replace(scram(server, "grouper"), sasl_password=Secret("wrong"))
     with pytest.raises(ConfigError, match=r"refuse these credentials.*KAFKA_SASL_PASSWORD"):
         cluster_metadata(quiet_admin(wrong), wrong, 3)
     expired = mtls(server, "grouper", expired=True)
     with pytest.raises(ConfigError, match=r"refuse the certificate of this client.*openssl x509"):
         cluster_metadata(quiet_admin(expired), expired, 3)
+    unknown = msgspec.structs.replace(tls(server), ssl_ca_location="")
+    with pytest.raises(ConfigError, match=r"cannot be trusted.*ssl_ca_location"):
+        cluster_metadata(quiet_admin(unknown), unknown, 3)
 
 
 def test_what_these_credentials_cannot_see_is_not_called_missing(server: SecureKafkaServer) -> None:

@@ -4,9 +4,12 @@ clusters.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from carpool.disk.manifest import RecallRow, RecallTable
 from grouper.admission import Admitted, IndexFacts, admit
 from schemas.errors import RecordError
 from schemas.query import Query
@@ -66,6 +69,17 @@ def test_a_text_is_admitted_with_the_default_nprobe_and_no_deadline() -> None:
     assert (query.vector, query.nprobe, query.deadline_us) == (None, 3, None)
     assert not query.is_expired(10**18)
     assert admitted(Query(query_id="q-1", text="why?", nprobe=10)).nprobe == 10
+
+
+def test_a_recall_target_is_the_nprobe_of_the_first_row_that_promises_it() -> None:
+    rows = (
+        RecallRow(target=0.9, nprobe=5, recall=0.91, rows_read=1, read_bytes=1),
+        RecallRow(target=0.95, nprobe=8, recall=0.96, rows_read=1, read_bytes=1),
+    )
+    tuned = replace(FACTS, recall=RecallTable(top_k=10, questions=9, rows=rows))
+    for target, nprobe in {0.5: 5, 0.9: 5, 0.91: 8, 0.99: 8, None: 3}.items():
+        unit = a_unit(1, Query(query_id="q-1", text="why?", recall_target=target))
+        assert (admit(unit, tuned).nprobe, admit(unit, FACTS).nprobe) == (nprobe, 3)
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-30, 5, 3.4e38])

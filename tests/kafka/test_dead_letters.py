@@ -135,6 +135,12 @@ def test_a_letter_of_a_decompressed_record_of_any_size_fits_its_topic(
         assert is_kept, "what its source takes is never cut"
 
 
+def test_a_letter_that_was_cut_has_16_kib_and_names_the_size_of_its_record() -> None:
+    letter = read(letter_of(bytes(5_000_000)))
+    assert letter.errors["truncated.from.bytes"] == "5000000"
+    assert letter.value == bytes(16 * 1024)
+
+
 def test_a_letter_of_a_record_that_could_not_be_unpacked_is_not_replayed() -> None:
     assert not read(letter_of(None, reason=a_reason("unreadable"))).is_whole
 

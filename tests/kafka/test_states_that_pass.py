@@ -150,14 +150,14 @@ def test_a_limit_that_is_too_low_for_a_while_loses_nothing(deployment: Deploymen
         wait_until(lambda: loop.not_ready() == ())
 
 
-def test_partitions_that_are_added_are_read(deployment: Deployment) -> None:
+def test_partitions_that_are_added_are_read_within_30_s(deployment: Deployment) -> None:
     with deployment.running() as loop:
         wait_until(lambda: loop.not_ready() == ())
         topic, count = deployment.settings.broker_topic(QUERIES.name), PARTITIONS + 2
         deployment.admin.create_partitions([NewPartitions(topic, count)])[topic].result(WAIT_S)
         deployment.publish(*named(0, 5), partition=PARTITIONS)
         deployment.publish(*named(5, 10), partition=PARTITIONS + 1)
-        wait_until(lambda: deployment.results() == written(named(0, 10)))
+        wait_until(lambda: deployment.results() == written(named(0, 10)), timeout_s=30)
 
 
 def test_a_member_whose_partitions_could_not_be_begun_joins_again(

@@ -204,6 +204,17 @@ def test_a_batch_that_cannot_be_unpacked_becomes_a_letter_without_bytes() -> Non
     assert bench.committed() == (3, "")
 
 
+def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_stops_consumption() -> None:
+    bench, stage = Bench(), HandStage()
+    loop, consumer = bench.loop(stage, bad_input="stop")
+    unpacked_never(consumer, 1)
+    bench.publish("good", "bomb", "after")
+    turn(loop)
+    assert isinstance(loop.failure, DeploymentError)
+    assert "offsets 1 to 1, cannot be unpacked" in str(loop.failure)
+    assert [unit.record.text for unit in stage.units] == ["good"]
+
+
 def test_a_partition_that_cannot_be_read_is_reported_until_it_is_read_again() -> None:
     bench, stage = Bench(), HandStage()
     loop, _ = bench.loop(stage)

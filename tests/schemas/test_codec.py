@@ -131,6 +131,13 @@ def test_a_vector_is_little_endian_float32_in_base64() -> None:
         (b'{"query_id": "a", "top_k": ' + b"9" * 5_000 + b"}", (), "not_json", None, "a"),
         (b'{"query_id": "a", "text": "  "}', (), "invalid_value", "$.text", "a"),
         (b'{"query_id": "a", "text": "x\\u0000"}', (), "invalid_value", "$.text", "a"),
+        (
+            b'{"query_id": "a", "text": "x", "nprobe": 4, "recall_target": 0.9}',
+            (),
+            "invalid_value",
+            "$.recall_target",
+            "a",
+        ),
         (b'{"query_id": "a", "vector": "AAAA"}', (), "invalid_value", "$.vector", "a"),
         (b'{"query_id": "a", "vector": "AACAPw=="}', (), "missing_field", "$.embedding_model", "a"),
         (b'{"query_id": "a", "vector": "%%%"}', (), "invalid_value", "$.vector", "a"),

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from carpool.disk.manifest import RecallRow, RecallTable
 from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 from schemas.topics import RETRIEVALS
@@ -15,9 +21,13 @@ from tests.searcher.helpers import (
     exact_top_k,
     make_group,
     make_unit,
+    random_index,
     running,
 )
 from tests.searcher.stage import Gate, questions
+
+ROW = RecallRow(target=0.9, nprobe=3, recall=0.9, rows_read=1, read_bytes=1)
+TUNED = RecallTable(top_k=5, questions=9, rows=(ROW,))
 
 
 def test_hits_are_the_exact_top_k_over_the_probed_clusters_whatever_the_advice(
@@ -99,6 +109,28 @@ def test_top_k_is_the_querys_or_the_default_and_never_more_than_there_is(index: 
         rows = int((index.assigned == 2).sum())
         every = run.search(make_group(index, vectors, clusters=[(2,)], top_k=100, sequence=2))
         assert len(every["q2-0"].hits) == min(100, rows)
+
+
+@pytest.mark.parametrize("recall", [None, TUNED], ids=["not tuned", "tuned"])
+def test_each_query_has_the_search_that_it_asked_for_and_says_whether_its_recall_was_measured(
+    tmp_path: Path, recall: RecallTable | None
+) -> None:
+    with_codes = random_index(tmp_path, codecs=("rabitq4",), recall=recall)
+    group = make_group(with_codes, questions(3))
+    wishes: list[dict[str, Any]] = [{"search_mode": "margin", "recall_target": 0.9}]
+    wishes += [{"search_mode": "exact"}, {}]
+    queries = tuple(
+        replace(each, query=replace(each.query, **wish))
+        for each, wish in zip(group.queries, wishes, strict=True)
+    )
+    with running(with_codes) as run:
+        found = run.search(replace(group, queries=queries))
+    searches = [each.search for _, each in sorted(found.items())]
+    assert [each and (each.mode, each.is_calibrated) for each in searches] == [
+        ("margin", recall is not None),
+        ("exact", None),
+        ("default", None),
+    ]
 
 
 def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex) -> None:

@@ -51,15 +51,18 @@ def test_offsets_may_commit_without_records_and_an_empty_transaction_ends_too(
     member.close()
 
 
-def test_a_record_after_an_open_transaction_is_invisible_until_it_ends(
+def test_an_open_transaction_hides_later_records_of_its_topic_and_no_other_instance_ends_it(
     broker: Broker,
 ) -> None:
-    member = Member(broker, "a").await_partitions()
+    member, other = Member(broker, "a").await_partitions(), broker.transactional("b")
     member.open(["final"], {})
-    broker.write(broker.record("draft", topic=broker.results))
-    assert broker.seen(broker.results) == []
+    insist(other.start)
+    broker.write(broker.record("hidden", topic=broker.results))
+    broker.write(broker.record("draft", topic=broker.drafts))
+    assert (broker.seen(broker.results), broker.seen(broker.drafts)) == ([], ["draft"])
     insist(member.producer.abort)
-    wait_until(lambda: broker.seen(broker.results) == ["draft"])
+    wait_until(lambda: broker.seen(broker.results) == ["hidden"])
+    other.close()
     member.close()
 
 
@@ -166,6 +169,22 @@ def test_a_producer_is_usable_after_aborts_right_after_a_record(
     insist(producer.commit)
     assert broker.seen(broker.results) == ["kept"]
     producer.close()
+
+
+def test_offsets_of_a_member_that_has_left_are_refused_and_the_transaction_aborts(
+    broker: Broker,
+) -> None:
+    member = Member(broker, "a").await_partitions()
+    membership = member.consumer.membership()
+    assert membership is not None
+    member.consumer.close()
+    member.producer.begin()
+    offsets = {broker.at(0): Position(7, "2;a;")}
+    with pytest.raises(AbortedError):
+        insist(lambda: member.producer.send_offsets(offsets, membership))
+    insist(member.producer.abort)
+    assert broker.committed()[broker.at(0)] == Position(0, "2;a;")
+    member.producer.close()
 
 
 def test_a_plain_commit_after_the_offsets_of_a_transaction_is_kept(
