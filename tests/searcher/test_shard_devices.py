@@ -64,13 +64,13 @@ def test_estimates_of_real_dimensions_are_within_the_margin_of_the_codec(kind: K
 @pytest.mark.data
 @EVERY_KIND
 def test_real_questions_find_the_ids_of_an_exact_search(kind: Kind) -> None:
-    """Of 250 questions, each over a tenth of the passages of Wikipedia."""
+    """Of 100 questions, each over a tenth of the passages of Wikipedia."""
     folder = Path(os.environ["CARPOOL_DATA"]) / "embeddings"
     passages, questions = (
         np.load(folder / name).astype(np.float32)
         for name in ("wikipedia-16k.npy", "queries-hotpotqa.npy")
     )
-    questions = np.ascontiguousarray(questions[:250])
+    questions = np.ascontiguousarray(questions[:100])
     clusters, top_k = 100, 10
     centroids = passages[np.random.default_rng(0).permutation(len(passages))[:clusters]]
     owners = (passages @ centroids.T).argmax(1)
