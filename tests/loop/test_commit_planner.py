@@ -115,7 +115,7 @@ def test_a_transaction_is_bounded_in_work_and_in_bytes_but_takes_at_least_one() 
 
 def test_while_work_is_left_over_transactions_grow_and_follow_without_a_pause() -> None:
     progress = OnePartition(bytes_each=0)
-    planner = planner_with(*map(done, range(200 * TRANSACTION_DONES)), progress=progress)
+    planner = planner_with(*map(done, range(110 * TRANSACTION_DONES)), progress=progress)
     taken, now_us = [], NOW_US
     while planner.finished:
         taken.append(len(planner.plan(progress, now_us, take_all=False).work) // TRANSACTION_DONES)

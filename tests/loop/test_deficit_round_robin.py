@@ -57,7 +57,7 @@ def test_all_items_are_served(
 
 @given(
     st.fixed_dictionaries(
-        {flow: st.lists(st.integers(1, 9), min_size=60, max_size=60) for flow in FLOWS}
+        {flow: st.lists(st.integers(1, 9), min_size=25, max_size=25) for flow in FLOWS}
     ),
     weights,
 )
