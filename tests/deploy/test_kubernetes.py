@@ -59,6 +59,21 @@ def built(folder: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(manifests(folder)))
 
 
+def named(kind: str, folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """The documents of a kind by name, without `carpool-`."""
+    return {
+        it["metadata"]["name"].removeprefix("carpool-"): it
+        for it in built(folder)
+        if it["kind"] == kind
+    }
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    return {
+        name: it["spec"]["template"] for name, it in (named("StatefulSet") | named("Job")).items()
+    }
+
+
 def problems(document: dict[str, Any]) -> list[str]:
     kind = document["kind"]
     schema = {"$ref": f"#/definitions/{kind}", "definitions": SCHEMAS}
@@ -77,13 +92,8 @@ def test_the_manifests_are_valid_and_a_wrong_field_would_be_found(folder: Path) 
 
 
 def test_every_pod_gives_up_what_it_does_not_need_and_has_the_settings() -> None:
-    pods = {
-        document["metadata"]["name"]: document["spec"]["template"]["spec"]
-        for document in built(FOLDER)
-        if document["kind"] in ("StatefulSet", "Job")
-    }
-    assert pods.keys() == {f"carpool-{name}" for name in (*INPUTS, "index", "topics")}
-    for pod in pods.values():
+    assert pods().keys() == {*INPUTS, "index", "topics"}
+    for pod in (it["spec"] for it in pods().values()):
         (container,) = pod["containers"]
         assert pod["automountServiceAccountToken"] is False
         assert pod["enableServiceLinks"] is False, "CARPOOL_KAFKA_SERVICE_HOST is no setting"
@@ -99,19 +109,17 @@ def test_every_pod_gives_up_what_it_does_not_need_and_has_the_settings() -> None
 
 
 def test_each_pod_has_its_own_secret_and_reaches_only_the_ports_that_it_needs() -> None:
-    documents = built(FOLDER)
-    (settings,) = (it["data"] for it in documents if it["kind"] == "ConfigMap")
+    (settings,) = (it["data"] for it in named("ConfigMap").values())
     kafka = int(settings["CARPOOL_KAFKA_BOOTSTRAP"].rpartition(":")[2])
     llm = urlsplit(settings["CARPOOL_LLM_BASE_URL"]).port
     metrics = int(settings["CARPOOL_HTTP_PORT"])
     ports = {name: ({metrics}, {53, kafka}) for name in INPUTS}
     ports |= {"generator": ({metrics}, {53, kafka, llm})}
     ports |= {"topics": (set(), {53, kafka}), "index": (set(), set())}
-    policies = {it["metadata"]["name"]: it for it in documents if it["kind"] == "NetworkPolicy"}
-    pods = {it["metadata"]["name"]: it for it in documents if it["kind"] in ("StatefulSet", "Job")}
-    assert pods.keys() == policies.keys() == {f"carpool-{name}" for name in ports}
+    policies = named("NetworkPolicy")
+    assert pods().keys() == policies.keys() == ports.keys()
     for name, wanted in ports.items():
-        pod, spec = pods[f"carpool-{name}"]["spec"]["template"], policies[f"carpool-{name}"]["spec"]
+        pod, spec = pods()[name], policies[name]["spec"]
         assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert spec["policyTypes"] == ["Ingress", "Egress"]
         opened = tuple(
@@ -126,12 +134,10 @@ def test_each_pod_has_its_own_secret_and_reaches_only_the_ports_that_it_needs() 
 
 
 def test_pods_are_named_members_and_settings_are_those_of_the_compose_stack() -> None:
-    documents = {(it["kind"], it["metadata"]["name"]): it for it in built(FOLDER)}
-    settings = documents["ConfigMap", "carpool"]["data"]
+    settings = named("ConfigMap")["carpool"]["data"]
     for service in INPUTS:
         compose = compose_services()[service]
-        spec = documents["StatefulSet", f"carpool-{service}"]["spec"]["template"]["spec"]
-        (container,) = spec["containers"]
+        (container,) = pods()[service]["spec"]["containers"]
         assert container["args"] == compose["command"]
         assert {
             "name": "CARPOOL_KAFKA_INSTANCE_ID",
@@ -140,8 +146,8 @@ def test_pods_are_named_members_and_settings_are_those_of_the_compose_stack() ->
         for name, value in compose["environment"].items():
             if not value.startswith("${"):
                 assert settings[name] == value
-        named = dict.fromkeys((it["name"] for it in container["env"]), "x")
-        load_settings(CarpoolSettings, file=None, environ=settings | named)
+        of_pod = dict.fromkeys((it["name"] for it in container["env"]), "x")
+        load_settings(CarpoolSettings, file=None, environ=settings | of_pod)
         assert settings["CARPOOL_HTTP_PORT"] == str(container["ports"][0]["containerPort"])
         assert {
             container[f"{name}Probe"]["httpGet"]["path"]
@@ -163,9 +169,7 @@ def test_an_upgrade_applies_one_part_after_the_other_by_its_label() -> None:
 
 @pytest.mark.parametrize("service", INPUTS)
 def test_a_service_is_given_the_time_that_it_takes_to_end(service: str) -> None:
-    documents = {(it["kind"], it["metadata"]["name"]): it for it in built(FOLDER)}
-    pod = documents["StatefulSet", f"carpool-{service}"]["spec"]["template"]["spec"]
-    grace_s = pod["terminationGracePeriodSeconds"]
+    grace_s = pods()[service]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s * 1_000_000 > DRAIN_US + CLOSE_US
     assert compose_services()[service]["stop_grace_period"] == f"{grace_s}s"
 
@@ -173,23 +177,14 @@ def test_a_service_is_given_the_time_that_it_takes_to_end(service: str) -> None:
 def test_services_scale_by_a_metric_that_exists_up_to_the_number_of_partitions() -> None:
     metric = "carpool_lag_records"
     assert metric in {each.name for each in Metrics().registry.collect()}
-    found = {
-        it["spec"]["scaleTargetRef"]["name"]: it["spec"]
-        for it in built(FOLDER / "scaling")
-        if it["kind"] == "ScaledObject"
-    }
-    targets = {
-        it["metadata"]["name"]: (it["apiVersion"], it["kind"], "replicas" in it["spec"])
-        for it in built(FOLDER)
-        if it["kind"] == "StatefulSet"
-    }
-    shared = [name for name, topic in INPUTS.items() if topic.partition_by != "lane"]
-    assert found.keys() == {f"carpool-{name}" for name in shared}, "kafka.lanes is 1"
-    for service in shared:
-        spec = found[f"carpool-{service}"]
-        target = spec["scaleTargetRef"]
-        wanted = (target["apiVersion"], target["kind"], False)
-        assert targets[target["name"]] == wanted, "`apply` would reset a number of replicas"
+    specs = [it["spec"] for it in named("ScaledObject", FOLDER / "scaling").values()]
+    found = {spec["scaleTargetRef"]["name"].removeprefix("carpool-"): spec for spec in specs}
+    shared = {name for name, topic in INPUTS.items() if topic.partition_by != "lane"}
+    assert found.keys() == shared, "kafka.lanes is 1"
+    for service, spec in found.items():
+        scaled, target = named("StatefulSet")[service], spec["scaleTargetRef"]
+        assert (target["apiVersion"], target["kind"]) == (scaled["apiVersion"], scaled["kind"])
+        assert "replicas" not in scaled["spec"], "`apply` would reset a number of replicas"
         (trigger,) = spec["triggers"]
         assert trigger["metadata"].keys() == PROMETHEUS_TRIGGER
         assert f'{metric}{{service="{service}"}}' in trigger["metadata"]["query"]
@@ -203,15 +198,15 @@ def test_scraped_metrics_have_the_labels_that_alerts_name() -> None:
     labels = {it["targetLabel"]: it for it in endpoint["relabelings"]}
     assert labels["job"]["replacement"] == "carpool"
     (source,) = labels["service"]["sourceLabels"]
-    pods = [it["spec"]["template"] for it in built(FOLDER) if it["kind"] == "StatefulSet"]
+    services = [pods()[service] for service in INPUTS]
     meta = "__meta_kubernetes_pod_label_"
     assert {
         value
-        for pod in pods
+        for pod in services
         for name, value in pod["metadata"]["labels"].items()
         if meta + re.sub(r"[^a-zA-Z0-9_]", "_", name) == source
     } == set(INPUTS)
-    for pod in pods:
+    for pod in services:
         wanted = monitor["spec"]["selector"]["matchLabels"]
         assert wanted.items() <= pod["metadata"]["labels"].items()
         (container,) = pod["spec"]["containers"]
