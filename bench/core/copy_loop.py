@@ -65,27 +65,24 @@ class CopyStage:
         """Nothing to close."""
 
 
-class CopyLoop:
-    """Copies `source` to `SOURCE.copy`, exactly once."""
+def copy_loop(settings: KafkaSettings, *, group: str, source: str, in_flight: int) -> Loop[Any]:
+    """Returns a loop that copies `source` to `SOURCE.copy`, exactly once.
 
-    def __init__(self, settings: KafkaSettings, *, group: str, source: str, in_flight: int) -> None:
-        """`in_flight`: records in the service, finished or not."""
-        stage, clock = CopyStage(copy_of(source), in_flight), SystemClock()
-        stage.loop = self._loop = Loop[Any](
-            name="grouper",
-            group=group,
-            intake=Intake(topic=source, decode=_as_it_is, bad_input="stop"),
-            stage=stage,
-            consumer=make_consumer(settings, group, clock, "exactly_once"),
-            make_delivery=make_delivery(settings, group, "exactly_once"),
-            clock=clock,
-            metrics=Metrics(),
-            finished_bytes_max=1 << 30,
-        )
-
-    def run(self) -> None:
-        """Runs until the process ends."""
-        self._loop.run(drain_us=0)
+    `in_flight`: records in it, finished or not.
+    """
+    stage, clock = CopyStage(copy_of(source), in_flight), SystemClock()
+    stage.loop = Loop(
+        name="grouper",
+        group=group,
+        intake=Intake(topic=source, decode=_as_it_is, bad_input="stop"),
+        stage=stage,
+        consumer=make_consumer(settings, group, clock, "exactly_once"),
+        make_delivery=make_delivery(settings, group, "exactly_once"),
+        clock=clock,
+        metrics=Metrics(),
+        finished_bytes_max=1 << 30,
+    )
+    return stage.loop
 
 
 def copy_of(topic: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from bench.core.copy_loop import CopyLoop
+from bench.core.copy_loop import copy_loop
 from carpool.kafka.settings import KafkaSettings
 from carpool.terminal import print_plain
 
@@ -76,10 +76,10 @@ def main(bootstrap: str) -> None:
     """Waits for a line, then copies for ever."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = KafkaSettings(bootstrap=bootstrap, instance_id=NAME)
-    copying = CopyLoop(settings, group=GROUP, source=SOURCE, in_flight=IN_FLIGHT)
+    copying = copy_loop(settings, group=GROUP, source=SOURCE, in_flight=IN_FLIGHT)
     print_plain("ready")
     sys.stdin.readline()
-    copying.run()
+    copying.run(drain_us=0)
 
 
 if __name__ == "__main__":

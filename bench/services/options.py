@@ -168,7 +168,6 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     ] = 200.0
     seconds: SecondsOption = 20.0
     warm_up_s: WarmUpOption = 60.0
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of arrivals.")] = 0
 
 
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):

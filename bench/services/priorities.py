@@ -142,7 +142,6 @@ class _Conditions:
             plan,
             rate_per_s=rate_per_s,
             arrivals="poisson",
-            seed=self._options.seed,
         )
 
     def _questions(self, count: int) -> list[Question]:

@@ -77,7 +77,6 @@ def test_a_small_run_answers_each_question_once_in_every_condition(tmp_path: Pat
         tenant_rate_per_s=10,
         seconds=2,
         warm_up_s=1,
-        seed=3,
         json_file=path,
     )
     run(options)
