@@ -10,7 +10,7 @@ from functools import partial
 from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.chaos.llm_calls import LlmStandIn
-from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
+from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS
 from bench.reliability.chaos.states import StateFaults
@@ -43,7 +43,6 @@ class LiveRun:
     recorder: TopicRecorder
     stand_ins: Mapping[str, LlmStandIn]
     loads: Sequence[SteadyLoad]
-    withdrawals: Withdrawals
     replays: LetterReplays
     dead: Set[str]
     started_s: float = field(default=0.0, init=False)
@@ -61,7 +60,6 @@ class LiveRun:
         """
         for load in self.loads:
             load.end()
-        self.withdrawals.end()
         self.replays.end()
         return [query_id for load in self.loads for query_id in load.sent]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
 from bench.core.session import require_all_sent
@@ -30,7 +30,10 @@ WITHDRAWN_AFTER_S_MAX = 0.5
 
 
 class SteadyLoad(threading.Thread):
-    """Publishes questions at a steady rate, under their own ids."""
+    """Publishes questions at a steady rate, under their own ids.
+
+    Some are withdrawn by their ids, at a drawn time after they were sent.
+    """
 
     def __init__(
         self,
@@ -39,12 +42,14 @@ class SteadyLoad(threading.Thread):
         plan: LoadPlan,
         *,
         rate_per_s: float,
-        on_sent: Callable[[str], None],
+        withdrawn: Set[str],
+        seed: int,
     ) -> None:
+        """`withdrawn`: the ids of those."""
         super().__init__(name="load", daemon=True)
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
         self._questions, self._plan, self._rate_per_s = questions, plan, rate_per_s
-        self._on_sent = on_sent
+        self._withdrawn, self._rng = withdrawn, random.Random(seed)
         self._problems: list[str] | None = None
         self.sent: list[str] = []
 
@@ -64,29 +69,9 @@ class SteadyLoad(threading.Thread):
 
     def _sent(self, question: SentQuestion) -> None:
         self.sent.append(question.query_id)
-        self._on_sent(question.query_id)
-
-    def end(self) -> None:
-        """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
-        self.join()
-        if self._problems is None:
-            raise CarpoolError("the load ended with an error, so not every question was sent")
-        require_all_sent(self._problems)
-
-
-class Withdrawals:
-    """Withdraws questions by their ids, at a drawn time after they were sent."""
-
-    def __init__(self, kafka: KafkaSettings, query_ids: Collection[str], seed: int) -> None:
-        self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
-        self._query_ids = frozenset(query_ids)
-        self._rng = random.Random(seed)
-
-    def sent(self, query_id: str) -> None:
-        """Notes a question that was sent. For any thread."""
-        if query_id in self._query_ids:
+        if question.query_id in self._withdrawn:
             after_s = self._rng.uniform(0, WITHDRAWN_AFTER_S_MAX)
-            threading.Timer(after_s, self._withdraw, [query_id]).start()
+            threading.Timer(after_s, self._withdraw, [question.query_id]).start()
 
     def _withdraw(self, query_id: str) -> None:
         cancel = build_cancel(query_id, None, SystemClock().now_us())
@@ -94,8 +79,11 @@ class Withdrawals:
             self._publisher.send(cancel, lambda _, error: None)
 
     def end(self) -> None:
-        """Sends what is left."""
-        self._publisher.close(5.0)
+        """Waits for the end. Raises `CarpoolError` where a question may be missing in its topic."""
+        self.join()
+        if self._problems is None:
+            raise CarpoolError("the load ended with an error, so not every question was sent")
+        require_all_sent(self._problems)
 
 
 class LetterReplays(threading.Thread):

@@ -24,7 +24,7 @@ from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
 from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
 from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
-from bench.reliability.chaos.load import LetterReplays, SteadyLoad, Withdrawals
+from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.questions import TOP_K, TRIES_MAX, ChaosQuestions
@@ -191,7 +191,6 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
         break_on(llm, asked.broken)
         supervisor = ProcessSupervisor(dict(supervised(stack, cluster, stand_ins)))
         direct = msgspec.structs.replace(kafka, bootstrap=cluster.own_addresses)
-        withdrawals = Withdrawals(kafka, asked.withdrawn, plan.seed)
         recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock())
         yield LiveRun(
             cluster=cluster,
@@ -202,8 +201,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             states=StateFaults(note, direct, supervisor, stand_ins),
             recorder=opened.enter_context(recorder),
             stand_ins=stand_ins,
-            loads=_loads(kafka, index, plan, withdrawals.sent),
-            withdrawals=withdrawals,
+            loads=_loads(kafka, index, plan),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
             dead=asked.dead,
         )
@@ -223,9 +221,7 @@ def make_topics(kafka: KafkaSettings) -> None:
     create_topics(kafka)
 
 
-def _loads(
-    kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan, on_sent: Callable[[str], None]
-) -> tuple[SteadyLoad, ...]:
+def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
     asked, model = plan.questions, index.manifest.embedding_model
     count = len(asked.interactive) + len(asked.batch)
     return tuple(
@@ -239,7 +235,8 @@ def _loads(
                 keep_ids=True,
             ),
             rate_per_s=plan.rate_per_s * len(questions) / count,
-            on_sent=on_sent,
+            withdrawn=asked.withdrawn,
+            seed=plan.seed,
         )
         for questions in (asked.interactive, asked.batch)
         if questions
