@@ -202,15 +202,13 @@ def measure(shard: FilledShard, seconds: float, copied_bytes_per_s: float) -> di
     swapped = np.array([cluster for cluster, _ in loaded], np.int64)
     every = np.arange(len(shard.row_counts))
     return found | {
-        "load_ms": spread(1e3 * each for each in shard.load_s),
         "loaded_bytes_per_s": shard.size_bytes(every) / sum(shard.load_s),
         "loaded_bytes_per_s_during_scans": shard.size_bytes(swapped) / sum(s for _, s in loaded),
-        "slowdown_p50": during.p50 / alone.p50,
         "slowdown_p99": during.p99 / alone.p99,
     }
 
 
-def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
+def copy_bytes_per_s(device: str) -> float:
     """Returns the bytes that a copy within the memory of `device` reads and writes a second.
 
     Raises `ConfigError` where there is no such device.
@@ -220,7 +218,7 @@ def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
             "this machine has no CUDA device that PyTorch can use; measure --device cpu, or run "
             "this on a machine with a GPU"
         )
-    source = torch.ones(size_bytes, dtype=torch.uint8, device=device)
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best_s = float("inf")
     for _ in range(6):
@@ -230,7 +228,7 @@ def copy_bytes_per_s(device: str, size_bytes: int = COPY_BYTES) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         best_s = min(best_s, time.perf_counter() - began_s)
-    return 2 * COPIES * size_bytes / best_s
+    return 2 * COPIES * COPY_BYTES / best_s
 
 
 def _row_counts(rows: int, random: np.random.Generator) -> Int64:
