@@ -26,6 +26,25 @@ def horizon(
     return plan_horizon([wants_of(window) for window in windows], bytes_max=bytes_max)
 
 
+def entries(*numbers: tuple[int, int, int]) -> tuple[HorizonEntry, ...]:
+    return tuple(HorizonEntry(cluster=ClusterId(c), windows=w, queries=q) for c, w, q in numbers)
+
+
+def ids(*numbers: int) -> tuple[ClusterId, ...]:
+    return tuple(map(ClusterId, numbers))
+
+
+def test_what_does_not_fit_is_what_is_wanted_last_and_by_the_fewest() -> None:
+    windows = [[ids(4), ids(9), ids(9)], [ids(2), ids(7), ids(7)]]
+    one_bytes = len(msgspec.json.encode(entries((4, 1, 1))[0])) + 1
+    assert horizon(windows, bytes_max=4 * one_bytes) == entries(
+        (4, 1, 1), (9, 1, 2), (2, 2, 1), (7, 2, 2)
+    )
+    assert horizon(windows, bytes_max=4 * one_bytes - 1) == entries((4, 1, 1), (9, 1, 2), (7, 2, 2))
+    assert horizon(windows, bytes_max=one_bytes) == entries((9, 1, 2))
+    assert horizon(windows, bytes_max=0) == ()
+
+
 @given(windows=WINDOWS)
 def test_every_entry_says_when_and_how_often(windows: list[list[list[ClusterId]]]) -> None:
     found = horizon(windows)
