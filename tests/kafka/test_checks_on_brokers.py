@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
+from pathlib import Path
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
-from structlog.testing import capture_logs
 
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import Deployment
-from carpool.kafka.deployment import DeploymentWatch, check_deployment
+from carpool.kafka.deployment import check_deployment
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import QUERIES, QUERIES_DEAD, TOPICS
+from schemas.topics import QUERIES, TOPICS
 from tests.waiting import WAIT_S, wait_until
+
+IMPATIENT = """
+from carpool import run_service
+from cli.main import main
+run_service.WATCH_S = 0.1
+main()
+"""
+"""A service that looks at its topics often."""
 
 
 def checked(bootstrap: str) -> Deployment:
@@ -79,21 +90,30 @@ def test_records_that_are_gone_before_they_were_read_are_found_at_the_start(
 
 
 @pytest.mark.kafka
-def test_a_topic_that_gets_more_partitions_than_its_siblings_causes_one_warning(
-    kafka_bootstrap: str,
+def test_a_running_service_warns_once_of_a_topic_that_gets_more_partitions_than_its_siblings(
+    kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix=f"w-{uuid.uuid4().hex[:8]}")
-    topics = (QUERIES, QUERIES_DEAD)
-    create_topics(settings, topics)
-    found = check_deployment(settings, "auto", topics, group="g", inputs=())
-    watch = DeploymentWatch(settings, topics, "g", found)
-    name = settings.broker_topic(QUERIES.name)
-    with capture_logs() as logged:
-        watch.step()
-        assert logged == []
-        admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-        admin.create_partitions([NewPartitions(name, 6)])[name].result(WAIT_S)
-        wait_until(lambda: watch.step() or logged)
-        watch.step()
-    (warning,) = logged
-    assert f"{name}.dlq has 4 partitions and its source {name} has 6" in warning["event"]
+    create_topics(settings)
+    name, log = settings.broker_topic(QUERIES.name), tmp_path / "log"
+    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
+    ours = {
+        "CARPOOL_KAFKA_BOOTSTRAP": kafka_bootstrap,
+        "CARPOOL_KAFKA_PREFIX": settings.prefix,
+        "CARPOOL_LLM_ENGINE": "none",
+        "CARPOOL_HTTP_PORT": "0",
+    }
+    command = [sys.executable, "-c", IMPATIENT, "generator"]
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, env=os.environ | ours, stdout=file, stderr=file) as process,
+    ):
+        try:
+            wait_until(lambda: "joining the consumer group" in log.read_text(), log.read_text)
+            for count in (6, 8):
+                warning = f"{name}.dlq has 4 partitions and its source {name} has {count}"
+                admin.create_partitions([NewPartitions(name, count)])[name].result(WAIT_S)
+                wait_until(lambda text=warning: text in log.read_text(), log.read_text)
+        finally:
+            process.kill()
+    assert log.read_text().count(" partitions and its source ") == 2
