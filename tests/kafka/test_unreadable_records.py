@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,12 +19,14 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from carpool.kafka.unreadable import UnreadableBatches, end_of_batch
-from schemas.topics import QUERIES
+from schemas.topics import QUERIES, QUERIES_DEAD
+from tests.e2e.support import read_to_end
 from tests.kafka.conformance.harness import Listener, read
-from tests.waiting import WAIT_S
+from tests.kafka.test_states_that_pass import Deployment
+from tests.waiting import WAIT_S, wait_until
 
 BOMB = b" " * 90_000_000
-"""Is 2.8 KB with zstd."""
+"""Is 2.8 KB with zstd, 350 KB with lz4."""
 
 
 class TroubledListener(Listener):
@@ -34,6 +38,10 @@ class TroubledListener(Listener):
 
     def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         self.errors.append(error)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def write(settings: KafkaSettings, at: TopicPartition, *values: bytes, codec: str = "none") -> None:
@@ -104,6 +112,27 @@ def test_a_reader_without_a_group_passes_over_bombs(
     settings, at = bombed
     found = read_topic(settings, SystemClock(), at.topic, name="test")
     assert [message.value for message in found] == [b"zero", b"six", b"eight"]
+
+
+@pytest.mark.kafka
+def test_bombs_of_codecs_that_unpack_to_any_size_end_as_cut_letters_and_leave_no_memory(
+    kafka_bootstrap: str,
+) -> None:
+    deployment = Deployment(kafka_bootstrap, "exactly_once")
+    settings, at = deployment.settings, TopicPartition(QUERIES.name, 0)
+    with deployment.running():
+        deployment.publish("before", partition=0)
+        wait_until(lambda: deployment.results() == ["before/0"])
+        before = resident_bytes()
+        for codec in ("gzip", "lz4"):
+            write(settings, at, BOMB, codec=codec)
+        deployment.publish("after", partition=0)
+        wait_until(lambda: deployment.results() == ["after/0", "before/0"])
+        wait_until(lambda: resident_bytes() - before < len(BOMB) // 2, resident_bytes)
+    letters = read_to_end(settings.bootstrap, settings.broker_topic(QUERIES_DEAD.name))
+    assert [letter.text("rag.errors.truncated.from.bytes") for letter in letters] == [
+        str(len(BOMB))
+    ] * 2
 
 
 def test_one_error_passes_over_nothing_and_neither_do_many_within_a_moment() -> None:
