@@ -12,7 +12,7 @@ from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.acls import ROLES, SERVICES, acls_of
 from carpool.kafka.client_config import client_config, consumer_config, producer_config
 from carpool.kafka.coordinator_config import coordinator_config
-from carpool.kafka.librdkafka.protocol import member_config
+from carpool.kafka.librdkafka.protocol import GroupProtocol, member_config
 from carpool.kafka.librdkafka.purge import PURGED
 from carpool.kafka.oauth_tokens import token_provider
 from carpool.kafka.passed_through import DENIED, SECRETS
@@ -25,6 +25,12 @@ def test_a_setting_passes_through_to_every_client_and_wins_over_a_default() -> N
     assert not settings.check()
     assert producer_config(settings)["linger.ms"] == 50
     assert consumer_config(settings, "g")["fetch.queue.backoff.ms"] == 9
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_look_for_new_partitions_every_30_s(protocol: GroupProtocol) -> None:
+    config = member_config(KafkaSettings(), "g", protocol)
+    assert config["topic.metadata.refresh.interval.ms"] <= 30_000
 
 
 @pytest.mark.parametrize("name", [*DENIED, *SECRETS, "error_cb", "ssl.key.pem"])
