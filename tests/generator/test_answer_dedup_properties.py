@@ -130,7 +130,11 @@ class World:
             for output in done.outputs:
                 if output.topic == ANSWERS.name:
                     self.broker.append(
-                        output.topic, output.value, key=output.key, headers=output.headers
+                        output.topic,
+                        output.value,
+                        key=output.key,
+                        partition=output.partition,
+                        headers=output.headers,
                     )
             if dies_before and any(output.topic == ANSWERS.name for output in done.outputs):
                 self.born()
@@ -323,6 +327,17 @@ def test_every_record_ends_as_if_one_were_processed_at_a_time(
 
 
 @settings(max_examples=80)
+@example(
+    [("publish", "a", "why?", "ok"), ("publish", "d", "who?", "ok")],
+    [
+        ("publish", "d", "why?", "ok"),
+        ("work", 0),
+        ("commit", 0),
+        ("dies",),
+        ("crash",),
+        ("follow",),
+    ],
+)
 @given(st.lists(publishes, min_size=3, max_size=8), scripts(calm) | scripts(steps))
 def test_every_query_ends_once_by_its_own_answer_or_that_of_an_equal_prompt(
     first: list[tuple[Any, ...]], script: list[tuple[Any, ...]]
