@@ -1,8 +1,7 @@
 """Batches of direct reads that the kernel does while the thread does other work (Linux AIO).
 
-A batch costs one system call and a few microseconds of CPU a read. A thread for each read would
-wait for the interpreter's lock after it. io_uring does the same, in more code, and containers
-forbid it.
+A batch costs one system call. A thread for each read would wait for the interpreter's lock after
+it. io_uring does the same, in more code, and containers often forbid it.
 """
 
 from __future__ import annotations
