@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,15 @@ Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
 CODECS = ("flat", "sq8", "rabitq4")
 """One of each kind."""
+
+
+def open_files_under(folder: Path) -> list[str]:
+    """Returns the files below `folder` that this process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(link))
+    return [path for path in found if Path(path).is_relative_to(folder)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 
 from carpool.disk import direct
 from carpool.disk.direct import NoDirectReadError, open_direct
+from tests.disk.helpers import open_files_under
 
 
 @pytest.fixture
@@ -37,12 +38,11 @@ def test_a_refusal_at_open_or_at_read_is_no_io_error(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(direct, "IN_MEMORY", {})
-    before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
         patched.setattr(os, call, refuse)
         with pytest.raises(OSError if number == errno.EIO else NoDirectReadError):
             open_direct(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files_under(path.parent) == []
 
 
 def test_a_file_that_is_not_there_is_an_error_of_the_system_with_its_name(tmp_path: Path) -> None:

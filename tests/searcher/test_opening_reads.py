@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from carpool.errors import ConfigError
 from searcher.store.files import SegmentFiles
+from tests.disk.helpers import open_files_under
 from tests.searcher.disks import refuse_direct
 
 PAGE = 4096
@@ -67,15 +68,15 @@ def test_files_in_memory_are_refused_or_read_as_what_has_no_o_direct(memory_fold
 
 
 def test_a_segment_that_cannot_be_opened_is_refused_by_name_and_none_stays_open(
-    paths: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    (there := tmp_path / "there.seg").write_bytes(bytes(PAGE))
     for direct_io in ("require", "auto"):
         with pytest.raises(ConfigError, match=r"nowhere\.seg"):
-            SegmentFiles((*paths, tmp_path / "nowhere.seg"), direct_io)
+            SegmentFiles((there, tmp_path / "nowhere.seg"), direct_io)
     refuse_direct(monkeypatch, "open")
     with pytest.raises(
         ConfigError, match=r"cannot open .*nowhere\.seg: No such file.*check the folder"
     ):
-        SegmentFiles((*paths, tmp_path / "nowhere.seg"), "auto")
-    assert len(os.listdir("/proc/self/fd")) == before
+        SegmentFiles((there, tmp_path / "nowhere.seg"), "auto")
+    assert open_files_under(tmp_path) == []
