@@ -11,6 +11,8 @@ RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nolog
 WORKDIR /srv
 
 FROM python AS build-services
+# The kernel that scans codes is compiled here.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY requirements/ requirements/
 RUN PYTHON=python3 requirements/install /opt/carpool requirements/services.txt requirements/models.txt
 COPY pyproject.toml hatch_build.py LICENSE NOTICE README.md ./

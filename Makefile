@@ -48,7 +48,7 @@ lock: setup ## resolve pyproject.toml anew; ARGS="--upgrade"
 clean: ## remove the environment and everything made
 	rm -rf $(VENV) .carpool .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache mutants build dist *.egg-info
 
-$(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt $(LOCKS)/install pyproject.toml
+$(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt $(LOCKS)/install pyproject.toml hatch_build.py carpool/codes/int4.cpp carpool/codes/int4_scan.h
 	$(LOCKS)/install $(VENV) $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt
 	$(LOCKS)/install $(VENV) --editable .
 	@touch $@

@@ -1,15 +1,21 @@
-"""A build hook: puts every package of the tree below `carpool/` in the wheel.
+"""A build hook: compiles the kernel, and puts every package of the tree below `carpool/`.
 
 The tree has several top-level packages (`schemas`, `cli`, ...). An application may have modules of
 these names, so the wheel has only `carpool`: `schemas/query.py` becomes `carpool/schemas/query.py`,
 and `from schemas.query import Query` becomes `from carpool.schemas.query import Query`. An editable
 install is left as it is.
+
+The kernel that scans codes is C++ (`carpool/codes/int4.cpp`). The compiler is $CXX, or c++. Where
+there is none, the wheel is for every machine, and NumPy does the work of the kernel.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import shutil
+import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,8 +43,14 @@ class WheelLayout(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Writes the rewritten files into a temporary folder, and lists them in `build_data`."""
+        has_kernel = compile_kernel(Path(self.root))
+        if not has_kernel:
+            self.app.display_warning("there is no C++ compiler: NumPy will scan codes, slowly")
         if version == "editable":
             return
+        if has_kernel:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
         self._folder = Path(tempfile.mkdtemp(prefix="carpool-wheel-"))
         root = Path(self.root)
         for name in (TOP, *PACKAGES):
@@ -61,6 +73,20 @@ class WheelLayout(BuildHookInterface[Any]):
         written.parent.mkdir(parents=True, exist_ok=True)
         written.write_text(with_one_top(file.read_text(encoding="utf-8"), str(file)), "utf-8")
         return written
+
+
+def compile_kernel(root: Path) -> bool:
+    """Compiles the kernel of the tree at `root`; returns False where there is no compiler."""
+    folder = root / "carpool" / "codes"
+    target = folder / "libint4.so"
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        target.unlink(missing_ok=True)
+        return False
+    # Without contractions every instruction set computes the same numbers.
+    options = ["-O3", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([compiler, *options, "-o", target, folder / "int4.cpp"], check=True)
+    return True
 
 
 def with_one_top(source: str, name: str) -> str:

@@ -139,7 +139,7 @@ def _measure(
         raise ConfigError(
             f"the index at {index.dir} has no codes that fit searcher.budget_bytes "
             f"({settings.budget_bytes:,}): times are known only where all codes are in memory. "
-            "Raise the budget, or build the index with --codes"
+            f"Raise the budget, or make codes: carpool index codes {index.dir}"
         )
     with BatchScans(index, chosen.codes, settings, SystemClock()) as scans:
         rounds = TimeRounds(scans, asked, probes)

@@ -101,15 +101,6 @@ _VectorDtype = Annotated[
         "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
     ),
 ]
-_Codes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Codes of the index, separated by commas: flat, sq8, rabitq4, rabitq3, rabitq2, "
-        "rabitq1. An index of any size then has them. Default: indexer.codes (rabitq4,rabitq2), "
-        "from indexer.code_rows_min (50,000) passages on.",
-    ),
-]
 _Strict = Annotated[
     bool,
     typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it."),
@@ -141,7 +132,6 @@ def build(
     vectors: _Vectors = None,
     fingerprint: _Fingerprint = "",
     vector_dtype: _VectorDtype = None,
-    codes: _Codes = None,
     strict: _Strict = False,
     seed: _Seed = 0,
     force: _Force = False,
@@ -176,7 +166,7 @@ def build(
             config,
             assignments,
             embedding={"model": model},
-            indexer={"vector_dtype": vector_dtype, **_with_codes(codes)},
+            indexer={"vector_dtype": vector_dtype},
         ),
     )
     named = (("id", id_field), ("text", text_field), ("title", title_field))
@@ -242,7 +232,7 @@ def tune(
     them: the column "recall" is from the second half. Do not use passages as questions: a passage
     finds itself.
 
-    Reads every cluster once, and takes the memory of the most accurate codes. Services read the
+    Reads every cluster once, and takes the memory of the codes. Services read the
     table at their next start.
 
     Example: carpool index tune my-index
@@ -284,6 +274,22 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def codes(index_dir: IndexDir) -> None:
+    """Make the codes of an index anew: those of another version, or where there are none.
+
+    Reads every cluster once. Clusters, passages and the version of the index stay as they are.
+    Stop services with this index first, and start them again afterwards.
+
+    Example: carpool index codes my-index
+    """
+    from indexer.codes import make_codes
+
+    made = make_codes(index_dir, step_progress())
+    size_bytes = sum(e.size_bytes for name, e in made.files.items() if name.startswith("codes-"))
+    output().print(f"{index_dir} has codes of {size_bytes:,} bytes now", markup=False)
+
+
+@app.command()
 def promote(index_dir: IndexDir) -> None:
     """Make an index the newest, to go back to it from a newer one.
 
@@ -298,11 +304,6 @@ def promote(index_dir: IndexDir) -> None:
     from indexer.promote import promote
 
     output().print(f"{index_dir} is now index {promote(index_dir, SystemClock())}", markup=False)
-
-
-def _with_codes(codes: str | None) -> dict[str, str | int | None]:
-    """Returns the settings of an option: an index whose codes were asked for has them."""
-    return {"codes": codes, "code_rows_min": None if codes is None else 0}
 
 
 def _print_verdict(index_dir: Path, report: VerifyReport) -> None:

@@ -157,7 +157,6 @@ def identify(
             vector_dtype=indexer.vector_dtype,
             segment_bytes_max=SEGMENT_BYTES_MAX,
             code_rows_min=indexer.code_rows_min,
-            codecs=indexer.codecs,
         ),
     )
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import msgspec
 
-from carpool.codes.codec import parse_codecs
 from carpool.disk.pages import VectorDtype
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import Settings
@@ -48,21 +47,12 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=1 << 40,
-            description="Least number of passages for which an index gets codes. Codes take a "
-            "seventh of the bytes of the vectors; the searcher keeps them in memory and scans "
+            description="Least number of passages for which an index gets codes. Codes take an "
+            "eighth of the bytes of the vectors; the searcher keeps them in memory and scans "
             "them instead of the vectors. Too low: codes for an index whose vectors fit in "
             "memory. Too high: every query reads whole clusters.",
         ),
     ] = 50_000
-    codes: Annotated[
-        str,
-        msgspec.Meta(
-            description="Codes of an index, separated by commas; the searcher uses the most "
-            "accurate ones that fit its memory. flat: the vectors as they are stored; sq8: 8 bits "
-            "a number; rabitq4, rabitq3, rabitq2, rabitq1: 4 to 1 bits a number. Too few leave no "
-            "choice when memory is short; too many take disk space."
-        ),
-    ] = "rabitq4,rabitq2"
     threads: Annotated[
         int,
         msgspec.Meta(
@@ -72,19 +62,6 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
             "cores). Too low is slow, too high takes the cores from other processes.",
         ),
     ] = 0
-
-    @property
-    def codecs(self) -> tuple[str, ...]:
-        """The codecs that `codes` lists, the most accurate first."""
-        return parse_codecs(self.codes)
-
-    def check(self) -> list[str]:
-        """See `Settings.check`."""
-        try:
-            parse_codecs(self.codes)
-        except ValueError as error:
-            return [f"codes: {error}"]
-        return []
 
 
 class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True):

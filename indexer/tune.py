@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.faiss_codes import CodeScanner
+from carpool.codes.codec import CODEC
+from carpool.codes.int4 import CodeScanner
 from carpool.codes.margin import COUNT_MAX, first_count, margin, rows_within
 from carpool.disk.centroids import probe
 from carpool.disk.checked_file import PAGE_BYTES
@@ -48,7 +49,7 @@ def tune_index(index_dir: Path, questions: Float32, progress: ProgressReport) ->
     """Measures an index with `questions` and replaces the table in its manifest. Blocks.
 
     `questions`: (n, dim) float32, normalised, real questions: passages find themselves, and would
-    promise too much. Memory: one cluster, the most accurate codes, and 20 KB a question. Raises
+    promise too much. Memory: one cluster, the codes, and 20 KB a question. Raises
     `ConfigError` for too few questions, or where the index was replaced meanwhile;
     `CorruptionError` where it is damaged.
     """
@@ -147,10 +148,10 @@ def _merge(best: _Truth, new: Float32, rows: Int64, cluster: int) -> None:
 
 
 def _scanner(index: OpenIndex, progress: ProgressReport) -> CodeScanner | None:
-    """The most accurate codes, in memory; None where the index has none."""
-    if not index.manifest.codes:
+    """The codes, in memory; None where the index has none."""
+    codes = index.open_codes()
+    if codes is None:
         return None
-    codes = index.open_codes(index.manifest.codes[0].codec)
     scanner = CodeScanner(
         codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
     )
@@ -222,10 +223,9 @@ class _Search:
 
     def _scan(self, asked: range, nprobe: int) -> list[Int64]:
         assert self.scanner is not None
-        codec = self.index.manifest.codes[0].codec
-        width = margin(codec, self.index.manifest.dimension, "default")
+        width = margin(CODEC, self.index.manifest.dimension, "default")
         found: dict[int, Int64] = {}
-        left, count = list(asked), first_count(codec, "default", TOP_K)
+        left, count = list(asked), first_count(CODEC, "default", TOP_K)
         while left:
             probes = [self.order[number, :nprobe].astype(np.int64) for number in left]
             rows, estimates = self.scanner.scan(self.questions[left], probes, count)

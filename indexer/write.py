@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carpool.codes.codec import CodeLayout
-from carpool.codes.faiss_codes import Encoder, code_layout
+from carpool.codes.int4 import Encoder, code_layout
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.document_rows import documents_of_places, write_document_rows
 from carpool.disk.extent_table import write_extents
@@ -59,9 +58,8 @@ def plan_segments(
     """
     counts = np.bincount(assignment.clusters, minlength=len(centroids)).tolist()
     layout = choose_layout(dimension, identity.layout.vector_dtype, counts)
-    wanted = identity.layout
-    has_codes = len(assignment.clusters) >= wanted.code_rows_min
-    codes = code_layouts(wanted.codecs if has_codes else (), layout)
+    has_codes = len(assignment.clusters) >= identity.layout.code_rows_min
+    codes = (code_layout(dimension),) if has_codes else ()
     build_id = build_id_of(
         msgspec.json.encode(identity),
         msgspec.json.encode((layout, codes)),
@@ -71,11 +69,6 @@ def plan_segments(
     )
     extents = plan_extents(layout, counts, segment_bytes_max=identity.layout.segment_bytes_max)
     return Plan(layout=layout, build_id=build_id, extents=extents, codes=codes)
-
-
-def code_layouts(codecs: Sequence[str], layout: PageLayout) -> tuple[CodeLayout, ...]:
-    """Returns how the codes of each codec are arranged; `layout`: of the rows."""
-    return tuple(code_layout(codec, layout.dimension, layout.vector_dtype) for codec in codecs)
 
 
 def rotation_of(dimension: int) -> Float32:

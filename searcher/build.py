@@ -209,6 +209,6 @@ def _check_no_shard(settings: SearcherSettings) -> None:
         raise ConfigError(
             "[searcher] shard_bytes is set, and this searcher has no codes: a hot shard saves "
             "scans of codes. Set shard_bytes = 0, or build the index with codes "
-            "(`carpool index build --codes rabitq4`), give them enough budget_bytes, and set "
+            "(`carpool index codes DIR`), give them enough budget_bytes, and set "
             'search_mode to "default" or "margin"'
         )

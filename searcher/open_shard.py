@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -12,17 +11,13 @@ from carpool.disk.index import OpenIndex
 from carpool.disk.rotation import read_rotation
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.source import CodeSource
-from searcher.plan.gpu_blocks import holds_all
+from searcher.plan.gpu_blocks import LIBRARY_BYTES, holds_all
 from searcher.plan.hot_swaps import HotSwaps
 from searcher.settings import SearcherSettings
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import ShardDevice, ShardNumbers
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.ram import ID_BYTES, RamShard
 from searcher.store.files import SegmentFiles
-
-if TYPE_CHECKING:
-    from searcher.shard.gpu import GpuShard
 
 _log = structlog.get_logger(__name__)
 
@@ -59,15 +54,17 @@ def _open_device(
     index: OpenIndex, row_counts: Sequence[int], settings: SearcherSettings
 ) -> ShardDevice:
     """Numbers take 2 bytes where all of the index fits so, else 1: twice the clusters fit."""
-    dimension, bytes_max = index.manifest.dimension, settings.shard_bytes
-    rotation = read_rotation(index.dir, index.manifest)
-    if settings.shard == "ram":
-        fits = sum(row_counts) * (2 * dimension + ID_BYTES) <= bytes_max
-        make: type[RamShard | GpuShard] = RamShard
-    else:
-        from searcher.shard.gpu import GpuShard  # PyTorch takes long to import
+    from searcher.shard.gpu import GpuShard  # PyTorch takes long to import
 
-        fits = holds_all(bytes_max, row_counts, dimension=dimension, stored_bytes=2)
-        make = GpuShard
+    dimension, bytes_max = index.manifest.dimension, settings.shard_bytes
+    is_gpu = settings.shard == "gpu"
+    room_bytes = bytes_max if is_gpu else bytes_max + LIBRARY_BYTES  # which are of CUDA
+    fits = holds_all(room_bytes, row_counts, dimension=dimension, stored_bytes=2)
     numbers: ShardNumbers = "float16" if fits else "sq8"
-    return make(numbers, nlist=index.manifest.nlist, rotation=rotation, bytes_max=bytes_max)
+    return GpuShard(
+        numbers,
+        nlist=index.manifest.nlist,
+        rotation=read_rotation(index.dir, index.manifest),
+        bytes_max=bytes_max,
+        device="cuda" if is_gpu else "cpu",
+    )

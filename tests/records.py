@@ -83,7 +83,7 @@ def a_scan() -> Scan:
         grouper="g",
         window_id=5,
         lane=1,
-        codec="rabitq4",
+        codec="int4",
         probes=(Probe(cluster=ClusterId(3), tier="ssd"),),
         rows=np.array([7, 5], "<i8").tobytes(),
         estimates=np.array([0.9, 0.5], "<f4").tobytes(),

@@ -4,14 +4,12 @@ Codes give estimates of scores. A row may be among the best `top_k` if its estim
 margin below that of the `top_k`-th estimate. The margin is a multiple of the standard deviation of
 an estimate's error, which is normally distributed and proportional to 1 / sqrt(dimension):
 
-- RaBitQ: it is proportional to the distances of query and row from the centroid, too. Those of
-  normalised vectors are at most about 1.2 and 1 (Gao and Long, SIGMOD 2024, Theorem 3.2). The
-  constants were measured (docs/benchmarks.md).
-- `sq8`: each number is wrong by at most half a step of its range, all errors equally likely, so the
-  deviation is a step / sqrt(12) times the length of the query, which is 1. That is 0.0136, and so
-  much was measured with 3,000 questions over the embeddings of 16,000 passages of Wikipedia.
-- `flat`: the numbers are right, and float32 sums are rounded. Measured over the same embeddings:
-  2.4e-7. The constant is larger, for larger dimensions, and adds no row all the same.
+- `int4`: it is proportional to the distance of the row from its centroid, too, which is at most
+  about 1. Measured with 3,000 questions over the embeddings of 16,000 passages of Wikipedia: 0.102
+  to 0.125, the largest where the passages are in 4 clusters.
+- `sq8`, of a hot shard: each number is wrong by at most half a step of its range, all errors
+  equally likely, so the deviation is a step / sqrt(12) times the length of the query, which is 1.
+  That is 0.0136, and so much was measured with the same questions.
 - `float16`, of a hot shard: each number of the row is wrong by at most 2^-11 of itself; on a GPU
   each number of the query, too. All errors in one direction would make 9.8e-4. Measured over 48
   million pairs of question and passage, both rounded: a deviation of 1.5e-5, which is 3.0e-4 /
@@ -26,7 +24,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.codec import SQ8_REACH
 from schemas.query import SearchMode
 
 EXPECTED_RECALL: dict[SearchMode, float] = {"default": 0.998, "margin": 0.9999, "exact": 1.0}
@@ -34,34 +31,31 @@ EXPECTED_RECALL: dict[SearchMode, float] = {"default": 0.998, "margin": 0.9999, 
 COUNT_MAX = 2048
 """Rows that are read for a query at most."""
 
-_DISTANCES = 1.2
+SQ8_REACH = 6.0
+"""The largest number that a code of `sq8` can stand for, times sqrt(dimension).
+
+The numbers of a normalised vector, rotated at random, are about normally distributed with deviation
+1 / sqrt(dimension): one in 500 million is larger, and it is clipped.
+"""
 _ERRORS = {
-    "flat": 1e-5,
     "float16": 6e-4,
     "sq8": 2 * SQ8_REACH / 255 / math.sqrt(12),
-    "rabitq4": 0.098 * _DISTANCES,
-    "rabitq3": 0.17 * _DISTANCES,
-    "rabitq2": 0.38 * _DISTANCES,
-    "rabitq1": 0.70 * _DISTANCES,
+    "int4": 0.12,
 }
 """Standard deviation of an error, times sqrt(dimension)."""
 _DEVIATIONS: dict[SearchMode, float] = {"default": 3.3, "margin": 4.8}
 _MOST = 0.6
 """Share of the margin that the first scan must cover. Few of the best rows are farther away."""
 _FIRST_COUNTS = {
-    "flat": (1, 5),
     "float16": (1, 5),
     "sq8": (2, 5),
-    "rabitq4": (2, 5),
-    "rabitq3": (4, 16),
-    "rabitq2": (14, 110),
-    "rabitq1": (60, 400),
+    "int4": (2, 5),
 }
 """Rows to propose at first: so many times `top_k`, and so many more."""
 
 
 def margin(codec: str, dimension: int, mode: SearchMode) -> float:
-    """Returns the margin of estimates. `codec`: of `CODECS`, or `float16`.
+    """Returns the margin of estimates. `codec`: `int4`, `sq8` or `float16`.
 
     `mode`: an exact search has no margin.
     """

@@ -29,7 +29,7 @@ class CodeExtent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def codes_name(codec: str, segment: int) -> str:
-    """Returns the name of a file of codes, such as "codes-rabitq4-000000.bin"."""
+    """Returns the name of a file of codes, such as "codes-int4-000000.bin"."""
     return f"codes-{codec}-{segment:06d}.bin"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.codec import CodeLayout
+from carpool.codes.codec import CODEC, CodeLayout
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.checked_file import CheckedFile
 from carpool.disk.code_files import CodeExtent, codes_name, plan_codes
@@ -26,6 +26,7 @@ from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.pages import PageLayout
 from carpool.disk.rotation import ROTATION_NAME, read_rotation
 from carpool.disk.segments import check_header, segment_files
+from carpool.errors import ConfigError
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -45,7 +46,7 @@ def files_of(manifest: Manifest) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCodes:
-    """The codes of an index by one codec. `extents`: by cluster; `files`: by segment.
+    """The codes of an index. `extents`: by cluster; `files`: by segment.
 
     `first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster; `rotation`: (dim,
     dim) float32.
@@ -60,13 +61,8 @@ class OpenCodes:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all codes in memory, with the 8 bytes that FAISS wants for each row's id."""
-        return sum(extent.size_bytes for extent in self.extents) + self.ids_bytes
-
-    @property
-    def ids_bytes(self) -> int:
-        """Bytes of the ids that FAISS wants: 8 for each row."""
-        return 8 * int(self.row_counts.sum())
+        """Bytes of all codes in memory: whole pages, as they are read."""
+        return sum(extent.read_bytes for extent in self.extents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,18 +81,26 @@ class OpenIndex:
     documents: DocumentStore
     row_sums: tuple[CheckedFile, ...]
 
-    def open_codes(self, codec: str) -> OpenCodes:
-        """Returns the codes of `codec`, one of the manifest's. Reads their checksums. Blocks.
+    def open_codes(self) -> OpenCodes | None:
+        """Returns the codes; None where there are none. Reads their checksums. Blocks.
 
-        Raises `CorruptionError`.
+        Raises `CorruptionError`, and `ConfigError` where the codes are not of `CODEC`.
         """
         manifest = self.manifest
-        layout = next(one for one in manifest.codes if one.codec == codec)
+        if not manifest.codes:
+            return None
+        layout = next((one for one in manifest.codes if one.codec == CODEC), None)
+        if layout is None:
+            found = ", ".join(one.codec for one in manifest.codes)
+            raise ConfigError(
+                f"the index at {self.dir} has codes of {found}, and this version scans {CODEC}; "
+                f"make new ones, all else stays as it is: carpool index codes {self.dir}"
+            )
         return OpenCodes(
             layout=layout,
             extents=plan_codes(layout, self.extents),
             files=tuple(
-                _checked(self.dir, codes_name(codec, segment), manifest)
+                _checked(self.dir, codes_name(CODEC, segment), manifest)
                 for segment in range(manifest.segment_count)
             ),
             first_rows=first_rows(self.layout, self.extents),

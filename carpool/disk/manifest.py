@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from carpool.codes.codec import CODECS, CodeLayout
+from carpool.codes.codec import CodeLayout
 from carpool.disk.files import damage, open_regular, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `recall` says what `carpool index tune` measured. `files` lists all files except the manifest.
     `build_id` is part of every checksum of the segments, `documents_build_id` of the documents.
-    `codes`: the codes of all rows, the most accurate first. A reader that does not
+    `codes`: the codes of all rows. A reader that does not
     support all that `requires` names refuses the index. Unknown fields are ignored.
     """
 
@@ -108,8 +108,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if max(self.build_id, self.documents_build_id) >= 1 << 64:
             found.append("a build_id has more than 64 bits")
-        if unknown := [one.codec for one in self.codes if one.codec not in CODECS]:
-            found.append(f"it has codes of {', '.join(unknown)}, which this build does not know")
         if unknown := [name for name in self.requires if name not in FEATURES]:
             found.append(f"it requires {', '.join(unknown)}, which this build does not know")
         return found

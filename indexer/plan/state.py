@@ -42,7 +42,6 @@ class LayoutIdentity(msgspec.Struct, frozen=True, kw_only=True):
     vector_dtype: VectorDtype
     segment_bytes_max: int
     code_rows_min: int
-    codecs: tuple[str, ...]
 
 
 class BuildIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,13 @@
 """The executor of indexes with codes: scan codes in memory, read few rows, score them exactly.
 
-Threads of a pool scan the codes of the clusters that a query probes, in parts where not all of them
-are in memory at a time, and propose the rows with the best estimates. The search thread reads the
-proposed rows of all queries in hand together, each page once, and multiplies them. A query leaves
-when its last row is scored.
+A scan takes all queries that wait: it reads the codes of each cluster once for those that probe it,
+and proposes the rows with the best estimates. Where not all codes are in memory at a time, a query
+is scanned in parts. The search thread reads the proposed rows of all queries in hand together, each
+page once, and multiplies them. A query leaves when its last row is scored.
 
 Clusters that are in the hot shard are scanned there at the same time, instead of their codes.
 
-Scans, reads and scores overlap: while rows are with the disk, the pool scans for the next queries.
+Scans, reads and scores overlap: while rows are with the disk, the next queries are scanned.
 Other threads only leave messages.
 """
 
@@ -17,20 +17,18 @@ import queue
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
+from carpool.codes.codec import CODEC
 from carpool.codes.margin import COUNT_MAX, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.query import CodesQuery
 from searcher.codes.source import CodeSource
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
-from searcher.plan.search_times import QUERIES_A_SCAN
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scan_task import Scanned, ScanTask, run_scan
 from searcher.scoring.top_k import TopK
@@ -42,6 +40,8 @@ from searcher.store.waker import Waker
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
+BATCH_MAX = 100
+"""Queries of a scan. More: the first answers come later. Fewer: clusters are read more often."""
 MORE = 4
 """Times the rows that a scan proposes if all that it proposed are within the margin."""
 ELSEWHERE_US = 30_000_000
@@ -57,25 +57,17 @@ class CodesExecutor(SearchLoop):
         codes: CodeSource,
         rows: RowReader,
         waker: Waker,
-        threads: int,
         metrics: Metrics,
         clock: Clock,
         shard: HotShard | None = None,
     ) -> None:
-        """`threads`: that scan. `waker` must wake when a read of `rows` or of `codes` ends.
-
-        `shard` belongs to the caller.
-        """
+        """`waker` must wake when a read of `rows` or of `codes` ends; `shard` is the caller's."""
         super().__init__(waker, clock)
         self._codes = codes
         self._rows = rows
         self._metrics = metrics.searcher
-        # Each thread scans by itself: the threads of OpenMP spin when a core is taken.
-        self._pool = ThreadPoolExecutor(
-            threads, "scan", initializer=partial(faiss.omp_set_num_threads, 1)
-        )
-        self._threads = threads
-        self._scans = 0
+        self._thread = ThreadPoolExecutor(1, "scan")  # the scanner has more, for a scan
+        self._is_scanning = False
         self._shard = ShardScans(shard, self._put, clock) if shard is not None else None
         self._queries: dict[int, CodesQuery] = {}
         self._waiting: deque[ScanTask] = deque()  # not scanned yet
@@ -104,7 +96,7 @@ class CodesExecutor(SearchLoop):
                         self._shard.times_out_at_us if self._shard is not None else None,
                     )
         finally:
-            self._pool.shutdown(cancel_futures=True)
+            self._thread.shutdown(cancel_futures=True)
             if self._shard is not None:
                 self._shard.close()
 
@@ -153,7 +145,7 @@ class CodesExecutor(SearchLoop):
             query.give_up_at_us = query.started_us + ELSEWHERE_US
             self._elsewhere.add(search.key)
         if search.elsewhere or search.is_scan:
-            query.promise(self._codes.codec)
+            query.promise(CODEC)
         self._note_tiers(query, search.clusters)
         here = [cluster for cluster in search.clusters if cluster not in query.elsewhere]
         held = self._want(search.key, query, here)
@@ -182,7 +174,7 @@ class CodesExecutor(SearchLoop):
             clusters = [cluster for cluster in clusters if cluster not in set(held)]
         query.has_last_part = bool(held) and not clusters
         if not query.has_last_part:
-            query.promise(self._codes.codec)
+            query.promise(CODEC)
             self._codes.want(key, clusters)
         if held and self._shard is not None:
             self._shard.add(self._task(key, held))
@@ -220,7 +212,7 @@ class CodesExecutor(SearchLoop):
     def _can_use(self, found: ScanResult, asked: Collection[ClusterId], count: int) -> bool:
         """Whether a scan is as good as one here, of rows of clusters that were asked for."""
         scanned = [probe.cluster for probe in found.probes]
-        if found.codec != self._codes.codec or found.count < count:
+        if found.codec != CODEC or found.count < count:
             return False
         if not set(scanned) <= set(asked):
             return False
@@ -260,30 +252,25 @@ class CodesExecutor(SearchLoop):
                 self._go_on([part.key], finish)
 
     def _scan(self) -> None:
-        """Gives waiting parts to threads that have nothing to do."""
+        """Begins a scan of what waits, if none is in progress."""
         # Rows that wait for a buffer must not become more and more.
-        while self._waiting and self._scans < self._threads > self._rows.waiting:
-            share = -(-len(self._waiting) // (self._threads - self._scans))
-            tasks = self._next_tasks(min(share, QUERIES_A_SCAN))
-            if not tasks:
-                return
-            self._scans += 1
+        if self._is_scanning or self._rows.waiting > 1:
+            return
+        if tasks := self._next_tasks():
+            self._is_scanning = True
             if self._shard is not None:
-                self._shard.shard.begin_substage()
-            self._pool.submit(run_scan, self._codes.scanner, tasks, self._put, self._clock)
+                self._shard.shard.begin_substages(len(tasks))
+            self._thread.submit(run_scan, self._codes.scanner, tasks, self._put, self._clock)
 
-    def _next_tasks(self, count_max: int) -> tuple[ScanTask, ...]:
-        """Takes the next waiting tasks that propose equally many rows."""
+    def _next_tasks(self) -> tuple[ScanTask, ...]:
+        """Takes the next waiting tasks, at most `BATCH_MAX`."""
         tasks: list[ScanTask] = []
-        while self._waiting and len(tasks) < count_max:
-            task = self._waiting[0]
-            if task.key not in self._queries:  # it was dropped
-                self._codes.end(task.clusters)
-            else:
-                if tasks and task.count != tasks[0].count:
-                    break
+        while self._waiting and len(tasks) < BATCH_MAX:
+            task = self._waiting.popleft()
+            if task.key in self._queries:
                 tasks.append(task)
-            self._waiting.popleft()
+            else:  # it was dropped
+                self._codes.end(task.clusters)
         return tuple(tasks)
 
     def _take_scanned(self, scanned: Scanned, finish: Finish) -> None:
@@ -292,7 +279,7 @@ class CodesExecutor(SearchLoop):
             if not self._shard.end(scanned):
                 return
         else:
-            self._scans -= 1
+            self._is_scanning = False
             for task in scanned.tasks:
                 self._codes.end(task.clusters)
             if scanned.error is not None:
@@ -325,7 +312,7 @@ class CodesExecutor(SearchLoop):
                 self._finish_scan(key, rows, estimates, finish)
                 continue
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
-            # A scan of the shard proposes as many rows as the query of its batch with the most.
+            # A scan proposes as many rows as the query of its batch with the most.
             if has_more and len(rows) >= query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
                 self._want_again(key, query, query.search.clusters)
@@ -350,7 +337,7 @@ class CodesExecutor(SearchLoop):
         # The margin over the best of some clusters is never narrower than over those of all.
         within, _ = rows_within(estimates, query.search.top_k, query.margin)
         scan = ScanResult(
-            codec=self._codes.codec,
+            codec=CODEC,
             probes=query.probes(scanned),
             rows=rows[:within],
             estimates=estimates[:within],
@@ -373,8 +360,7 @@ class CodesExecutor(SearchLoop):
                 self._note_tiers(query, part.clusters)
         keys = dict.fromkeys(part.key for part in lost if part.key in self._queries)
         self._go_on(list(keys), finish)
-        if self._shard.start():
-            self._shard.shard.begin_substage()
+        self._shard.shard.begin_substages(self._shard.start())
 
     # ---- scores
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from carpool.codes.faiss_codes import CodeScanner
+from carpool.codes.int4 import CodeScanner
 from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.index import OpenCodes
 from carpool.errors import CorruptionError
@@ -20,9 +20,6 @@ from searcher.store.files import SegmentFiles
 
 _log = structlog.get_logger(__name__)
 
-BUFFER_BYTES = 4 << 20
-"""Codes read at a time; a cluster with more is read by itself."""
-
 
 class ResidentCodes:
     """Implements `CodeSource`: the codes of all clusters are in memory."""
@@ -31,14 +28,12 @@ class ResidentCodes:
 
     def __init__(
         self,
-        codec: str,
         scanner: CodeScanner,
         first_rows: npt.NDArray[np.int64],
         row_counts: npt.NDArray[np.int64],
         broken: Mapping[ClusterId, CorruptionError],
     ) -> None:
         """`broken`: the error of each cluster whose codes are damaged."""
-        self.codec = codec
         self.scanner = scanner
         self.first_rows, self.row_counts = first_rows, row_counts
         self._broken = broken
@@ -78,73 +73,62 @@ def load_codes(
     centroids: npt.NDArray[np.float32],
     *,
     direct_io: Literal["require", "auto"],
+    threads: int,
 ) -> ResidentCodes:
     """Returns the codes of every cluster, in memory. Blocks.
 
-    Memory beside the codes: `BUFFER_BYTES`. A cluster with damaged codes stays empty; its error is
-    logged. Raises `ConfigError` where O_DIRECT is required and refused.
+    `threads`: of a scan. A cluster with damaged codes stays empty; its error is logged. Raises
+    `ConfigError` where O_DIRECT is required and refused.
     """
     scanner = CodeScanner(
-        codes.layout, centroids, codes.rotation, codes.first_rows, codes.row_counts
+        codes.layout,
+        centroids,
+        codes.rotation,
+        codes.first_rows,
+        codes.row_counts,
+        threads=threads,
     )
     broken: dict[ClusterId, CorruptionError] = {}
-    by_segment: dict[int, list[int]] = {}
-    for cluster, extent in enumerate(codes.extents):
-        by_segment.setdefault(extent.segment, []).append(cluster)
     files = SegmentFiles([file.path for file in codes.files], direct_io)
     try:
-        for clusters in by_segment.values():
-            for together in _runs(codes, clusters):
-                _load(codes, scanner, files, together, broken)
+        for segment in range(len(codes.files)):
+            _load(codes, scanner, files, segment, broken)
     finally:
         files.close()
     for cluster, error in broken.items():
         _log.error("codes of a cluster are damaged", cluster=cluster, error=str(error))
-    return ResidentCodes(codes.layout.codec, scanner, codes.first_rows, codes.row_counts, broken)
-
-
-def _runs(codes: OpenCodes, clusters: list[int]) -> list[list[int]]:
-    """Neighbouring clusters whose codes fit the buffer together."""
-    runs: list[list[int]] = []
-    room_bytes = 0
-    for cluster in clusters:
-        size_bytes = codes.extents[cluster].read_bytes
-        if not runs or size_bytes > room_bytes:
-            runs.append([])
-            room_bytes = BUFFER_BYTES
-        runs[-1].append(cluster)
-        room_bytes -= size_bytes
-    return runs
+    return ResidentCodes(scanner, codes.first_rows, codes.row_counts, broken)
 
 
 def _load(
     codes: OpenCodes,
     scanner: CodeScanner,
     files: SegmentFiles,
-    clusters: list[int],
+    segment: int,
     broken: dict[ClusterId, CorruptionError],
 ) -> None:
-    first_bytes = codes.extents[clusters[0]].offset_bytes
-    size_bytes = sum(codes.extents[cluster].read_bytes for cluster in clusters)
+    """Reads the codes of a segment into one piece of memory, where the scanner keeps them."""
+    extents = [
+        (cluster, one) for cluster, one in enumerate(codes.extents) if one.segment == segment
+    ]
+    size_bytes = sum(extent.read_bytes for _, extent in extents)
     if not size_bytes:
         return
-    segment = codes.extents[clusters[0]].segment
-    file = codes.files[segment]
-    buffer = mmap.mmap(-1, size_bytes)
+    memory = mmap.mmap(-1, size_bytes)
+    memory.madvise(mmap.MADV_HUGEPAGE)  # scans jump from cluster to cluster
     try:
-        count = files.fill(segment, memoryview(buffer), first_bytes)
+        count = files.fill(segment, memoryview(memory), 0)
     except OSError as error:
         _log.error("codes cannot be read", error=str(error), path=files.path(segment))
         count = 0
-    content = np.frombuffer(buffer, np.uint8)
-    for cluster in clusters:
-        extent = codes.extents[cluster]
-        start = extent.offset_bytes - first_bytes
-        pages = content[start : start + extent.read_bytes].reshape(-1, PAGE_BYTES)
+    content, file = np.frombuffer(memory, np.uint8), codes.files[segment]
+    for cluster, extent in extents:
+        end = extent.offset_bytes + extent.read_bytes
+        pages = content[extent.offset_bytes : end].reshape(-1, PAGE_BYTES)
         wrong = file.first_damaged(pages, extent.offset_bytes // PAGE_BYTES)
-        if start + extent.read_bytes > count and wrong is None:
+        if end > count and wrong is None:
             wrong = count // PAGE_BYTES
         if wrong is not None:
             broken[ClusterId(cluster)] = file.damaged(wrong)
         else:
-            scanner.load(cluster, content[start : start + extent.size_bytes])
+            scanner.load(cluster, content[extent.offset_bytes :][: extent.size_bytes])

@@ -6,6 +6,7 @@ for the clusters that are needed next.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from carpool.clock import Clock
-from carpool.codes.faiss_codes import CodeScanner, return_freed_memory
+from carpool.codes.int4 import CodeScanner
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.codes_reader import CodesReader
@@ -38,6 +39,9 @@ SLOTS = 4
 SLOT_PAGES = 256
 """Pages of a buffer: 10 rows for each of 20 queries."""
 BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
+_M_MMAP_THRESHOLD = -3
+OWN_MAPPING_BYTES = 32 << 10
+"""Allocations from this size on have pages of their own."""
 CLUSTERS_MIN = 4
 """Paged codes need room for so many clusters of the largest size. With less, searches are exact."""
 
@@ -78,9 +82,9 @@ def _resident_bytes(codes: OpenCodes) -> int:
 
 
 def _paged_bytes_beside(codes: OpenCodes) -> int:
-    """Memory of paged codes that is not for codes: reads, and the ids that FAISS keeps."""
+    """Memory of paged codes that is not for codes: reads."""
     largest_bytes = max(extent.read_bytes for extent in codes.extents)
-    return BUFFERS_BYTES + max(BUFFERS_BYTES, largest_bytes) + codes.ids_bytes
+    return BUFFERS_BYTES + max(BUFFERS_BYTES, largest_bytes)
 
 
 def _paged_bytes_min(codes: OpenCodes) -> int:
@@ -88,37 +92,35 @@ def _paged_bytes_min(codes: OpenCodes) -> int:
 
 
 def choose_codes(index: OpenIndex, budget_bytes: int) -> ChosenCodes | None:
-    """Returns the most accurate codes that fit `budget_bytes`; if none do, the smallest, paged.
+    """Returns the codes, all in memory where they fit `budget_bytes`, else paged.
 
-    None where not even that is possible. Raises `CorruptionError` where checksums of codes are
-    damaged.
+    None where there are none, or not even that is possible. Raises `CorruptionError` where
+    checksums of codes are damaged, and `ConfigError` for codes of another version.
     """
-    smallest: OpenCodes | None = None
-    for layout in index.manifest.codes:
-        codes = smallest = index.open_codes(layout.codec)
-        if _resident_bytes(codes) <= budget_bytes:
-            return ChosenCodes(codes=codes)
-    if smallest is None:
+    codes = index.open_codes()
+    if codes is None:
         return None
-    paged_bytes = budget_bytes - _paged_bytes_beside(smallest)
-    if paged_bytes < _paged_bytes_min(smallest):
+    if _resident_bytes(codes) <= budget_bytes:
+        return ChosenCodes(codes=codes)
+    paged_bytes = budget_bytes - _paged_bytes_beside(codes)
+    if paged_bytes < _paged_bytes_min(codes):
         return None
-    return ChosenCodes(codes=smallest, paged_bytes=paged_bytes)
+    return ChosenCodes(codes=codes, paged_bytes=paged_bytes)
 
 
 def log_choice(index: OpenIndex, chosen: ChosenCodes | None, budget_bytes: int) -> None:
     """Warns where not all codes of `index` fit `budget_bytes`. `chosen`: what was chosen for it."""
     if chosen is not None and chosen.paged_bytes is None:
         return
-    smallest = index.open_codes(index.manifest.codes[-1].codec)
+    codes = index.open_codes()
+    assert codes is not None
     event = "not all codes fit the budget: searches read the codes that are not in memory"
     if chosen is None:
         event = "codes do not fit the budget: every search is exact, and reads whole clusters"
     _log.warning(
         event,
-        codec=smallest.layout.codec,
-        all_codes_bytes=_resident_bytes(smallest),
-        least_bytes=_paged_bytes_beside(smallest) + _paged_bytes_min(smallest),
+        all_codes_bytes=_resident_bytes(codes),
+        least_bytes=_paged_bytes_beside(codes) + _paged_bytes_min(codes),
         budget_bytes=budget_bytes,
         several_searchers="with [grouper] scatter each keeps the codes of other clusters",
     )
@@ -140,6 +142,7 @@ def open_codes_plane(
     """
     timeout_us = settings.read_timeout_ms * 1_000
     waker, reads = Waker(), list[FileReads]()
+    threads = settings.scoring_threads or len(os.sched_getaffinity(0))
 
     def reads_of(paths: Sequence[Path]) -> PageReads:
         reads.append(FileReads(paths, settings.direct_io, waker, clock, open_reads=open_reads))
@@ -159,12 +162,14 @@ def open_codes_plane(
         )
         codes: CodeSource
         if chosen.paged_bytes is None:
-            codes = load_codes(chosen.codes, index.centroids, direct_io=settings.direct_io)
+            codes = load_codes(
+                chosen.codes, index.centroids, direct_io=settings.direct_io, threads=threads
+            )
         else:
             pages = reads_of([file.path for file in chosen.codes.files])
             bytes_max = SLOTS * SLOT_PAGES * PAGE_BYTES
             reader = CodesReader(chosen.codes, pages, bytes_max, timeout_us, clock)
-            codes = _paged(index, chosen.codes, chosen.paged_bytes, reader, metrics)
+            codes = _paged(index, chosen.codes, chosen.paged_bytes, reader, metrics, threads)
         shard = open_shard(codes)
     except BaseException:
         close_all(reads, waker)
@@ -173,7 +178,6 @@ def open_codes_plane(
         codes=codes,
         rows=rows,
         waker=waker,
-        threads=settings.scoring_threads or len(os.sched_getaffinity(0)),
         metrics=metrics,
         clock=clock,
         shard=shard,
@@ -182,13 +186,34 @@ def open_codes_plane(
 
 
 def _paged(
-    index: OpenIndex, codes: OpenCodes, budget_bytes: int, reader: CodesReader, metrics: Metrics
+    index: OpenIndex,
+    codes: OpenCodes,
+    budget_bytes: int,
+    reader: CodesReader,
+    metrics: Metrics,
+    threads: int,
 ) -> PagedCodes:
     """Returns paged codes, none of them in memory."""
-    return_freed_memory()
+    _return_freed_memory()
     scanner = CodeScanner(
-        codes.layout, index.centroids, codes.rotation, codes.first_rows, codes.row_counts
+        codes.layout,
+        index.centroids,
+        codes.rotation,
+        codes.first_rows,
+        codes.row_counts,
+        threads=threads,
     )
     planner = PagedCodesPlanner([extent.size_bytes for extent in codes.extents], budget_bytes)
     ahead_bytes = SLOT_PAGES * PAGE_BYTES
     return PagedCodes(codes, scanner, planner, reader, metrics, read_ahead_bytes=ahead_bytes)
+
+
+def _return_freed_memory() -> None:
+    """Makes the allocator return the memory of codes to the system as soon as they are dropped.
+
+    An allocator that keeps it for the next cluster, which may be larger, slowly exceeds the budget.
+    Does nothing where the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)

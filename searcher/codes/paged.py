@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from carpool.codes.faiss_codes import CodeScanner
+from carpool.codes.int4 import CodeScanner
 from carpool.disk.index import OpenCodes
 from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
@@ -43,7 +43,6 @@ class PagedCodes:
         read_ahead_bytes: int,
     ) -> None:
         """`read_ahead_bytes`: that wait for memory; below it, more steps are planned."""
-        self.codec = codes.layout.codec
         self.scanner = scanner
         self.first_rows, self.row_counts = codes.first_rows, codes.row_counts
         self._extents = codes.extents
@@ -147,7 +146,7 @@ class PagedCodes:
         if isinstance(found, CorruptionError | RetryableError):
             self._fail(cluster, found)
             return True
-        self.scanner.load(cluster, found)
+        self.scanner.load(cluster, found.copy())  # the reads that it came with share its memory
         self._there.add(cluster)
         self._broken.pop(cluster, None)
         size_bytes = self._extents[cluster].read_bytes

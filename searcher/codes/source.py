@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from carpool.codes.faiss_codes import CodeScanner
+from carpool.codes.int4 import CodeScanner
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
 
@@ -36,7 +36,6 @@ class CodeSource(Protocol):
     `first_rows`, `row_counts`: (nlist,) int64, the first row of each cluster and how many it has.
     """
 
-    codec: str
     scanner: CodeScanner
     first_rows: npt.NDArray[np.int64]
     row_counts: npt.NDArray[np.int64]

@@ -51,15 +51,6 @@ class BetaBinomial:
         at_least = np.cumsum(self.distribution()[:0:-1])  # nprobe hits, then one less, and so on
         return min(1.0, float((at_least**batch).sum()) / self.nprobe)
 
-    def together(self, queries: int) -> BetaBinomial:
-        """Returns the hits of `queries` queries together: of the same mean, and of their variance.
-
-        The sum of Beta-binomials is not one, but close to the one of its variance.
-        """
-        nprobe = self.nprobe * queries
-        correlation = (self.nprobe - 1) * self.correlation / max(1, nprobe - 1)
-        return BetaBinomial(self.mean, correlation, nprobe)
-
 
 def correlation(mean: float, variance: float, nprobe: int) -> float:
     """Returns the correlation by the method of moments, from 0 to 1.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from searcher.plan.beta_binomial import BetaBinomial, Float64, correlation
-from searcher.plan.search_times import QUERIES_A_SCAN, SearchTimes, batch_time_us
+from searcher.plan.search_times import SearchTimes, batch_time_us
 
 Int64 = npt.NDArray[np.int64]
 
@@ -130,7 +130,7 @@ def judge_hot_set(
         slow = queries_per_s * took_us / 1e6 / batch  # Eq. 6 and 7
         return max(late, slow), batch, took_us
 
-    worst, batch, took_us = min(map(strain, _batch_sizes(times.threads)))
+    worst, batch, took_us = min(map(strain, range(1, BATCH_MAX + 1)))
     return HotSet(
         clusters=clusters,
         size_bytes=int(sets.size_bytes[clusters]),
@@ -164,12 +164,6 @@ def choose_hot_set(
         else:
             missing = middle.clusters
     return chosen
-
-
-def _batch_sizes(threads: int) -> list[int]:
-    """The sizes that are considered: those that keep all threads at work to the end."""
-    at_once = QUERIES_A_SCAN * threads
-    return [*range(1, min(at_once, BATCH_MAX) + 1), *range(2 * at_once, BATCH_MAX + 1, at_once)]
 
 
 def _places_for_others(counts: Int64, clusters: Int64) -> Int64:

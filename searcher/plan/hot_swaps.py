@@ -7,8 +7,8 @@ when the hit rate has fallen (`page_test.py`): first with those of few queries, 
 shard that is empty at the start is filled in the same way. Clusters that could not be loaded are
 chosen again with the next queries.
 
-*A sub-stage* is one scan, of codes or of the shard. *A change* is made in small parts, so that
-loads do not slow searches much.
+*A sub-stage* is a scan of up to `QUERIES_A_SUBSTAGE` queries, of codes or of the shard. *A change*
+is made in small parts, so that loads do not slow searches much.
 
 A change of questions that does not lower the hit rate goes unnoticed: the shard still does what it
 was sized for.
@@ -30,6 +30,7 @@ from searcher.plan.page_test import PageTest
 
 Int64 = npt.NDArray[np.int64]
 
+QUERIES_A_SUBSTAGE = 8
 SUBSTAGES_MIN = 50
 """Sub-stages from one change of the shard to the next (HedraRAG, section 4.4)."""
 CHOICES = (100, 500, 2000)
@@ -38,8 +39,8 @@ NEVER = 1 << 62
 PART_SHARE = 0.01
 """Bytes that enter after one sub-stage, as a share of the shard; one cluster may be more.
 
-To load a cluster takes a core less time than to search a query, and a scan of codes is for up to
-eight: so loads take little of the time that searches need.
+To load a cluster takes a core less time than to search a query, and a sub-stage has up to eight:
+so loads take little of the time that searches need.
 """
 
 

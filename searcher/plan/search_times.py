@@ -14,8 +14,6 @@ import numpy as np
 from carpool.errors import RetryableError
 from searcher.plan.beta_binomial import BetaBinomial, Float64
 
-QUERIES_A_SCAN = 8
-"""Queries that one call scans at most. More: the first answers come later. Fewer: more calls."""
 ERROR_MAX = 0.25
 """Median relative error of a fit that can still choose a hot set."""
 
@@ -33,7 +31,7 @@ class SearchTimes:
     """The time of a batch: `fixed_us` + `other_us` a query + scans, in microseconds.
 
     `scan_us`: of all clusters of one query, on one thread; only this part gets shorter with the
-    clusters that are scanned elsewhere. `threads` share the queries of a batch. `error`: median
+    clusters that are scanned elsewhere. `threads` share the clusters of a batch. `error`: median
     relative error of the samples that it was fitted to.
     """
 
@@ -58,8 +56,7 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
             f"{len(samples)} samples do not say how long searches take: at least two sizes of "
             "batches and two shares of clusters are needed, and no time of 0"
         )
-    scans = [_queries_in_turn(sample.batch, threads) for sample in samples]
-    terms = np.stack([np.ones_like(batches), batches, shares * scans], axis=1)
+    terms = np.stack([np.ones_like(batches), batches, shares * batches / threads], axis=1)
     parts = _non_negative(terms / took_us[:, None])
     error = float(np.median(np.abs(terms @ parts / took_us - 1)))
     if parts[2] <= 0 or error > ERROR_MAX:
@@ -76,28 +73,11 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
 def batch_time_us(times: SearchTimes, hits: BetaBinomial, batch: int) -> float:
     """Returns how long a batch of `batch` queries is searched beside a shard. `hits`: of a query.
 
-    Each thread scans up to `QUERIES_A_SCAN` queries in one call. The scans take the time of the
-    call with the fewest hits. Where each thread has one query, that is Eq. 5; the more queries a
-    call has, the closer it is to the mean, which the printed equation does not say. Queries that
-    wait for a call are shared by the threads.
+    Deviation: Eq. 5 takes the query with the fewest hits, because there a thread scans a query.
+    Here all threads share the clusters of the batch, so the mean of its queries counts.
     """
-    queries, calls = _first_calls(batch, times.threads)
-    fewest = hits.together(queries).expected_least(calls)
-    waiting = (batch - queries * calls) / times.threads if batch > queries * calls else 0.0
-    scans = queries * (1 - fewest) + waiting * (1 - hits.mean)
+    scans = batch * (1 - hits.mean) / times.threads
     return times.fixed_us + times.other_us * batch + times.scan_us * scans
-
-
-def _first_calls(batch: int, threads: int) -> tuple[int, int]:
-    """The queries of each call that begins at once, and the number of these calls."""
-    queries = min(QUERIES_A_SCAN, -(-batch // threads))
-    return queries, min(threads, -(-batch // queries))
-
-
-def _queries_in_turn(batch: int, threads: int) -> float:
-    """How many equal queries are scanned one after the other."""
-    queries, calls = _first_calls(batch, threads)
-    return queries + max(0, batch - queries * calls) / threads
 
 
 def _non_negative(scaled: Float64) -> Float64:

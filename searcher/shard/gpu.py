@@ -1,4 +1,4 @@
-"""A shard on a GPU, scanned by PyTorch.
+"""A shard on a GPU, or in memory for trials without one, scanned by PyTorch.
 
 A scan is one matrix product: queries times the rows of all blocks, whichever query asked for them.
 It keeps the best estimate of each block for each query, and drops those that were not asked for.
@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from carpool.codes.codec import SQ8_REACH
-from carpool.codes.faiss_codes import Encoder, code_layout
+from carpool.codes.margin import SQ8_REACH
 from carpool.errors import ConfigError
 from schemas.record import ClusterId
 from searcher.plan.cluster_blocks import ClusterBlocks, ScanBlocks
@@ -99,20 +98,15 @@ class GpuShard:
             thread.submit(self._warm_up, len(rotation)).result()
 
     def _open_codec(self, numbers: ShardNumbers, rotation: Float32) -> None:
-        """Vectors are stored as float16, or as the 8-bit codes of the other devices.
+        """Vectors are stored as float16, or rotated in 8 bits a number.
 
         A row is (what is stored - `_zero`) * `_step`.
         """
-        dimension = len(rotation)
-        self._encoder: Encoder | None = None
         self._stored: Any = torch.float16
         self._zero, self._step = 0, 1.0
         if numbers == "sq8":
-            layout = code_layout(numbers, dimension, "float16")
-            # This codec depends on no centroid.
-            self._encoder = Encoder(layout, np.zeros((1, dimension), np.float32), rotation)
             self._stored = torch.uint8
-            self._zero, self._step = _SQ8_ZERO, 2 * SQ8_REACH / 255 / dimension**0.5
+            self._zero, self._step = _SQ8_ZERO, 2 * SQ8_REACH / 255 / len(rotation) ** 0.5
 
     def _warm_up(self, dimension: int) -> None:
         """Starts the libraries of the GPU, which takes up to a second: no query waits for it."""
@@ -185,9 +179,9 @@ class GpuShard:
         that the best estimate of the block is right; they are not counted in its books.
         """
         numbers: npt.NDArray[Any] = vectors
-        if self._encoder is not None:
-            codes = bytearray(self._encoder.encode(0, vectors))
-            numbers = np.frombuffer(codes, np.uint8).reshape(vectors.shape)
+        if self._rotation is not None:
+            rotated = vectors.astype(np.float32, copy=False) @ self._rotation
+            numbers = np.clip(rotated / self._step + 127.5, 0, 255).astype(np.uint8)
         rows = self._staging.flatten(0, 1)
         # PyTorch converts to float16 many times faster than NumPy.
         rows[: len(vectors)] = torch.from_numpy(numbers)

@@ -15,7 +15,7 @@ from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from schemas.retrieval import Tier
-from searcher.plan.hot_swaps import HotSwaps, Swaps
+from searcher.plan.hot_swaps import QUERIES_A_SUBSTAGE, HotSwaps, Swaps
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import ShardDevice, ShardFullError
 
@@ -109,16 +109,17 @@ class HotShard:
         """Counts the clusters of each query of a group."""
         self._swaps.add_queries(probes)
 
-    def begin_substage(self) -> None:
-        """Called when a scan begins. Begins swaps where they are due."""
+    def begin_substages(self, queries: int) -> None:
+        """Called when a scan of so many queries begins. Begins swaps where they are due."""
         if not self._is_open:
             return
         with self._lock:
             changes, self._changes = self._changes, []
         for cluster, is_in in changes:
             (self._swaps.loaded if is_in else self._swaps.left)(cluster)
-        if (swaps := self._swaps.substage()) is not None:
-            self._orders.put(swaps)
+        for _ in range(0, queries, QUERIES_A_SUBSTAGE):
+            if (swaps := self._swaps.substage()) is not None:
+                self._orders.put(swaps)
 
     def fail(self, error: BaseException | str) -> None:
         """The device cannot be used any more: new queries find no cluster here."""

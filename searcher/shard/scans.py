@@ -46,10 +46,10 @@ class ShardScans:
         """Adds a task; its clusters, which are pinned, are released when it was scanned."""
         self._waiting.append(task)
 
-    def start(self) -> bool:
-        """Begins a batch of what waits, if none is in progress; returns whether it began one."""
+    def start(self) -> int:
+        """Begins a batch of what waits, if none is in progress; returns how many queries it has."""
         if not self._waiting or self._in_progress or not self.shard.is_open:
-            return False
+            return 0
         batch = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
         self._in_progress = tuple(batch)
         self._began_us = self._clock.now_us()
@@ -57,7 +57,7 @@ class ShardScans:
         if self._thread is None:
             self._thread = threading.Thread(target=self._scan, name="shard-scans", daemon=True)
             self._thread.start()
-        return True
+        return len(batch)
 
     def end(self, scanned: Scanned) -> bool:
         """A batch has ended; returns False where it has failed, or was given up before."""

@@ -1,1 +1,1 @@
-"""The codecs: one suite for all of them."""
+"""Codes: one suite for all kernels."""

@@ -21,7 +21,7 @@ from tests.disk.helpers import Content, make_content, normalised, write_index
 
 SAMPLES = Path(__file__).parent
 EXPECTED_NAME = "expected.json"
-VARIANTS = {"v2-float32": "float32", "v2-float16": "float16"}
+VARIANTS = {"v2-float32": "float32", "v2-float16": "float16", "v2-int4": "float32"}
 QUERY_COUNT = 8
 TOP_K = 5
 

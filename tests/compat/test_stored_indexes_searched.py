@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from carpool.codes.codec import CODEC
+from carpool.disk.code_files import codes_name
 from carpool.disk.index import open_index
+from carpool.errors import ConfigError
+from indexer.codes import make_codes
+from indexer.progress import SilentProgress
+from indexer.verify import verify_index
 from tests.compat.make import SAMPLES, VARIANTS
 from tests.compat.test_stored_indexes import SCORE_TOLERANCE, expected_of
 from tests.searcher.helpers import SmallIndex, group_of, running
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_stored_index_is_searched_as_it_was(variant: str) -> None:
-    opened = open_index(SAMPLES / variant)
+def test_a_stored_index_is_searched_as_it_was(variant: str, tmp_path: Path) -> None:
+    folder = tmp_path / variant
+    shutil.copytree(SAMPLES / variant, folder)
+    opened = open_index(folder)
+    if opened.manifest.codes[0].codec != CODEC:
+        with pytest.raises(ConfigError, match=f"rabitq4.* carpool index codes {folder}"):
+            opened.open_codes()
+        opened.close()
+        make_codes(folder, SilentProgress())
+        assert not verify_index(folder, SilentProgress()).problems
+        assert {path.name for path in folder.glob("codes-*.bin")} == {
+            codes_name(CODEC, segment) for segment in range(opened.manifest.segment_count)
+        }
+        opened = open_index(folder)
     opened.close()
     index = SmallIndex(
-        dir=SAMPLES / variant,
+        dir=folder,
         vectors=np.empty((0, 0), dtype=np.float32),
         assigned=np.empty(0, dtype=np.int64),
         centroids=opened.centroids,

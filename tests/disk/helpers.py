@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carpool.codes.int4 import Encoder, code_layout
 from carpool.disk.centroids import centroids_fingerprint, write_centroids
 from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.document_rows import documents_of_places, write_document_rows
@@ -27,8 +28,6 @@ from carpool.disk.segments import ClusterEncoder, SegmentWriter, build_id_of, re
 
 Float32 = npt.NDArray[np.float32]
 ROW_COUNTS = (3, 0, 100, 16, 16, 40, 1)
-CODECS = ("flat", "sq8", "rabitq4")
-"""One of each kind."""
 
 
 def open_files_under(folder: Path) -> list[str]:
@@ -97,12 +96,12 @@ def write_index(
     vector_dtype: VectorDtype = "float32",
     page_bytes: int | None = 4096,
     segment_bytes_max: int = 24 << 10,
-    codecs: Sequence[str] = CODECS,
+    has_codes: bool = True,
     **changes: object,
 ) -> Manifest:
     """Writes an index, by default with three segments, partial pages and an empty cluster.
 
-    It has the codes of `codecs`. `page_bytes`: None chooses; `changes`: other fields of the
+    `page_bytes`: None chooses; `changes`: other fields of the
     manifest.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,12 +114,8 @@ def write_index(
     )
     rotation = random_rotation(dimension, 0)
     encoders: list[ClusterEncoder] = []
-    if codecs:
-        # FAISS takes memory, which one test counts.
-        from carpool.codes.faiss_codes import Encoder, code_layout
-
-        layouts = [code_layout(codec, dimension, vector_dtype) for codec in codecs]
-        encoders += [Encoder(one, content.centroids, rotation) for one in layouts]
+    if has_codes:
+        encoders.append(Encoder(code_layout(dimension), content.centroids, rotation))
     extents = plan_extents(layout, counts, segment_bytes_max=segment_bytes_max)
     build_id = build_id_of(
         repr(layout).encode(),
@@ -191,8 +186,8 @@ def read_everything(folder: Path) -> tuple[list[ClusterRows], list[Document]]:
     index = open_index(folder)
     try:
         clusters = [read_one(index, cluster) for cluster in range(index.manifest.nlist)]
-        for codes in index.manifest.codes:
-            for file in index.open_codes(codes.codec).files:
+        if codes := index.open_codes():
+            for file in codes.files:
                 file.read(0, file.page_count * PAGE_BYTES)
         rows = [row for cluster in clusters for row in cluster.rows.tolist()]
         return clusters, index.documents.get(rows)

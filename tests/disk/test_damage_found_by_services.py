@@ -86,7 +86,7 @@ def search_everything(index: SmallIndex) -> str:
 
 def test_a_search_over_damage_is_refused_failed_or_says_what_it_skipped(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    manifest = write_index(whole, CONTENT, codecs=["rabitq4"])
+    manifest = write_index(whole, CONTENT)
     assert search_everything(small_index(whole, manifest, CONTENT)) == "whole"
     said = []
     for number, (name, place, change) in enumerate(seeded_flips(whole, manifest, SEARCHES)):

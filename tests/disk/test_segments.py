@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.codes.codec import CodeLayout
 from carpool.disk.extent_table import EXTENTS_NAME, read_extents, write_extents
 from carpool.disk.extents import HEADER_BYTES, ClusterExtent, plan_extents, segment_name
 from carpool.disk.files import read_exactly
@@ -225,13 +224,12 @@ def test_a_table_that_contradicts_itself_is_refused_though_its_checksum_is_right
         ({"page_bytes": 8192}, "does not fit"),
         ({"page_bytes": 100}, "too small"),
         ({"segment_count": 3}, "rows in 4 segments"),
-        ({"segment_count": 5}, "lists no codes-flat-000004.bin"),
+        ({"segment_count": 5}, "lists no codes-int4-000004.bin"),
         ({"row_count": 175}, "have 176 rows"),
         ({"vector_dtype": "float16"}, "does not fit"),
         ({"build_id": 5}, "mixed"),
         ({"build_id": 1 << 64}, "64 bits"),
         ({"documents_build_id": 5}, "document of row 0 is damaged"),
-        ({"codes": (CodeLayout(codec="pq", block_rows=1, block_bytes=1),)}, "codes of pq"),
         ({"requires": ("tombstones",)}, "requires tombstones"),
         ({"nlist": 6}, "nlist|centroids"),
         ({"centroids_fingerprint": "0"}, "fingerprint"),

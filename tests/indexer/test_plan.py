@@ -27,9 +27,7 @@ VECTORS = VectorsIdentity(
     shard_rows=16,
 )
 CLUSTERING = ClusteringIdentity(nlist=0, seed=0, train_bytes_max=1 << 30)
-LAYOUT = LayoutIdentity(
-    vector_dtype="float32", segment_bytes_max=1 << 28, code_rows_min=50_000, codecs=("rabitq4",)
-)
+LAYOUT = LayoutIdentity(vector_dtype="float32", segment_bytes_max=1 << 28, code_rows_min=50_000)
 WANTED = BuildIdentity(corpus=CORPUS, vectors=VECTORS, clustering=CLUSTERING, layout=LAYOUT)
 DOCUMENTS = DocumentsDone(row_count=40, problem_count=0, problems=())
 FOUND = BuildState(

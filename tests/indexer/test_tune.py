@@ -32,12 +32,11 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=["rabitq4,rabitq2", ""])
+@pytest.fixture(scope="module", params=[True, False], ids=["codes", "exact"])
 def index_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune")
     np.save(folder / "v.npy", unit(np.random.default_rng(1).standard_normal((ROWS, DIMENSION))))
-    codes = {"codes": request.param} if request.param else {}
-    settings = IndexerSettings(threads=1, code_rows_min=0 if codes else 1 << 30, **codes)
+    settings = IndexerSettings(threads=1, code_rows_min=0 if request.param else 1 << 30)
     build_index(
         BuildRequest(
             corpus=write_corpus(folder / "c.jsonl", ROWS),

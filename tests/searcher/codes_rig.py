@@ -30,9 +30,7 @@ NLIST = 12
 TOP_K = 7
 
 
-def make_index(
-    folder: Path, rows: int = 6000, codecs: Sequence[str] = ("rabitq4", "rabitq2")
-) -> SmallIndex:
+def make_index(folder: Path, rows: int = 6000, *, has_codes: bool = True) -> SmallIndex:
     """Writes an index of several segments, with codes.
 
     Its rows are around its centroids.
@@ -44,7 +42,7 @@ def make_index(
         around(near, seed=5),
         centroids,
         segment_bytes_max=1 << 18,
-        codecs=codecs,
+        has_codes=has_codes,
     )
 
 
@@ -80,7 +78,6 @@ class Running(Searching):
 def running(
     index: SmallIndex,
     *,
-    codec: str = "rabitq4",
     slot_pages: int = 0,
     timeout_us: int = int(WAIT_S * 1e6),
     paged_share: float | None = None,
@@ -95,7 +92,8 @@ def running(
     """
     disks, slot_pages = Disks(), slot_pages or (64 if paged_share is None else 6)
     opened, metrics = open_index(index.dir), metrics or Metrics()
-    codes = opened.open_codes(codec)
+    codes = opened.open_codes()
+    assert codes is not None
     paged_bytes = None
     if paged_share is not None:
         paged_bytes = int(paged_share * sum(extent.size_bytes for extent in codes.extents))

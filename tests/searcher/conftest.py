@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from carpool.codes.codec import CODECS
 from tests.searcher.codes_rig import make_index
 from tests.searcher.helpers import SmallIndex, random_index
 from tests.searcher.stored_clusters import Stored
@@ -31,4 +30,4 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
 @pytest.fixture(scope="session")
 def codes_index(tmp_path_factory: pytest.TempPathFactory) -> SmallIndex:
     """One with codes of all kinds."""
-    return make_index(tmp_path_factory.mktemp("codes"), codecs=CODECS)
+    return make_index(tmp_path_factory.mktemp("codes"))

@@ -101,11 +101,11 @@ def write_index(
     *,
     documents: Iterable[Document] | None = None,
     segment_bytes_max: int = SEGMENT_BYTES_MAX,
-    codecs: Sequence[str] = (),
+    has_codes: bool = False,
     **given: Any,
 ) -> SmallIndex:
     """Writes an index in which each row is in the cluster of its nearest centroid. What is stored
-    rounds `vectors`. `codecs`: of its codes.
+    rounds `vectors`. `has_codes`: it has codes.
     """
     assigned = probe(centroids, vectors, 1)[:, 0].astype(np.int64)
     if documents is None:
@@ -124,7 +124,7 @@ def write_index(
         content,
         page_bytes=None,
         segment_bytes_max=segment_bytes_max,
-        codecs=codecs,
+        has_codes=has_codes,
         **{"index_version": "v-test", "nprobe_default": 1, **given},
     )
     return small_index(folder, manifest, content)
@@ -151,7 +151,7 @@ def clustered_index(folder: Path, *, nlist: int, dimension: int, rows: int) -> S
     centroids = normalised(random.standard_normal((nlist, dimension)).astype(np.float32))
     near = centroids[random.integers(nlist, size=rows)]
     vectors = normalised(near + 0.1 * random.standard_normal(near.shape).astype(np.float32))
-    return write_index(folder, vectors, centroids, codecs=("rabitq4",))
+    return write_index(folder, vectors, centroids, has_codes=True)
 
 
 def random_index(

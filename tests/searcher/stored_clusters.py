@@ -46,7 +46,7 @@ class Stored:
         segment_bytes_max: int = 200_000,
     ) -> None:
         content = make_content(row_counts=row_counts, dimension=dimension)
-        write_index(folder, content, segment_bytes_max=segment_bytes_max, codecs=())
+        write_index(folder, content, segment_bytes_max=segment_bytes_max, has_codes=False)
         opened = open_index(folder)
         opened.close()
         self.layout, self.extents = opened.layout, opened.extents

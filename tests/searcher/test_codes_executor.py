@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.codes.codec import CODECS
 from carpool.errors import CorruptionError, RetryableError
 from schemas.query import SearchMode
 from searcher.executor import SearchGroup
@@ -31,20 +30,13 @@ def index(codes_index: SmallIndex) -> SmallIndex:
     return codes_index
 
 
-@pytest.mark.parametrize("paged_share", [None, pytest.param(0.3, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    ("codec", "mode", "missed_max"),
-    [
-        pytest.param(codec, *promise, marks=() if number % 2 == nth else pytest.mark.long)
-        for number, codec in enumerate(CODECS)
-        for nth, promise in enumerate([("default", 4), ("margin", 1)])
-    ],
-)
+@pytest.mark.parametrize("paged_share", [None, 0.3])
+@pytest.mark.parametrize(("mode", "missed_max"), [("default", 4), ("margin", 1)])
 def test_a_promise_is_kept_and_scores_are_exact(
-    index: SmallIndex, codec: str, mode: SearchMode, missed_max: int, paged_share: float | None
+    index: SmallIndex, mode: SearchMode, missed_max: int, paged_share: float | None
 ) -> None:
     searches = with_mode(questions(index, 300, 5), mode)
-    with running(index, codec=codec, paged_share=paged_share) as here:
+    with running(index, paged_share=paged_share) as here:
         found = here.search(searches)
     assert missed(index, searches, found) <= missed_max, "of 2,100 ids"
     for search in searches:
@@ -129,17 +121,17 @@ def test_rows_that_cannot_be_read_are_named_by_their_cluster(
 
 
 def test_damaged_codes_of_a_cluster_are_named_and_the_others_are_searched(tmp_path: Path) -> None:
-    index = make_index(tmp_path / "damaged", codecs=["rabitq4"])
-    path = index.dir / "codes-rabitq4-000000.bin"
+    index = make_index(tmp_path / "damaged")
+    path = index.dir / "codes-int4-000000.bin"
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
     path.write_bytes(content)
     searches = questions(index, 40, 12)
-    with running(index, codec="rabitq4") as here:
+    with running(index) as here:
         found = here.search(searches)
     for search in searches:
         result = found[search.key]
         assert result is not None and len(result.skipped) == 1
-        assert "codes-rabitq4" in str(result.errors[0])
+        assert "codes-int4" in str(result.errors[0])
         rest = exact(index, search, frozenset(result.skipped))
         assert len(set(rest) & set(result.best.rows.tolist())) >= len(rest) - 1

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.papers.vectorlite.held_out import last_scan
 from carpool.errors import RetryableError
 from searcher.plan.beta_binomial import BetaBinomial
 from searcher.plan.hot_set import choose_hot_set, judge_hot_set, nested_hot_sets
@@ -55,20 +54,16 @@ def test_a_distribution_has_its_mean_and_variance(
     assert variance == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("batch", "mean", "correlation", "together"),
-    [(2, 0.3, 0.0, 1), (64, 0.9, 0.6, 1), (8, 0.9, 0.6, 4)],
-)
+@pytest.mark.parametrize(("batch", "mean", "correlation"), [(2, 0.3, 0.0), (64, 0.9, 0.6)])
 def test_the_least_hit_rate_is_that_of_drawn_batches(
-    batch: int, mean: float, correlation: float, together: int
+    batch: int, mean: float, correlation: float
 ) -> None:
     random, nprobe, count = np.random.default_rng(1), 24, 8_000
     scale = 1 / correlation - 1 if correlation else 1e9
-    alike = random.beta(mean * scale, (1 - mean) * scale, size=(count, batch, together))
-    rates = random.binomial(nprobe, alike).mean(axis=2) / nprobe
-    hits = BetaBinomial(mean, correlation, nprobe).together(together)
-    off = 0.008 if together == 1 else 0.05  # sums are only nearly Beta-binomial
-    assert hits.expected_least(batch) == pytest.approx(rates.min(axis=1).mean(), abs=off)
+    alike = random.beta(mean * scale, (1 - mean) * scale, size=(count, batch))
+    rates = random.binomial(nprobe, alike) / nprobe
+    hits = BetaBinomial(mean, correlation, nprobe)
+    assert hits.expected_least(batch) == pytest.approx(rates.min(axis=1).mean(), abs=0.008)
 
 
 # ---- the times
@@ -78,17 +73,14 @@ def test_the_least_hit_rate_is_that_of_drawn_batches(
 def test_a_line_is_found_again(
     fixed_us: float, other_us: float, scan_us: float, threads: int
 ) -> None:
-    def in_turn(batch: int) -> float:
-        return -(-batch // threads) if batch <= 8 * threads else batch / threads
-
     samples = [
-        TimeSample(batch, share, fixed_us + other_us * batch + share * scan_us * in_turn(batch))
+        TimeSample(batch, share, fixed_us + other_us * batch + share * scan_us * batch / threads)
         for batch in (1, 2, 4, 8, 16, 32, 64)
         for share in (0.25, 0.5, 1.0)
     ]
     found = fit_search_times(samples, threads)
     for batch, share, took_us in samples:
-        scans_us = share * found.scan_us * in_turn(batch)
+        scans_us = share * found.scan_us * batch / threads
         expected = found.fixed_us + found.other_us * batch + scans_us
         assert expected == pytest.approx(took_us, rel=1e-3)
     assert found.scan_us == pytest.approx(scan_us, rel=0.01)
@@ -111,16 +103,9 @@ def test_times_that_do_not_fit_are_refused(samples: list[TimeSample]) -> None:
         fit_search_times(samples, 2)
 
 
-@pytest.mark.parametrize(("threads", "batch"), [(1, 8), (5, 10), (5, 80)])
-def test_a_batch_takes_what_threads_need_that_share_it(batch: int, threads: int) -> None:
-    random = np.random.default_rng(8)
-    mean, scale, nprobe = 0.6, 1 / 0.25 - 1, 24
-    alike = random.beta(mean * scale, (1 - mean) * scale, size=(4000, batch))
-    misses = 1 - random.binomial(nprobe, alike) / nprobe
-    times = SearchTimes(fixed_us=0, other_us=0, scan_us=1000, threads=threads)
-    simulated_us = 1000 * last_scan(misses, threads).mean()
-    expected_us = batch_time_us(times, BetaBinomial(mean, 0.25, nprobe), batch)
-    assert expected_us == pytest.approx(simulated_us, rel=0.08)
+def test_a_batch_takes_the_scans_that_its_mean_question_needs() -> None:
+    times = SearchTimes(fixed_us=100, other_us=10, scan_us=1000, threads=4)
+    assert batch_time_us(times, BetaBinomial(0.75, 0.3, 24), 8) == pytest.approx(100 + 80 + 500)
 
 
 # ---- the choice

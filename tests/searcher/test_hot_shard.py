@@ -24,8 +24,8 @@ from searcher.scan_task import Scanned, ScanTask
 from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import Float32, Int64, ShardDevice, ShardFullError, ShardNumbers
+from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.ram import RamShard
 from searcher.shard.scans import ShardScans
 from searcher.store.files import SegmentFiles
 from tests.clocks import HandClock
@@ -122,13 +122,14 @@ def with_shard(
     index: SmallIndex,
     hot: Sequence[ClusterId] = HOT,
     *,
-    codec: str = "rabitq4",
     numbers: ShardNumbers = "float16",
     paged_share: float | None = None,
 ) -> Iterator[WithShard]:
     opened, metrics = open_index(index.dir), Metrics()
     rotation = read_rotation(opened.dir, opened.manifest)
-    device = FailingDevice(RamShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=16 << 20))
+    device = FailingDevice(
+        GpuShard(numbers, nlist=NLIST, rotation=rotation, bytes_max=16 << 20, device="cpu")
+    )
     counts = [extent.row_count for extent in opened.extents]
     sizes = np.array([device.size_bytes(count) for count in counts])
     shard = HotShard(
@@ -139,9 +140,7 @@ def with_shard(
         metrics,
     )
     try:
-        with running(
-            index, codec=codec, paged_share=paged_share, shard=shard, metrics=metrics
-        ) as here:
+        with running(index, paged_share=paged_share, shard=shard, metrics=metrics) as here:
             both = WithShard(here, shard, device)
             if hot:
                 shard._orders.put(Swaps(leave=(), enter=tuple(hot)))
@@ -154,18 +153,16 @@ def with_shard(
 
 
 @pytest.mark.parametrize(
-    ("codec", "numbers", "mode", "missed_max"),
-    [("rabitq4", "float16", "default", 4), ("rabitq2", "sq8", "margin", 1)],
+    ("numbers", "mode", "missed_max"), [("float16", "default", 4), ("sq8", "margin", 1)]
 )
 def test_a_promise_is_kept_and_scores_are_exact(
     index: SmallIndex,
-    codec: str,
     numbers: ShardNumbers,
     mode: SearchMode,
     missed_max: int,
 ) -> None:
     searches = with_mode(questions(index, 150, 5), mode)
-    with with_shard(index, codec=codec, numbers=numbers) as both:
+    with with_shard(index, numbers=numbers) as both:
         found = both.here.search(searches)
     assert missed(index, searches, found) <= missed_max  # of 1,050 ids
     for search in searches:
@@ -186,7 +183,7 @@ def test_a_query_that_is_scanned_with_one_of_more_rows_finds_all_of_its_own(
     centroids = directions(NLIST, DIMENSION, seed=3)
     rows = np.repeat(centroids, 500, axis=0)
     rows = normalised(rows + 1e-4 * directions(*rows.shape, seed=5)).astype(np.float32)
-    near = write_index(tmp_path, rows, centroids, codecs=("rabitq4",))
+    near = write_index(tmp_path, rows, centroids, has_codes=True)
     search = questions(near, 1, 1)[0]
     other = replace(search, key=1, top_k=40)
     with with_shard(near, ALL) as both:
@@ -217,7 +214,7 @@ def test_a_query_that_is_all_in_the_shard_scans_no_codes_and_reads_few_rows(
     index: SmallIndex,
 ) -> None:
     searches = questions(index, 50, 4)
-    with with_shard(index, ALL, codec="rabitq1", paged_share=0.3) as both:
+    with with_shard(index, ALL, paged_share=0.3) as both:
         found = both.here.search(searches)
         assert not both.here.code_pages.seen, "codes were read"
     assert missed(index, searches, found) == 0

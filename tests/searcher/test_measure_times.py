@@ -45,9 +45,9 @@ def test_batches_are_scanned_by_the_executor(tmp_path: Path) -> None:
     index = make_index(tmp_path, rows=600)
     opened = open_index(index.dir)
     probes = [np.arange(number % 4) for number in range(20)]
-    with BatchScans(
-        opened, opened.open_codes("rabitq4"), SearcherSettings(), SystemClock()
-    ) as scans:
+    codes = opened.open_codes()
+    assert codes is not None
+    with BatchScans(opened, codes, SearcherSettings(), SystemClock()) as scans:
         assert scans.time_us(index.vectors[:20], probes) > 0
         assert scans.time_us(index.vectors[:1], probes[:1]) == 0
     opened.close()

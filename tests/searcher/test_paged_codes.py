@@ -41,7 +41,7 @@ def codes_read(here: Running) -> int:
 def test_a_window_reads_each_cluster_once_and_a_hot_cluster_stays(index: SmallIndex) -> None:
     # No scan of these proposes too few rows, and is repeated.
     searches = [replace(search, top_k=100) for search in questions(index, 100, 3)]
-    with running(index, codec="rabitq2", paged_share=SHARE) as here:
+    with running(index, paged_share=SHARE) as here:
         results = here.search(searches)
         pieces = [(file, offset) for file, offset, _ in here.code_pages.seen]
         assert len(pieces) == len(set(pieces))
@@ -106,21 +106,24 @@ def test_windows_of_bad_reads_lose_no_query_and_no_buffer(index: SmallIndex) -> 
     assert len(ended) == 120 and all(result is not None for result in ended)
 
 
-def test_the_most_accurate_codes_that_fit_are_taken(index: SmallIndex) -> None:
+def test_codes_that_fit_are_all_in_memory(index: SmallIndex) -> None:
     opened = open_index(index.dir)
-    for codec in ("flat", "sq8", "rabitq2", "rabitq1"):  # the others are not smaller in 32 numbers
-        size_bytes = opened.open_codes(codec).size_bytes + BUFFERS_BYTES
-        chosen = choose_codes(opened, size_bytes)
-        assert chosen is not None and chosen.paged_bytes is None
-        assert (chosen.codes.layout.codec, chosen.memory_bytes) == (codec, size_bytes)
+    codes = opened.open_codes()
+    assert codes is not None
+    for size_bytes, fit in ((codes.size_bytes, True), (codes.size_bytes - 1, False)):
+        chosen = choose_codes(opened, size_bytes + BUFFERS_BYTES)
+        assert (chosen is not None and chosen.paged_bytes is None) == fit
     opened.close()
 
 
 def test_a_horizon_is_used_unless_all_codes_are_in_memory(index: SmallIndex) -> None:
     opened = open_index(index.dir)
-    smallest = opened.open_codes("rabitq1").size_bytes
+    codes = opened.open_codes()
+    assert codes is not None
     opened.close()
-    least_bytes = next(size for size in count(smallest, STEP) if not horizon_at(index, size))
+    least_bytes = next(
+        size for size in count(codes.size_bytes, STEP) if not horizon_at(index, size)
+    )
     assert horizon_at(index, least_bytes - STEP)
     for budget_bytes, fit in ((least_bytes, True), (least_bytes - STEP, False)):
         settings = SearcherSettings(budget_bytes=budget_bytes, direct_io="auto")

@@ -42,7 +42,7 @@ def as_home(search: Search) -> Search:
 
 MADE_WORSE: dict[str, Callable[[Search, ScanResult], ScanResult | None]] = {
     "nothing": lambda search, scan: None,
-    "other codes": lambda search, scan: replace(scan, codec="rabitq2"),
+    "other codes": lambda search, scan: replace(scan, codec="pq"),
     "a part": lambda search, scan: replace(
         scan, probes=(), rows=scan.rows[:0], estimates=scan.estimates[:0]
     ),
@@ -82,7 +82,7 @@ def test_a_lane_that_says_nothing_is_given_up(
     with running(index) as here:
         found = here.search(searches)
         late = ScanResult(
-            codec="rabitq4",
+            codec="int4",
             probes=(),
             rows=np.empty(0, np.int64),
             estimates=np.empty(0, np.float32),
@@ -113,7 +113,7 @@ def test_records_whose_numbers_make_no_sense_say_nothing() -> None:
             grouper="g",
             window_id=0,
             lane=1,
-            codec="rabitq4",
+            codec="int4",
             **{"rows": rows.tobytes(), "estimates": estimates.tobytes(), **fields},
         )
         return result_of(scan)

@@ -87,7 +87,7 @@ def ids(results: object) -> list[list[str]]:
 
 def test_an_index_without_codes_has_no_shard(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no codes"):
-        opened(make_index(tmp_path / "plain", codecs=()), WITH)
+        opened(make_index(tmp_path / "plain", has_codes=False), WITH)
 
 
 def test_a_machine_without_a_gpu_says_so(

@@ -115,7 +115,7 @@ def test_top_k_is_the_querys_or_the_default_and_never_more_than_there_is(index: 
 def test_each_query_has_the_search_that_it_asked_for_and_says_whether_its_recall_was_measured(
     tmp_path: Path, recall: RecallTable | None
 ) -> None:
-    with_codes = random_index(tmp_path, codecs=("rabitq4",), recall=recall)
+    with_codes = random_index(tmp_path, has_codes=True, recall=recall)
     group = make_group(with_codes, questions(3))
     wishes: list[dict[str, Any]] = [{"search_mode": "margin", "recall_target": 0.9}]
     wishes += [{"search_mode": "exact"}, {}]

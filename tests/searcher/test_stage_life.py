@@ -125,7 +125,7 @@ def test_a_budget_below_the_largest_cluster_or_above_the_memory_is_refused_with_
 
 
 def test_codes_clusters_and_buffers_of_reads_are_the_budget(tmp_path: Path) -> None:
-    index = random_index(tmp_path / "index", rows=2000, dimension=32, codecs=["rabitq4"])
+    index = random_index(tmp_path / "index", rows=2000, dimension=32, has_codes=True)
     budget_bytes = 16 << 20
     with running(index, budget_bytes=budget_bytes) as run:
         run.wait_ready()

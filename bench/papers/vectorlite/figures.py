@@ -18,7 +18,7 @@ from bench.papers.vectorlite.printed import batch_time_eq5, clusters_as_printed
 from bench.search.questions import read_question_vectors
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenIndex
+from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.errors import ConfigError
 from searcher.measure_times import BatchScans, TimeRounds
 from searcher.plan.hot_set import BATCH_MAX, choose_hot_set, nested_hot_sets
@@ -55,7 +55,7 @@ class Split:
         self.probes = list(probes[:half])
         rows = np.array([extent.row_count for extent in index.extents], np.int64)
         self.sets = nested_hot_sets(self.probes, rows * index.manifest.dimension)
-        self.judges = HeldOut(probes[half:], self.sets.clusters, seed)
+        self.judges = HeldOut(probes[half:], self.sets.clusters)
 
 
 def run(options: VectorLiteOptions) -> bool:
@@ -68,15 +68,14 @@ def run(options: VectorLiteOptions) -> bool:
     index = open_clusters(options.index)
     vectors = read_question_vectors(options.questions)
     vectors = vectors[distinct_order(vectors, options.seed)]
-    if not index.manifest.codes or len(vectors) < QUESTIONS_MIN:
+    if (codes := index.open_codes()) is None or len(vectors) < QUESTIONS_MIN:
         raise ConfigError(
-            f"{len(vectors)} distinct questions that chose nothing, and codes "
-            f"{[layout.codec for layout in index.manifest.codes]}: at least {QUESTIONS_MIN} "
-            "questions are needed, and an index that was built with --codes rabitq4"
+            f"{len(vectors)} distinct questions that chose nothing: at least {QUESTIONS_MIN} are "
+            "needed, and an index with codes (carpool index codes DIR makes them)"
         )
     seeds = range(options.seed, options.seed + SPLITS)
     splits = [Split(index, vectors, options.nprobe, seed) for seed in seeds]
-    times = _measured(index, splits[0], options.rounds)
+    times = _measured(index, codes, splits[0], options.rounds)
     rows = {
         f"{target_us / 1e3:.2f} ms, {queries_per_s:,.0f} a second": bytes_row(
             splits, times, target_us=target_us, queries_per_s=queries_per_s
@@ -99,9 +98,8 @@ def run(options: VectorLiteOptions) -> bool:
     )
 
 
-def _measured(index: OpenIndex, split: Split, rounds: int) -> SearchTimes:
+def _measured(index: OpenIndex, codes: OpenCodes, split: Split, rounds: int) -> SearchTimes:
     """Measures the times that the model starts from."""
-    codes = index.open_codes(index.manifest.codes[0].codec)
     with BatchScans(index, codes, SearcherSettings(), SystemClock()) as scans:
         timed = TimeRounds(scans, split.vectors, split.probes)
         for _ in range(rounds):

@@ -28,7 +28,7 @@ def batch_time_eq5(times: SearchTimes, batch: int, hit_rate: float) -> float:
     `hit_rate`: the least of the batch, in the paper. It has no threads; all scans of a batch take
     what they were measured to take.
     """
-    scans_us = times.scan_us * max(1.0, batch / times.threads)
+    scans_us = times.scan_us * batch / times.threads
     return times.fixed_us + times.other_us * batch + (1 - hit_rate) * scans_us
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,12 @@ def test_it_finds_what_scoring_every_probed_row_finds(
 def test_a_hot_shard_holds_what_earlier_questions_probe(
     data: SearchData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(GpuShard.__init__.__kwdefaults__, "device", "cpu")
+    begin: Any = GpuShard.__init__
+
+    def on_the_cpu(shard: GpuShard, numbers: str, **options: object) -> None:
+        begin(shard, numbers, **options | {"device": "cpu"})
+
+    monkeypatch.setattr(GpuShard, "__init__", on_the_cpu)
     contestant = Carpool("default", 0.5)
     contestant.open(data)
 

@@ -1,0 +1,70 @@
+// The scan for one instruction set: int4.cpp includes it once for each, in a namespace of its own that
+// has TARGET, the attribute of its functions; MOST, the queries whose sums fit its registers; and
+// `multiply<Q>`: the sums of the products of code (0 to 15) and query (-127 to 127), for each of Q
+// queries and each row of a block: `sums`, (Q, ROWS). All compute the same whole numbers.
+
+TARGET INLINE float product(const float *left, const float *right, int dimension) {
+  float sums[16] = {0};
+  int d = 0;
+  for (; d + 16 <= dimension; d += 16)
+    for (int lane = 0; lane < 16; lane++) sums[lane] += left[d + lane] * right[d + lane];
+  for (; d < dimension; d++) sums[d % 16] += left[d] * right[d];
+  float sum = 0;
+  for (float each : sums) sum += each;
+  return sum;
+}
+
+template <int Q>
+TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wanting, Best *best) {
+  const int8_t *numbers[Q];
+  float base[Q], scale[Q], shift[Q];
+  for (int q = 0; q < Q; q++) {
+    const Rounded &query = scan.rounded[wanting[q]];
+    numbers[q] = query.numbers.data(), scale[q] = query.scale, shift[q] = query.shift;
+    base[q] = product(scan.centroids + cluster * scan.dimension, scan.queries + (int64_t)wanting[q] * scan.dimension,
+                      scan.dimension);
+  }
+  const uint8_t *block = scan.codes[cluster];
+  int64_t row = scan.first_rows[cluster];
+  for (int64_t left = scan.row_counts[cluster]; left > 0; left -= ROWS, row += ROWS, block += scan.block_bytes()) {
+    alignas(64) int32_t sums[Q * ROWS];
+    float steps[ROWS];
+    multiply<Q>(block, scan.groups(), numbers, sums);
+    std::memcpy(steps, block + scan.groups() * GROUP_BYTES, sizeof steps);
+    for (int q = 0; q < Q; q++) {
+      Best &mine = best[wanting[q]];
+      float scores[ROWS], highest = NOTHING;
+      for (int r = 0; r < ROWS; r++) scores[r] = base[q] + scale[q] * steps[r] * (sums[q * ROWS + r] - shift[q]);
+      for (int r = 0; r < ROWS; r++) highest = std::max(highest, scores[r]);
+      if (highest < mine.worst()) continue;
+      for (int r = 0; r < std::min<int64_t>(ROWS, left); r++)
+        if (scores[r] >= mine.worst()) mine.add(scores[r], row + r);
+    }
+  }
+}
+
+// Scans clusters until there are no more. A function for each count of queries.
+TARGET void scan_clusters(Scan &scan, Best *best) {
+  for (size_t at; (at = scan.next++) < scan.order.size();) {
+    const int64_t cluster = scan.order[at];
+    const std::vector<int32_t> &all = scan.wanted_by[cluster];
+    for (size_t first = 0; first < all.size(); first += MOST) {
+      const int32_t *some = all.data() + first;
+      switch (std::min<size_t>(MOST, all.size() - first)) {
+      case 1: scan_for<1>(scan, cluster, some, best); break;
+#if MOST >= 4
+      case 2: scan_for<2>(scan, cluster, some, best); break;
+      case 3: scan_for<3>(scan, cluster, some, best); break;
+      case 4: scan_for<4>(scan, cluster, some, best); break;
+#endif
+#if MOST >= 8
+      case 5: scan_for<5>(scan, cluster, some, best); break;
+      case 6: scan_for<6>(scan, cluster, some, best); break;
+      case 7: scan_for<7>(scan, cluster, some, best); break;
+      case 8: scan_for<8>(scan, cluster, some, best); break;
+#endif
+      }
+    }
+  }
+}
+

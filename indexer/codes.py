@@ -1,0 +1,68 @@
+"""Makes the codes of an index anew, from its stored rows. All else stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from carpool.codes.int4 import Encoder, code_layout
+from carpool.disk.checked_file import CheckedFileWriter
+from carpool.disk.code_files import codes_name, padded
+from carpool.disk.index import files_of, open_index
+from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from carpool.disk.pages import dense
+from carpool.disk.rotation import read_rotation
+from carpool.disk.segments import read_cluster
+from carpool.errors import ConfigError
+from indexer.progress import ProgressReport
+
+
+def make_codes(index_dir: Path, progress: ProgressReport) -> Manifest:
+    """Writes codes for every row, then the manifest that names them; returns it. Blocks.
+
+    The version of the index stays: clusters, rows and passages do. Old files of codes are removed
+    at the end. Memory: one cluster. Raises `CorruptionError` where a cluster is damaged, and
+    `ConfigError` where the index was replaced meanwhile.
+    """
+    index = open_index(index_dir)
+    manifest, layout = index.manifest, code_layout(index.manifest.dimension)
+    encoder = Encoder(layout, index.centroids, read_rotation(index_dir, manifest))
+    entries: dict[str, FileEntry] = {}
+    progress.start("encoding (rows)", manifest.row_count)
+    try:
+        for segment, path in enumerate(index.segment_paths):
+            name = codes_name(layout.codec, segment)
+            (index_dir / name).unlink(missing_ok=True)
+            writer = CheckedFileWriter(index_dir, name, manifest.build_id)
+            try:
+                with path.open("rb") as file:
+                    for extent in index.extents:
+                        if extent.segment != segment:
+                            continue
+                        cluster = read_cluster(
+                            file.fileno(),
+                            extent,
+                            layout=index.layout,
+                            path=str(path),
+                            sums=index.row_sums[segment],
+                        )
+                        vectors = dense(cluster).vectors.astype(np.float32, copy=False)
+                        writer.append(padded(encoder.encode(extent.cluster, vectors)))
+                        progress.advance(extent.row_count)
+            except BaseException:
+                writer.abandon()
+                raise
+            entries |= writer.close()
+    finally:
+        index.close()
+    if read_manifest(index_dir) != manifest:
+        raise ConfigError(f"the index at {index_dir} was replaced meanwhile; run the command again")
+    made = msgspec.structs.replace(manifest, codes=(layout,))
+    files = manifest.files | entries
+    made = msgspec.structs.replace(made, files={name: files[name] for name in files_of(made)})
+    write_manifest(index_dir, made)
+    for name in set(files) - set(made.files):
+        (index_dir / name).unlink(missing_ok=True)
+    return made
