@@ -36,7 +36,7 @@ Is the right thing found?      carpool bench claims --data DATA
 Is the answer right?           carpool bench answers --data DATA
 Which order saves tokens?      carpool bench paper ragcache orders --data DATA
 How fast, how many bytes?      carpool bench traffic --data DATA
-Against others, in memory?     carpool bench search --index DIR
+Against others?                carpool bench search --collection DIR
 How many bytes on the GPU?     carpool bench paper vectorlite bytes --index DIR --questions FILE
 What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
 Does batch work delay others?  carpool bench priorities

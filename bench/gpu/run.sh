@@ -42,11 +42,11 @@ conformance() { $front "$python" -m pytest -q -p no:cacheprovider tests/searcher
 scans() { $front "$python" -m bench.gpu.scans --device "$device" --rows "${SCAN_ROWS:-50000,100000,200000,1000000}" \
   --nprobe "$nprobe" --seconds 0.4 --json "$out/shard-$device.json"; }
 search() { # CORES: 2, as the machine of the other figures, then all
-  local contestants=carpool,faiss-memory
+  local contestants=carpool
   [ "$device" = cpu ] || contestants=$contestants,gpu-shard-5,gpu-shard-10,gpu-shard-20,gpu-shard-all
-  taskset -c "0-$(($1 - 1))" "$python" -m carpool bench search --index "$work/index" --questions "$work/grown/queries.npy" \
-    --contestants "$contestants" --nprobe "$nprobe" --windows 100 --seeds 1 --queries 1600 --memory 4 \
-    --memory-held-by none --work "$work/search" --json "$out/search-$device-$1.json"
+  taskset -c "0-$(($1 - 1))" "$python" -m carpool bench search --collection "$work/grown" --index "$work/index" \
+    --contestants "$contestants" --recalls 0.95 --memory-held-by none \
+    --work "$work/search" --json "$out/search-$device-$1.json"
 }
 steps() { $front "$python" -m bench.gpu.llm_steps --device "$device" --json "$out/llm-steps.json"; }
 hot_set() { # the hot set that the model of the codes' times chooses
@@ -68,7 +68,7 @@ for name in "$@"; do
       [ -z "${indexing:-}" ] || wait "$indexing"
       indexing=
       case $name in
-        search-2) step 120 search-2 bash -c "search 2" ;;
+        search-2) step 200 search-2 bash -c "search 2" ;;
         search-all) step 100 search-all bash -c "search $cores" ;;
         hot_set) step 100 hot_set bash -c hot_set ;;
       esac ;;

@@ -1,75 +1,98 @@
 """The process of one contestant: `python -m bench.search.child REQUEST.json`, in its cgroup.
 
-Opens the contestant, then asks in a closed loop from a cold start.
+Either builds, and searches for the settings that reach the wanted recalls. Or asks at one setting
+in a closed loop, from a cold start.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
 
 from bench.core.spread import Spread, spread
-from bench.search.contestants.contestant import (
-    WINDOWS_AHEAD,
-    AskedWindow,
-    Contestant,
-    ContestantError,
-    Int64,
-    SearchData,
-)
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.contestants.registry import ENTRIES
+from bench.search.reference import BestRows
 from carpool.errors import ConfigError
 
-FIGURES_NAME, IDS_NAME = "figures.json", "ids.npy"
+FIGURES_NAME, IDS_NAME, BUILD_NAME = "figures.json", "ids.npy", "build_s"
 OUT_OF_MEMORY = 3
 """The exit status where there is too little memory to begin with."""
-ARRAYS = ("queries", "probes", "earlier", "earlier_probes")
+ARRAYS = ("tuning", "tuning_rows", "tuning_scores", "queries")
+TUNING_WINDOW = 100
 
 
 class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant to measure. `arrays`: the folder with those of a `SearchData`, by their names.
+    """A contestant to build and tune for `recalls`, or where there is a `setting` to measure.
 
-    `window`: queries that are asked at once.
+    `arrays`: the folder of the questions. `window`: queries that are asked at once; `clients`: who
+    ask at the same time.
     """
 
     contestant: str
-    window: int
-    memory_bytes: int | None
-    index_dir: str
-    prepared_dir: str
+    corpus: str
+    vectors: str
+    prepared: str
     arrays: str
+    index: str | None = None
+    memory_bytes: int | None = None
+    recalls: tuple[float, ...] = ()
+    setting: int | None = None
+    window: int = 1
+    clients: int = 1
+
+    def array(self, name: str) -> Float32:
+        """Returns one of `ARRAYS`."""
+        found: Float32 = np.load(Path(self.arrays, f"{name}.npy"), allow_pickle=False)
+        return found
 
     def load(self) -> SearchData:
-        """Returns the data. Of earlier questions only what is used is read."""
-
-        def array(name: str) -> Any:
-            path, is_mapped = Path(self.arrays, f"{name}.npy"), name.startswith("earlier")
-            return np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
-
+        """Returns the data."""
         return SearchData(
-            index_dir=Path(self.index_dir),
-            prepared_dir=Path(self.prepared_dir),
+            corpus=Path(self.corpus),
+            vectors=Path(self.vectors),
+            prepared=Path(self.prepared),
+            tuning=self.array("tuning"),
+            index=Path(self.index) if self.index else None,
             memory_bytes=self.memory_bytes,
-            **{name: array(name) for name in ARRAYS},
         )
 
 
-class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True):
+class TunedFigures(msgspec.Struct, frozen=True, kw_only=True, tag="tuned"):
+    """The lowest setting that reached each of the recalls on the tuning questions.
+
+    None: no setting did, and `most` is what the highest one reached. `build_s`: None where the
+    index was given.
+    """
+
+    build_s: float | None
+    settings: tuple[int | None, ...]
+    most: float
+
+
+class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     """What was measured in a contestant's process, of the closed loop.
 
-    Latencies are from the arrival of the window to the answer. `read_bytes`: by the kernel.
+    Latencies are from asking a window to its answer. `read_bytes`: by the kernel; `cpu_us`: of the
+    process.
     """
 
     queries: int
     latency_ms: Spread
     duration_us: int
+    cpu_us: int
     read_bytes: int
 
     @property
@@ -78,49 +101,47 @@ class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True):
         return self.queries / max(self.duration_us, 1) * 1e6
 
 
-def windows_of(data: SearchData, size: int) -> Iterator[AskedWindow]:
-    """Yields the queries of `data` in windows of `size`, the last one shorter if need be."""
-    starts = range(0, len(data.queries), size)
-    for start in starts:
-        ahead = [at for at in starts if start < at <= start + WINDOWS_AHEAD * size]
-        yield AskedWindow(
-            start,
-            data.queries[start : start + size],
-            data.probes[start : start + size],
-            tuple(data.probes[at : at + size] for at in ahead),
-        )
+def tune(
+    contestant: Contestant, queries: Float32, best: BestRows, recalls: Sequence[float]
+) -> tuple[tuple[int | None, ...], float]:
+    """Returns the lowest setting that reaches each recall, and the recall of the highest one."""
+    settings = contestant.settings
+    starts = range(0, len(queries), TUNING_WINDOW)
+
+    @cache
+    def recall(setting: int) -> float:
+        windows = [queries[start : start + TUNING_WINDOW] for start in starts]
+        return best.recall(np.concatenate([contestant.search(each, setting) for each in windows]))
+
+    places = [bisect_left(settings, wanted, key=recall) for wanted in recalls]
+    found = tuple(settings[at] if at < len(settings) else None for at in places)
+    return found, recall(settings[-1])
 
 
 def measure(
-    contestant: Contestant, data: SearchData, window_size: int
+    contestant: Contestant, queries: Float32, request: ChildRequest
 ) -> tuple[ContestantFigures, Int64]:
-    """Returns what was measured, and the ids that were found: (n, top_k) int64, -1 where none.
+    """Returns what was measured, and the ids that were found: (n, top_k) int64, -1 where none."""
+    setting = cast(int, request.setting)
+    starts = range(0, len(queries), request.window)
 
-    Raises `ContestantError` where a query has not exactly one answer of at most top_k ids, and what
-    the contestant raises.
-    """
-    contestant.open(data)
-    opened_bytes, began_us = process_read_bytes(), _now_us()
-    ids = np.full((len(data.queries), data.top_k), -1, np.int64)
-    latencies_us: list[int] = []
-    for window in windows_of(data, window_size):
+    def ask(start: int) -> tuple[int, Int64]:
         asked_us = _now_us()
-        waiting = set(range(window.first, window.first + len(window.vectors)))
-        for number, rows in contestant.search(window):
-            latencies_us.append(_now_us() - asked_us)
-            if number not in waiting or len(rows) > data.top_k:
-                raise ContestantError(f"query {number} was not asked, or answered, or over top_k")
-            waiting.remove(number)
-            ids[number, : len(rows)] = rows
-        if waiting:
-            raise ContestantError(f"{len(waiting)} queries of a window were not answered")
+        found = contestant.search(queries[start : start + request.window], setting)
+        return _now_us() - asked_us, found
+
+    with ThreadPoolExecutor(request.clients) as pool:
+        read_bytes, cpu_s, began_us = process_read_bytes(), time.process_time(), _now_us()
+        answers = [*pool.map(ask, starts)] if request.clients > 1 else [*map(ask, starts)]
+        duration_us = _now_us() - began_us
     figures = ContestantFigures(
-        queries=len(data.queries),
-        latency_ms=cast(Spread, spread(us / 1_000 for us in latencies_us)),
-        duration_us=_now_us() - began_us,
-        read_bytes=process_read_bytes() - opened_bytes,
+        queries=len(queries),
+        latency_ms=cast(Spread, spread(latency_us / 1_000 for latency_us, _ in answers)),
+        duration_us=duration_us,
+        cpu_us=int((time.process_time() - cpu_s) * 1e6),
+        read_bytes=process_read_bytes() - read_bytes,
     )
-    return figures, ids
+    return figures, np.concatenate([found for _, found in answers])
 
 
 def process_read_bytes() -> int:
@@ -139,19 +160,41 @@ def _now_us() -> int:
     return time.monotonic_ns() // 1_000
 
 
+def _build_and_tune(contestant: Contestant, request: ChildRequest) -> TunedFigures:
+    data = request.load()
+    if data.index is None and not data.prepared.exists():
+        partial = data.prepared.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        began_us = _now_us()
+        contestant.build(replace(data, prepared=partial))
+        (partial / BUILD_NAME).write_text(str((_now_us() - began_us) / 1e6))
+        partial.rename(data.prepared)
+    build_s = None if data.index else float((data.prepared / BUILD_NAME).read_text())
+    contestant.open(data)
+    best = BestRows(request.array("tuning_rows").astype(np.int64), request.array("tuning_scores"))
+    settings, most = tune(contestant, data.tuning, best, request.recalls)
+    return TunedFigures(build_s=build_s, settings=settings, most=most)
+
+
 def main(request_path: Path) -> None:
     """Measures, and writes figures and ids beside the request; an error goes to standard error."""
     folder = request_path.parent
     request = msgspec.json.decode(request_path.read_bytes(), type=ChildRequest)
-    contestant = ENTRIES[request.contestant].load().make(request.contestant)
+    contestant = ENTRIES[request.contestant].make(request.contestant)
+    figures: TunedFigures | ContestantFigures
     try:
-        figures, ids = measure(contestant, request.load(), request.window)
+        if request.setting is None:
+            figures = _build_and_tune(contestant, request)
+        else:
+            contestant.open(request.load())
+            figures, ids = measure(contestant, request.array("queries"), request)
+            np.save(folder / IDS_NAME, ids)
     except MemoryError:
         traceback.print_exc(limit=0)
         sys.exit(OUT_OF_MEMORY)
     finally:
         contestant.close()
-    np.save(folder / IDS_NAME, ids)
     (folder / FIGURES_NAME).write_bytes(msgspec.json.encode(figures))
 
 

@@ -8,34 +8,46 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from bench.core.options import JsonOption, NprobeOption
+from bench.core.options import JsonOption
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What does each way of searching find, cost and need?
+    """What does each way of searching cost for the same recall?
 
-    Runs every contestant alone in a process in a memory cgroup, from a cold start. The loop is
-    closed: the next window of questions comes when the last one is answered. Bytes are the kernel's
-    own count. A block of one seed and one window size runs all contestants in a random order.
+    Each contestant builds its files from the vectors, and the bench searches for its lowest setting
+    that reaches each recall on one half of the questions. Then it is asked the other half, in a
+    process and a memory cgroup of its own, from a cold start: in windows of 100, alone, and by 16
+    clients that each wait for an answer. All contestants take turns in a random order.
 
     \b
-    queries/s           from the first window's arrival to the last answer
-    recall, at probes   share of the best of all rows, and of the probed clusters, that are found
-    peak MB             of the whole process, page cache included, by the kernel
+    setting   of its own knob: nprobe, ef, search window, rows that are re-ranked
+    recall    share of the best ten of all rows that is found, by the other half
+    peak mb   of the whole process in windows, page cache included, by the kernel
 
-    docs/reference/bench-rules.md describes the contestants. Ends with 1 when a promise is broken:
-    an exact search that misses, a failure but for lack of memory or time, no result.
+    docs/reference/bench-rules.md describes the contestants. Those whose package is not installed
+    are left out. A plot of queries a second over memory is written to --work. Ends with 1 when a
+    contestant fails but for lack of memory or time, or there is no result.
 
-    Example:  carpool bench search --index my-index --questions questions.npy --memory 0.4
+    Example:  carpool bench search --collection grown-1m --memory 0.2
     """
 
+    collection: Annotated[
+        list[Path],
+        typer.Option(
+            "--collection",
+            metavar="DIR",
+            help="A folder with vectors.npy, corpus.jsonl and queries.npy, as carpool bench data "
+            "writes it. Give it once for each run.",
+            show_default=False,
+        ),
+    ] = []
     index: Annotated[
         list[Path],
         typer.Option(
             "--index",
             metavar="DIR",
-            help="The index to search. Give it once, or once for each seed: the same passages in "
-            "another order, clustered from another seed.",
+            help="Carpool's index of it, once for each --collection. Default: one is built by the "
+            "defaults.",
             show_default=False,
         ),
     ] = []
@@ -44,26 +56,27 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--contestants",
             metavar="NAME,NAME",
-            help="Who takes part, such as carpool*,faiss-memory. Default: all that need no GPU.",
+            help="Who takes part, such as carpool*,faiss-memory. Default: all but other modes of "
+            "Carpool and its shards on a GPU.",
             show_default=False,
         ),
     ] = None
-    windows: Annotated[
-        str, typer.Option("--windows", metavar="N,N", help="Queries in a window: a block for each.")
-    ] = "20,100"
-    queries: Annotated[int, typer.Option("--queries", min=1, help="Distinct questions.")] = 2000
-    nprobe: NprobeOption = 10
+    recalls: Annotated[
+        str, typer.Option("--recalls", metavar="SHARE,SHARE", help="What each is to reach.")
+    ] = "0.95,0.98"
     memory: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--memory",
             min=0.001,
             max=100,
             metavar="SHARE",
             help="Limit of a contestant's whole process, interpreter and page cache included, as a "
-            "share of the bytes of the vectors. Python, NumPy and FAISS take about 60 MB.",
+            "share of the bytes of the vectors in float32. Python, NumPy and FAISS take about "
+            "60 MB. Default: no limit, the kernel only counts.",
+            show_default=False,
         ),
-    ] = 0.4
+    ] = None
     memory_held_by: Annotated[
         Literal["cgroup", "none"],
         typer.Option(
@@ -71,26 +84,12 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             "enforces it, the page cache is not emptied, and the report says so."
         ),
     ] = "cgroup"
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Runs, each with another order of arrival.")
-    ] = 3
-    questions: Annotated[
-        list[Path],
-        typer.Option(
-            "--questions",
-            metavar="FILE.npy",
-            help="Vectors of the questions, by the model of the index: once for all, or once for "
-            "each --index.",
-            show_default=False,
-        ),
-    ] = []
     work: Annotated[
         Path,
         typer.Option(
             "--work",
             metavar="DIR",
-            help="Folder for logs, and for files that contestants make of an index once; on its "
-            "disk.",
+            help="Folder for logs, and for what contestants build once; remove it to build again.",
         ),
     ] = Path(".carpool/bench/search")
     json_file: JsonOption = None

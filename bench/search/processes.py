@@ -13,7 +13,13 @@ from typing import Literal
 import msgspec
 
 from bench.search.cgroup import MemoryGroup
-from bench.search.child import FIGURES_NAME, OUT_OF_MEMORY, ChildRequest, ContestantFigures
+from bench.search.child import (
+    FIGURES_NAME,
+    OUT_OF_MEMORY,
+    ChildRequest,
+    ContestantFigures,
+    TunedFigures,
+)
 from bench.search.contestants.contestant import THREADS
 
 LOG_NAME = "log"
@@ -27,7 +33,7 @@ class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Status
     error: str = ""
-    figures: ContestantFigures | None = None
+    figures: ContestantFigures | TunedFigures | None = None
     peak_bytes: int | None = None
 
 
@@ -71,7 +77,7 @@ def run_child(request: ChildRequest, folder: Path, *, is_held: bool, timeout_s: 
 def _judge(code: int, group: MemoryGroup | None, request: ChildRequest, folder: Path) -> ChildEnd:
     if code == 0:
         content = (folder / FIGURES_NAME).read_bytes()
-        figures = msgspec.json.decode(content, type=ContestantFigures)
+        figures = msgspec.json.decode(content, type=ContestantFigures | TunedFigures)
         peak_bytes = group.peak_bytes() if group else None
         return ChildEnd(status="ok", figures=figures, peak_bytes=peak_bytes)
     if group and group.has_killed():

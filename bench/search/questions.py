@@ -23,24 +23,16 @@ def read_question_vectors(path: Path) -> Float32:
     return read_vectors(path)
 
 
-def choose_questions(
-    vectors: Float32, dimension: int, count: int, seed: int
-) -> tuple[Float32, Float32]:
-    """Returns `count` distinct questions in the random order of a seed, and those that are left.
+def halves(vectors: Float32, dimension: int, seed: int) -> tuple[Float32, Float32]:
+    """Returns the distinct questions in the random order of a seed, in two halves.
 
     Both are (questions, dim) float32. Raises `ConfigError` where the dimension differs, or there
-    are fewer than `count`.
+    are fewer than two.
     """
-    if vectors.ndim != 2 or vectors.shape[1] != dimension:
+    if vectors.ndim != 2 or vectors.shape[1] != dimension or len(vectors) < 2:
         raise ConfigError(
-            f"the questions have vectors of shape {vectors.shape}, and the index is of dimension "
-            f"{dimension}: give --questions the vectors of the model that the index was built with"
+            f"the questions have shape {vectors.shape}, and the rows are of dimension {dimension}: "
+            "give two or more vectors of the model that the rows are of"
         )
-    order = distinct_order(vectors, seed)
-    if len(order) < count:
-        raise ConfigError(
-            f"there are {len(order)} distinct questions, and --queries asks for "
-            f"{count}: a question asked twice finds its clusters in memory. Ask for fewer, or name "
-            "a file of more with --questions"
-        )
-    return np.ascontiguousarray(vectors[order[:count]]), vectors[order[count:]]
+    one, other = np.array_split(vectors[distinct_order(vectors, seed)], 2)
+    return one, other

@@ -1,13 +1,14 @@
-"""The exact answers that contestants are judged by. Pure, but for reading the index."""
+"""The exact answers that contestants are judged by. Pure, but for reading the vectors."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
+import faiss
 import numpy as np
 
-from bench.data.clusters import open_clusters, read_clusters
-from bench.search.contestants.contestant import Float32, Int64, SearchData
+from bench.search.contestants.contestant import CHUNK_ROWS, Float32, Int64, rows_of
 
 MARGIN = 10
 """This many more than top_k are found, so that the scores of ties are known."""
@@ -22,23 +23,6 @@ class BestRows(NamedTuple):
 
     rows: Int64
     scores: Float32
-
-    @classmethod
-    def none_of(cls, queries: int, count: int) -> BestRows:
-        """Returns no rows."""
-        return cls(
-            np.full((queries, count), -1, np.int64), np.full((queries, count), -np.inf, np.float32)
-        )
-
-    def enter(self, members: Int64, rows: Int64, scores: Float32) -> None:
-        """Enters rows of one cluster: scores (len(members), len(rows)), for these queries."""
-        count = self.rows.shape[1]
-        taken = np.argpartition(-scores, min(count, len(rows)) - 1, axis=1)[:, :count]
-        every = np.concatenate([self.scores[members], np.take_along_axis(scores, taken, 1)], axis=1)
-        ids = np.concatenate([self.rows[members], rows[taken]], axis=1)
-        kept = np.argsort(-every, axis=1, kind="stable")[:, :count]
-        self.scores[members] = np.take_along_axis(every, kept, 1)
-        self.rows[members] = np.take_along_axis(ids, kept, 1)
 
     def recall(self, found: Int64) -> float:
         """Returns the share of these rows that is in `found`, (n, top_k) int64, -1 where none.
@@ -56,24 +40,19 @@ class BestRows(NamedTuple):
         return hits / max(wanted, 1)
 
 
-class Reference(NamedTuple):
-    """The best of all rows, and those of the clusters that each query probes."""
-
-    of_all: BestRows
-    of_probed: BestRows
-
-
-def exact_answers(data: SearchData) -> Reference:
-    """Scores every row for every query. Reads the index once; needs memory for one cluster."""
-    queries, count = np.ascontiguousarray(data.queries), data.top_k + MARGIN
-    every = np.arange(len(queries))
-    of_all, of_probed = (BestRows.none_of(len(queries), count) for _ in range(2))
-    for cluster in read_clusters(open_clusters(data.index_dir)):
-        if not len(cluster.rows):
-            continue
-        scores = queries @ cluster.vectors.T
-        of_all.enter(every, cluster.rows, scores)
-        members = np.flatnonzero((data.probes == cluster.cluster).any(axis=1))
-        if len(members):
-            of_probed.enter(members, cluster.rows, scores[members])
-    return Reference(of_all, of_probed)
+def exact_answers(vectors: Path, queries: Float32, top_k: int) -> BestRows:
+    """Scores every row for every query: (n, dim) float32. Reads `vectors` once, in chunks."""
+    count = top_k + MARGIN
+    best = BestRows(
+        np.full((len(queries), count), -1, np.int64),
+        np.full((len(queries), count), -np.inf, np.float32),
+    )
+    for start in range(0, len(np.load(vectors, mmap_mode="r")), CHUNK_ROWS):
+        chunk = rows_of(vectors, start, CHUNK_ROWS)
+        scores, rows = faiss.knn(queries, chunk, count, metric=faiss.METRIC_INNER_PRODUCT)
+        rows[rows >= 0] += start
+        scores = np.concatenate([best.scores, np.where(rows < 0, -np.inf, scores)], axis=1)
+        kept = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        rows = np.take_along_axis(np.concatenate([best.rows, rows], axis=1), kept, 1)
+        best = BestRows(rows, np.take_along_axis(scores, kept, 1))
+    return best

@@ -1,99 +1,156 @@
-"""Results and promises of `carpool bench search`."""
+"""Results and promises of `carpool bench search`. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
-from bench.core.spread import Range, over_runs
+from bench.search.child import ContestantFigures, TunedFigures
 from bench.search.processes import ChildEnd
+
+BUILD, WINDOWS, CLIENTS, ALONE = "build", "windows of 100", "16 clients", "alone"
 
 
 class Cell(ChildEnd, frozen=True, kw_only=True):
     """One contestant in one process, and how it ended.
 
-    `recall` and `recall_at_probes`: the share of the best of all rows, and of the best rows of the
-    probed clusters, that it found; 0 where it did not end well.
+    `mode`: how it was asked; `BUILD`: it was built, and its settings were searched for.
     """
 
     seed: int
-    window: int
     contestant: str
-    is_exact: bool = False
+    mode: str
+    setting: int | None = None
     limit_bytes: int | None = None
     recall: float = 0.0
-    recall_at_probes: float = 0.0
 
 
 class SearchFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant at a window size: medians over seeds. `peak_mb`: None where not counted."""
+    """A contestant at its settings for a recall: medians over seeds.
 
-    queries_per_s: Range
-    p50_ms: float
-    p99_ms: float
+    Without a name: in windows. CPU time is of the process, for a query. `peak_mb`: None where not
+    counted.
+    """
+
+    setting: float
     recall: float
-    recall_at_probes: float
-    mb_a_query: float
+    queries_per_s: float
+    by_16_clients: float
+    p50_alone_ms: float
+    p99_alone_ms: float
+    cpu_ms: float
+    cpu_alone_ms: float
+    mb_read: float
     peak_mb: float | None
+    build_s: float | None
 
 
-def figures_of(cells: Sequence[Cell]) -> SearchFigures | None:
-    """Returns the figures of a contestant at a window size; None where no cell ended well. Pure."""
-    figures = [cell.figures for cell in cells if cell.figures is not None]
-    done = [cell for cell in cells if cell.figures is not None]
-    rates = over_runs(each.queries_per_s for each in figures)
-    if rates is None:
-        return None
-    peaks = [cell.peak_bytes for cell in done if cell.peak_bytes is not None]
-    return SearchFigures(
-        queries_per_s=rates,
-        p50_ms=median(each.latency_ms.p50 for each in figures),
-        p99_ms=median(each.latency_ms.p99 for each in figures),
-        recall=median(cell.recall for cell in done),
-        recall_at_probes=median(cell.recall_at_probes for cell in done),
-        mb_a_query=median(each.read_bytes / each.queries for each in figures) / 1e6,
-        peak_mb=median(peaks) / 1e6 if peaks else None,
-    )
+def settings_of(cells: Sequence[Cell], at: int) -> dict[tuple[int, str], int]:
+    """Returns the settings that reach the recall number `at`, by seed and contestant."""
+    found = {}
+    for cell in cells:
+        setting = cell.figures.settings[at] if isinstance(cell.figures, TunedFigures) else None
+        if setting is not None:
+            found[cell.seed, cell.contestant] = setting
+    return found
 
 
-def rows_of(cells: Sequence[Cell]) -> dict[str, dict[str, SearchFigures | None]]:
-    """Returns the figures of each contestant, by window size and name. Pure."""
-    found: dict[str, dict[str, SearchFigures | None]] = {}
-    for window in dict.fromkeys(cell.window for cell in cells):
-        some = [cell for cell in cells if cell.window == window]
-        found[f"windows of {window}"] = {
-            name: figures_of([cell for cell in some if cell.contestant == name])
-            for name in sorted({cell.contestant for cell in some})
+def rows_of(
+    cells: Sequence[Cell], recalls: Sequence[float]
+) -> dict[str, dict[str, SearchFigures | None]]:
+    """Returns the figures of each contestant, by the recall that it was to reach and its name.
+
+    None: it did not reach it, or did not end well.
+    """
+    names = sorted({cell.contestant for cell in cells})
+    found = {}
+    for at, recall in enumerate(recalls):
+        settings = settings_of(cells, at)
+        found[f"recall {recall}"] = {
+            name: figures_of(
+                [one for one in cells if one.contestant == name and one.mode == BUILD],
+                [
+                    one
+                    for one in cells
+                    if one.contestant == name
+                    and one.setting is not None
+                    and settings.get((one.seed, name)) == one.setting
+                ],
+            )
+            for name in names
         }
     return found
 
 
+def figures_of(builds: Sequence[Cell], cells: Sequence[Cell]) -> SearchFigures | None:
+    """Returns the figures of a contestant at its settings; None where a mode never ended well."""
+    done = [cell for cell in cells if cell.figures]
+
+    def of(mode: str, figure: Callable[[ContestantFigures], float]) -> float:
+        figures = [cell.figures for cell in done if cell.mode == mode]
+        return median(figure(one) for one in figures if isinstance(one, ContestantFigures))
+
+    def cpu_ms(figures: ContestantFigures) -> float:
+        return figures.cpu_us / figures.queries / 1e3
+
+    if {cell.mode for cell in done} != {WINDOWS, CLIENTS, ALONE}:
+        return None
+    peaks = [cell.peak_bytes / 1e6 for cell in done if cell.mode == WINDOWS and cell.peak_bytes]
+    tuned = [cell.figures for cell in builds if isinstance(cell.figures, TunedFigures)]
+    times = [each.build_s for each in tuned if each.build_s is not None]
+    return SearchFigures(
+        setting=median(cell.setting for cell in done if cell.setting is not None),
+        recall=median(cell.recall for cell in done),
+        queries_per_s=of(WINDOWS, lambda one: one.queries_per_s),
+        by_16_clients=of(CLIENTS, lambda one: one.queries_per_s),
+        p50_alone_ms=of(ALONE, lambda one: one.latency_ms.p50),
+        p99_alone_ms=of(ALONE, lambda one: one.latency_ms.p99),
+        cpu_ms=of(WINDOWS, cpu_ms),
+        cpu_alone_ms=of(ALONE, cpu_ms),
+        mb_read=of(WINDOWS, lambda one: one.read_bytes / one.queries) / 1e6,
+        peak_mb=median(peaks) if peaks else None,
+        build_s=median(times) if times else None,
+    )
+
+
+def by_figure(rows: Mapping[str, SearchFigures | None]) -> dict[str, dict[str, Any]]:
+    """Returns the figures as columns of a table, by contestant."""
+    names = SearchFigures.__struct_fields__
+    return {
+        name.replace("_", " "): {who: getattr(figures, name, None) for who, figures in rows.items()}
+        for name in names
+    }
+
+
 def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
-    """Returns the promises of a run, and whether each was kept. Pure.
+    """Returns the promises of a run, and whether each was kept.
 
     Running out of memory or time breaks none: it is a result, as long as there is another one.
     """
-    measured = [cell for cell in cells if cell.status == "ok"]
     return {
-        "exact contestants find the best rows of the probed clusters, but for equal scores": all(
-            cell.recall_at_probes == 1 for cell in measured if cell.is_exact
-        ),
         "no contestant failed, but for lack of memory or time": all(
             cell.status != "failed" for cell in cells
         ),
-        "something was measured": bool(measured),
+        "something was measured": any(
+            isinstance(cell.figures, ContestantFigures) for cell in cells
+        ),
     }
 
 
 def cell_line(cell: Cell) -> str:
     """Returns a cell in one line."""
-    head = f"seed {cell.seed}, windows of {cell.window}, {cell.contestant}: "
-    if cell.figures is None:
-        return f"{head}{cell.status}: {cell.error}"
-    return (
-        f"{head}{cell.figures.queries_per_s:,.1f} queries/s, p99 "
-        f"{cell.figures.latency_ms.p99:,.1f} ms, recall {cell.recall:.4f}, at the probes "
-        f"{cell.recall_at_probes:.4f}"
-    )
+    head = f"seed {cell.seed}, {cell.contestant}, {cell.mode}: "
+    match cell.figures:
+        case ContestantFigures() as figures:
+            return (
+                f"{head}setting {cell.setting}, {figures.queries_per_s:,.1f} queries/s, p99 "
+                f"{figures.latency_ms.p99:,.1f} ms, recall {cell.recall:.4f}"
+            )
+        case TunedFigures() as figures:
+            settings = ", ".join(map(str, figures.settings))
+            return f"{head}settings {settings}; the highest one finds {figures.most:.4f}"
+        case _:
+            return f"{head}{cell.status}: {cell.error}"

@@ -1,36 +1,49 @@
-"""Runs the cells: a block for each seed and window size, each contestant once in a block."""
+"""Builds and tunes each contestant, then all take turns, a block for each mode."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from bench.core.machine import data_file
-from bench.core.options import counts_of
 from bench.core.run import BenchRun
 from bench.core.tables import table_of
-from bench.data.clusters import open_clusters, vectors_bytes
-from bench.data.index import BenchIndex
 from bench.search.cgroup import drop_page_cache
 from bench.search.child import ARRAYS, IDS_NAME, ChildRequest
-from bench.search.contestants.contestant import SearchData
-from bench.search.contestants.registry import ENTRIES, chosen_names
+from bench.search.contestants.contestant import TOP_K
+from bench.search.contestants.registry import ENTRIES, chosen_names, missing_packages
 from bench.search.options import SearchOptions
+from bench.search.plot import Point, plot
 from bench.search.processes import run_child
-from bench.search.questions import choose_questions, read_question_vectors
-from bench.search.reference import exact_answers
-from bench.search.report import Cell, cell_line, promises_of, rows_of
-from carpool.disk.centroids import probe
+from bench.search.questions import halves, read_question_vectors
+from bench.search.reference import BestRows, exact_answers
+from bench.search.report import (
+    ALONE,
+    BUILD,
+    CLIENTS,
+    WINDOWS,
+    Cell,
+    SearchFigures,
+    by_figure,
+    cell_line,
+    promises_of,
+    rows_of,
+    settings_of,
+)
 from carpool.errors import ConfigError
 
 Note = Callable[[str], None]
-CELL_TIMEOUT_S = 1800.0
+BUILD_TIMEOUT_S, CELL_TIMEOUT_S = 4 * 3600.0, 1800.0
+MODES = {WINDOWS: (100, 1), CLIENTS: (1, 16), ALONE: (1, 1)}
+"""Queries in a window and clients, by mode."""
 
 
 def run(options: SearchOptions) -> bool:
@@ -39,16 +52,25 @@ def run(options: SearchOptions) -> bool:
     Raises `ConfigError`.
     """
     begun = BenchRun("search", options)
-    seeds = seeds_of(options)
-    cells = list(run_cells(options, seeds, begun.note))
-    rows = rows_of(cells)
-    indexes = map(open_clusters, options.index)
+    recalls = recalls_of(options.recalls)
+    check_folders(options)
+    names = chosen_names(options.contestants)
+    for name, package in missing_packages(names).items():
+        begun.note(f"{name} is left out: its package is not installed ({package})")
+        names = tuple(other for other in names if other != name)
+    cells = [
+        cell
+        for seed in range(len(options.collection))
+        for cell in run_cells(options, seed, names, recalls, begun.note)
+    ]
+    rows = rows_of(cells, recalls)
+    _write_plot(rows, options.work / "search.svg", begun.note)
 
     def show(output: Console) -> None:
         for title, columns in rows.items():
-            output.print(table_of(title, columns))
+            output.print(table_of(title, by_figure(columns)))
         for cell in cells:
-            if cell.status != "ok":
+            if cell.status != "ok" or cell.mode == BUILD:
                 output.print(Text(cell_line(cell), "yellow"), soft_wrap=True)
         if options.memory_held_by == "none":
             output.print("no process was limited: contestants took any memory", style="yellow")
@@ -56,108 +78,132 @@ def run(options: SearchOptions) -> bool:
     return begun.finish(
         show,
         promises=promises_of(cells),
-        results={
-            "indexes": [BenchIndex(dir=each.dir, manifest=each.manifest).facts for each in indexes],
-            "rows": rows,
-            "cells": cells,
-        },
-        data=tuple(map(data_file, options.questions)),
+        results={"rows": rows, "cells": cells},
+        data=[data_file(each / "vectors.npy") for each in options.collection],
     )
 
 
-def seeds_of(options: SearchOptions) -> list[SearchData]:
-    """Returns what is searched with each seed.
+def recalls_of(text: str) -> tuple[float, ...]:
+    """Returns the recalls of an option, such as 0.95,0.98. Raises `BadParameter`."""
+    try:
+        recalls = tuple(map(float, text.split(",")))
+    except ValueError:
+        recalls = ()
+    if not recalls or not all(0 < recall <= 1 for recall in recalls):
+        raise typer.BadParameter(f"--recalls {text}: name shares up to 1, such as 0.95,0.98")
+    return recalls
 
-    Raises `ConfigError` for options that do not fit the indexes.
-    """
-    indexes, files = options.index, options.questions
-    if len(indexes) not in (1, options.seeds) or len(files) not in (1, len(indexes)):
+
+def check_folders(options: SearchOptions) -> None:
+    """Raises `ConfigError` where a file of a collection is missing, or indexes do not fit."""
+    collections = options.collection
+    if not collections or len(options.index) not in (0, len(collections)):
         raise ConfigError(
-            f"there are {len(indexes)} indexes, {len(files)} files of questions and "
-            f"{options.seeds} seeds: give --index once, or once for each seed, and --questions "
-            "once, or once for each --index"
+            f"there are {len(collections)} collections and {len(options.index)} indexes: give "
+            "--collection, and --index never or once for each"
         )
-    found = []
-    for seed in range(options.seeds):
-        index = open_clusters(indexes[seed % len(indexes)])
-        nlist, dimension = index.centroids.shape
-        if options.nprobe > nlist:
-            raise ConfigError(
-                f"--nprobe {options.nprobe} is more than the {nlist} clusters of {index.dir}"
-            )
-        vectors = read_question_vectors(files[seed % len(files)])
-        asked, earlier = choose_questions(vectors, dimension, options.queries, seed)
-        identity = f"{index.dir.absolute()} {index.manifest.index_version}"
-        folder = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        found.append(
-            SearchData(
-                index_dir=index.dir.absolute(),
-                prepared_dir=options.work.absolute() / "prepared" / folder,
-                queries=asked,
-                probes=probe(index.centroids, asked, options.nprobe),
-                earlier=earlier,
-                earlier_probes=probe(index.centroids, earlier, options.nprobe),
-                memory_bytes=int(options.memory * vectors_bytes(index)),
-            )
-        )
-    return found
+    for folder in collections:
+        for name in ("vectors.npy", "corpus.jsonl", "queries.npy"):
+            if not (folder / name).is_file():
+                raise ConfigError(f"there is no {folder / name}: make it with carpool bench data")
 
 
 def run_cells(
     options: SearchOptions,
-    seeds: Sequence[SearchData],
+    seed: int,
+    names: tuple[str, ...],
+    recalls: tuple[float, ...],
     note: Note,
     timeout_s: float = CELL_TIMEOUT_S,
 ) -> Iterator[Cell]:
-    """Yields every cell when it is done. `timeout_s`: of a cell."""
-    names = chosen_names(options.contestants)
-    for seed, data in enumerate(seeds):
-        for name in names:
-            _prepare(name, data, note)
-        note(f"seed {seed}: searching all rows exactly, for comparison")
-        reference = exact_answers(data)
-        arrays = options.work.absolute() / f"seed-{seed}"
-        arrays.mkdir(parents=True, exist_ok=True)
-        for name in ARRAYS:
-            np.save(arrays / f"{name}.npy", getattr(data, name))
-        for window in counts_of("--windows", options.windows):
-            # No contestant always runs after the same one, or at the same place.
-            for name in np.random.default_rng((seed, window)).permutation(names).tolist():
-                folder = options.work / "cells" / f"{seed}-{window}-{name}"
-                request = ChildRequest(
-                    contestant=name,
-                    window=window,
-                    memory_bytes=data.memory_bytes if ENTRIES[name].is_limited else None,
-                    index_dir=str(data.index_dir),
-                    prepared_dir=str(data.prepared_dir),
-                    arrays=str(arrays),
-                )
-                is_held = options.memory_held_by == "cgroup"
-                if is_held:
-                    drop_page_cache()
-                ended = run_child(request, folder, is_held=is_held, timeout_s=timeout_s)
-                found = np.load(folder / IDS_NAME) if ended.figures else None
-                cell = Cell(
-                    seed=seed,
-                    window=window,
-                    contestant=name,
-                    **msgspec.structs.asdict(ended),
-                    is_exact=ENTRIES[name].is_exact,
-                    limit_bytes=request.memory_bytes,
-                    recall=0.0 if found is None else reference.of_all.recall(found),
-                    recall_at_probes=0.0 if found is None else reference.of_probed.recall(found),
-                )
-                note(cell_line(cell))
-                yield cell
+    """Yields every cell of a collection when it is done. `timeout_s`: of one that is measured."""
+    folder, work = options.collection[seed].absolute(), options.work.absolute()
+    prepared = work / "prepared" / hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    vectors_bytes = 4 * np.load(folder / "vectors.npy", mmap_mode="r").size
+    note(f"seed {seed}: searching all rows exactly, for comparison")
+    arrays = work / f"seed-{seed}"
+    expected = write_questions(folder, arrays, seed)
+
+    def cell_of(name: str, mode: str, timeout_s: float, **wishes: Any) -> Cell:
+        entry, is_built = ENTRIES[name], mode == BUILD
+        limit_bytes = int((options.memory or 0) * vectors_bytes) or None
+        request = ChildRequest(
+            contestant=name,
+            corpus=str(folder / "corpus.jsonl"),
+            vectors=str(folder / "vectors.npy"),
+            prepared=str(prepared / (entry.built_by or name)),
+            arrays=str(arrays),
+            index=str(options.index[seed].absolute())
+            if options.index and entry.module == "carpool"
+            else None,
+            memory_bytes=limit_bytes if entry.is_limited and not is_built else None,
+            **wishes,
+        )
+        is_held = options.memory_held_by == "cgroup" and not is_built
+        if is_held:
+            drop_page_cache()
+        cell_folder = work / "cells" / f"{seed}-{mode}-{name}-{request.setting}".replace(" ", "-")
+        ended = run_child(request, cell_folder, is_held=is_held, timeout_s=timeout_s)
+        is_measured = ended.figures is not None and not is_built
+        cell = Cell(
+            seed=seed,
+            contestant=name,
+            mode=mode,
+            setting=request.setting,
+            limit_bytes=request.memory_bytes,
+            recall=expected.recall(np.load(cell_folder / IDS_NAME)) if is_measured else 0.0,
+            **msgspec.structs.asdict(ended),
+        )
+        note(cell_line(cell))
+        return cell
+
+    built = []
+    for name in names:
+        built.append(cell_of(name, BUILD, BUILD_TIMEOUT_S, recalls=recalls))
+        yield built[-1]
+    turns = sorted(
+        {
+            (name, setting)
+            for at in range(len(recalls))
+            for (_, name), setting in settings_of(built, at).items()
+        }
+    )
+    for number, (mode, (window, clients)) in enumerate(MODES.items()):
+        # No contestant always runs after the same one, or at the same place.
+        for turn in np.random.default_rng((seed, number)).permutation(len(turns)).tolist():
+            name, setting = turns[turn]
+            yield cell_of(name, mode, timeout_s, setting=setting, window=window, clients=clients)
 
 
-def _prepare(name: str, data: SearchData, note: Note) -> None:
-    """Makes the files that a contestant needs of the index, once."""
-    if not ENTRIES[name].is_prepared or (data.prepared_dir / name).exists():
-        return
-    note(f"making the files of {name} for {data.index_dir}, once")
-    partial = data.prepared_dir / f"{name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    ENTRIES[name].load().prepare(name, data, partial)
-    partial.rename(data.prepared_dir / name)
+def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
+    """Writes the halves of a collection's questions, and what the tuning half should find.
+
+    Returns what the other half should find. Blocks for minutes: it scores every row.
+    """
+    vectors = folder / "vectors.npy"
+    dimension = np.load(vectors, mmap_mode="r", allow_pickle=False).shape[1]
+    tuning, queries = halves(read_question_vectors(folder / "queries.npy"), dimension, seed)
+    best = exact_answers(vectors, np.concatenate([tuning, queries]), TOP_K)
+    known, expected = (
+        BestRows(best.rows[some], best.scores[some])
+        for some in (slice(len(tuning)), slice(len(tuning), None))
+    )
+    arrays.mkdir(parents=True, exist_ok=True)
+    for name, array in zip(ARRAYS, (tuning, known.rows, known.scores, queries), strict=True):
+        np.save(arrays / f"{name}.npy", array)  # type: ignore[call-overload]
+    return expected
+
+
+def _write_plot(
+    rows: Mapping[str, Mapping[str, SearchFigures | None]], path: Path, note: Note
+) -> None:
+    """Draws the rows whose memory the kernel counted, if there are any."""
+    points = [
+        Point(name, group, figures.peak_mb, figures.queries_per_s)
+        for group, columns in rows.items()
+        for name, figures in columns.items()
+        if figures is not None and figures.peak_mb
+    ]
+    if points:
+        path.write_text(plot(points), encoding="utf-8")
+        note(f"the plot of queries a second over memory is {path}")

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from queue import SimpleQueue
 
 import faiss  # noqa: F401  # takes 30 MB, which `budget_for` must see
 import msgspec
+import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.memory import memory_of
 from bench.data.clusters import clusters_bytes, open_clusters
-from bench.search.contestants.contestant import (
-    THREADS,
-    AskedWindow,
-    ContestantError,
-    FoundRows,
-    SearchData,
-)
+from bench.search.contestants.contestant import THREADS, Float32, Int64, SearchData, ladder
 from carpool.clock import SystemClock
+from carpool.disk.centroids import probe
+from carpool.disk.document_rows import read_document_rows
 from carpool.disk.index import OpenIndex
+from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
 from schemas.record import ClusterId
-from searcher.build import BothPlanes, SearchPlane, open_search_plane
-from searcher.executor import Search, SearchGroup
+from searcher.build import open_search_plane
+from searcher.executor import Search, SearchGroup, SearchResult
 from searcher.local import SearchThread
 from searcher.open_exact import open_exact_plane
 from searcher.plan.gpu_blocks import gpu_bytes_for
 from searcher.plan.hot_swaps import CHOICES
 from searcher.settings import SearcherSettings
 
+Answers = SimpleQueue[tuple[int, SearchResult | None]]
+
+INDEX_NAME = "index"
 BUFFERS_BYTES = 64 << 20
 """Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
 GROWTH_BYTES = 12 << 20
@@ -68,82 +72,91 @@ def budget_for(memory_bytes: int | None, size_bytes: int) -> int:
 
 
 class Carpool:
-    """Searches in one mode; each window is joined as one group, with the next windows.
+    """Searches in one mode; each window is joined as one group.
 
-    `exact` reads whole clusters, the other modes scan codes. `shard_share`: the rows of a hot
-    shard, as a share of the index's; it is filled with what the earlier questions probe.
+    `exact` reads whole clusters. `shard_share`: the rows of a hot shard, as a share of the index's;
+    it is filled with what the tuning questions probe.
     """
+
+    settings: tuple[int, ...] = ()
 
     def __init__(self, mode: SearchMode, shard_share: float = 0.0) -> None:
         self._mode = mode
         self._shard_share = shard_share
-        self._top_k = 0
+        self._lock = threading.Lock()
         self._next_key = 0
+        self._waiting: dict[int, tuple[int, Answers]] = {}
         self._thread: SearchThread | None = None
         self.metrics = Metrics()
+
+    def build(self, data: SearchData) -> None:
+        """Builds an index by the command's defaults, unless there is one."""
+        if data.index is None:
+            command = f"index build {data.corpus} --out {data.prepared / INDEX_NAME}"
+            vectors = f"--vectors {data.vectors} --fingerprint 0123abcd --json"
+            arguments = [*command.split(), *vectors.split()]
+            subprocess.run([sys.executable, "-m", "carpool", *arguments], check=True)
 
     def open(self, data: SearchData) -> None:
         """Opens the index in the memory of `budget_for`; reads codes, and the hot shard."""
         threadpool_limits(limits=1, user_api="blas")
-        index = open_clusters(data.index_dir)
+        index = self._index = open_clusters(data.index or data.prepared / INDEX_NAME)
+        self._documents = read_document_rows(index.dir, index.manifest, index.extents)
         settings = SearcherSettings(
             budget_bytes=budget_for(data.memory_bytes, clusters_bytes(index)),
             scoring_threads=THREADS,
             read_timeout_ms=READ_TIMEOUT_MS,
         )
+        self.settings = ladder(1, index.manifest.nlist)
         self._top_k = data.top_k
         if self._shard_share:
             settings = self._with_shard(index, settings)
-        self._thread = SearchThread(self._plane(index, settings))
+        is_exact = self._mode == "exact"
+        open_plane = open_exact_plane if is_exact else open_search_plane
+        self._thread = SearchThread(open_plane(index, settings, self.metrics, SystemClock()))
         if self._shard_share:
             self._fill_shard(data)
 
-    def search(self, window: AskedWindow) -> Iterator[FoundRows]:
-        """Joins the window and yields each result as it is finished."""
+    def search(self, queries: Float32, setting: int) -> Int64:
+        """Probes `setting` clusters a query and joins the window as one group.
+
+        Each call takes as many results as it joins, and hands those of another to it.
+        """
         assert self._thread is not None
-        first_key = self._next_key
-        self._thread.join(self._group(window))
-        for _ in window.vectors:
-            search, found = self._thread.take()
-            if found is None or found.skipped:
-                raise ContestantError(f"clusters were skipped: {found and found.errors}")
-            yield FoundRows(window.first + search.key - first_key, found.best.rows)
+        probes = probe(self._index.centroids, queries, setting)
+        answers: Answers = SimpleQueue()
+        with self._lock:
+            first, self._next_key = self._next_key, self._next_key + len(queries)
+            keys = range(first, self._next_key)
+            self._waiting |= {key: (at, answers) for at, key in enumerate(keys)}
+            searches = tuple(
+                Search(
+                    key=key,
+                    vector=vector,
+                    clusters=tuple(map(ClusterId, clusters)),
+                    top_k=self._top_k,
+                    mode=self._mode,
+                )
+                for key, vector, clusters in zip(keys, queries, probes.tolist(), strict=True)
+            )
+            self._thread.join(SearchGroup(searches=searches, window=self._next_key))
+        for _ in searches:
+            search, result = self._thread.take()
+            at, owner = self._waiting.pop(search.key)
+            owner.put((at, result))
+        found = np.full((len(queries), self._top_k), -1, np.int64)
+        for _ in searches:
+            at, result = answers.get()
+            if result is None or result.skipped:
+                raise RetryableError(f"clusters were skipped: {result and result.errors}")
+            rows = self._documents[result.best.rows]
+            found[at, : len(rows)] = rows
+        return found
 
     def close(self) -> None:
         """Ends the search thread and frees the memory."""
         if self._thread is not None:
             self._thread.close()
-
-    def _plane(self, index: OpenIndex, settings: SearcherSettings) -> SearchPlane:
-        if self._mode == "exact":
-            return open_exact_plane(index, settings, self.metrics, SystemClock())
-        plane = open_search_plane(index, settings, self.metrics, SystemClock())
-        if not isinstance(plane, BothPlanes):
-            plane.close()
-            raise MemoryError(
-                f"no codes of the index fit {settings.budget_bytes} bytes, or it has none; raise "
-                "--memory, or build the index with codes"
-            )
-        return plane
-
-    def _group(self, window: AskedWindow) -> SearchGroup:
-        horizon: dict[ClusterId, int] = {}
-        for windows, probes in reversed(list(enumerate(window.ahead, start=1))):
-            horizon |= dict.fromkeys(map(ClusterId, probes.ravel().tolist()), windows)
-        searches = tuple(
-            Search(
-                key=self._next_key + at,
-                vector=vector,
-                clusters=tuple(map(ClusterId, clusters)),
-                top_k=self._top_k,
-                mode=self._mode,
-            )
-            for at, (vector, clusters) in enumerate(
-                zip(window.vectors, window.probes.tolist(), strict=True)
-            )
-        )
-        self._next_key += len(searches)
-        return SearchGroup(searches=searches, window=self._next_key, horizon=horizon)
 
     def _with_shard(self, index: OpenIndex, settings: SearcherSettings) -> SearcherSettings:
         nlist, dimension = index.centroids.shape
@@ -152,14 +165,12 @@ class Carpool:
         return msgspec.structs.replace(settings, shard_bytes=gpu_bytes_for(rows_bytes, nlist))
 
     def _fill_shard(self, data: SearchData) -> None:
-        """Asks the earlier questions until they have filled the shard, and no cluster enters."""
-        asked, loaded = 0, -1.0
+        """Asks the tuning questions until they have filled the shard, and no cluster enters."""
+        asked, loaded, nprobe = 0, -1.0, self._index.manifest.nprobe_default
         while asked < CHOICES[-1] or self._loaded_clusters() != loaded:
             loaded = self._loaded_clusters()
-            first = asked % max(1, len(data.earlier) - SHARD_WINDOW)
-            some = slice(first, first + SHARD_WINDOW)
-            window = AskedWindow(first, data.earlier[some], data.earlier_probes[some], ())
-            asked += sum(1 for _ in self.search(window))
+            first = asked % max(1, len(data.tuning) - SHARD_WINDOW)
+            asked += len(self.search(data.tuning[first : first + SHARD_WINDOW], nprobe))
 
     def _loaded_clusters(self) -> float:
         labels = {"result": "loaded"}

@@ -3,76 +3,61 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 TOP_K = 10
-WINDOWS_AHEAD = 4
-"""Windows that the grouper reads ahead by default."""
+CHUNK_ROWS = 50_000
 THREADS = len(os.sched_getaffinity(0))
 """To compute with: as many as cores."""
 
 
-class AskedWindow(NamedTuple):
-    """Queries that arrived together.
-
-    `first`: the number of the first one; `vectors`: (n, dim) float32, normalised; `probes`: (n,
-    nprobe) int32, nearest cluster first. `ahead`: the probes of the next few windows, which wait in
-    Kafka.
-    """
-
-    first: int
-    vectors: Float32
-    probes: Int32
-    ahead: tuple[Int32, ...]
-
-
-class FoundRows(NamedTuple):
-    """The answer to the query `number`: `rows`, (at most top_k,) int64, best first."""
-
-    number: int
-    rows: Int64
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchData:
-    """What is searched, and the queries in the order of their arrival.
+    """What is searched. `corpus` has the documents, `vectors` the (rows, dim) floats of them.
 
-    `queries`: (n, dim) float32, normalised, distinct; `probes`: (n, nprobe) int32. `earlier` and
-    `earlier_probes`: the same for questions that the run does not ask. A hot shard is chosen from
-    them, as a searcher chooses it from the questions in the log. `prepared_dir` has a folder for
-    each contestant that prepares one. `memory_bytes`: of the whole process, page cache included;
-    None: no limit.
+    `prepared`: the contestant's own folder. `index`: one of Carpool that is there, else it builds
+    one. `tuning`: (n, dim) float32, questions that the run does not judge; a hot shard is chosen
+    from them. `memory_bytes`: of the whole process, page cache included; None: no limit.
     """
 
-    index_dir: Path
-    prepared_dir: Path
-    queries: Float32
-    probes: Int32
-    earlier: Float32
-    earlier_probes: Int32
+    corpus: Path
+    vectors: Path
+    prepared: Path
+    tuning: Float32
+    index: Path | None = None
     top_k: int = TOP_K
     memory_bytes: int | None = None
 
 
 class Contestant(Protocol):
-    """A way to search. One object for one run in one process."""
+    """A way to search. One object for one run in one process.
 
-    def open(self, data: SearchData) -> None:
-        """Prepares to search; not timed. Raises `CarpoolError` where it cannot."""
+    `settings`: of its own knob, ascending; a larger one finds as much or more.
+    """
+
+    settings: tuple[int, ...]
+
+    def build(self, data: SearchData) -> None:
+        """Writes its files into `data.prepared`, which is empty. Timed."""
         ...
 
-    def search(self, window: AskedWindow) -> Iterator[FoundRows]:
-        """Yields the answer to each query of `window` as soon as it is known. Blocks."""
+    def open(self, data: SearchData) -> None:
+        """Prepares to search what was built; not timed. Raises `CarpoolError` where it cannot."""
+        ...
+
+    def search(self, queries: Float32, setting: int) -> Int64:
+        """Returns the rows of each query, (n, top_k) int64, best first, -1 where there are none.
+
+        `queries`: (n, dim) float32, normalised. Blocks. Threads may call it at the same time.
+        """
         ...
 
     def close(self) -> None:
@@ -80,5 +65,15 @@ class Contestant(Protocol):
         ...
 
 
-class ContestantError(Exception):
-    """A contestant broke a rule of the seam. The report shows a failed cell."""
+def ladder(low: int, high: int) -> tuple[int, ...]:
+    """Returns numbers from `low` to `high`, each about a twelfth more than the last."""
+    found = [low]
+    while found[-1] < high:
+        found.append(min(high, max(found[-1] + 1, found[-1] * 13 // 12)))
+    return tuple(found)
+
+
+def rows_of(path: Path, start: int = 0, count: int | None = None) -> Float32:
+    """Returns rows of a .npy file: (count, dim) float32; None: all that follow."""
+    stored = np.load(path, mmap_mode="r", allow_pickle=False)
+    return np.ascontiguousarray(stored[start : None if count is None else start + count], "<f4")

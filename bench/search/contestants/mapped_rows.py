@@ -7,48 +7,37 @@ all candidates of a window are asked for before the first of them are scored.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bench.data.clusters import read_clusters
 from bench.search.contestants.contestant import Float32, Int64
-from carpool.disk.document_rows import place_count
-from carpool.disk.index import OpenIndex
-
-
-def write_rows(index: OpenIndex, path: Path) -> None:
-    """Writes the row of each number at its place: (place_count, dim) float32, zero where none is.
-
-    Reads the index once; needs memory for one cluster.
-    """
-    shape = (place_count(index.layout, index.extents), index.manifest.dimension)
-    mapped = np.memmap(path, dtype="<f4", mode="w+", shape=shape)
-    for cluster in read_clusters(index):
-        mapped[cluster.rows] = cluster.vectors
-    mapped.flush()
 
 
 class MappedRows:
-    """The rows of a file of `write_rows`. Not thread-safe."""
+    """The rows of a .npy file of floats."""
 
-    def __init__(self, path: Path, dimension: int) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def __init__(self, path: Path) -> None:
+        self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        self._map: mmap.mmap = self._rows._mmap
+        self._first = self._rows.offset % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
         self._map.madvise(mmap.MADV_RANDOM)  # else the kernel reads 128 KiB for a row
-        self._rows = np.frombuffer(self._map, dtype="<f4").reshape(-1, dimension)
 
-    def rank(self, queries: Float32, candidates: Int64, top_k: int) -> Iterator[Int64]:
-        """Yields the best `top_k` candidates of each query by exact score, best first. Blocks.
+    def rank(self, queries: Float32, candidates: Int64, top_k: int) -> Int64:
+        """Returns the best `top_k` candidates of each query by exact score, best first. Blocks.
 
         `queries`: (n, dim) float32; `candidates`: (n, count) int64 row numbers, -1 where there is
-        none. Ties are in the order of the numbers.
+        none. Ties are in the order of the numbers. Returns (n, top_k) int64, -1 where none.
         """
         row_bytes = self._rows.shape[1] * self._rows.itemsize
-        for start in (np.unique(candidates[candidates >= 0]) * row_bytes).tolist():
+        for row in np.unique(candidates[candidates >= 0]).tolist():
+            start = self._first + row * row_bytes
             page = start // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, page, start + row_bytes - page)
-        for query, proposed in zip(queries, candidates, strict=True):
+        found = np.full((len(queries), top_k), -1, np.int64)
+        for best, query, proposed in zip(found, queries, candidates, strict=True):
             rows = proposed[proposed >= 0]
-            yield rows[np.lexsort((rows, -(self._rows[rows] @ query)))[:top_k]]
+            scores = self._rows[rows].astype(np.float32) @ query
+            rows = rows[np.lexsort((rows, -scores))[:top_k]]
+            best[: len(rows)] = rows
+        return found

@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from typing import Any, Literal, NamedTuple
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NamedTuple, cast
 
+from bench.search.contestants.contestant import Contestant
 from carpool.errors import ConfigError
 
 
 class Entry(NamedTuple):
     """A contestant of `module`, which has `make(name)`.
 
-    `is_exact`: it finds the best rows of the probed clusters. `is_limited`: it runs under the
-    memory limit. `is_prepared`: `prepare(name, data, folder)` of the module writes files that it
-    needs into an empty folder, once for each index, outside the measured run; the folder becomes
-    `data.prepared_dir / name`. `needs_gpu`: it takes part only where it is named.
+    `is_limited`: it runs under the memory limit. `built_by`: the contestant whose files it
+    searches; itself by default. `package`: it takes part where this can be imported. `is_default`:
+    it takes part where none is named.
     """
 
-    module: Literal["carpool", "faiss_lists"]
-    is_exact: bool = False
+    module: str
     is_limited: bool = True
-    is_prepared: bool = False
-    needs_gpu: bool = False
+    built_by: str | None = None
+    package: str = "faiss"
+    is_default: bool = True
 
-    def load(self) -> Any:
-        """Returns the module."""
-        if self.module == "carpool":
-            from bench.search.contestants import carpool
+    def make(self, name: str) -> Contestant:
+        """Returns a contestant."""
+        return cast(Contestant, import_module(f"{__package__}.{self.module}").make(name))
 
-            return carpool
-        from bench.search.contestants import faiss_lists
 
-        return faiss_lists
-
+OTHER_MODES = ("carpool-margin", "carpool-exact")
+SHARDS = tuple(f"gpu-shard-{share}" for share in ("5", "10", "20", "all"))
 
 ENTRIES = {
     "carpool": Entry("carpool"),
-    "carpool-margin": Entry("carpool"),
-    "carpool-exact": Entry("carpool", is_exact=True),
     **{
-        f"gpu-shard-{share}": Entry("carpool", needs_gpu=True) for share in ("5", "10", "20", "all")
+        name: Entry("carpool", built_by="carpool", is_default=False)
+        for name in (*OTHER_MODES, *SHARDS)
     },
-    "faiss-memory": Entry("faiss_lists", is_exact=True, is_limited=False, is_prepared=True),
-    "faiss-rabitq": Entry("faiss_lists", is_prepared=True),
+    "faiss-memory": Entry("faiss_lists", is_limited=False),
+    "faiss-rabitq": Entry("faiss_lists"),
 }
 
 
 def chosen_names(text: str | None) -> tuple[str, ...]:
     """Returns the names of `a,b`; `gpu-*` means every name that begins with `gpu-`.
 
-    None: every contestant that needs no GPU. Raises `ConfigError` for an unknown name.
+    None: those by default. Raises `ConfigError` for an unknown name.
     """
     if text is None:
-        return tuple(name for name, entry in ENTRIES.items() if not entry.needs_gpu)
+        return tuple(name for name, entry in ENTRIES.items() if entry.is_default)
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         matching = [name for name in ENTRIES if fnmatch(name, part)]
@@ -60,3 +58,9 @@ def chosen_names(text: str | None) -> tuple[str, ...]:
             raise ConfigError(f"there is no contestant {part!r}; choose from {', '.join(ENTRIES)}")
         names += matching
     return tuple(dict.fromkeys(names))
+
+
+def missing_packages(names: tuple[str, ...]) -> dict[str, str]:
+    """Returns the package that a contestant needs and that is not installed, by name."""
+    packages = {name: ENTRIES[name].package for name in names}
+    return {name: package for name, package in packages.items() if not find_spec(package)}

@@ -1,9 +1,10 @@
-"""Every contestant finds what scoring every probed row finds."""
+"""Every contestant finds what scoring every row finds, at its highest setting."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from bench.core.memory import memory_of
-from bench.search.child import windows_of
+from bench.search.child import tune
 from bench.search.contestants.carpool import GROWTH_BYTES, Carpool, budget_for
-from bench.search.contestants.contestant import Contestant, FoundRows, SearchData
+from bench.search.contestants.contestant import SearchData, ladder
 from bench.search.contestants.mapped_rows import MappedRows
 from bench.search.contestants.registry import ENTRIES, chosen_names
 from bench.search.reference import exact_answers
@@ -22,49 +23,45 @@ from searcher.shard.gpu import GpuShard
 from tests.bench.helpers import unit_rows
 
 
-def search_all(contestant: Contestant, data: SearchData) -> list[list[int]]:
-    found: dict[int, FoundRows] = {}
-    for asked in windows_of(data, 7):
-        for result in contestant.search(asked):
-            assert result.number not in found
-            found[result.number] = result
-    return [found[number].rows.tolist() for number in range(len(data.queries))]
-
-
-def shared(found: list[list[int]], data: SearchData) -> float:
-    """How many of the best rows of the probed clusters were found, the mean."""
-    best = exact_answers(data).of_probed.rows[:, : data.top_k].tolist()
-    return np.mean([len(set(one) & set(other)) for one, other in zip(found, best, strict=True)])
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.gpu if entry.needs_gpu else ())
-        for name, entry in ENTRIES.items()
+        pytest.param(name, marks=pytest.mark.gpu if name.startswith("gpu-") else ())
+        for name in ENTRIES
     ],
 )
-def test_it_finds_what_scoring_every_probed_row_finds(
-    name: str, data: SearchData, tmp_path: Path
-) -> None:
-    entry, data = ENTRIES[name], replace(data, prepared_dir=tmp_path)
-    if entry.is_prepared:
-        (tmp_path / name).mkdir()
-        entry.load().prepare(name, data, tmp_path / name)
-    contestant = entry.load().make(name)
+def test_it_finds_what_scoring_every_row_finds(name: str, data: SearchData) -> None:
+    if not find_spec(ENTRIES[name].package):
+        pytest.skip(f"{ENTRIES[name].package} is not installed")
+    contestant = ENTRIES[name].make(name)
+    best = exact_answers(data.vectors, data.tuning, data.top_k)
+    contestant.build(data)
     contestant.open(data)
     try:
-        found = [search_all(contestant, data) for _ in range(2)]
+        (setting,), most = tune(contestant, data.tuning, best, [0.9])
+        found = contestant.search(data.tuning, contestant.settings[-1])
     finally:
         contestant.close()
-    assert found[0] == found[1]
-    if entry.is_exact:
-        best = exact_answers(data).of_probed.rows[:, : data.top_k]
-        assert found[0] == best.tolist()
-    assert shared(found[0], data) > 0.97 * data.top_k
+    assert found.shape == (50, data.top_k)
+    assert most == best.recall(found) > 0.97
+    assert setting in contestant.settings
+    if name == "carpool-exact":
+        assert most == 1
 
 
-def test_a_hot_shard_holds_what_earlier_questions_probe(
+def test_carpool_builds_an_index_where_none_is_given(data: SearchData) -> None:
+    contestant = Carpool("default")
+    alone = replace(data, index=None)
+    contestant.build(alone)
+    contestant.open(alone)
+    try:
+        found = contestant.search(data.tuning, 1)
+    finally:
+        contestant.close()
+    assert exact_answers(data.vectors, data.tuning, data.top_k).recall(found) == 1
+
+
+def test_a_hot_shard_holds_what_tuning_questions_probe(
     data: SearchData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin: Any = GpuShard.__init__
@@ -81,10 +78,9 @@ def test_a_hot_shard_holds_what_earlier_questions_probe(
 
     try:
         assert metric("bytes") > 0
-        found = search_all(contestant, data)
+        contestant.search(data.tuning, 3)
     finally:
         contestant.close()
-    assert shared(found, data) > 0.97 * data.top_k
     assert metric("probes_total", side="shard") > 0
     assert metric("probes_total", side="codes") > 0
 
@@ -98,10 +94,18 @@ def test_the_budget_is_what_the_process_leaves() -> None:
 
 
 def test_contestants_are_chosen_by_name() -> None:
-    assert chosen_names(None) == (*tuple(ENTRIES)[:3], "faiss-memory", "faiss-rabitq")
-    assert chosen_names("faiss-rabitq, carpool*") == ("faiss-rabitq", *tuple(ENTRIES)[:3])
+    assert chosen_names(None)[:3] == ("carpool", "faiss-memory", "faiss-rabitq")
+    chosen = ("faiss-rabitq", "carpool", "carpool-margin", "carpool-exact")
+    assert chosen_names("faiss-rabitq, carpool*") == chosen
     with pytest.raises(ConfigError, match="no contestant 'carpol'"):
         chosen_names("carpol")
+
+
+def test_a_ladder_has_each_end_and_no_number_twice() -> None:
+    steps = ladder(1, 100)
+    assert steps[:4] == (1, 2, 3, 4) and steps[-1] == 100
+    assert (np.diff(steps) > 0).all() and len(steps) < 50
+    assert ladder(10, 10) == (10,)
 
 
 @pytest.mark.parametrize("dimension", [16, 1500])  # many to a page, and two pages each
@@ -109,13 +113,15 @@ def test_candidates_are_ranked_by_exact_rows_of_a_file(dimension: int, tmp_path:
     rng = np.random.default_rng(4)
     rows, queries = unit_rows(rng, 500, dimension), unit_rows(rng, 30, dimension)
     rows[9] = rows[3]
-    rows.tofile(tmp_path / "rows.f32")
+    np.save(tmp_path / "rows.npy", rows)
     candidates = np.stack([rng.permutation(500)[:40] for _ in queries])
     candidates[3] = -1
     candidates[5, 2:] = -1
     candidates[7, 0] = 499  # the last row: its last page is not whole
     candidates[8, :3] = [9, 3, -1]
-    found = list(MappedRows(tmp_path / "rows.f32", dimension).rank(queries, candidates, 10))
+    found = [
+        best[best >= 0] for best in MappedRows(tmp_path / "rows.npy").rank(queries, candidates, 10)
+    ]
     for query, taken, best in zip(queries, candidates, found, strict=True):
         there = np.sort(taken[taken >= 0])
         order = np.argsort(-(rows[there] @ query), kind="stable")

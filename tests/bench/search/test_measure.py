@@ -1,68 +1,61 @@
-"""The measurement: windows, and the audit of answers."""
+"""The measurement: windows and clients, and the search for settings."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from bench.search.child import measure, windows_of
-from bench.search.contestants.contestant import (
-    AskedWindow,
-    ContestantError,
-    FoundRows,
-    SearchData,
-)
+from bench.search.child import ChildRequest, measure, tune
+from bench.search.contestants.contestant import Float32, Int64, SearchData
+from bench.search.reference import BestRows
+from tests.bench.helpers import unit_rows
+
+QUERIES = unit_rows(np.random.default_rng(3), 50, 16)
 
 
-class Echo:
-    """Finds the queries' own numbers; `fault`: what it does wrong."""
+class Counting:
+    """Finds as many of ten rows as the setting says; keeps the sizes of its windows."""
 
-    def __init__(self, fault: str = "") -> None:
-        self.fault = fault
+    settings = (1, 2, 4, 7, 8)
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def build(self, data: SearchData) -> None:
+        pass
 
     def open(self, data: SearchData) -> None:
         pass
 
-    def search(self, window: AskedWindow) -> Iterator[FoundRows]:
-        for at in range(len(window.vectors)):
-            if self.fault == "forgets" and not at:
-                continue
-            number = window.first + at
-            rows = np.full(99 if self.fault == "too many" else 1, number)
-            yield FoundRows(number, rows)
-            if self.fault == "repeats":
-                yield FoundRows(number, rows)
+    def search(self, queries: Float32, setting: int) -> Int64:
+        self.asked.append(len(queries))
+        found = np.arange(10)
+        found[setting:] = -1
+        return found[None].repeat(len(queries), 0)
 
     def close(self) -> None:
         pass
 
 
-def test_every_answer_is_measured_and_kept(data: SearchData) -> None:
-    figures, ids = measure(Echo(), data, 8)
-    assert figures.queries == figures.latency_ms.count == 50
-    assert ids[:, 0].tolist() == list(range(50))
-    assert (ids[:, 1:] == -1).all()
+@pytest.mark.parametrize(("window", "clients"), [(8, 1), (1, 4), (50, 2)])
+def test_every_query_is_asked_once_and_every_answer_is_kept(window: int, clients: int) -> None:
+    contestant = Counting()
+    request = ChildRequest(
+        contestant="",
+        corpus="",
+        vectors="",
+        prepared="",
+        arrays="",
+        setting=7,
+        window=window,
+        clients=clients,
+    )
+    figures, ids = measure(contestant, QUERIES, request)
+    assert figures.queries == sum(contestant.asked) == 50
+    assert figures.latency_ms.count == len(contestant.asked) == -(-50 // window)
+    assert (ids == [*range(7), -1, -1, -1]).all() and ids.shape == (50, 10)
 
 
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("forgets", "1 queries of a window were not answered"),
-        ("repeats", "or answered"),
-        ("too many", "over top_k"),
-    ],
-)
-def test_a_contestant_that_breaks_the_rules_is_caught(
-    data: SearchData, fault: str, error: str
-) -> None:
-    with pytest.raises(ContestantError, match=error):
-        measure(Echo(fault), data, 8)
-
-
-def test_a_window_shows_the_next_four(data: SearchData) -> None:
-    windows = list(windows_of(data, 8))
-    assert [len(window.vectors) for window in windows] == [8, 8, 8, 8, 8, 8, 2]
-    assert [len(window.ahead) for window in windows] == [4, 4, 4, 3, 2, 1, 0]
-    assert (windows[0].ahead[0] == data.probes[8:16]).all()
+def test_the_lowest_setting_that_reaches_a_recall_is_found() -> None:
+    best = BestRows(np.arange(10)[None].repeat(50, 0), np.ones((50, 10), np.float32))
+    assert tune(Counting(), QUERIES, best, (0.35, 0.4, 0.8, 0.81)) == ((4, 4, 8, None), 0.8)

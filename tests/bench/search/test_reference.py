@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from bench.data.clusters import open_clusters, read_clusters
-from bench.search.contestants.contestant import SearchData
+from bench.search.contestants.contestant import SearchData, rows_of
 from bench.search.reference import MARGIN, BestRows, exact_answers
 
 
@@ -20,15 +20,10 @@ def test_recall_counts_expected_ids_and_those_that_tie_with_the_last_once() -> N
     assert best.recall(found) == (3 + 3 + 1 + 2) / 10
 
 
-def test_the_best_of_all_and_of_the_probed_clusters_are_those_of_a_sort(data: SearchData) -> None:
-    found = exact_answers(data)
-    clusters = [*read_clusters(open_clusters(data.index_dir))]
-    for query, probes in enumerate(data.probes):
-        for best, wanted in (
-            (found.of_all, clusters),
-            (found.of_probed, [one for one in clusters if one.cluster in probes]),
-        ):
-            rows = np.concatenate([one.rows for one in wanted])
-            scores = np.concatenate([one.vectors for one in wanted]) @ data.queries[query]
-            expected = rows[np.argsort(-scores)][: data.top_k]
-            assert best.rows[query, : data.top_k].tolist() == expected.tolist()
+def test_the_best_rows_are_those_of_a_sort(
+    data: SearchData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.search.reference.CHUNK_ROWS", 150)
+    found = exact_answers(data.vectors, data.tuning, data.top_k)
+    order = np.argsort(-(data.tuning @ rows_of(data.vectors).T), axis=1)
+    assert (found.rows == order[:, : data.top_k + MARGIN]).all()

@@ -5,65 +5,95 @@ from __future__ import annotations
 import pytest
 
 from bench.core.spread import Spread
-from bench.search.child import ContestantFigures
+from bench.search.child import ContestantFigures, TunedFigures
+from bench.search.plot import Point, plot
 from bench.search.processes import Status
-from bench.search.report import Cell, cell_line, promises_of, rows_of
+from bench.search.report import (
+    ALONE,
+    BUILD,
+    CLIENTS,
+    WINDOWS,
+    Cell,
+    by_figure,
+    cell_line,
+    promises_of,
+    rows_of,
+)
 
 
-def cell(contestant: str, seed: int, *, rate: int = 100, recall: float = 1.0) -> Cell:
-    figures = ContestantFigures(
-        queries=rate,
-        latency_ms=Spread(count=rate, mean=2.0, p50=2.0, p99=9.0, max=10.0),
-        duration_us=1_000_000,
-        read_bytes=1_000_000 * rate * (1 + seed),
-    )
+def built(seed: int, *settings: int | None) -> Cell:
+    figures = TunedFigures(build_s=2.0 + seed, settings=settings, most=0.97)
+    return Cell(seed=seed, contestant="ours", mode=BUILD, status="ok", figures=figures)
+
+
+def cell(seed: int, setting: int, mode: str, rate: int = 100) -> Cell:
     return Cell(
         seed=seed,
-        window=20,
-        contestant=contestant,
+        contestant="ours",
+        mode=mode,
+        setting=setting,
         status="ok",
-        figures=figures,
-        is_exact=True,
-        recall=0.5,
-        recall_at_probes=recall,
+        recall=0.96,
+        peak_bytes=5_000_000,
+        figures=ContestantFigures(
+            queries=rate,
+            latency_ms=Spread(count=rate, mean=2.0, p50=2.0, p99=9.0, max=10.0),
+            duration_us=1_000_000,
+            cpu_us=4_000 * rate,
+            read_bytes=1_000_000 * rate,
+        ),
     )
 
 
 def ended(status: Status) -> Cell:
-    return Cell(seed=2, window=20, contestant="ours", status=status, error="killed")
+    return Cell(seed=0, contestant="ours", mode=ALONE, setting=1, status=status, error="killed")
 
 
+MODES = (WINDOWS, CLIENTS, ALONE)
 CELLS = [
-    cell("base", 0, rate=50),
-    cell("ours", 0, rate=200),
-    cell("ours", 1, rate=300),
-    ended("out of memory"),
+    built(0, 5, None),
+    built(1, 7, None),
+    *(cell(0, 5, mode) for mode in MODES),
+    *(cell(1, 7, mode, rate=300) for mode in MODES),
+    cell(1, 5, WINDOWS, rate=9),  # at a setting that this seed did not choose
 ]
 
 
-def test_figures_are_medians_over_seeds_and_failures_are_lines() -> None:
-    rows = rows_of(CELLS)["windows of 20"]
-    base, ours = rows["base"], rows["ours"]
-    assert base is not None and base.queries_per_s.median == 50
-    assert ours is not None and ours.mb_a_query == 1.5 and ours.peak_mb is None
-    rate = ours.queries_per_s
-    assert (rate.min, rate.median, rate.max) == (200, 250, 300)
-    assert rows_of(CELLS[-1:]) == {"windows of 20": {"ours": None}}
-    assert cell_line(CELLS[-1]).endswith("ours: out of memory: killed")
+def test_figures_are_medians_over_the_settings_that_each_seed_chose() -> None:
+    rows = rows_of(CELLS, (0.95, 0.98))
+    figures = rows["recall 0.95"]["ours"]
+    assert figures is not None
+    assert (figures.setting, figures.queries_per_s, figures.cpu_ms) == (6, 200, 4)
+    assert (figures.mb_read, figures.peak_mb, figures.build_s) == (1, 5, 2.5)
+    assert rows["recall 0.98"] == {"ours": None}
+    assert by_figure(rows["recall 0.95"])["p99 alone ms"] == {"ours": 9}
+    assert by_figure(rows["recall 0.98"])["setting"] == {"ours": None}
+    assert rows_of(CELLS[:4], (0.95,)) == {"recall 0.95": {"ours": None}}  # a mode is missing
+
+
+def test_each_end_of_a_cell_is_a_line() -> None:
+    assert cell_line(CELLS[0]).endswith("build: settings 5, None; the highest one finds 0.9700")
+    assert "setting 5, 100.0 queries/s" in cell_line(CELLS[2])
+    assert cell_line(ended("out of memory")).endswith("alone: out of memory: killed")
+
+
+def test_points_are_drawn_with_their_names() -> None:
+    drawn = plot([Point("a<b", "recall 0.95", 100, 10), Point("c", "recall 0.98", 200, 1000)])
+    assert drawn.count("<circle") == 2 and "a&lt;b: 10; 100 MB" in drawn
+    assert plot([Point("a", "all", 100, 10)]).count("<circle") == 1
 
 
 @pytest.mark.parametrize(
     ("cells", "kept"),
     [
-        (CELLS, [True, True, True]),
-        ([cell("base", 0, recall=0.999)], [False, True, True]),
-        ([CELLS[0], ended("failed")], [True, False, True]),
-        ([ended("out of memory")], [True, True, False]),
-        ([ended("timed out"), CELLS[0]], [True, True, True]),
-        ([], [True, True, False]),
+        (CELLS, [True, True]),
+        ([*CELLS, ended("failed")], [False, True]),
+        ([CELLS[0], ended("out of memory")], [True, False]),
+        ([ended("timed out"), *CELLS], [True, True]),
+        ([], [True, False]),
     ],
 )
-def test_promises_break_when_ids_differ_or_nothing_was_measured(
+def test_promises_break_when_one_fails_or_nothing_was_measured(
     cells: list[Cell], kept: list[bool]
 ) -> None:
     assert list(promises_of(cells).values()) == kept
