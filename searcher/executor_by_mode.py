@@ -8,6 +8,7 @@ questions that are asked.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ class ExecutorByMode:
         self._audit_every = audit_every
         self._idle_s = idle_s
         self._timer: threading.Timer | None = None  # while an audit waits
+        self._idle_from_s = 0.0  # the last end of a search
         self._lock = threading.Lock()
         self._in_hand: set[int] = set()  # keys of searches that are not finished
         # The executor of exact searches has keys of its own: audits begin later than searches.
@@ -66,7 +68,6 @@ class ExecutorByMode:
         others = tuple(search for search in group.searches if search.mode != "exact")
         with self._lock:
             self._in_hand.update(search.key for search in group.searches)
-            self._stop_timer()
             exact = tuple(
                 self._as_exact(search, search)
                 for search in group.searches
@@ -169,11 +170,18 @@ class ExecutorByMode:
     def _audit_later(self) -> None:
         """Begins an audit in `idle_s`, if one is due and nothing comes meanwhile."""
         with self._lock:
-            if self._in_hand or self._exact_work or not self._due or self._timer is not None:
-                return
-            self._timer = threading.Timer(self._idle_s, self._audit)
-            self._timer.daemon = True
-            self._timer.start()
+            self._idle_from_s = time.monotonic()
+            if self._due and not self._is_busy() and self._timer is None:
+                self._start_timer(self._idle_s)
+
+    def _is_busy(self) -> bool:
+        return bool(self._in_hand or self._exact_work)
+
+    def _start_timer(self, wait_s: float) -> None:
+        """Called with the lock."""
+        self._timer = threading.Timer(wait_s, self._audit)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _stop_timer(self) -> None:
         """Called with the lock."""
@@ -184,7 +192,12 @@ class ExecutorByMode:
     def _audit(self) -> None:
         with self._lock:
             self._timer = None
-            if self._in_hand or self._exact_work or not self._due:
+            if not self._due or self._is_busy():
+                return
+            # A timer for each query that ends would cost as much as the query.
+            left_s = self._idle_from_s + self._idle_s - time.monotonic()
+            if left_s > 0:
+                self._start_timer(left_s)
                 return
             audit = self._due.popleft()
             search = self._as_exact(audit.search, audit)

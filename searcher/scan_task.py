@@ -1,8 +1,8 @@
-"""A scan on a thread of its own: what is scanned for which queries, and what was found."""
+"""A scan: what is scanned for which queries, and what was found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,10 +49,8 @@ class Scanned:
     error: Exception | None = None
 
 
-def run_scan(
-    scanner: Scanner, tasks: tuple[ScanTask, ...], ended: Callable[[Scanned], None], clock: Clock
-) -> None:
-    """Scans on this thread, and calls `ended`, also after an error. Blocks."""
+def run_scan(scanner: Scanner, tasks: tuple[ScanTask, ...], clock: Clock) -> Scanned:
+    """Scans on this thread, and returns what was found, or the error. Blocks."""
     began_us = clock.now_us()
     rows, estimates, error = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), None
     try:
@@ -63,13 +61,11 @@ def run_scan(
         )
     except Exception as caught:  # whatever it is, the search thread decides what it means
         error = caught
-    ended(
-        Scanned(
-            scanner=scanner,
-            tasks=tasks,
-            rows=rows,
-            estimates=estimates,
-            took_us=clock.now_us() - began_us,
-            error=error,
-        )
+    return Scanned(
+        scanner=scanner,
+        tasks=tasks,
+        rows=rows,
+        estimates=estimates,
+        took_us=clock.now_us() - began_us,
+        error=error,
     )

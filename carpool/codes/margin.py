@@ -43,7 +43,7 @@ _ERRORS = {
     "int4": 0.12,
 }
 """Standard deviation of an error, times sqrt(dimension)."""
-_DEVIATIONS: dict[SearchMode, float] = {"default": 3.3, "margin": 4.8}
+_DEVIATIONS: dict[SearchMode, float] = {"default": 2.8, "margin": 4.8}
 _MOST = 0.6
 """Share of the margin that the first scan must cover. Few of the best rows are farther away."""
 _FIRST_COUNTS = {

@@ -7,8 +7,8 @@ page once, and multiplies them. A query leaves when its last row is scored.
 
 Clusters that are in the hot shard are scanned there at the same time, instead of their codes.
 
-Scans, reads and scores overlap: while rows are with the disk, the next queries are scanned.
-Other threads only leave messages.
+A scan is done by the search thread, with threads of the scanner; while rows are with the disk, the
+next queries are scanned. Other threads only leave messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import queue
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +65,6 @@ class CodesExecutor(SearchLoop):
         self._codes = codes
         self._rows = rows
         self._metrics = metrics.searcher
-        self._thread = ThreadPoolExecutor(1, "scan")  # the scanner has more, for a scan
-        self._is_scanning = False
         self._shard = ShardScans(shard, self._put, clock) if shard is not None else None
         self._queries: dict[int, CodesQuery] = {}
         self._waiting: deque[ScanTask] = deque()  # not scanned yet
@@ -83,12 +80,12 @@ class CodesExecutor(SearchLoop):
                 self._expire(finish)
                 self._give_up_elsewhere(finish)
                 self._take_parts(finish)
-                self._scan()
                 self._scan_shard(finish)
+                has_scanned = self._scan(finish)
                 read = self._rows.advance(self._are_in_hand)
                 for rows in read:
                     self._score(rows, finish)
-                if not read and self._mailbox.empty() and not self._is_stopped:
+                if not (read or has_scanned or self._is_stopped) and self._mailbox.empty():
                     self._wait(
                         *(self._queries[key].give_up_at_us for key in self._elsewhere),
                         self._rows.times_out_at_us,
@@ -96,7 +93,6 @@ class CodesExecutor(SearchLoop):
                         self._shard.times_out_at_us if self._shard is not None else None,
                     )
         finally:
-            self._thread.shutdown(cancel_futures=True)
             if self._shard is not None:
                 self._shard.close()
 
@@ -146,19 +142,17 @@ class CodesExecutor(SearchLoop):
             self._elsewhere.add(search.key)
         if search.elsewhere or search.is_scan:
             query.promise(CODEC)
-        self._note_tiers(query, search.clusters)
-        here = [cluster for cluster in search.clusters if cluster not in query.elsewhere]
+        here: Sequence[ClusterId] = search.clusters
+        if query.elsewhere:
+            here = [cluster for cluster in here if cluster not in query.elsewhere]
         held = self._want(search.key, query, here)
         if self._shard is not None:
             self._shard.shard.count(held, len(here))
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
-        for tier, count in Counter(query.tiers[cluster] for cluster in here).items():
+        self._metrics.cluster_requests.labels(tier="ram").inc(len(here) - len(query.tiers))
+        for tier, count in Counter(query.tiers.values()).items():
             self._metrics.cluster_requests.labels(tier=tier).inc(count)
-
-    def _note_tiers(self, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
-        for cluster in clusters:
-            query.tiers[cluster] = "ram" if self._codes.is_in_memory(cluster) else "ssd"
 
     def _want(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> int:
         """Has `clusters` scanned: by the hot shard those that it has, the others by codes.
@@ -175,6 +169,7 @@ class CodesExecutor(SearchLoop):
         query.has_last_part = bool(held) and not clusters
         if not query.has_last_part:
             query.promise(CODEC)
+            query.tiers.update(dict.fromkeys(self._codes.not_in_memory(clusters), "ssd"))
             self._codes.want(key, clusters)
         if held and self._shard is not None:
             self._shard.add(self._task(key, held))
@@ -216,7 +211,7 @@ class CodesExecutor(SearchLoop):
             return False
         if not set(scanned) <= set(asked):
             return False
-        clusters = np.array(self._clusters_of(found.rows), np.int64)
+        clusters = self._clusters_of(found.rows)
         within = found.rows - self._codes.first_rows[clusters]
         are_rows = (within >= 0) & (within < self._codes.row_counts[clusters])
         return bool(are_rows.all() and np.isin(clusters, scanned).all())
@@ -231,7 +226,7 @@ class CodesExecutor(SearchLoop):
             self._take_elsewhere(FoundElsewhere(key, asked, None), finish)
 
     def _are_in_hand(self, keys: Int64) -> npt.NDArray[np.bool_]:
-        return np.isin(keys, np.fromiter(self._queries, np.int64, len(self._queries)))
+        return np.array([key in self._queries for key in keys.tolist()], bool)
 
     # ---- scans
 
@@ -251,16 +246,15 @@ class CodesExecutor(SearchLoop):
             else:
                 self._go_on([part.key], finish)
 
-    def _scan(self) -> None:
-        """Begins a scan of what waits, if none is in progress."""
+    def _scan(self, finish: Finish) -> bool:
+        """Scans what waits; returns whether there was something. Reads go on meanwhile."""
         # Rows that wait for a buffer must not become more and more.
-        if self._is_scanning or self._rows.waiting > 1:
-            return
-        if tasks := self._next_tasks():
-            self._is_scanning = True
-            if self._shard is not None:
-                self._shard.shard.begin_substages(len(tasks))
-            self._thread.submit(run_scan, self._codes.scanner, tasks, self._put, self._clock)
+        if self._rows.waiting > 1 or not (tasks := self._next_tasks()):
+            return False
+        if self._shard is not None:
+            self._shard.shard.begin_substages(len(tasks))
+        self._take_scanned(run_scan(self._codes.scanner, tasks, self._clock), finish)
+        return True
 
     def _next_tasks(self) -> tuple[ScanTask, ...]:
         """Takes the next waiting tasks, at most `BATCH_MAX`."""
@@ -279,7 +273,6 @@ class CodesExecutor(SearchLoop):
             if not self._shard.end(scanned):
                 return
         else:
-            self._is_scanning = False
             for task in scanned.tasks:
                 self._codes.end(task.clusters)
             if scanned.error is not None:
@@ -298,7 +291,7 @@ class CodesExecutor(SearchLoop):
 
     def _go_on(self, keys: Sequence[int], finish: Finish) -> None:
         """Wants the rows that the scans of queries propose, or what is still to be scanned."""
-        owners, wanted = [], []
+        owners, wanted = list[int](), list[Int64]()
         for key in keys:
             query = self._queries[key]
             if not query.is_scanned:
@@ -320,12 +313,13 @@ class CodesExecutor(SearchLoop):
             proposed = rows[:count]
             query.unscored = len(proposed)
             if len(proposed):
-                owners.append(np.full(len(proposed), key, np.int64))
+                owners.append(key)
                 wanted.append(proposed)
             else:
                 self._finish(key, finish)
         if owners:
-            self._rows.add(np.concatenate(owners), np.concatenate(wanted))
+            counts = [len(rows) for rows in wanted]
+            self._rows.add(np.repeat(np.array(owners), counts), np.concatenate(wanted))
 
     def _want_again(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
         self._want(key, query, clusters)
@@ -357,7 +351,8 @@ class CodesExecutor(SearchLoop):
             if (query := self._queries.get(part.key)) is not None:
                 query.unscanned -= 1
                 query.lacking += part.clusters
-                self._note_tiers(query, part.clusters)
+                for cluster in part.clusters:
+                    query.tiers.pop(cluster, None)
         keys = dict.fromkeys(part.key for part in lost if part.key in self._queries)
         self._go_on(list(keys), finish)
         self._shard.shard.begin_substages(self._shard.start())
@@ -366,27 +361,37 @@ class CodesExecutor(SearchLoop):
 
     def _score(self, read: RowsRead, finish: Finish) -> None:
         began_us = self._clock.now_us()
+        self._metrics.bytes_read.labels(purpose="demand").inc(sum(read.bytes_by_owner.values()))
         for owner, size_bytes in read.bytes_by_owner.items():
-            self._metrics.bytes_read.labels(purpose="demand").inc(size_bytes)
             if (query := self._queries.get(owner)) is not None:
                 query.bytes_read += size_bytes
-        order = np.argsort(read.owners, kind="stable")
-        keys, starts = np.unique(read.owners[order], return_index=True)
-        for key, here in zip(keys.tolist(), np.split(order, starts)[1:], strict=True):
-            query = self._queries.get(key)
-            if query is None:
-                continue
-            query.scores.append(read.vectors[here] @ query.search.vector)
-            query.rows.append(read.rows[here])
-            query.unscored -= len(here)
-            query.search_us += (self._clock.now_us() - began_us) // len(keys)
-            if not query.unscored:
-                self._finish(key, finish)
+        keys, which = np.unique(read.owners, return_inverse=True)
+        queries = [self._queries.get(key) for key in keys.tolist()]
+        known = [query is not None for query in queries]
+        in_hand = [query for query in queries if query is not None]
+        if in_hand:
+            vectors = np.zeros((len(queries), read.vectors.shape[1]), np.float32)
+            vectors[known] = [query.search.vector for query in in_hand]
+            scores = np.einsum("nd,nd->n", read.vectors, vectors[which])
+            order = np.argsort(which, kind="stable")
+            ends = np.cumsum(np.bincount(which))
+            took_us = (self._clock.now_us() - began_us) // len(in_hand)
+            for query, start, end in zip(queries, [0, *ends.tolist()], ends.tolist(), strict=False):
+                if query is None:
+                    continue
+                here = order[start:end]
+                query.scores.append(scores[here])
+                query.rows.append(read.rows[here])
+                query.unscored -= len(here)
+                query.search_us += took_us
+                if not query.unscored:
+                    self._finish(query.search.key, finish)
         for owner, row, error in read.failed:
             query = self._queries.get(owner)
             if query is None:
                 continue
-            query.errors.setdefault(self._clusters_of(np.array([row]))[0], error)
+            cluster = ClusterId(int(self._clusters_of(np.array([row]))[0]))
+            query.errors.setdefault(cluster, error)
             query.unscored -= 1
             if not query.unscored:
                 self._finish(owner, finish)
@@ -412,8 +417,7 @@ class CodesExecutor(SearchLoop):
 
     def _best(self, query: CodesQuery) -> TopK:
         rows, scores = query.best_rows()
-        return TopK(scores, rows, np.array(self._clusters_of(rows), np.int64))
+        return TopK(scores, rows, self._clusters_of(rows))
 
-    def _clusters_of(self, rows: Int64) -> list[ClusterId]:
-        clusters = np.searchsorted(self._codes.first_rows, rows, side="right") - 1
-        return [ClusterId(cluster) for cluster in clusters.tolist()]
+    def _clusters_of(self, rows: Int64) -> Int64:
+        return np.searchsorted(self._codes.first_rows, rows, side="right") - 1

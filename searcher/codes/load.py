@@ -39,9 +39,9 @@ class ResidentCodes:
         self._broken = broken
         self._parts: list[ScanPart] = []
 
-    def is_in_memory(self, cluster: ClusterId) -> bool:
-        """True; see `CodeSource`."""
-        return True
+    def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
+        """None; see `CodeSource`."""
+        return ()
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """Does nothing; see `CodeSource`."""

@@ -62,9 +62,9 @@ class PagedCodes:
         """See `CodeSource`."""
         return self._reader.times_out_at_us
 
-    def is_in_memory(self, cluster: ClusterId) -> bool:
+    def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
         """See `CodeSource`."""
-        return self._planner.is_in_memory(cluster)
+        return [cluster for cluster in clusters if not self._planner.is_in_memory(cluster)]
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """See `CodeSource`."""

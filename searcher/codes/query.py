@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,12 @@ from searcher.executor import ScanResult, Search
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+
+
+@lru_cache(1 << 16)
+def _probe(cluster: ClusterId, tier: Tier) -> Probe:
+    """One object for all queries: a query may have hundreds of probes."""
+    return Probe(cluster=cluster, tier=tier)
 
 
 @dataclass(slots=True)
@@ -60,7 +68,9 @@ class CodesQuery:
 
     def probes(self, clusters: Iterable[ClusterId]) -> tuple[Probe, ...]:
         """Returns `clusters` with the tiers where they were."""
-        return tuple(Probe(cluster=cluster, tier=self.tiers[cluster]) for cluster in clusters)
+        if not self.tiers:
+            return tuple(map(_probe, clusters, repeat("ram")))
+        return tuple(_probe(cluster, self.tiers.get(cluster, "ram")) for cluster in clusters)
 
     def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> int:
         """Takes over what another searcher found in some of the clusters `asked`.

@@ -45,8 +45,8 @@ class CodeSource(Protocol):
         """When a read is given up; None while there is none."""
         ...
 
-    def is_in_memory(self, cluster: ClusterId) -> bool:
-        """Whether the codes of a cluster are in memory, or will be."""
+    def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
+        """Returns those of `clusters` whose codes are not in memory, and will not be soon."""
         ...
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:

@@ -63,7 +63,7 @@ def plan_reads(places: RowPlaces, segment_first_pages: Int64) -> PlannedReads:
 
     `segment_first_pages`: (segments,) the number of the first page of each segment.
     """
-    pages = np.unique(np.concatenate([places.first_pages, places.last_pages]))
+    pages = _distinct(np.concatenate([places.first_pages, places.last_pages]))
     if places.row_bytes > 2 * PAGE_BYTES:
         spans = [
             np.arange(first, last + 1)
@@ -71,7 +71,7 @@ def plan_reads(places: RowPlaces, segment_first_pages: Int64) -> PlannedReads:
                 places.first_pages.tolist(), places.last_pages.tolist(), strict=True
             )
         ]
-        pages = np.unique(np.concatenate(spans))
+        pages = _distinct(np.concatenate(spans))
     files = np.searchsorted(segment_first_pages, pages, side="right") - 1
     begins = np.ones(len(pages), bool)
     begins[1:] = (np.diff(pages) != 1) | (np.diff(files) != 0)
@@ -85,6 +85,15 @@ def plan_reads(places: RowPlaces, segment_first_pages: Int64) -> PlannedReads:
         HEADER_BYTES + (first_pages - segment_first_pages[first_files]) * PAGE_BYTES,
         counts * PAGE_BYTES,
     )
+
+
+def _distinct(numbers: Int64) -> Int64:
+    """Returns the distinct numbers, rising. `np.unique` takes ten times as long for a few."""
+    rising: Int64 = np.sort(numbers)
+    is_new = np.ones(len(rising), bool)
+    is_new[1:] = rising[1:] != rising[:-1]
+    distinct: Int64 = rising[is_new]
+    return distinct
 
 
 def split_rows(rows: Int64, layout: PageLayout, pages_max: int) -> Iterator[Int64]:

@@ -38,10 +38,9 @@ class RowBatch:
         positions = np.searchsorted(self.planned.pages, self.places.first_pages)
         reads = np.searchsorted(self.planned.first_of, positions, side="right") - 1
         numbers, pairs = np.unique(reads, return_index=True)
-        found: dict[int, int] = {}
-        for number, owner in zip(numbers.tolist(), self.owners[pairs].tolist(), strict=True):
-            found[owner] = found.get(owner, 0) + int(self.planned.sizes_bytes[number])
-        return found
+        owners, which = np.unique(self.owners[pairs], return_inverse=True)
+        totals = np.bincount(which, self.planned.sizes_bytes[numbers]).astype(np.int64)
+        return dict(zip(owners.tolist(), totals.tolist(), strict=True))
 
 
 def check_rows(batch: RowBatch, sums: Sequence[CheckedFile]) -> tuple[Bool, dict[int, ReadError]]:
@@ -81,7 +80,7 @@ def _bad_pages(batch: RowBatch, sums: Sequence[CheckedFile]) -> dict[int, ReadEr
     in_read = np.arange(page_count) - planned.first_of[of_page]
     numbers = planned.offsets_bytes[of_page] // PAGE_BYTES + in_read
     pages = np.frombuffer(reads.buffer, np.uint8).reshape(-1, PAGE_BYTES)
-    for file in np.unique(files).tolist():
+    for file in np.flatnonzero(np.bincount(files)).tolist():
         here = np.flatnonzero((files == file) & was_read)
         correct = sums[file].are_correct(pages[here], numbers[here])
         for position in here[~correct].tolist():

@@ -91,4 +91,4 @@ class ShardScans:
 
     def _scan(self) -> None:
         while (tasks := self._batches.get()) is not None:
-            run_scan(self.shard, tasks, self._ended, self._clock)
+            self._ended(run_scan(self.shard, tasks, self._clock))

@@ -30,7 +30,7 @@ from searcher.store.waker import Waker
 
 _log = structlog.get_logger(__name__)
 
-DEPTH = 1024
+DEPTH = 256
 """Reads in the kernel at a time. The disk reaches its full rate with fewer."""
 POSITION_BITS = 16
 KERNEL_BUSY_PAUSE_S = 0.001
@@ -115,7 +115,7 @@ class KernelPageReads:
         """Returns the batches that have ended, and starts reads that wait."""
         ends = self._take_ends()
         numbers = ends["token"].astype(np.int64) >> POSITION_BITS
-        for number in np.unique(numbers).tolist():
+        for number in dict.fromkeys(numbers.tolist()):
             batch, here = self._batches[number], ends[numbers == number]
             positions = (here["token"] & ((1 << POSITION_BITS) - 1)).astype(np.int64)
             results = here["result"]
@@ -207,9 +207,9 @@ class KernelPageReads:
         taken = slice(first, end)
         tokens = np.uint64(number << POSITION_BITS) | np.arange(first, end, dtype=np.uint64)
         done = self._done_bytes.get(int(tokens[0]), 0) if end == first + 1 else 0
-        numbers = np.unique(batch.files[taken])
-        descriptors = np.zeros(int(numbers[-1]) + 1, np.uint32)
-        for file in numbers.tolist():
+        is_read = np.bincount(batch.files[taken])
+        descriptors = np.zeros(len(is_read), np.uint32)
+        for file in np.flatnonzero(is_read).tolist():
             descriptors[file] = self._files.descriptor(file)
         requests = np.zeros(end - first, _REQUEST)
         requests["token"] = tokens
