@@ -78,14 +78,18 @@ class WheelLayout(BuildHookInterface[Any]):
 def compile_kernel(root: Path) -> bool:
     """Compiles the kernel of the tree at `root`; returns False where there is no compiler."""
     folder = root / "carpool" / "codes"
-    target = folder / "libint4.so"
+    target, new = folder / "libint4.so", folder / "libint4.so.new"
+    sources = folder / "int4.cpp", folder / "int4_scan.h"
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         target.unlink(missing_ok=True)
         return False
+    if target.exists() and all(s.stat().st_mtime < target.stat().st_mtime for s in sources):
+        return True
     # Without contractions every instruction set computes the same numbers.
     options = ["-O3", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *options, "-o", target, folder / "int4.cpp"], check=True)
+    subprocess.run([compiler, *options, "-o", new, sources[0]], check=True)
+    new.replace(target)  # services may have the old one open
     return True
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from carpool.clock import Clock
-from carpool.codes.int4 import CodeScanner
+from carpool.codes.int4 import CodeScanner, kernels
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.codes_reader import CodesReader
@@ -140,6 +140,12 @@ def open_codes_plane(
 
     `open_reads` is for tests: of rows, and of paged codes.
     """
+    if kernels()[0] == "numpy":
+        _log.warning(
+            "codes are scanned by NumPy",
+            means="fewer questions a second are searched",
+            remedy="install a C++ compiler, and then carpool again",
+        )
     timeout_us = settings.read_timeout_ms * 1_000
     waker, reads = Waker(), list[FileReads]()
     threads = settings.scoring_threads or len(os.sched_getaffinity(0))

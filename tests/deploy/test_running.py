@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def environ(folder: Path, site: Path) -> dict[str, str]:
 def test_the_wheel_holds_one_package_with_all_its_files(site: Path) -> None:
     package, about = sorted(path.name for path in site.iterdir())
     assert (package, about.partition("-")[0]) == ("carpool", "carpool")
-    for data in ("py.typed", "schemas/json", "generator/templates/cited.txt"):
+    kernel = ["codes/libint4.so"] if shutil.which("c++") else []
+    for data in ("py.typed", "schemas/json", "generator/templates/cited.txt", *kernel):
         assert (site / "carpool" / data).exists()
     assert "carpool = carpool.__main__:main" in (site / about / "entry_points.txt").read_text()
 
