@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +9,7 @@ from carpool.disk.manifest import Manifest
 from carpool.disk.pages import choose_layout
 from carpool.errors import ConfigError
 from indexer.clustering import Assignment, assign_rows, train_centroids
+from indexer.kmeans import use_threads
 from indexer.plan.defaults import default_nlist
 from indexer.plan.state import AssignmentDone, BuildState
 from indexer.progress import ProgressReport
@@ -33,7 +33,7 @@ def cluster_and_write(
 ) -> Manifest:
     """Returns the manifest of the finished index, before the move. Continues saved work. Blocks."""
     if settings.threads:
-        faiss.omp_set_num_threads(settings.threads)
+        use_threads(settings.threads)
     try:
         choose_layout(vectors.dimension, state.identity.layout.vector_dtype)
     except ValueError as error:

@@ -50,8 +50,6 @@ JUDGES_PART = 3
 NLIST, NPROBE, TOP_K = 100, 10, 10
 """What is compared: the share of the ten best rows of a question in the clusters that it probes."""
 TOLERANCE = 0.02
-ITERATIONS = 10
-"""Rounds of clustering: half of those of `carpool index build`."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -150,7 +148,7 @@ def nearest_passages(passages: Float32, count: int) -> Int64:
 def cluster(vectors: Vectors, *, nlist: int, seed: int) -> tuple[Float32, Int32]:
     """Returns centroids, (nlist, dim) float32, and the cluster of each row. Blocks."""
     identity = ClusteringIdentity(nlist=nlist, seed=seed, train_bytes_max=1 << 30)
-    centroids = train_centroids(vectors, nlist, identity, SilentProgress(), iterations=ITERATIONS)
+    centroids = train_centroids(vectors, nlist, identity, SilentProgress())
     return centroids, assign_rows(vectors, centroids, lambda _: None).clusters
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from indexer.plan.state import BuildIdentity, BuildState
 
-STATE_FORMAT = "v3"
+STATE_FORMAT = "v4"
 """Another one where a constant of a build has changed: what was saved is then made again."""
 
 

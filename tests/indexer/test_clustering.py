@@ -1,5 +1,7 @@
 """Centroids: trained on a sample that fits memory, made more even, the same bytes every time."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -7,8 +9,9 @@ import numpy as np
 import pytest
 
 from carpool.errors import ConfigError
-from indexer.balance import balance_centroids, kmeans, nearest
+from indexer.balance import balance_centroids
 from indexer.clustering import assign_rows, train_centroids
+from indexer.kmeans import kmeans, nearest
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed
@@ -94,3 +97,15 @@ def test_every_row_is_assigned_to_its_nearest_centroid_and_the_digest_is_of_the_
         assign_rows(vectors_of(tmp_path, rows), centroids, went_by.append).vectors_digest
         != found.vectors_digest
     )
+
+
+def test_faiss_multiplies_with_kernels_as_good_as_numpys_and_the_environment_stays() -> None:
+    code = """
+import os, indexer.kmeans, threadpoolctl
+assert "OPENBLAS_CORETYPE" not in os.environ
+print(*{found.get("architecture") for found in threadpoolctl.threadpool_info()})
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "Prescott" not in found or not {"Haswell", "SkylakeX", "Zen"} & {*found}
