@@ -63,10 +63,10 @@ class MemoryGroup:
         """Returns the command that enters the group and becomes `command`."""
         return ["/bin/sh", "-c", _ENTER, str(self._folder), *command]
 
-    def peak_bytes(self) -> int | None:
-        """Returns the most memory that was used; None where the kernel does not count it."""
-        peak = self._folder / self._files.peak
-        return int(peak.read_text()) if peak.exists() else None  # v2: since Linux 5.19
+    @property
+    def peak_path(self) -> Path:
+        """The file of the most memory that was used; v2 has it since Linux 5.19."""
+        return self._folder / self._files.peak
 
     def has_killed(self) -> bool:
         """Whether a process was killed because memory ran out."""
@@ -80,6 +80,24 @@ class MemoryGroup:
             with contextlib.suppress(OSError):
                 os.rmdir(self._folder)
                 return
+
+
+class Peak:
+    """The most memory of a group from now on, without the page cache of files that were loaded.
+
+    Where the kernel cannot begin again (v2 before Linux 6.12) it counts from the beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: of `MemoryGroup.peak_path`. Raises `ConfigError` where the cache stays."""
+        drop_page_cache()
+        self._file = os.open(path, os.O_RDWR)
+        with contextlib.suppress(OSError):
+            os.write(self._file, b"0")
+
+    def read_bytes(self) -> int:
+        """Returns the most memory so far."""
+        return int(os.pread(self._file, 32, 0))
 
 
 def drop_page_cache() -> None:

@@ -1,4 +1,4 @@
-"""The process of one contestant: `python -m bench.search.child REQUEST.json`, in its cgroup.
+"""The process of one contestant, in its cgroup: `python -m bench.search.child REQUEST PEAK`.
 
 Either builds, and searches for the settings that reach the wanted recalls. Or asks at one setting
 in a closed loop, from a cold start.
@@ -20,8 +20,10 @@ from typing import cast
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from bench.core.spread import Spread, spread
+from bench.search.cgroup import Peak
 from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.contestants.registry import ENTRIES
 from bench.search.reference import BestRows
@@ -86,7 +88,7 @@ class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True, tag="measured
     """What was measured in a contestant's process, of the closed loop.
 
     Latencies are from asking a window to its answer. `read_bytes`: by the kernel; `cpu_us`: of the
-    process.
+    process; `peak_bytes`: of its memory while it was asked, None where nothing counts it.
     """
 
     queries: int
@@ -94,6 +96,7 @@ class ContestantFigures(msgspec.Struct, frozen=True, kw_only=True, tag="measured
     duration_us: int
     cpu_us: int
     read_bytes: int
+    peak_bytes: int | None = None
 
     @property
     def queries_per_s(self) -> float:
@@ -177,8 +180,11 @@ def _build_and_tune(contestant: Contestant, request: ChildRequest) -> TunedFigur
     return TunedFigures(build_s=build_s, settings=settings, most=most)
 
 
-def main(request_path: Path) -> None:
-    """Measures, and writes figures and ids beside the request; an error goes to standard error."""
+def main(request_path: Path, peak_path: Path | None = None) -> None:
+    """Measures, and writes figures and ids beside the request; an error goes to standard error.
+
+    `peak_path`: of the group that counts the memory of this process.
+    """
     folder = request_path.parent
     request = msgspec.json.decode(request_path.read_bytes(), type=ChildRequest)
     contestant = ENTRIES[request.contestant].make(request.contestant)
@@ -188,7 +194,9 @@ def main(request_path: Path) -> None:
             figures = _build_and_tune(contestant, request)
         else:
             contestant.open(request.load())
+            peak = Peak(peak_path) if peak_path else None
             figures, ids = measure(contestant, request.array("queries"), request)
+            figures = structs.replace(figures, peak_bytes=peak.read_bytes() if peak else None)
             np.save(folder / IDS_NAME, ids)
     except MemoryError:
         traceback.print_exc(limit=0)
@@ -199,4 +207,4 @@ def main(request_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

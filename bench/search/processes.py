@@ -29,12 +29,11 @@ Status = Literal["ok", "out of memory", "timed out", "failed"]
 
 
 class ChildEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended. `peak_bytes`: of its memory, None where nothing counts it."""
+    """How a process ended."""
 
     status: Status
     error: str = ""
     figures: ContestantFigures | TunedFigures | None = None
-    peak_bytes: int | None = None
 
 
 def run_child(request: ChildRequest, folder: Path, *, is_held: bool, timeout_s: float) -> ChildEnd:
@@ -50,6 +49,8 @@ def run_child(request: ChildRequest, folder: Path, *, is_held: bool, timeout_s: 
     command = [sys.executable, "-m", f"{__package__}.child", str(request_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
     group = MemoryGroup(request.memory_bytes) if is_held else None
+    if group and group.peak_path.exists():
+        command.append(str(group.peak_path))
     try:
         with (folder / LOG_NAME).open("wb") as log:
             process = subprocess.Popen(
@@ -78,8 +79,7 @@ def _judge(code: int, group: MemoryGroup | None, request: ChildRequest, folder: 
     if code == 0:
         content = (folder / FIGURES_NAME).read_bytes()
         figures = msgspec.json.decode(content, type=ContestantFigures | TunedFigures)
-        peak_bytes = group.peak_bytes() if group else None
-        return ChildEnd(status="ok", figures=figures, peak_bytes=peak_bytes)
+        return ChildEnd(status="ok", figures=figures)
     if group and group.has_killed():
         limit = f"the kernel killed it at its limit of {request.memory_bytes} bytes"
         return ChildEnd(status="out of memory", error=limit)

@@ -98,7 +98,13 @@ def figures_of(builds: Sequence[Cell], cells: Sequence[Cell]) -> SearchFigures |
 
     if {cell.mode for cell in done} != {WINDOWS, CLIENTS, ALONE}:
         return None
-    peaks = [cell.peak_bytes / 1e6 for cell in done if cell.mode == WINDOWS and cell.peak_bytes]
+    peaks = [
+        cell.figures.peak_bytes / 1e6
+        for cell in done
+        if cell.mode == WINDOWS
+        and isinstance(cell.figures, ContestantFigures)
+        and cell.figures.peak_bytes is not None
+    ]
     tuned = [cell.figures for cell in builds if isinstance(cell.figures, TunedFigures)]
     times = [each.build_s for each in tuned if each.build_s is not None]
     return SearchFigures(

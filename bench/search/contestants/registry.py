@@ -41,6 +41,11 @@ ENTRIES = {
     },
     "faiss-memory": Entry("faiss_lists", is_limited=False),
     "faiss-rabitq": Entry("faiss_lists"),
+    "turbovec": Entry("turbovec", package="turbovec"),
+    "svs": Entry("svs", package="svs", is_limited=False),
+    "usearch": Entry("usearch", package="usearch", is_limited=False),
+    "qdrant-edge": Entry("qdrant", package="qdrant_edge"),
+    "lancedb": Entry("lance", package="lancedb"),
 }
 
 

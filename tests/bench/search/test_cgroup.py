@@ -24,7 +24,7 @@ def test_version_one_is_used_where_it_is(tmp_path: Path) -> None:
     assert (folder / "memory.limit_in_bytes").read_text() == "1000"
     (folder / "memory.max_usage_in_bytes").write_text("900\n")
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert (group.peak_bytes(), group.has_killed()) == (900, True)
+    assert (group.peak_path.read_text(), group.has_killed()) == ("900\n", True)
 
 
 def test_version_two_is_used_where_it_is(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_version_two_is_used_where_it_is(tmp_path: Path) -> None:
     assert (folder / "memory.max").read_text() == "1000"
     (folder / "memory.peak").write_text("900\n")
     (folder / "memory.events").write_text("low 0\noom 3\noom_kill 0\n")
-    assert (group.peak_bytes(), group.has_killed()) == (900, False)
+    assert (group.peak_path.read_text(), group.has_killed()) == ("900\n", False)
 
 
 def test_where_there_is_no_controller_it_says_what_to_do(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ def cell(seed: int, setting: int, mode: str, rate: int = 100) -> Cell:
         setting=setting,
         status="ok",
         recall=0.96,
-        peak_bytes=5_000_000,
         figures=ContestantFigures(
             queries=rate,
             latency_ms=Spread(count=rate, mean=2.0, p50=2.0, p99=9.0, max=10.0),
             duration_us=1_000_000,
             cpu_us=4_000 * rate,
             read_bytes=1_000_000 * rate,
+            peak_bytes=5_000_000,
         ),
     )
 

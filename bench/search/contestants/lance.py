@@ -1,0 +1,82 @@
+"""LanceDB: clusters of RaBitQ codes of 1 bit (`IVF_RQ`), and rows that it re-ranks from disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.search.contestants.contestant import (
+    CHUNK_ROWS,
+    Float32,
+    Int64,
+    SearchData,
+    ladder,
+    rows_of,
+)
+
+TABLE, ROW, VECTOR = "rows", "row", "vector"
+REFINE = 20
+"""Rows that are re-ranked, as a multiple of top_k."""
+
+
+def make(name: str) -> Lance:
+    """Returns the contestant."""
+    os.environ.setdefault("LANCE_LOG", "error")  # it warns of each search
+    return Lance()
+
+
+class Lance:
+    """A search of LanceDB for each window; the setting is `nprobes`."""
+
+    settings: tuple[int, ...] = ()
+
+    def build(self, data: SearchData) -> None:
+        """Writes a table, and clusters it, the square root of its rows."""
+        import lancedb
+        import pyarrow
+        from lancedb.index import IvfRq
+
+        count, dimension = np.load(data.vectors, mmap_mode="r", allow_pickle=False).shape
+        vector = pyarrow.list_(pyarrow.float32(), dimension)
+        schema = pyarrow.schema([(ROW, pyarrow.int64()), (VECTOR, vector)])
+
+        def batches() -> Iterator[Any]:
+            for start in range(0, count, CHUNK_ROWS):
+                rows = rows_of(data.vectors, start, CHUNK_ROWS)
+                numbers = pyarrow.array(np.arange(start, start + len(rows)))
+                numbered = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), type=vector)
+                yield pyarrow.RecordBatch.from_arrays([numbers, numbered], schema=schema)
+
+        reader = pyarrow.RecordBatchReader.from_batches(schema, batches())
+        table: Any = lancedb.connect(str(data.prepared)).create_table(TABLE, reader)
+        clusters = IvfRq(distance_type="dot", num_partitions=math.isqrt(count), num_bits=1)
+        table.create_index(VECTOR, config=clusters)
+
+    def open(self, data: SearchData) -> None:
+        """Opens the table."""
+        import lancedb
+
+        self._table: Any = lancedb.connect(str(data.prepared)).open_table(TABLE)
+        self.settings = ladder(1, math.isqrt(self._table.count_rows()))
+        self._top_k = data.top_k
+
+    def search(self, queries: Float32, setting: int) -> Int64:
+        """Answers the window in one call."""
+        asked = queries if len(queries) > 1 else queries[0]
+        query = self._table.search(asked, vector_column_name=VECTOR).distance_type("dot")
+        query = query.nprobes(setting).refine_factor(REFINE).limit(self._top_k)
+        answer = query.select([ROW, "_distance"]).to_arrow()
+        rows, found = answer[ROW].to_numpy(), np.full((len(queries), self._top_k), -1, np.int64)
+        owners = answer["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(rows))
+        for at, best in enumerate(found):
+            some = rows[owners == at]
+            best[: len(some)] = some
+        return found
+
+    def close(self) -> None:
+        """Frees the table."""
+        self._table = None

@@ -1,0 +1,87 @@
+"""Qdrant Edge: a graph (HNSW) over codes of 4 bits in memory, float16 rows on disk to re-rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bench.search.contestants.contestant import (
+    CHUNK_ROWS,
+    Float32,
+    Int64,
+    SearchData,
+    ladder,
+    rows_of,
+)
+
+EDGES, BUILD_EF = 16, 100
+"""Qdrant's defaults."""
+OVERSAMPLING = 2.0
+INDEXED_KB = 1
+"""A segment that is larger gets a graph."""
+
+
+def make(name: str) -> Qdrant:
+    """Returns the contestant."""
+    return Qdrant()
+
+
+class Qdrant:
+    """A walk through the graph for each query, and re-ranking by Qdrant; the setting is ef."""
+
+    settings = ladder(10, 3000)
+
+    def build(self, data: SearchData) -> None:
+        """Adds the rows, and lets Qdrant build one segment."""
+        import qdrant_edge as qdrant
+
+        stored = np.load(data.vectors, mmap_mode="r", allow_pickle=False)
+        config = qdrant.EdgeConfig(
+            vectors=qdrant.EdgeVectorParams(
+                size=stored.shape[1],
+                distance=qdrant.Distance.Dot,
+                datatype=qdrant.VectorStorageDatatype.Float16,
+                memory=qdrant.Memory.Cold,
+            ),
+            hnsw_config=qdrant.HnswIndexConfig(EDGES, BUILD_EF, INDEXED_KB),
+            quantization_config=qdrant.TurboQuantQuantizationConfig(
+                bits=qdrant.TurboQuantBitSize.Bits4, memory=qdrant.Memory.Pinned
+            ),
+            optimizers=qdrant.EdgeOptimizersConfig(
+                default_segment_number=1, indexing_threshold=INDEXED_KB
+            ),
+            wal_enabled=False,
+        )
+        shard: Any = qdrant.EdgeShard.create(str(data.prepared), config)
+        for start in range(0, len(stored), CHUNK_ROWS):
+            rows = rows_of(data.vectors, start, CHUNK_ROWS)
+            points = [qdrant.Point(start + at, row) for at, row in enumerate(rows.tolist())]
+            shard.update(qdrant.UpdateOperation.upsert_points(points))
+        shard.optimize()
+        shard.flush()
+        shard.close()
+
+    def open(self, data: SearchData) -> None:
+        """Opens the shard."""
+        import qdrant_edge as qdrant
+
+        self._qdrant: Any = qdrant
+        self._shard: Any = qdrant.EdgeShard.load(str(data.prepared))
+        self._top_k = data.top_k
+
+    def search(self, queries: Float32, setting: int) -> Int64:
+        """Answers the window in one call."""
+        codes = self._qdrant.QuantizationSearchParams(rescore=True, oversampling=OVERSAMPLING)
+        params = self._qdrant.SearchParams(hnsw_ef=setting, quantization=codes)
+        nearest, request = self._qdrant.Query.Nearest, self._qdrant.QueryRequest
+        batch = [
+            request(limit=self._top_k, query=nearest(query), params=params)
+            for query in queries.tolist()
+        ]
+        found = self._shard.query_batch(self._qdrant.QueryBatchRequest(batch))
+        return np.array([[point.id for point in points] for points in found], np.int64)
+
+    def close(self) -> None:
+        """Closes the shard."""
+        self._shard.close()
