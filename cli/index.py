@@ -62,8 +62,8 @@ _Nlist = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Clusters; 0: 1 up to 50,000 passages (all are scored), then 4 times their square "
-        "root, to one digit (4,000 for a million).",
+        help="Clusters; 0: 1 up to 50,000 passages, then one for 4,096 passages, and above "
+        "500,000 passages 4 times their square root, to one digit (4,000 for a million).",
     ),
 ]
 _IdField = Annotated[

@@ -190,7 +190,7 @@ def finish(
         embedding_model_name=identity.vectors.embedding_model_name,
         centroids_fingerprint=fingerprint,
         row_count=sum(extent.row_count for extent in plan.extents),
-        nprobe_default=default_nprobe(len(centroids)),
+        nprobe_default=default_nprobe(len(clusters), len(centroids)),
         files=files,
         page_bytes=plan.layout.page_bytes,
         build_id=plan.build_id,

@@ -30,7 +30,7 @@ def test_every_passage_is_in_the_cluster_of_its_nearest_centroid_with_its_text(
     assert report.manifest == read_manifest(tmp_path / "index")
     manifest = report.manifest
     assert (manifest.row_count, manifest.nlist, manifest.dimension) == (120, 10, 16)
-    assert manifest.nprobe_default == 7
+    assert manifest.nprobe_default == 10
     assert report.manifest.embedding_model == HashingEmbedder(16).fingerprint
     vectors, clusters = rows_of(tmp_path / "index")
     passages = [passage(row) for row in range(120)]

@@ -106,16 +106,26 @@ def test_shards_cover_every_row_once(row_count: int, shard_rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("row_count", "nlist"),
-    [(1, 1), (50_000, 1), (50_001, 900), (1_000_000, 4_000), (5_400_000, 9_000), (10**8, 40_000)],
+    [
+        *((1, 1), (50_000, 1), (50_001, 13), (200_000, 49), (500_000, 123), (500_001, 3_000)),
+        *((1_000_000, 4_000), (5_400_000, 9_000), (10**8, 40_000)),
+    ],
 )
-def test_nlist_is_one_for_few_rows_and_else_four_times_their_square_root_to_one_digit(
+def test_nlist_is_one_then_a_cluster_for_4096_rows_then_four_times_their_root_to_one_digit(
     row_count: int, nlist: int
 ) -> None:
     assert default_nlist(row_count) == nlist
 
 
 @pytest.mark.parametrize(
-    ("nlist", "nprobe"), [(1, 1), (4, 4), (6, 6), (50, 16), (100, 23), (1000, 73), (4000, 145)]
+    ("row_count", "nlist", "nprobe"),
+    [
+        *((50_000, 1, 1), (200_000, 49, 49), (500_000, 120, 120)),
+        *((16_000, 2, 2), (16_000, 100, 48), (200_000, 2000, 212)),
+        *((1_000_000, 4, 4), (1_000_000, 100, 48), (1_000_000, 4000, 300)),
+    ],
 )
-def test_nprobe_follows_the_square_root_of_nlist(nlist: int, nprobe: int) -> None:
-    assert default_nprobe(nlist) == nprobe
+def test_nprobe_is_all_clusters_by_default_for_few_rows_and_else_follows_the_root_of_nlist(
+    row_count: int, nlist: int, nprobe: int
+) -> None:
+    assert default_nprobe(row_count, nlist) == nprobe

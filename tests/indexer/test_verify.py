@@ -112,7 +112,7 @@ def test_stats_are_those_of_the_clusters(index_dir: Path) -> None:
     rows = sorted(extent.row_count for extent in index.extents)
     spread = found.cluster_rows
     assert (spread.min, spread.p50, spread.max, spread.mean) == (rows[0], rows[4], rows[-1], 12.0)
-    assert (found.row_count, found.nlist, found.nprobe_default) == (120, 10, 7)
+    assert (found.row_count, found.nlist, found.nprobe_default) == (120, 10, 10)
     assert found.index_version == manifest.index_version
     assert found.size_bytes == sum(found.files_bytes.values())
     assert found.cluster_skew == round(sum(count * count for count in rows) / 120 / 12, 2)

@@ -29,7 +29,7 @@ def searches(
     )
     rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
     for vector in vectors[chosen]:
-        probed = probe(centroids, vector[None], default_nprobe(nlist))[0].tolist()
+        probed = probe(centroids, vector[None], default_nprobe(len(corpus), nlist))[0].tolist()
         total = sum(len(rows_of[number]) for number in probed)
         rows = np.array([], dtype=np.int64)
         done, found = 0, []
