@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from indexer.verify import VerifyReport
 
 PROBLEMS_SHOWN = 50
+QUESTIONS_MAX = 5000
 app = typer.Typer(
     name="index",
     help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
@@ -101,6 +102,14 @@ _VectorDtype = Annotated[
         "differ by under 0.001. Default: indexer.vector_dtype (float32, exact).",
     ),
 ]
+_Questions = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Real questions, which choose how many clusters are probed: vectors (.npy), or one a "
+        "line, as text or as JSON with `text`. The last 5,000 are taken.",
+    ),
+]
 _Strict = Annotated[
     bool,
     typer.Option("--strict", help="Refuse a corpus that has a bad line, instead of skipping it."),
@@ -132,6 +141,7 @@ def build(
     vectors: _Vectors = None,
     fingerprint: _Fingerprint = "",
     vector_dtype: _VectorDtype = None,
+    questions: _Questions = None,
     strict: _Strict = False,
     seed: _Seed = 0,
     force: _Force = False,
@@ -149,6 +159,9 @@ def build(
     a build that embeds takes twice the size of the vectors (4 * dimension bytes for each passage)
     until it is complete.
 
+    With --questions it then measures how many clusters real questions need (as `tune` does), and
+    searches as many by default. Without, a formula says how many.
+
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same. Clusters without rows are left out.
 
@@ -159,6 +172,8 @@ def build(
     """
     from cli.all_settings import BuildSettings
     from indexer.build import BuildRequest, build_index
+    from indexer.questions import questions_of_file
+    from indexer.tune import tune_index
 
     settings = load(
         BuildSettings,
@@ -184,6 +199,9 @@ def build(
         prompt_chars=settings.generator.passage_chars_max,
     )
     report = build_index(request, settings, SystemClock(), step_progress())
+    if questions is not None and report.manifest.nlist > 1:
+        asked = questions_of_file(questions, report.manifest, settings.embedding, QUESTIONS_MAX)
+        tune_index(out, asked, step_progress())
     _print_build(report, out, people(), as_json=as_json)
 
 
@@ -353,7 +371,8 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
         "codes": ", ".join(found.codes) or "none: queries are searched exactly",
         "model": f"{found.embedding_model_name} ({found.embedding_model})",
         "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint})",
-        "probed by default": f"{found.nprobe_default} clusters a query",
+        "probed by default": f"{found.nprobe_default} clusters a query, "
+        + ("measured" if found.is_measured else "by a formula"),
         "passages a cluster": f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, "
         f"max {spread.max:,}; skew {found.cluster_skew}",
     }

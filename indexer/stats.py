@@ -26,7 +26,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     """An index in numbers.
 
     `cluster_skew`: the mean size of the cluster of a random passage, divided by the mean size of
-    all clusters; 1 if all are equal.
+    all clusters; 1 if all are equal. `is_measured`: with questions, which chose `nprobe_default`.
     """
 
     format: str
@@ -36,6 +36,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     vector_dtype: str
     nlist: int
     nprobe_default: int
+    is_measured: bool
     embedding_model: str
     embedding_model_name: str
     centroids_fingerprint: str
@@ -66,6 +67,7 @@ def index_stats(index_dir: Path) -> IndexStats:
         vector_dtype=manifest.vector_dtype,
         nlist=manifest.nlist,
         nprobe_default=manifest.nprobe_default,
+        is_measured=manifest.recall is not None,
         embedding_model=manifest.embedding_model,
         embedding_model_name=manifest.embedding_model_name,
         centroids_fingerprint=manifest.centroids_fingerprint,

@@ -2,7 +2,7 @@
 
 Half of the questions choose, the other half judges. True results are those of all rows, by one pass
 over the index. What is stored is a table: a query that names a `recall_target` gets the row that
-promises as much.
+promises as much, and one that names nothing the row for `RECALL_DEFAULT`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from indexer.progress import ProgressReport
 
 QUESTIONS_MIN = 100
 TOP_K = 10
+RECALL_DEFAULT = 0.95
+"""What a query gets that names neither nprobe nor a recall, once the index was measured."""
 SCAN_QUERIES = 64
 
 Float32 = npt.NDArray[np.float32]
@@ -62,7 +64,10 @@ def tune_index(index_dir: Path, questions: Float32, progress: ProgressReport) ->
         raise ConfigError(
             f"the index at {index_dir} was replaced while it was measured; run the command again"
         )
-    tuned = msgspec.structs.replace(index.manifest, recall=table)
+    nprobe = index.manifest.nprobe_default
+    if nprobe < index.manifest.nlist:  # else all codes are scanned, and nothing is to be chosen
+        nprobe = table.row_for(RECALL_DEFAULT).nprobe
+    tuned = msgspec.structs.replace(index.manifest, recall=table, nprobe_default=nprobe)
     write_manifest(index_dir, tuned)
     return tuned
 

@@ -42,7 +42,7 @@ class Searched(Record, frozen=True, kw_only=True):
     `nprobe`: clusters; `rows_read`: rows that were read one by one, 0 in an exact search.
     `expected_recall`: the share of its ids that are expected to be those of an exact search of the
     same clusters. `recall_target`: as the query asked; `is_calibrated`: whether nprobe was measured
-    for it. False: the index was never tuned, and nprobe is the default.
+    with questions; False: it is of a formula. None where the query named it.
     """
 
     mode: SearchMode

@@ -21,6 +21,7 @@ from carpool.telemetry.logs import about
 from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
+from schemas.query import Query
 from schemas.retrieval import Hit, Retrieval, Searched
 from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
 from searcher.executor import ReadError, SearchDraft, SearchResult, hits_of
@@ -57,12 +58,13 @@ def finish(
     *,
     published_us: int,
     fetch_us: int,
-    is_tuned: bool = False,
+    measured_nprobe: int | None = None,
     now_us: int,
 ) -> Outcome:
     """Returns the retrieval of query `part`, with its passages: one for each row that was found.
 
-    `fetch_us`: how long it waited for them; `is_tuned`: whether the index has a table of recall.
+    `fetch_us`: how long it waited for them; `measured_nprobe`: the default
+    of an index that was measured with questions; None: it was not.
 
     It is a `failed` answer where no cluster or no passage could be read, or the record would be too
     large.
@@ -88,7 +90,7 @@ def finish(
         is_transient = isinstance(passages, RetryableError)
         return _broken(group, grouped, message, is_transient, timings_us, now_us)
     timings_us["passages"] = fetch_us
-    retrieval = _retrieval(group, grouped, found, passages, is_tuned, timings_us, now_us)
+    retrieval = _retrieval(group, grouped, found, passages, measured_nprobe, timings_us, now_us)
     topic = in_class_of(grouped.source.topic, RETRIEVALS)
     output = _retrieval_output(retrieval, "r1", topic.name)
     if wire_bytes(output) > RETRIEVALS.max_message_bytes:
@@ -183,7 +185,7 @@ def _retrieval(
     grouped: GroupedQuery,
     found: SearchResult,
     passages: Sequence[Document],
-    is_tuned: bool,
+    measured_nprobe: int | None,
     timings_us: dict[str, int],
     now_us: int,
 ) -> Retrieval:
@@ -205,13 +207,20 @@ def _retrieval(
             rows_read=found.rows_read,
             expected_recall=EXPECTED_RECALL[found.mode],
             recall_target=grouped.query.recall_target,
-            is_calibrated=is_tuned if grouped.query.recall_target is not None else None,
+            is_calibrated=_is_calibrated(grouped.query, len(found.probes), measured_nprobe),
         ),
         bytes_read=found.bytes_read,
         timings_us=timings_us,
         batch_size=len(group.queries),
         completed_us=now_us,
     )
+
+
+def _is_calibrated(query: Query, nprobe: int, measured_nprobe: int | None) -> bool | None:
+    if query.nprobe is not None:
+        return None
+    is_of_index = query.recall_target is not None or nprobe == measured_nprobe
+    return measured_nprobe is not None and is_of_index
 
 
 def _retrieval_output(retrieval: Retrieval, name: str, topic: str) -> Output:

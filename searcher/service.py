@@ -541,7 +541,7 @@ class SearcherStage:
                 passages,
                 published_us=_published_us(pending.unit),
                 fetch_us=now_us - started_us,
-                is_tuned=opened.manifest.recall is not None,
+                measured_nprobe=opened.manifest.nprobe_default if opened.manifest.recall else None,
                 now_us=now_us,
             )
             self._hand_over(pending, key, outcome)

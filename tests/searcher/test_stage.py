@@ -128,8 +128,8 @@ def test_each_query_has_the_search_that_it_asked_for_and_says_whether_its_recall
     searches = [each.search for _, each in sorted(found.items())]
     assert [each and (each.mode, each.is_calibrated) for each in searches] == [
         ("margin", recall is not None),
-        ("exact", None),
-        ("default", None),
+        ("exact", False),
+        ("default", False),
     ]
 
 
