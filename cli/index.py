@@ -21,7 +21,8 @@ from cli.settings import load
 
 # FAISS and NumPy are imported by the commands that need them: the base install has neither.
 if TYPE_CHECKING:
-    from carpool.disk.manifest import RecallTable
+    from carpool.disk.manifest import Manifest, RecallTable
+    from carpool.embedding import EmbeddingSettings
     from indexer.build import BuildReport
     from indexer.stats import IndexStats
     from indexer.verify import VerifyReport
@@ -172,8 +173,6 @@ def build(
     """
     from cli.all_settings import BuildSettings
     from indexer.build import BuildRequest, build_index
-    from indexer.questions import questions_of_file
-    from indexer.tune import tune_index
 
     settings = load(
         BuildSettings,
@@ -200,8 +199,7 @@ def build(
     )
     report = build_index(request, settings, SystemClock(), step_progress())
     if questions is not None and report.manifest.nlist > 1:
-        asked = questions_of_file(questions, report.manifest, settings.embedding, QUESTIONS_MAX)
-        tune_index(out, asked, step_progress())
+        _choose_nprobe(out, questions, report.manifest, settings.embedding)
     _print_build(report, out, people(), as_json=as_json)
 
 
@@ -338,6 +336,16 @@ def _print_verdict(index_dir: Path, report: VerifyReport) -> None:
         console.print(f"  {problem}", soft_wrap=True)
     if len(problems) > PROBLEMS_SHOWN:
         console.print(f"  and {len(problems) - PROBLEMS_SHOWN} more (--json lists all)")
+
+
+def _choose_nprobe(
+    index_dir: Path, questions: Path, manifest: Manifest, embedding: EmbeddingSettings
+) -> None:
+    from indexer.questions import questions_of_file
+    from indexer.tune import tune_index
+
+    asked = questions_of_file(questions, manifest, embedding, QUESTIONS_MAX)
+    tune_index(index_dir, asked, step_progress())
 
 
 def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_json: bool) -> None:
