@@ -26,6 +26,7 @@ CORPUS = "wikipedia-16k"
 CLAIMS = "claims-fever"
 EVIDENCE = "qrels-fever.tsv"
 TRAFFIC = "queries-hotpotqa"
+QUESTIONS = ("queries-nq", TRAFFIC)
 
 
 class CorpusPassage(msgspec.Struct, frozen=True):
@@ -146,3 +147,10 @@ def distinct_order(vectors: Float32, seed: int) -> npt.NDArray[np.int64]:
     """Returns the first row of each distinct vector of (rows, dim), in an order of `seed`."""
     _, first = np.unique(vectors, axis=0, return_index=True)
     return np.random.default_rng(seed).permutation(np.sort(first))
+
+
+def real_questions(data: EvaluationData, seed: int) -> Float32:
+    """Returns all distinct real questions, shuffled by `seed`: (n, dim) float32, normalised."""
+    rows = np.concatenate([read_vectors(data.vectors_path(name)) for name in QUESTIONS])
+    found: Float32 = np.ascontiguousarray(rows[distinct_order(rows, seed)])
+    return found

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.run import BenchRun
+from bench.data import sentences
 from bench.data.evaluation import (
     CORPUS,
-    EvaluationData,
     Float32,
-    distinct_order,
     find_data,
     read_passages,
     read_vectors,
+    real_questions,
 )
 from bench.data.options import GrowOptions
 from carpool.disk.centroids import probe
@@ -36,7 +36,6 @@ from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed
 
-QUESTIONS = ("queries-nq", "queries-hotpotqa")
 NEIGHBOURS = 64
 """Passages near a passage: of its own subject among 16,000, and rarely drawn twice."""
 STEP = (0.5, 1.5)
@@ -60,6 +59,8 @@ def run(options: GrowOptions) -> bool:
 
     Raises `ConfigError` where data or disk do not fit.
     """
+    if options.sentences:
+        return sentences.run(options)
     run = BenchRun("data", options)
     data, out = find_data(options.data), options.out
     real = data.vectors_path(CORPUS)
@@ -99,13 +100,6 @@ def usual_spread(rows: int) -> float:
     """Returns the usual spread of a set of so many rows."""
     sizes, spreads = zip(*SPREADS, strict=True)
     return float(np.interp(np.log(rows), np.log(sizes), spreads))
-
-
-def real_questions(data: EvaluationData, seed: int) -> Float32:
-    """Returns all distinct real questions, shuffled by `seed`: (n, dim) float32, normalised."""
-    rows = np.concatenate([read_vectors(data.vectors_path(name)) for name in QUESTIONS])
-    found: Float32 = np.ascontiguousarray(rows[distinct_order(rows, seed)])
-    return found
 
 
 def grow(

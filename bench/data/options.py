@@ -27,6 +27,13 @@ class GrowOptions(msgspec.Struct, frozen=True, kw_only=True):
         Path, typer.Option("--out", metavar="DIR", help="Folder of the set; it must not exist.")
     ]
     rows: Annotated[int, typer.Option("--rows", min=1000, help="Documents to grow.")] = 1_000_000
+    sentences: Annotated[
+        bool,
+        typer.Option(
+            "--sentences",
+            help="Grow nothing: at most --rows of the passages and their sentences, embedded.",
+        ),
+    ] = False
     seed: SeedOption = 0
     data: DataOption = None
     spread: Annotated[

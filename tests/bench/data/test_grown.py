@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from bench.cli import app
-from bench.data.evaluation import EvaluationData, find_data, read_vectors
+from bench.data.evaluation import QUESTIONS, EvaluationData, find_data, read_vectors
 from bench.data.grown import (
     NPROBE,
-    QUESTIONS,
     SPREADS,
     TOP_K,
     cluster,
