@@ -1,9 +1,8 @@
-"""Spreads of values within a run, and ranges of figures over runs. Pure."""
+"""Spreads of values within a run. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from statistics import median
 
 import msgspec
 import numpy as np
@@ -17,15 +16,6 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     p50: float
     p99: float
     max: float
-
-
-class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure over `count` runs: the median, the lowest and the highest."""
-
-    median: float
-    min: float
-    max: float
-    count: int
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -50,11 +40,3 @@ def spreads(values: Mapping[str, Iterable[float]]) -> dict[str, Spread]:
     """Returns the spread of each, without those that have no values."""
     found = {name: spread(each) for name, each in values.items()}
     return {name: each for name, each in found.items() if each is not None}
-
-
-def over_runs(values: Iterable[float]) -> Range | None:
-    """Returns the range of `values`, one of each run, or None where there are none."""
-    found = sorted(values)
-    if not found:
-        return None
-    return Range(median=median(found), min=found[0], max=found[-1], count=len(found))

@@ -187,7 +187,7 @@ def main(request_path: Path, peak_path: Path | None = None) -> None:
     """
     folder = request_path.parent
     request = msgspec.json.decode(request_path.read_bytes(), type=ChildRequest)
-    contestant = ENTRIES[request.contestant].make(request.contestant)
+    contestant = ENTRIES[request.contestant].make()
     figures: TunedFigures | ContestantFigures
     try:
         if request.setting is None:

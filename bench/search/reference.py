@@ -8,7 +8,7 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
-from bench.search.contestants.contestant import CHUNK_ROWS, Float32, Int64, rows_of
+from bench.search.contestants.contestant import Float32, Int64, chunks_of
 
 MARGIN = 10
 """This many more than top_k are found, so that the scores of ties are known."""
@@ -47,8 +47,7 @@ def exact_answers(vectors: Path, queries: Float32, top_k: int) -> BestRows:
         np.full((len(queries), count), -1, np.int64),
         np.full((len(queries), count), -np.inf, np.float32),
     )
-    for start in range(0, len(np.load(vectors, mmap_mode="r")), CHUNK_ROWS):
-        chunk = rows_of(vectors, start, CHUNK_ROWS)
+    for start, chunk in chunks_of(vectors):
         scores, rows = faiss.knn(queries, chunk, count, metric=faiss.METRIC_INNER_PRODUCT)
         rows[rows >= 0] += start
         scores = np.concatenate([best.scores, np.where(rows < 0, -np.inf, scores)], axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.search.cgroup import drop_page_cache
 from bench.search.child import ARRAYS, IDS_NAME, ChildRequest
-from bench.search.contestants.contestant import TOP_K
+from bench.search.contestants.contestant import TOP_K, shape_of
 from bench.search.contestants.registry import ENTRIES, chosen_names, missing_packages
 from bench.search.options import SearchOptions
 from bench.search.plot import Point, plot
@@ -119,7 +120,7 @@ def run_cells(
     """Yields every cell of a collection when it is done. `timeout_s`: of one that is measured."""
     folder, work = options.collection[seed].absolute(), options.work.absolute()
     prepared = work / "prepared" / hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-    vectors_bytes = 4 * np.load(folder / "vectors.npy", mmap_mode="r").size
+    vectors_bytes = 4 * math.prod(shape_of(folder / "vectors.npy"))
     note(f"seed {seed}: searching all rows exactly, for comparison")
     arrays = work / f"seed-{seed}"
     expected = write_questions(folder, arrays, seed)
@@ -181,8 +182,8 @@ def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
     Returns what the other half should find. Blocks for minutes: it scores every row.
     """
     vectors = folder / "vectors.npy"
-    dimension = np.load(vectors, mmap_mode="r", allow_pickle=False).shape[1]
-    tuning, queries = halves(read_question_vectors(folder / "queries.npy"), dimension, seed)
+    asked = read_question_vectors(folder / "queries.npy")
+    tuning, queries = halves(asked, shape_of(vectors)[1], seed)
     best = exact_answers(vectors, np.concatenate([tuning, queries]), TOP_K)
     known, expected = (
         BestRows(best.rows[some], best.scores[some])

@@ -15,7 +15,14 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.memory import memory_of
 from bench.data.clusters import clusters_bytes, open_clusters
-from bench.search.contestants.contestant import THREADS, Float32, Int64, SearchData, ladder
+from bench.search.contestants.contestant import (
+    THREADS,
+    Contestant,
+    Float32,
+    Int64,
+    SearchData,
+    ladder,
+)
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.document_rows import read_document_rows
@@ -39,19 +46,9 @@ BUFFERS_BYTES = 64 << 20
 """Buffers of rows in flight, and the least memory of exact searches, with some to spare."""
 GROWTH_BYTES = 12 << 20
 """How much the process may grow outside the budget after `open`: scores, results, stacks."""
-MODES: dict[str, SearchMode] = {"carpool-margin": "margin", "carpool-exact": "exact"}
 SHARD_WINDOW = 64
-SHARD_SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
-"""Rows of a hot shard, as a share of all rows. All clusters need more than 1, because the blocks of
-the GPU's memory are partly empty.
-"""
 READ_TIMEOUT_MS = 60_000
 """A read that is late because the machine pauses is reported as latency, and skips no cluster."""
-
-
-def make(name: str) -> Carpool:
-    """Returns a contestant."""
-    return Carpool(MODES.get(name, "default"), SHARD_SHARES.get(name.rpartition("-")[2], 0.0))
 
 
 def budget_for(memory_bytes: int | None, size_bytes: int) -> int:
@@ -71,14 +68,12 @@ def budget_for(memory_bytes: int | None, size_bytes: int) -> int:
     return budget_bytes
 
 
-class Carpool:
+class Carpool(Contestant):
     """Searches in one mode; each window is joined as one group.
 
     `exact` reads whole clusters. `shard_share`: the rows of a hot shard, as a share of the index's;
     it is filled with what the tuning questions probe.
     """
-
-    settings: tuple[int, ...] = ()
 
     def __init__(self, mode: SearchMode, shard_share: float = 0.0) -> None:
         self._mode = mode

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,32 +38,31 @@ class SearchData:
     memory_bytes: int | None = None
 
 
-class Contestant(Protocol):
+class Contestant(ABC):
     """A way to search. One object for one run in one process.
 
     `settings`: of its own knob, ascending; a larger one finds as much or more.
     """
 
-    settings: tuple[int, ...]
+    settings: tuple[int, ...] = ()
 
+    @abstractmethod
     def build(self, data: SearchData) -> None:
         """Writes its files into `data.prepared`, which is empty. Timed."""
-        ...
 
+    @abstractmethod
     def open(self, data: SearchData) -> None:
         """Prepares to search what was built; not timed. Raises `CarpoolError` where it cannot."""
-        ...
 
+    @abstractmethod
     def search(self, queries: Float32, setting: int) -> Int64:
         """Returns the rows of each query, (n, top_k) int64, best first, -1 where there are none.
 
         `queries`: (n, dim) float32, normalised. Blocks. Threads may call it at the same time.
         """
-        ...
 
-    def close(self) -> None:
-        """Frees everything."""
-        ...
+    def close(self) -> None:  # noqa: B027
+        """Ends its threads."""
 
 
 def ladder(low: int, high: int) -> tuple[int, ...]:
@@ -73,7 +73,21 @@ def ladder(low: int, high: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def rows_of(path: Path, start: int = 0, count: int | None = None) -> Float32:
-    """Returns rows of a .npy file: (count, dim) float32; None: all that follow."""
-    stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    return np.ascontiguousarray(stored[start : None if count is None else start + count], "<f4")
+def shape_of(vectors: Path) -> tuple[int, int]:
+    """Returns rows and dimension of a .npy file."""
+    count, dimension = np.load(vectors, mmap_mode="r", allow_pickle=False).shape
+    return count, dimension
+
+
+def chunks_of(vectors: Path) -> Iterator[tuple[int, Float32]]:
+    """Yields the rows of a .npy file in chunks, (n, dim) float32, each with its first number."""
+    stored = np.load(vectors, mmap_mode="r", allow_pickle=False)
+    for start in range(0, len(stored), CHUNK_ROWS):
+        yield start, np.ascontiguousarray(stored[start : start + CHUNK_ROWS], "<f4")
+
+
+def sample_of(vectors: Path, count: int) -> Float32:
+    """Returns random rows of a .npy file, at most `count`: (n, dim) float32."""
+    stored = np.load(vectors, mmap_mode="r", allow_pickle=False)
+    rows = np.random.default_rng(0).permutation(len(stored))[:count]
+    return np.ascontiguousarray(stored[np.sort(rows)], "<f4")

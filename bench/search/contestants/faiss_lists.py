@@ -13,15 +13,8 @@ import faiss
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from bench.search.contestants.contestant import (
-    CHUNK_ROWS,
-    THREADS,
-    Float32,
-    Int64,
-    SearchData,
-    ladder,
-    rows_of,
-)
+from bench.search.contestants import contestant as seam
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.contestants.mapped_rows import MappedRows
 
 INDEX_NAME, ROTATION_NAME = "index.faiss", "rotation.npy"
@@ -37,46 +30,33 @@ ROWS_A_CLUSTER = 64
 """Rows that train a cluster: a quarter of FAISS's default, for as much recall."""
 
 
-def make(name: str) -> FaissVectors:
-    """Returns a contestant."""
-    return FaissVectors() if name == "faiss-memory" else FaissCodes()
-
-
-class FaissVectors:
+class FaissVectors(Contestant):
     """A scan of the vectors of the probed clusters: a call of FAISS for each window."""
-
-    settings: tuple[int, ...] = ()
 
     def build(self, data: SearchData) -> None:
         """Clusters the rows, four times the square root of their number, and adds them."""
-        stored = np.load(data.vectors, mmap_mode="r", allow_pickle=False)
-        count, dimension = stored.shape
+        count, dimension = seam.shape_of(data.vectors)
         nlist = 4 * math.isqrt(count)
         made = self._made(dimension, nlist, data)
         made.cp.max_points_per_centroid = ROWS_A_CLUSTER
-        sample = np.random.default_rng(0).permutation(count)[: nlist * ROWS_A_CLUSTER]
-        made.train(self._turned(np.ascontiguousarray(stored[np.sort(sample)], "<f4")))
-        for start in range(0, count, CHUNK_ROWS):
-            made.add(self._turned(rows_of(data.vectors, start, CHUNK_ROWS)))
+        made.train(self._turned(seam.sample_of(data.vectors, nlist * ROWS_A_CLUSTER)))
+        for _, rows in seam.chunks_of(data.vectors):
+            made.add(self._turned(rows))
         faiss.write_index(made, str(data.prepared / INDEX_NAME))
 
     def open(self, data: SearchData) -> None:
         """Loads the index."""
         # Threads of BLAS that wait for more work take the cores from those of FAISS.
         threadpool_limits(limits=1, user_api="blas")
-        faiss.omp_set_num_threads(THREADS)
+        faiss.omp_set_num_threads(seam.THREADS)
         opened: Any = faiss.read_index(str(data.prepared / INDEX_NAME))
         self._index = opened
-        self.settings = ladder(1, self._index.nlist)
+        self.settings = seam.ladder(1, self._index.nlist)
         self._top_k = data.top_k
 
     def search(self, queries: Float32, setting: int) -> Int64:
         """Answers the window by one call of FAISS; `setting`: clusters that are scanned."""
         return self._find(queries, setting, self._top_k)
-
-    def close(self) -> None:
-        """Frees the index."""
-        self._index = None
 
     def _made(self, dimension: int, nlist: int, data: SearchData) -> Any:
         quantizer = faiss.IndexFlatIP(dimension)

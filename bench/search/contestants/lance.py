@@ -9,30 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.search.contestants.contestant import (
-    CHUNK_ROWS,
-    Float32,
-    Int64,
-    SearchData,
-    ladder,
-    rows_of,
-)
+from bench.search.contestants import contestant as seam
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 
 TABLE, ROW, VECTOR = "rows", "row", "vector"
 REFINE = 20
 """Rows that are re-ranked, as a multiple of top_k."""
 
 
-def make(name: str) -> Lance:
-    """Returns the contestant."""
-    os.environ.setdefault("LANCE_LOG", "error")  # it warns of each search
-    return Lance()
-
-
-class Lance:
+class Lance(Contestant):
     """A search of LanceDB for each window; the setting is `nprobes`."""
-
-    settings: tuple[int, ...] = ()
 
     def build(self, data: SearchData) -> None:
         """Writes a table, and clusters it, the square root of its rows."""
@@ -40,13 +26,12 @@ class Lance:
         import pyarrow
         from lancedb.index import IvfRq
 
-        count, dimension = np.load(data.vectors, mmap_mode="r", allow_pickle=False).shape
+        count, dimension = seam.shape_of(data.vectors)
         vector = pyarrow.list_(pyarrow.float32(), dimension)
         schema = pyarrow.schema([(ROW, pyarrow.int64()), (VECTOR, vector)])
 
         def batches() -> Iterator[Any]:
-            for start in range(0, count, CHUNK_ROWS):
-                rows = rows_of(data.vectors, start, CHUNK_ROWS)
+            for start, rows in seam.chunks_of(data.vectors):
                 numbers = pyarrow.array(np.arange(start, start + len(rows)))
                 numbered = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), type=vector)
                 yield pyarrow.RecordBatch.from_arrays([numbers, numbered], schema=schema)
@@ -60,8 +45,9 @@ class Lance:
         """Opens the table."""
         import lancedb
 
+        os.environ.setdefault("LANCE_LOG", "error")  # it warns of each search
         self._table: Any = lancedb.connect(str(data.prepared)).open_table(TABLE)
-        self.settings = ladder(1, math.isqrt(self._table.count_rows()))
+        self.settings = seam.ladder(1, math.isqrt(self._table.count_rows()))
         self._top_k = data.top_k
 
     def search(self, queries: Float32, setting: int) -> Int64:
@@ -76,7 +62,3 @@ class Lance:
             some = rows[owners == at]
             best[: len(some)] = some
         return found
-
-    def close(self) -> None:
-        """Frees the table."""
-        self._table = None

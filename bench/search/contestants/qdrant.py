@@ -6,14 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.search.contestants.contestant import (
-    CHUNK_ROWS,
-    Float32,
-    Int64,
-    SearchData,
-    ladder,
-    rows_of,
-)
+from bench.search.contestants import contestant as seam
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 
 EDGES, BUILD_EF = 16, 100
 """Qdrant's defaults."""
@@ -22,24 +16,18 @@ INDEXED_KB = 1
 """A segment that is larger gets a graph."""
 
 
-def make(name: str) -> Qdrant:
-    """Returns the contestant."""
-    return Qdrant()
-
-
-class Qdrant:
+class Qdrant(Contestant):
     """A walk through the graph for each query, and re-ranking by Qdrant; the setting is ef."""
 
-    settings = ladder(10, 3000)
+    settings = seam.ladder(10, 3000)
 
     def build(self, data: SearchData) -> None:
         """Adds the rows, and lets Qdrant build one segment."""
         import qdrant_edge as qdrant
 
-        stored = np.load(data.vectors, mmap_mode="r", allow_pickle=False)
         config = qdrant.EdgeConfig(
             vectors=qdrant.EdgeVectorParams(
-                size=stored.shape[1],
+                size=seam.shape_of(data.vectors)[1],
                 distance=qdrant.Distance.Dot,
                 datatype=qdrant.VectorStorageDatatype.Float16,
                 memory=qdrant.Memory.Cold,
@@ -54,8 +42,7 @@ class Qdrant:
             wal_enabled=False,
         )
         shard: Any = qdrant.EdgeShard.create(str(data.prepared), config)
-        for start in range(0, len(stored), CHUNK_ROWS):
-            rows = rows_of(data.vectors, start, CHUNK_ROWS)
+        for start, rows in seam.chunks_of(data.vectors):
             points = [qdrant.Point(start + at, row) for at, row in enumerate(rows.tolist())]
             shard.update(qdrant.UpdateOperation.upsert_points(points))
         shard.optimize()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from bench.search.contestants.contestant import Contestant
 from carpool.errors import ConfigError
 
 
 class Entry(NamedTuple):
-    """A contestant of `module`, which has `make(name)`.
+    """A contestant: a class of a module, and what makes one.
 
     `is_limited`: it runs under the memory limit. `built_by`: the contestant whose files it
     searches; itself by default. `package`: it takes part where this can be imported. `is_default`:
@@ -20,32 +20,38 @@ class Entry(NamedTuple):
     """
 
     module: str
+    kind: str
+    arguments: tuple[Any, ...] = ()
     is_limited: bool = True
     built_by: str | None = None
     package: str = "faiss"
     is_default: bool = True
 
-    def make(self, name: str) -> Contestant:
+    def make(self) -> Contestant:
         """Returns a contestant."""
-        return cast(Contestant, import_module(f"{__package__}.{self.module}").make(name))
+        kind = getattr(import_module(f"{__package__}.{self.module}"), self.kind)
+        return cast(Contestant, kind(*self.arguments))
 
 
-OTHER_MODES = ("carpool-margin", "carpool-exact")
-SHARDS = tuple(f"gpu-shard-{share}" for share in ("5", "10", "20", "all"))
+def _other(mode: str, shard_share: float = 0.0) -> Entry:
+    arguments = (mode, shard_share)
+    return Entry("carpool", "Carpool", arguments, built_by="carpool", is_default=False)
 
+
+# All clusters need more than all rows, because the blocks of the GPU's memory are partly empty.
+SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
 ENTRIES = {
-    "carpool": Entry("carpool"),
-    **{
-        name: Entry("carpool", built_by="carpool", is_default=False)
-        for name in (*OTHER_MODES, *SHARDS)
-    },
-    "faiss-memory": Entry("faiss_lists", is_limited=False),
-    "faiss-rabitq": Entry("faiss_lists"),
-    "turbovec": Entry("turbovec", package="turbovec"),
-    "svs": Entry("svs", package="svs", is_limited=False),
-    "usearch": Entry("usearch", package="usearch", is_limited=False),
-    "qdrant-edge": Entry("qdrant", package="qdrant_edge"),
-    "lancedb": Entry("lance", package="lancedb"),
+    "carpool": Entry("carpool", "Carpool", ("default",)),
+    "carpool-margin": _other("margin"),
+    "carpool-exact": _other("exact"),
+    **{f"gpu-shard-{name}": _other("default", share) for name, share in SHARES.items()},
+    "faiss-memory": Entry("faiss_lists", "FaissVectors", is_limited=False),
+    "faiss-rabitq": Entry("faiss_lists", "FaissCodes"),
+    "turbovec": Entry("turbovec", "Turbovec", package="turbovec"),
+    "svs": Entry("svs", "Svs", package="svs", is_limited=False),
+    "usearch": Entry("usearch", "USearch", package="usearch", is_limited=False),
+    "qdrant-edge": Entry("qdrant", "Qdrant", package="qdrant_edge"),
+    "lancedb": Entry("lance", "Lance", package="lancedb"),
 }
 
 

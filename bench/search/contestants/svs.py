@@ -7,22 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from bench.search.contestants.contestant import THREADS, Float32, Int64, SearchData, ladder
+from bench.search.contestants.contestant import (
+    THREADS,
+    Contestant,
+    Float32,
+    Int64,
+    SearchData,
+    ladder,
+)
 
 DEGREE, BUILD_WINDOW, ALPHA = 64, 128, 0.95
 """Edges of a row, candidates for them, and the pruning that SVS names for inner products."""
-
-
-def make(name: str) -> Svs:
-    """Returns the contestant."""
-    return Svs()
 
 
 def _folders(prepared: Path) -> tuple[str, str, str]:
     return str(prepared / "config"), str(prepared / "graph"), str(prepared / "data")
 
 
-class Svs:
+class Svs(Contestant):
     """A walk through the graph for each query; the setting is the search window."""
 
     settings = ladder(10, 2000)
@@ -59,7 +61,3 @@ class Svs:
         rows, _ = self._index.search(queries, self._top_k)
         found: Int64 = rows.astype(np.int64)
         return found
-
-    def close(self) -> None:
-        """Frees graph and rows."""
-        self._index = None

@@ -6,14 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.search.contestants.contestant import (
-    CHUNK_ROWS,
-    Float32,
-    Int64,
-    SearchData,
-    ladder,
-    rows_of,
-)
+from bench.search.contestants import contestant as seam
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.contestants.mapped_rows import MappedRows
 
 BITS = 4
@@ -22,26 +16,19 @@ SAMPLE_ROWS = 4096
 """Uniform random rows that calibrate the codes; turbovec says that 1,024 do."""
 
 
-def make(name: str) -> Turbovec:
-    """Returns the contestant."""
-    return Turbovec()
-
-
-class Turbovec:
+class Turbovec(Contestant):
     """A scan of all codes; the setting is how many rows are re-ranked."""
 
-    settings = ladder(10, 1000)
+    settings = seam.ladder(10, 1000)
 
     def build(self, data: SearchData) -> None:
         """Encodes the rows."""
         from turbovec import TurboQuantIndex
 
-        stored = np.load(data.vectors, mmap_mode="r", allow_pickle=False)
-        made: Any = TurboQuantIndex(dim=stored.shape[1], bit_width=BITS)
-        sample = np.random.default_rng(0).permutation(len(stored))[:SAMPLE_ROWS]
-        made.calibrate(np.ascontiguousarray(stored[np.sort(sample)], "<f4"))
-        for start in range(0, len(stored), CHUNK_ROWS):
-            made.add(rows_of(data.vectors, start, CHUNK_ROWS))
+        made: Any = TurboQuantIndex(dim=seam.shape_of(data.vectors)[1], bit_width=BITS)
+        made.calibrate(seam.sample_of(data.vectors, SAMPLE_ROWS))
+        for _, rows in seam.chunks_of(data.vectors):
+            made.add(rows)
         made.write(str(data.prepared / INDEX_NAME))
 
     def open(self, data: SearchData) -> None:
@@ -56,7 +43,3 @@ class Turbovec:
         """Scans the window in one call, and re-ranks."""
         _, proposed = self._index.search(queries, setting)
         return self._rows.rank(queries, proposed.astype(np.int64), self._top_k)
-
-    def close(self) -> None:
-        """Frees the codes."""
-        self._index = None

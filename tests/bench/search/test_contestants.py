@@ -33,7 +33,7 @@ from tests.bench.helpers import unit_rows
 def test_it_finds_what_scoring_every_row_finds(name: str, data: SearchData) -> None:
     if not find_spec(ENTRIES[name].package):
         pytest.skip(f"{ENTRIES[name].package} is not installed")
-    contestant = ENTRIES[name].make(name)
+    contestant = ENTRIES[name].make()
     best = exact_answers(data.vectors, data.tuning, data.top_k)
     contestant.build(data)
     contestant.open(data)

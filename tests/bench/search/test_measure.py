@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from bench.search.child import ChildRequest, measure, tune
-from bench.search.contestants.contestant import Float32, Int64, SearchData
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.reference import BestRows
 from tests.bench.helpers import unit_rows
 
 QUERIES = unit_rows(np.random.default_rng(3), 50, 16)
 
 
-class Counting:
+class Counting(Contestant):
     """Finds as many of ten rows as the setting says; keeps the sizes of its windows."""
 
     settings = (1, 2, 4, 7, 8)
@@ -32,9 +32,6 @@ class Counting:
         found = np.arange(10)
         found[setting:] = -1
         return found[None].repeat(len(queries), 0)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(("window", "clients"), [(8, 1), (1, 4), (50, 2)])
