@@ -7,6 +7,7 @@
 // bits and dimension d + 4 in its high bits; then the 16 steps, float32. Little-endian machines only.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -92,16 +93,23 @@ struct Rounded {
   }
 };
 
-// What all threads of a scan read. `order`: clusters in memory that some query wants, those nearest
-// to any query first: then most rows of the others are worse than what is there.
+// A cluster in memory and the queries that want it: `wanting[first]` to `wanting[end]` of the scan.
+// `rank`: the least place that it has among the clusters of a query.
+struct Run {
+  int64_t rank, cluster;
+  size_t first, end;
+};
+
+// What all threads of a scan read. The runs that are nearest to any query come first: then most rows
+// of the others are worse than what is there.
 struct Scan {
   const uint8_t *const *codes;
   const int64_t *first_rows, *row_counts;
   const float *centroids, *queries;
   int dimension;
   std::vector<Rounded> rounded;
-  std::vector<std::vector<int32_t>> wanted_by;
-  std::vector<int64_t> order;
+  std::vector<int32_t> wanting;
+  std::vector<Run> runs;
   std::atomic<size_t> next{0};
 
   int groups() const { return (dimension + 7) / 8; }
@@ -288,32 +296,36 @@ void int4_encode(const float *rows, int64_t count, int dimension, uint8_t *block
   }
 }
 
-// Scans with the kernel `kernel`, on up to `threads` threads. codes, first_rows, row_counts: of each of
-// `nlist` clusters; codes are null where they are not in memory. centroids: (nlist, dimension),
-// queries: (n, dimension), float32. The clusters of query i are probes[starts[i]] to
-// probes[starts[i + 1]], nearest first. Writes rows and estimates, (n, count), best first; a row is -1
-// where there are fewer.
+// Scans with the kernel `kernel`, on up to `threads` threads. codes, first_rows, row_counts: of each
+// cluster; codes are null where they are not in memory. centroids: (clusters, dimension), queries: (n,
+// dimension), float32. The clusters of query i are probes[starts[i]] to probes[starts[i + 1]], nearest
+// first. Writes rows and estimates, (n, count), best first; a row is -1 where there are fewer.
 void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64_t *first_rows,
-               const int64_t *row_counts, int64_t nlist, const float *centroids, int dimension, const float *queries,
-               int64_t n, const int64_t *starts, const int64_t *probes, int count, int64_t *rows, float *estimates) {
+               const int64_t *row_counts, const float *centroids, int dimension, const float *queries, int64_t n,
+               const int64_t *starts, const int64_t *probes, int count, int64_t *rows, float *estimates) {
   const auto scan_some = kernels()[kernel].scan;
   Scan scan{codes, first_rows, row_counts, centroids, queries, dimension, {}, {}, {}};
-  scan.wanted_by.resize(nlist);
-  std::vector<std::pair<int64_t, int64_t>> ranked;
-  std::vector<int64_t> rank(nlist, std::numeric_limits<int64_t>::max());
+  std::vector<std::array<int64_t, 3>> wishes; // cluster, query, place of the cluster in the query's
   int64_t products = 0;
   for (int64_t i = 0; i < n; i++) {
     scan.rounded.emplace_back(queries + i * dimension, dimension);
-    for (int64_t at = starts[i]; at < starts[i + 1]; at++) {
-      if (codes[probes[at]]) scan.wanted_by[probes[at]].push_back((int32_t)i);
-      rank[probes[at]] = std::min(rank[probes[at]], at - starts[i]);
-      products += row_counts[probes[at]] * dimension;
-    }
+    for (int64_t at = starts[i]; at < starts[i + 1]; at++)
+      if (codes[probes[at]]) {
+        wishes.push_back({probes[at], i, at - starts[i]});
+        products += row_counts[probes[at]] * dimension;
+      }
   }
-  for (int64_t cluster = 0; cluster < nlist; cluster++)
-    if (!scan.wanted_by[cluster].empty()) ranked.push_back({rank[cluster], cluster});
-  std::sort(ranked.begin(), ranked.end());
-  for (const auto &[_, cluster] : ranked) scan.order.push_back(cluster);
+  std::sort(wishes.begin(), wishes.end());
+  for (const auto &[cluster, query, rank] : wishes) {
+    if (scan.runs.empty() || scan.runs.back().cluster != cluster)
+      scan.runs.push_back({rank, cluster, scan.wanting.size(), 0});
+    scan.wanting.push_back((int32_t)query);
+    scan.runs.back().rank = std::min(scan.runs.back().rank, rank);
+    scan.runs.back().end = scan.wanting.size();
+  }
+  std::sort(scan.runs.begin(), scan.runs.end(), [](const Run &left, const Run &right) {
+    return std::pair(left.rank, left.cluster) < std::pair(right.rank, right.cluster);
+  });
 
   std::vector<Best> best;
   for (int64_t i = 0; i < n; i++) best.push_back({estimates + i * count, rows + i * count, count, 0});

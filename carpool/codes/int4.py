@@ -200,7 +200,6 @@ class CodeScanner:
             _place(self._places),
             _place(self._first_rows),
             _place(self._row_counts),
-            ctypes.c_int64(len(self._row_counts)),
             _place(self._centroids),
             rotated.shape[1],
             _place(rotated),

@@ -45,12 +45,12 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
 
 // Scans clusters until there are no more. A function for each count of queries.
 TARGET void scan_clusters(Scan &scan, Best *best) {
-  for (size_t at; (at = scan.next++) < scan.order.size();) {
-    const int64_t cluster = scan.order[at];
-    const std::vector<int32_t> &all = scan.wanted_by[cluster];
-    for (size_t first = 0; first < all.size(); first += MOST) {
-      const int32_t *some = all.data() + first;
-      switch (std::min<size_t>(MOST, all.size() - first)) {
+  for (size_t at; (at = scan.next++) < scan.runs.size();) {
+    const int64_t cluster = scan.runs[at].cluster;
+    const size_t end = scan.runs[at].end;
+    for (size_t first = scan.runs[at].first; first < end; first += MOST) {
+      const int32_t *some = scan.wanting.data() + first;
+      switch (std::min<size_t>(MOST, end - first)) {
       case 1: scan_for<1>(scan, cluster, some, best); break;
 #if MOST >= 4
       case 2: scan_for<2>(scan, cluster, some, best); break;
