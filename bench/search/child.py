@@ -37,20 +37,19 @@ TUNING_WINDOW = 100
 
 
 class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant to build and tune for `recalls`, or where there is a `setting` to measure.
+    """A contestant to build and tune for `targets`, or where there is a `setting` to measure.
 
     `arrays`: the folder of the questions. `window`: queries that are asked at once; `clients`: who
     ask at the same time.
     """
 
-    contestant: str
-    corpus: str
-    vectors: str
-    prepared: str
-    arrays: str
+    contestant: str = ""
+    collection: str = ""
+    prepared: str = ""
+    arrays: str = ""
     index: str | None = None
     memory_bytes: int | None = None
-    recalls: tuple[float, ...] = ()
+    targets: tuple[float, ...] = ()
     setting: int | None = None
     window: int = 1
     clients: int = 1
@@ -63,8 +62,8 @@ class ChildRequest(msgspec.Struct, frozen=True, kw_only=True):
     def load(self) -> SearchData:
         """Returns the data."""
         return SearchData(
-            corpus=Path(self.corpus),
-            vectors=Path(self.vectors),
+            corpus=Path(self.collection, "corpus.jsonl"),
+            vectors=Path(self.collection, "vectors.npy"),
             prepared=Path(self.prepared),
             tuning=self.array("tuning"),
             index=Path(self.index) if self.index else None,
@@ -176,7 +175,7 @@ def _build_and_tune(contestant: Contestant, request: ChildRequest) -> TunedFigur
     build_s = None if data.index else float((data.prepared / BUILD_NAME).read_text())
     contestant.open(data)
     best = BestRows(request.array("tuning_rows").astype(np.int64), request.array("tuning_scores"))
-    settings, most = tune(contestant, data.tuning, best, request.recalls)
+    settings, most = tune(contestant, data.tuning, best, request.targets)
     return TunedFigures(build_s=build_s, settings=settings, most=most)
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
-
-import msgspec
 
 from bench.search.child import ContestantFigures, TunedFigures
 from bench.search.processes import ChildEnd
@@ -14,120 +11,75 @@ from bench.search.processes import ChildEnd
 BUILD, WINDOWS, CLIENTS, ALONE = "build", "windows of 100", "16 clients", "alone"
 
 
+Row = dict[str, float | None]
+
+
 class Cell(ChildEnd, frozen=True, kw_only=True):
     """One contestant in one process, and how it ended.
 
-    `mode`: how it was asked; `BUILD`: it was built, and its settings were searched for.
+    `mode`: how it was asked; `BUILD`: it was built, and its settings were searched for. `recalls`:
+    those that `setting` was chosen for.
     """
 
     seed: int
     contestant: str
     mode: str
     setting: int | None = None
+    recalls: tuple[float, ...] = ()
     limit_bytes: int | None = None
     recall: float = 0.0
 
 
-class SearchFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A contestant at its settings for a recall: medians over seeds.
+def rows_of(cells: Sequence[Cell], recalls: Sequence[float]) -> dict[str, dict[str, Row]]:
+    """Returns the figures of each contestant, by the recall that it was to reach and its name.
 
-    Without a name: in windows. CPU time is of the process, for a query. `peak_mb`: None where not
+    One that did not reach it, or did not end well in each mode, has none.
+    """
+    found: dict[str, dict[str, Row]] = {}
+    for recall in recalls:
+        rows = found[f"recall {recall}"] = {}
+        for name in sorted({cell.contestant for cell in cells}):
+            own = [cell for cell in cells if cell.contestant == name and cell.figures]
+            chosen = [cell for cell in own if recall in cell.recalls]
+            if {cell.mode for cell in chosen} == {WINDOWS, CLIENTS, ALONE}:
+                rows[name] = row_of(chosen, [cell for cell in own if cell.mode == BUILD])
+    return found
+
+
+def row_of(cells: Sequence[Cell], builds: Sequence[Cell]) -> Row:
+    """Returns the figures of a contestant at its settings: medians over seeds.
+
+    Those that name no mode are of windows. CPU time is of the process, for a query. None: not
     counted.
     """
 
-    setting: float
-    recall: float
-    queries_per_s: float
-    by_16_clients: float
-    p50_alone_ms: float
-    p99_alone_ms: float
-    cpu_ms: float
-    cpu_alone_ms: float
-    mb_read: float
-    peak_mb: float | None
-    build_s: float | None
+    def of(mode: str, figure: Callable[[ContestantFigures], float | None]) -> float | None:
+        figures = [cell.figures for cell in cells if cell.mode == mode]
+        found = [figure(one) for one in figures if isinstance(one, ContestantFigures)]
+        return median(each for each in found if each is not None) if None not in found else None
 
-
-def settings_of(cells: Sequence[Cell], at: int) -> dict[tuple[int, str], int]:
-    """Returns the settings that reach the recall number `at`, by seed and contestant."""
-    found = {}
-    for cell in cells:
-        setting = cell.figures.settings[at] if isinstance(cell.figures, TunedFigures) else None
-        if setting is not None:
-            found[cell.seed, cell.contestant] = setting
-    return found
-
-
-def rows_of(
-    cells: Sequence[Cell], recalls: Sequence[float]
-) -> dict[str, dict[str, SearchFigures | None]]:
-    """Returns the figures of each contestant, by the recall that it was to reach and its name.
-
-    None: it did not reach it, or did not end well.
-    """
-    names = sorted({cell.contestant for cell in cells})
-    found = {}
-    for at, recall in enumerate(recalls):
-        settings = settings_of(cells, at)
-        found[f"recall {recall}"] = {
-            name: figures_of(
-                [one for one in cells if one.contestant == name and one.mode == BUILD],
-                [
-                    one
-                    for one in cells
-                    if one.contestant == name
-                    and one.setting is not None
-                    and settings.get((one.seed, name)) == one.setting
-                ],
-            )
-            for name in names
-        }
-    return found
-
-
-def figures_of(builds: Sequence[Cell], cells: Sequence[Cell]) -> SearchFigures | None:
-    """Returns the figures of a contestant at its settings; None where a mode never ended well."""
-    done = [cell for cell in cells if cell.figures]
-
-    def of(mode: str, figure: Callable[[ContestantFigures], float]) -> float:
-        figures = [cell.figures for cell in done if cell.mode == mode]
-        return median(figure(one) for one in figures if isinstance(one, ContestantFigures))
-
-    def cpu_ms(figures: ContestantFigures) -> float:
-        return figures.cpu_us / figures.queries / 1e3
-
-    if {cell.mode for cell in done} != {WINDOWS, CLIENTS, ALONE}:
-        return None
-    peaks = [
-        cell.figures.peak_bytes / 1e6
-        for cell in done
-        if cell.mode == WINDOWS
-        and isinstance(cell.figures, ContestantFigures)
-        and cell.figures.peak_bytes is not None
-    ]
-    tuned = [cell.figures for cell in builds if isinstance(cell.figures, TunedFigures)]
-    times = [each.build_s for each in tuned if each.build_s is not None]
-    return SearchFigures(
-        setting=median(cell.setting for cell in done if cell.setting is not None),
-        recall=median(cell.recall for cell in done),
-        queries_per_s=of(WINDOWS, lambda one: one.queries_per_s),
-        by_16_clients=of(CLIENTS, lambda one: one.queries_per_s),
-        p50_alone_ms=of(ALONE, lambda one: one.latency_ms.p50),
-        p99_alone_ms=of(ALONE, lambda one: one.latency_ms.p99),
-        cpu_ms=of(WINDOWS, cpu_ms),
-        cpu_alone_ms=of(ALONE, cpu_ms),
-        mb_read=of(WINDOWS, lambda one: one.read_bytes / one.queries) / 1e6,
-        peak_mb=median(peaks) if peaks else None,
-        build_s=median(times) if times else None,
-    )
-
-
-def by_figure(rows: Mapping[str, SearchFigures | None]) -> dict[str, dict[str, Any]]:
-    """Returns the figures as columns of a table, by contestant."""
-    names = SearchFigures.__struct_fields__
+    times = [one.figures.build_s for one in builds if isinstance(one.figures, TunedFigures)]
     return {
-        name.replace("_", " "): {who: getattr(figures, name, None) for who, figures in rows.items()}
-        for name in names
+        "setting": median(cell.setting or 0 for cell in cells),
+        "recall": median(cell.recall for cell in cells),
+        "queries_per_s": of(WINDOWS, lambda one: one.queries_per_s),
+        "by_16_clients": of(CLIENTS, lambda one: one.queries_per_s),
+        "p50_alone_ms": of(ALONE, lambda one: one.latency_ms.p50),
+        "p99_alone_ms": of(ALONE, lambda one: one.latency_ms.p99),
+        "cpu_ms": of(WINDOWS, lambda one: one.cpu_us / one.queries / 1e3),
+        "cpu_alone_ms": of(ALONE, lambda one: one.cpu_us / one.queries / 1e3),
+        "mb_read": of(WINDOWS, lambda one: one.read_bytes / one.queries / 1e6),
+        "peak_mb": of(WINDOWS, lambda one: one.peak_bytes and one.peak_bytes / 1e6),
+        "build_s": None if None in times else median(time or 0 for time in times),
+    }
+
+
+def by_figure(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Returns the figures as columns of a table, by contestant."""
+    figures = dict.fromkeys(figure for row in rows.values() for figure in row)
+    return {
+        figure.replace("_", " "): {name: row[figure] for name, row in rows.items()}
+        for figure in figures
     }
 
 

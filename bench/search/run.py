@@ -6,11 +6,10 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import typer
+from msgspec import structs
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +17,7 @@ from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.search.cgroup import drop_page_cache
-from bench.search.child import ARRAYS, IDS_NAME, ChildRequest
+from bench.search.child import ARRAYS, IDS_NAME, ChildRequest, TunedFigures
 from bench.search.contestants.contestant import TOP_K, shape_of
 from bench.search.contestants.registry import ENTRIES, chosen_names, missing_packages
 from bench.search.options import SearchOptions
@@ -32,12 +31,11 @@ from bench.search.report import (
     CLIENTS,
     WINDOWS,
     Cell,
-    SearchFigures,
+    Row,
     by_figure,
     cell_line,
     promises_of,
     rows_of,
-    settings_of,
 )
 from carpool.errors import ConfigError
 
@@ -125,55 +123,54 @@ def run_cells(
     arrays = work / f"seed-{seed}"
     expected = write_questions(folder, arrays, seed)
 
-    def cell_of(name: str, mode: str, timeout_s: float, **wishes: Any) -> Cell:
-        entry, is_built = ENTRIES[name], mode == BUILD
+    def cell_of(
+        name: str, mode: str, timeout_s: float, wish: ChildRequest, reached: tuple[float, ...] = ()
+    ) -> Cell:
+        entry, is_measured = ENTRIES[name], mode != BUILD
         limit_bytes = int((options.memory or 0) * vectors_bytes) or None
-        request = ChildRequest(
+        index = options.index[seed] if options.index and entry.module == "carpool" else None
+        request = structs.replace(
+            wish,
             contestant=name,
-            corpus=str(folder / "corpus.jsonl"),
-            vectors=str(folder / "vectors.npy"),
+            collection=str(folder),
             prepared=str(prepared / (entry.built_by or name)),
             arrays=str(arrays),
-            index=str(options.index[seed].absolute())
-            if options.index and entry.module == "carpool"
-            else None,
-            memory_bytes=limit_bytes if entry.is_limited and not is_built else None,
-            **wishes,
+            index=str(index.absolute()) if index else None,
+            memory_bytes=limit_bytes if entry.is_limited and is_measured else None,
         )
-        is_held = options.memory_held_by == "cgroup" and not is_built
+        is_held = options.memory_held_by == "cgroup" and is_measured
         if is_held:
             drop_page_cache()
-        cell_folder = work / "cells" / f"{seed}-{mode}-{name}-{request.setting}".replace(" ", "-")
+        cell_folder = work / "cells" / f"{seed}-{mode}-{name}-{wish.setting}".replace(" ", "-")
         ended = run_child(request, cell_folder, is_held=is_held, timeout_s=timeout_s)
-        is_measured = ended.figures is not None and not is_built
+        ids = np.load(cell_folder / IDS_NAME) if ended.figures and is_measured else None
         cell = Cell(
             seed=seed,
             contestant=name,
             mode=mode,
-            setting=request.setting,
+            setting=wish.setting,
+            recalls=reached,
             limit_bytes=request.memory_bytes,
-            recall=expected.recall(np.load(cell_folder / IDS_NAME)) if is_measured else 0.0,
-            **msgspec.structs.asdict(ended),
+            recall=0.0 if ids is None else expected.recall(ids),
+            **structs.asdict(ended),
         )
         note(cell_line(cell))
         return cell
 
-    built = []
+    turns: dict[tuple[str, int], tuple[float, ...]] = {}
     for name in names:
-        built.append(cell_of(name, BUILD, BUILD_TIMEOUT_S, recalls=recalls))
-        yield built[-1]
-    turns = sorted(
-        {
-            (name, setting)
-            for at in range(len(recalls))
-            for (_, name), setting in settings_of(built, at).items()
-        }
-    )
+        cell = cell_of(name, BUILD, BUILD_TIMEOUT_S, ChildRequest(targets=recalls))
+        yield cell
+        if isinstance(cell.figures, TunedFigures):
+            for recall, setting in zip(recalls, cell.figures.settings, strict=True):
+                if setting is not None:
+                    turns[name, setting] = (*turns.get((name, setting), ()), recall)
     for number, (mode, (window, clients)) in enumerate(MODES.items()):
         # No contestant always runs after the same one, or at the same place.
         for turn in np.random.default_rng((seed, number)).permutation(len(turns)).tolist():
-            name, setting = turns[turn]
-            yield cell_of(name, mode, timeout_s, setting=setting, window=window, clients=clients)
+            (name, setting), reached = list(turns.items())[turn]
+            wish = ChildRequest(setting=setting, window=window, clients=clients)
+            yield cell_of(name, mode, timeout_s, wish, reached)
 
 
 def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
@@ -195,15 +192,13 @@ def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
     return expected
 
 
-def _write_plot(
-    rows: Mapping[str, Mapping[str, SearchFigures | None]], path: Path, note: Note
-) -> None:
+def _write_plot(rows: Mapping[str, Mapping[str, Row]], path: Path, note: Note) -> None:
     """Draws the rows whose memory the kernel counted, if there are any."""
     points = [
-        Point(name, group, figures.peak_mb, figures.queries_per_s)
+        Point(name, group, row["peak_mb"], row["queries_per_s"])
         for group, columns in rows.items()
-        for name, figures in columns.items()
-        if figures is not None and figures.peak_mb
+        for name, row in columns.items()
+        if row["peak_mb"] and row["queries_per_s"]
     ]
     if points:
         path.write_text(plot(points), encoding="utf-8")

@@ -37,16 +37,7 @@ class Counting(Contestant):
 @pytest.mark.parametrize(("window", "clients"), [(8, 1), (1, 4), (50, 2)])
 def test_every_query_is_asked_once_and_every_answer_is_kept(window: int, clients: int) -> None:
     contestant = Counting()
-    request = ChildRequest(
-        contestant="",
-        corpus="",
-        vectors="",
-        prepared="",
-        arrays="",
-        setting=7,
-        window=window,
-        clients=clients,
-    )
+    request = ChildRequest(setting=7, window=window, clients=clients)
     figures, ids = measure(contestant, QUERIES, request)
     assert figures.queries == sum(contestant.asked) == 50
     assert figures.latency_ms.count == len(contestant.asked) == -(-50 // window)

@@ -85,8 +85,6 @@ def test_too_little_memory_in_a_cgroup_is_a_result(
 def test_a_process_that_takes_too_long_or_fails_is_a_result(tmp_path: Path) -> None:
     request = ChildRequest(
         contestant="faiss-memory",
-        corpus="",
-        vectors="",
         prepared=str(tmp_path),
         arrays=str(tmp_path),
         setting=1,
