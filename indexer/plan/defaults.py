@@ -7,7 +7,7 @@ import math
 WHOLE_ROWS_MAX = 50_000
 """Rows that are searched whole: their vectors fit in memory."""
 FLAT_ROWS_MAX = 500_000
-"""Rows whose codes are all scanned: that takes less time than it takes to choose nprobe."""
+"""Rows whose codes are all scanned: the scan is fast, and there is no nprobe to choose."""
 FLAT_CLUSTER_ROWS = 4096
 """Rows of a cluster where all codes are scanned: clusters are then units of memory and reads."""
 NLIST_FACTOR = 4
@@ -33,9 +33,9 @@ def default_nlist(row_count: int) -> int:
 def default_nprobe(row_count: int, nlist: int) -> int:
     """Returns nlist up to `FLAT_ROWS_MAX` rows, unless nlist was chosen larger than the default.
 
-    Then nothing is lost, and there is nothing to tune. Otherwise 4.75 times the square root of
-    nlist, at most nlist: 300 of 4,000 clusters. That is safe: real questions have their passages in
-    more clusters than questions made from passages, which need half of it.
+    Otherwise 4.75 times the square root of nlist, at most nlist: 300 of 4,000 clusters. Half of it
+    is enough for questions that are near passages, but not for real ones: those of NQ need 3.8 to
+    4.2 times the root for 95 of 100 of the ten nearest rows (nlist 64 to 400).
     """
     if row_count <= FLAT_ROWS_MAX and nlist <= default_nlist(row_count):
         return nlist
