@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT, MARGIN = 720, 440, 60
+WIDTH, HEIGHT, MARGIN = 900, 560, 60
 COLOURS = ("#27567f", "#c0562f", "#4a7a3a", "#7a4a8a")
 
 
 class Point(NamedTuple):
-    """A contestant at its setting. `group`: what has a colour."""
+    """A contestant at its setting for a recall, `group`, which has a colour."""
 
     name: str
     group: str
@@ -23,7 +23,7 @@ class Point(NamedTuple):
 def plot(points: Sequence[Point]) -> str:
     """Returns an SVG with both axes logarithmic; up and left is better. Needs a point."""
     groups = list(dict.fromkeys(point.group for point in points))
-    across = _scale([point.peak_mb for point in points], MARGIN, WIDTH - 2 * MARGIN)
+    across = _scale([point.peak_mb for point in points], MARGIN, WIDTH - 5 * MARGIN)
     up = _scale([point.queries_per_s for point in points], HEIGHT - MARGIN, MARGIN)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
@@ -33,15 +33,11 @@ def plot(points: Sequence[Point]) -> str:
         f'<text x="{WIDTH - 20}" y="{HEIGHT - 36}" text-anchor="end">most memory, MB</text>',
         f'<text x="{MARGIN + 6}" y="{MARGIN / 2 + 4}">queries a second, windows of 100</text>',
     ]
-    for place, group in enumerate(groups):
-        lines.append(
-            f'<text x="{WIDTH - 20}" y="{34 + 15 * place}" text-anchor="end" '
-            f'fill="{COLOURS[place % len(COLOURS)]}">{escape(group)}</text>'
-        )
     for point in points:
         x, y = across(point.peak_mb), up(point.queries_per_s)
         colour = COLOURS[groups.index(point.group) % len(COLOURS)]
-        label = f"{point.name}: {point.queries_per_s:,.0f}; {point.peak_mb:,.0f} MB"
+        numbers = f"{point.queries_per_s:,.0f}; {point.peak_mb:,.0f} MB"
+        label = f"{point.name}, {point.group}: {numbers}"
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         lines.append(
             f'<text x="{x + 7:.1f}" y="{y + 4:.1f}" fill="{colour}">{escape(label)}</text>'

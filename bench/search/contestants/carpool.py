@@ -15,14 +15,8 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.memory import memory_of
 from bench.data.clusters import clusters_bytes, open_clusters
-from bench.search.contestants.contestant import (
-    THREADS,
-    Contestant,
-    Float32,
-    Int64,
-    SearchData,
-    ladder,
-)
+from bench.search.contestants import contestant as seam
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.document_rows import read_document_rows
@@ -87,10 +81,9 @@ class Carpool(Contestant):
     def build(self, data: SearchData) -> None:
         """Builds an index by the command's defaults, unless there is one."""
         if data.index is None:
-            command = f"index build {data.corpus} --out {data.prepared / INDEX_NAME}"
-            vectors = f"--vectors {data.vectors} --fingerprint 0123abcd --json"
-            arguments = [*command.split(), *vectors.split()]
-            subprocess.run([sys.executable, "-m", "carpool", *arguments], check=True)
+            command = [sys.executable, "-m", "carpool", "index", "build", str(data.corpus)]
+            command += ["--vectors", str(data.vectors), "--fingerprint", "0123abcd"]
+            subprocess.run([*command, "--out", str(data.prepared / INDEX_NAME)], check=True)
 
     def open(self, data: SearchData) -> None:
         """Opens the index in the memory of `budget_for`; reads codes, and the hot shard."""
@@ -99,10 +92,10 @@ class Carpool(Contestant):
         self._documents = read_document_rows(index.dir, index.manifest, index.extents)
         settings = SearcherSettings(
             budget_bytes=budget_for(data.memory_bytes, clusters_bytes(index)),
-            scoring_threads=THREADS,
+            scoring_threads=seam.THREADS,
             read_timeout_ms=READ_TIMEOUT_MS,
         )
-        self.settings = ladder(1, index.manifest.nlist)
+        self.settings = seam.ladder(1, index.manifest.nlist)
         self._top_k = data.top_k
         if self._shard_share:
             settings = self._with_shard(index, settings)
@@ -127,12 +120,12 @@ class Carpool(Contestant):
             searches = tuple(
                 Search(
                     key=key,
-                    vector=vector,
-                    clusters=tuple(map(ClusterId, clusters)),
+                    vector=queries[at],
+                    clusters=tuple(map(ClusterId, probes[at].tolist())),
                     top_k=self._top_k,
                     mode=self._mode,
                 )
-                for key, vector, clusters in zip(keys, queries, probes.tolist(), strict=True)
+                for at, key in enumerate(keys)
             )
             self._thread.join(SearchGroup(searches=searches, window=self._next_key))
         for _ in searches:
@@ -161,13 +154,10 @@ class Carpool(Contestant):
 
     def _fill_shard(self, data: SearchData) -> None:
         """Asks the tuning questions until they have filled the shard, and no cluster enters."""
-        asked, loaded, nprobe = 0, -1.0, self._index.manifest.nprobe_default
-        while asked < CHOICES[-1] or self._loaded_clusters() != loaded:
-            loaded = self._loaded_clusters()
-            first = asked % max(1, len(data.tuning) - SHARD_WINDOW)
-            asked += len(self.search(data.tuning[first : first + SHARD_WINDOW], nprobe))
-
-    def _loaded_clusters(self) -> float:
-        labels = {"result": "loaded"}
-        name = "carpool_shard_swaps_total"
-        return float(self.metrics.registry.get_sample_value(name, labels) or 0.0)
+        value = self.metrics.registry.get_sample_value
+        asked, before, loaded = 0, -1.0, 0.0
+        while asked < CHOICES[-1] or before != loaded:
+            first, before = asked % max(1, len(data.tuning) - SHARD_WINDOW), loaded
+            some = data.tuning[first : first + SHARD_WINDOW]
+            asked += len(self.search(some, self._index.manifest.nprobe_default))
+            loaded = value("carpool_shard_swaps_total", {"result": "loaded"}) or 0.0

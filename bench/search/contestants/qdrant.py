@@ -25,6 +25,8 @@ class Qdrant(Contestant):
         """Adds the rows, and lets Qdrant build one segment."""
         import qdrant_edge as qdrant
 
+        four: Any = qdrant.TurboQuantBitSize.Bits4
+        codes = qdrant.TurboQuantQuantizationConfig(bits=four, memory=qdrant.Memory.Pinned)
         config = qdrant.EdgeConfig(
             vectors=qdrant.EdgeVectorParams(
                 size=seam.shape_of(data.vectors)[1],
@@ -33,12 +35,8 @@ class Qdrant(Contestant):
                 memory=qdrant.Memory.Cold,
             ),
             hnsw_config=qdrant.HnswIndexConfig(EDGES, BUILD_EF, INDEXED_KB),
-            quantization_config=qdrant.TurboQuantQuantizationConfig(
-                bits=qdrant.TurboQuantBitSize.Bits4, memory=qdrant.Memory.Pinned
-            ),
-            optimizers=qdrant.EdgeOptimizersConfig(
-                default_segment_number=1, indexing_threshold=INDEXED_KB
-            ),
+            quantization_config=codes,
+            optimizers=qdrant.EdgeOptimizersConfig(None, None, 1, None, INDEXED_KB),
             wal_enabled=False,
         )
         shard: Any = qdrant.EdgeShard.create(str(data.prepared), config)

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.search.contestants.contestant import (
-    THREADS,
-    Contestant,
-    Float32,
-    Int64,
-    SearchData,
-    ladder,
-)
+from bench.search.contestants import contestant as seam
+from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 
+FOLDERS = ("config", "graph", "data")
 DEGREE, BUILD_WINDOW, ALPHA = 64, 128, 0.95
 """Edges of a row, candidates for them, and the pruning that SVS names for inner products."""
-
-
-def _folders(prepared: Path) -> tuple[str, str, str]:
-    return str(prepared / "config"), str(prepared / "graph"), str(prepared / "data")
 
 
 class Svs(Contestant):
     """A walk through the graph for each query; the setting is the search window."""
 
-    settings = ladder(10, 2000)
+    settings = seam.ladder(10, 2000)
 
     def build(self, data: SearchData) -> None:
         """Builds the graph."""
         import svs
 
-        parameters = svs.VamanaBuildParameters(
-            alpha=ALPHA, graph_max_degree=DEGREE, window_size=BUILD_WINDOW
-        )
+        wishes = svs.VamanaBuildParameters(ALPHA, DEGREE, BUILD_WINDOW)
         rows = np.load(data.vectors, allow_pickle=False).astype(np.float16)
-        made: Any = svs.Vamana.build(parameters, rows, svs.DistanceType.MIP, num_threads=THREADS)
-        made.save(*_folders(data.prepared))
+        made: Any = svs.Vamana.build(wishes, rows, svs.DistanceType.MIP, num_threads=seam.THREADS)
+        made.save(*(str(data.prepared / name) for name in FOLDERS))
 
     def open(self, data: SearchData) -> None:
         """Loads graph and rows."""
         import svs
 
-        config, graph, rows = _folders(data.prepared)
+        config, graph, stored = (str(data.prepared / name) for name in FOLDERS)
+        rows: Any = svs.VectorDataLoader(stored, svs.DataType.float16)
         self._index: Any = svs.Vamana(
-            config,
-            svs.GraphLoader(graph),
-            svs.VectorDataLoader(rows, svs.DataType.float16),
-            svs.DistanceType.MIP,
-            num_threads=THREADS,
+            config, svs.GraphLoader(graph), rows, svs.DistanceType.MIP, num_threads=seam.THREADS
         )
         self._top_k = data.top_k
 
@@ -58,6 +43,5 @@ class Svs(Contestant):
         """Answers the window in one call."""
         if self._index.search_window_size != setting:
             self._index.search_window_size = setting
-        rows, _ = self._index.search(queries, self._top_k)
-        found: Int64 = rows.astype(np.int64)
+        found: Int64 = self._index.search(queries, self._top_k)[0].astype(np.int64)
         return found

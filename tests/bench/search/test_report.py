@@ -77,7 +77,7 @@ def test_each_end_of_a_cell_is_a_line() -> None:
 
 def test_points_are_drawn_with_their_names() -> None:
     drawn = plot([Point("a<b", "recall 0.95", 100, 10), Point("c", "recall 0.98", 200, 1000)])
-    assert drawn.count("<circle") == 2 and "a&lt;b: 10; 100 MB" in drawn
+    assert drawn.count("<circle") == 2 and "a&lt;b, recall 0.95: 10; 100 MB" in drawn
     assert plot([Point("a", "all", 100, 10)]).count("<circle") == 1
 
 
