@@ -45,7 +45,7 @@ search() { # CORES: 2, as the machine of the other figures, then all
   local contestants=carpool
   [ "$device" = cpu ] || contestants=$contestants,gpu-shard-5,gpu-shard-10,gpu-shard-20,gpu-shard-all
   taskset -c "0-$(($1 - 1))" "$python" -m carpool bench search --collection "$work/grown" --index "$work/index" \
-    --contestants "$contestants" --recalls 0.95 --memory-held-by none \
+    --contestants "$contestants" --recall 0.95 --memory-held-by none \
     --work "$work/search" --json "$out/search-$device-$1.json"
 }
 steps() { $front "$python" -m bench.gpu.llm_steps --device "$device" --json "$out/llm-steps.json"; }

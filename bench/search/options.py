@@ -61,9 +61,16 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             show_default=False,
         ),
     ] = None
-    recalls: Annotated[
-        str, typer.Option("--recalls", metavar="SHARE,SHARE", help="What each is to reach.")
-    ] = "0.95,0.98"
+    recall: Annotated[
+        list[float],
+        typer.Option(
+            "--recall",
+            min=0,
+            max=1,
+            help="What each is to reach. Default: 0.95 and 0.98.",
+            show_default=False,
+        ),
+    ] = []
     memory: Annotated[
         float | None,
         typer.Option(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import typer
 from msgspec import structs
 from rich.console import Console
 from rich.text import Text
@@ -41,6 +40,7 @@ from carpool.errors import ConfigError
 
 Note = Callable[[str], None]
 BUILD_TIMEOUT_S, CELL_TIMEOUT_S = 4 * 3600.0, 1800.0
+RECALLS = (0.95, 0.98)
 MODES = {WINDOWS: (100, 1), CLIENTS: (1, 16), ALONE: (1, 1)}
 """Queries in a window and clients, by mode."""
 
@@ -51,7 +51,6 @@ def run(options: SearchOptions) -> bool:
     Raises `ConfigError`.
     """
     begun = BenchRun("search", options)
-    recalls = recalls_of(options.recalls)
     check_folders(options)
     names = chosen_names(options.contestants)
     for name, package in missing_packages(names).items():
@@ -60,9 +59,9 @@ def run(options: SearchOptions) -> bool:
     cells = [
         cell
         for seed in range(len(options.collection))
-        for cell in run_cells(options, seed, names, recalls, begun.note)
+        for cell in run_cells(options, seed, names, begun.note)
     ]
-    rows = rows_of(cells, recalls)
+    rows = rows_of(cells, options.recall or RECALLS)
     _write_plot(rows, options.work / "search.svg", begun.note)
 
     def show(output: Console) -> None:
@@ -80,17 +79,6 @@ def run(options: SearchOptions) -> bool:
         results={"rows": rows, "cells": cells},
         data=[data_file(each / "vectors.npy") for each in options.collection],
     )
-
-
-def recalls_of(text: str) -> tuple[float, ...]:
-    """Returns the recalls of an option, such as 0.95,0.98. Raises `BadParameter`."""
-    try:
-        recalls = tuple(map(float, text.split(",")))
-    except ValueError:
-        recalls = ()
-    if not recalls or not all(0 < recall <= 1 for recall in recalls):
-        raise typer.BadParameter(f"--recalls {text}: name shares up to 1, such as 0.95,0.98")
-    return recalls
 
 
 def check_folders(options: SearchOptions) -> None:
@@ -111,7 +99,6 @@ def run_cells(
     options: SearchOptions,
     seed: int,
     names: tuple[str, ...],
-    recalls: tuple[float, ...],
     note: Note,
     timeout_s: float = CELL_TIMEOUT_S,
 ) -> Iterator[Cell]:
@@ -157,6 +144,7 @@ def run_cells(
         note(cell_line(cell))
         return cell
 
+    recalls = tuple(options.recall) or RECALLS
     turns: dict[tuple[str, int], tuple[float, ...]] = {}
     for name in names:
         cell = cell_of(name, BUILD, BUILD_TIMEOUT_S, ChildRequest(targets=recalls))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 from bench.search import run as search
 from bench.search.child import ChildRequest, ContestantFigures
@@ -16,7 +15,7 @@ from bench.search.options import SearchOptions
 from bench.search.processes import run_child
 from bench.search.questions import halves, read_question_vectors
 from bench.search.report import ALONE, BUILD, CLIENTS, WINDOWS, Cell
-from bench.search.run import check_folders, recalls_of, run, run_cells
+from bench.search.run import check_folders, run, run_cells
 from carpool.errors import ConfigError
 from tests.bench.search.conftest import make_options
 from tests.waiting import WAIT_S
@@ -53,9 +52,9 @@ def test_contestants_are_built_tuned_and_measured_and_the_report_says_so(
     assert "absent is left out: its package is not installed (no_such_package)" in shown.err
 
 
-def cells_of(options: SearchOptions, recalls: tuple[float, ...] = (0.9,)) -> dict[str, list[Cell]]:
+def cells_of(options: SearchOptions) -> dict[str, list[Cell]]:
     names = tuple((options.contestants or "").split(","))
-    done = list(run_cells(options, 0, names, recalls, lambda _: None, WAIT_S))
+    done = list(run_cells(options, 0, names, lambda _: None, WAIT_S))
     return {name: [cell for cell in done if cell.contestant == name] for name in names}
 
 
@@ -117,6 +116,3 @@ def test_options_that_cannot_run_are_refused(tmp_path: Path, collection: Path) -
         check_folders(make_options(tmp_path))
     with pytest.raises(ConfigError, match="make it with carpool bench data"):
         check_folders(make_options(tmp_path, tmp_path))
-    for text in ("", "much", "0.9,1.1"):
-        with pytest.raises(typer.BadParameter, match="name shares up to 1"):
-            recalls_of(text)
