@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import faiss
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from indexer.kmeans import faiss
 
 Float32 = npt.NDArray[np.float32]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import faiss
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,7 @@ from bench.data.options import GrowOptions
 from carpool.disk.centroids import probe
 from carpool.errors import ConfigError
 from indexer.clustering import assign_rows, train_centroids
+from indexer.kmeans import faiss
 from indexer.plan.state import ClusteringIdentity
 from indexer.progress import SilentProgress
 from indexer.vectors import Vectors, open_precomputed

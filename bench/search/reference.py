@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import faiss
 import numpy as np
 
 from bench.search.contestants.contestant import Float32, Int64, chunks_of
+from indexer.kmeans import faiss
 
 MARGIN = 10
 """This many more than top_k are found, so that the scores of ties are known."""

@@ -8,7 +8,6 @@ import sys
 import threading
 from queue import SimpleQueue
 
-import faiss  # noqa: F401  # takes 30 MB, which `budget_for` must see
 import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]

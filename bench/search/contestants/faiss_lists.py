@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import faiss
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.search.contestants import contestant as seam
 from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.contestants.mapped_rows import MappedRows
+from indexer.kmeans import faiss
 
 INDEX_NAME, ROTATION_NAME = "index.faiss", "rotation.npy"
 BITS = 4
