@@ -31,7 +31,7 @@ namespace {
 constexpr int ROWS = 16;
 constexpr int GROUP_BYTES = 64;        // 8 dimensions of 16 rows
 constexpr int STEPS = 14;              // sizes of a step that are tried
-constexpr int64_t THREAD_PRODUCTS = 16 << 20; // fewer products of numbers do not pay a thread
+constexpr int64_t THREAD_PRODUCTS = 6 << 20; // fewer products of numbers do not pay a thread
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 // The best rows of a query so far, in memory of the caller: a heap with the worst in front. Of equal

@@ -25,7 +25,7 @@ from carpool.codes.codec import CODEC
 from carpool.codes.margin import COUNT_MAX, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
-from searcher.codes.query import CodesQuery
+from searcher.codes.query import CodesQuery, Probes
 from searcher.codes.source import CodeSource
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.rows.row_reader import RowReader, RowsRead
@@ -66,6 +66,7 @@ class CodesExecutor(SearchLoop):
         self._rows = rows
         self._metrics = metrics.searcher
         self._shard = ShardScans(shard, self._put, clock) if shard is not None else None
+        self._probes = Probes(len(codes.row_counts))
         self._queries: dict[int, CodesQuery] = {}
         self._waiting: deque[ScanTask] = deque()  # not scanned yet
         self._elsewhere: set[int] = set()  # queries that wait for other searchers
@@ -332,7 +333,7 @@ class CodesExecutor(SearchLoop):
         within, _ = rows_within(estimates, query.search.top_k, query.margin)
         scan = ScanResult(
             codec=CODEC,
-            probes=query.probes(scanned),
+            probes=query.probes(scanned, self._probes),
             rows=rows[:within],
             estimates=estimates[:within],
             count=query.count,
@@ -402,7 +403,7 @@ class CodesExecutor(SearchLoop):
         took_us = self._clock.now_us() - query.started_us
         result = SearchResult(
             best=self._best(query),
-            probes=query.probes(query.search.clusters),
+            probes=query.probes(query.search.clusters, self._probes),
             skipped=tuple(query.errors),
             errors=tuple(query.errors.values()),
             bytes_read=query.bytes_read,

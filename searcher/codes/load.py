@@ -48,8 +48,10 @@ class ResidentCodes:
 
     def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
         """See `CodeSource`."""
-        errors = {one: self._broken[one] for one in clusters if one in self._broken}
-        left = tuple(one for one in clusters if one not in errors) if errors else tuple(clusters)
+        left, errors = tuple(clusters), dict[ClusterId, CorruptionError]()
+        if self._broken:
+            errors = {one: self._broken[one] for one in clusters if one in self._broken}
+            left = tuple(one for one in clusters if one not in errors)
         self._parts.append(ScanPart(key=key, clusters=left, errors=errors))
 
     def drop(self, key: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +18,19 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 
-@lru_cache(1 << 16)
-def _probe(cluster: ClusterId, tier: Tier) -> Probe:
-    """One object for all queries: a query may have hundreds of probes."""
-    return Probe(cluster=cluster, tier=tier)
+class Probes:
+    """One object for each cluster and tier: a query may have hundreds of probes."""
+
+    def __init__(self, nlist: int) -> None:
+        self._nlist = nlist
+        self._by_tier: dict[Tier, list[Probe]] = {}
+
+    def of(self, tier: Tier) -> list[Probe]:
+        """Returns those of a tier, by cluster."""
+        if tier not in self._by_tier:
+            clusters = map(ClusterId, range(self._nlist))
+            self._by_tier[tier] = [Probe(cluster=cluster, tier=tier) for cluster in clusters]
+        return self._by_tier[tier]
 
 
 @dataclass(slots=True)
@@ -66,11 +73,11 @@ class CodesQuery:
         self.count = max(self.count, first_count(codec, mode, self.search.top_k))
         self.margin = max(self.margin, margin(codec, len(self.search.vector), mode))
 
-    def probes(self, clusters: Iterable[ClusterId]) -> tuple[Probe, ...]:
+    def probes(self, clusters: Iterable[ClusterId], known: Probes) -> tuple[Probe, ...]:
         """Returns `clusters` with the tiers where they were."""
         if not self.tiers:
-            return tuple(map(_probe, clusters, repeat("ram")))
-        return tuple(_probe(cluster, self.tiers.get(cluster, "ram")) for cluster in clusters)
+            return tuple(map(known.of("ram").__getitem__, clusters))
+        return tuple(known.of(self.tiers.get(one, "ram"))[one] for one in clusters)
 
     def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> int:
         """Takes over what another searcher found in some of the clusters `asked`.
