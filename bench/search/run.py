@@ -115,7 +115,7 @@ def run_cells(
     ) -> Cell:
         entry, is_measured = ENTRIES[name], mode != BUILD
         limit_bytes = int((options.memory or 0) * vectors_bytes) or None
-        index = options.index[seed] if options.index and entry.module == "carpool" else None
+        index = options.index[seed] if options.index and entry.kind == "Carpool" else None
         request = structs.replace(
             wish,
             contestant=name,

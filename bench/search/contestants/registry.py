@@ -12,14 +12,14 @@ from carpool.errors import ConfigError
 
 
 class Entry(NamedTuple):
-    """A contestant: a class of a module, and what makes one.
+    """A contestant: a class of a file of this folder, and what makes one.
 
     `is_limited`: it runs under the memory limit. `built_by`: the contestant whose files it
     searches; itself by default. `package`: it takes part where this can be imported. `is_default`:
     it takes part where none is named.
     """
 
-    module: str
+    file: str
     kind: str
     arguments: tuple[Any, ...] = ()
     is_limited: bool = True
@@ -29,29 +29,29 @@ class Entry(NamedTuple):
 
     def make(self) -> Contestant:
         """Returns a contestant."""
-        kind = getattr(import_module(f"{__package__}.{self.module}"), self.kind)
+        kind = getattr(import_module(f"{__package__}.{self.file.removesuffix('.py')}"), self.kind)
         return cast(Contestant, kind(*self.arguments))
 
 
 def _other(mode: str, shard_share: float = 0.0) -> Entry:
     arguments = (mode, shard_share)
-    return Entry("carpool", "Carpool", arguments, built_by="carpool", is_default=False)
+    return Entry("carpool.py", "Carpool", arguments, built_by="carpool", is_default=False)
 
 
 # All clusters need more than all rows, because the blocks of the GPU's memory are partly empty.
 SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
 ENTRIES = {
-    "carpool": Entry("carpool", "Carpool", ("default",)),
+    "carpool": Entry("carpool.py", "Carpool", ("default",)),
     "carpool-margin": _other("margin"),
     "carpool-exact": _other("exact"),
     **{f"gpu-shard-{name}": _other("default", share) for name, share in SHARES.items()},
-    "faiss-memory": Entry("faiss_lists", "FaissVectors", is_limited=False),
-    "faiss-rabitq": Entry("faiss_lists", "FaissCodes"),
-    "turbovec": Entry("turbovec", "Turbovec", package="turbovec"),
-    "svs": Entry("svs", "Svs", package="svs", is_limited=False),
-    "usearch": Entry("usearch", "USearch", package="usearch", is_limited=False),
-    "qdrant-edge": Entry("qdrant", "Qdrant", package="qdrant_edge"),
-    "lancedb": Entry("lance", "Lance", package="lancedb"),
+    "faiss-memory": Entry("faiss_lists.py", "FaissVectors", is_limited=False),
+    "faiss-rabitq": Entry("faiss_lists.py", "FaissCodes"),
+    "turbovec": Entry("turbovec.py", "Turbovec", package="turbovec"),
+    "svs": Entry("svs.py", "Svs", package="svs", is_limited=False),
+    "usearch": Entry("usearch.py", "USearch", package="usearch", is_limited=False),
+    "qdrant-edge": Entry("qdrant.py", "Qdrant", package="qdrant_edge"),
+    "lancedb": Entry("lance.py", "Lance", package="lancedb"),
 }
 
 
