@@ -77,10 +77,10 @@ def run(options: VectorLiteOptions) -> bool:
     splits = [Split(index, vectors, options.nprobe, seed) for seed in seeds]
     times = _measured(index, codes, splits[0], options.rounds)
     rows = {
-        f"{target_us / 1e3:.2f} ms, {queries_per_s:,.0f} a second": bytes_row(
+        f"{number}: {target_us / 1e3:.2f} ms, {queries_per_s:,.0f} a second": bytes_row(
             splits, times, target_us=target_us, queries_per_s=queries_per_s
         )
-        for target_us, queries_per_s in targets_of(times)
+        for number, (target_us, queries_per_s) in enumerate(targets_of(times), 1)
     }
     overs = [row.chosen_over for row in rows.values()]
     return run.finish(
