@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.clock import SystemClock
+from carpool.errors import ConfigError
 from cli.console import facts, output, people, print_json, step_progress
 from cli.exit_codes import FAILED
 from cli.gpu_split import gpu_split
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 50
 QUESTIONS_MAX = 5000
+SEED_MAX = 2**31 - 1
+"""FAISS takes no larger one."""
 app = typer.Typer(
     name="index",
     help="Build, verify and look at an index: documents, grouped into clusters, on disk.",
@@ -118,7 +121,9 @@ _Strict = Annotated[
 _Seed = Annotated[
     int,
     typer.Option(
-        min=0, help="Seed of the sample and of k-means: the same seed gives the same bytes."
+        min=0,
+        max=SEED_MAX,
+        help="Seed of the sample and of k-means: the same seed gives the same bytes.",
     ),
 ]
 _Force = Annotated[
@@ -344,8 +349,14 @@ def _choose_nprobe(
     from indexer.questions import questions_of_file
     from indexer.tune import tune_index
 
-    asked = questions_of_file(questions, manifest, embedding, QUESTIONS_MAX)
-    tune_index(index_dir, asked, step_progress())
+    try:
+        asked = questions_of_file(questions, manifest, embedding, QUESTIONS_MAX)
+        tune_index(index_dir, asked, step_progress())
+    except ConfigError as error:
+        raise ConfigError(
+            f"the index at {index_dir} is complete, and a formula chose its nprobe: {error}. Then "
+            "run carpool index tune"
+        ) from error
 
 
 def _print_build(report: BuildReport, index_dir: Path, console: Console, *, as_json: bool) -> None:

@@ -49,7 +49,13 @@ ServiceSettingOption = Annotated[
 NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]
 NprobeOption = Annotated[int, typer.Option("--nprobe", min=1, help="Clusters a question probes.")]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of the clusters and of the order of questions.")
+    int,
+    typer.Option(
+        "--seed",
+        min=0,
+        max=2**31 - 1,  # of FAISS
+        help="Seed of the clusters and of the order of questions.",
+    ),
 ]
 
 

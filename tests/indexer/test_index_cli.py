@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from carpool.disk.extents import segment_name
+from carpool.disk.manifest import read_manifest
 from carpool.errors import ConfigError
 from cli.index import app
 from tests.indexer.helpers import write_corpus
@@ -57,6 +59,37 @@ def test_stats_speak_to_people_and_to_programs(built: Path) -> None:
     assert (said["nlist"], said["nprobe_default"], said["cluster_rows"]["mean"]) == (10, 10, 12.0)
 
 
+def test_codes_are_made_for_an_index_without_any_and_it_is_whole(built: Path) -> None:
+    made = runner.invoke(app, ["codes", str(built)])
+    assert made.exit_code == 0, made.output
+    assert "whole: 120 rows" in runner.invoke(app, ["verify", str(built)]).stdout
+    assert json.loads(runner.invoke(app, ["stats", str(built), "--json"]).stdout)["codes"] == [
+        "int4"
+    ]
+
+
+def test_questions_given_to_a_build_choose_nprobe_and_stats_say_that_it_is_measured(
+    tmp_path: Path,
+) -> None:
+    corpus = write_corpus(tmp_path / "c.jsonl", 120)
+    asked = np.random.default_rng(1).standard_normal((150, 16)).astype(np.float32)
+    np.save(tmp_path / "few.npy", asked[:50])
+    np.save(tmp_path / "asked.npy", asked)
+
+    def build(questions: str) -> Result:
+        options = ["--out", str(tmp_path / "i"), "--model", "hashing:16", "--nlist", "40", "--json"]
+        options += ["--questions", str(tmp_path / questions), "--force"]
+        return runner.invoke(app, ["build", str(corpus), *options])
+
+    refused = build("few.npy").exception
+    assert isinstance(refused, ConfigError) and "is complete, and a formula" in str(refused)
+    assert read_manifest(tmp_path / "i").recall is None
+    stats = json.loads(build("asked.npy").stdout)["index"]
+    table = read_manifest(tmp_path / "i").recall
+    assert table is not None and stats["is_measured"]
+    assert stats["nprobe_default"] == table.row_for(0.95).nprobe
+
+
 def test_options_reach_the_build(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text(
         '{"docid": 1, "contents": "x \\ud800"}\n{"docid": 2, "contents": "y"}\n'
@@ -86,3 +119,4 @@ def test_options_reach_the_build(tmp_path: Path) -> None:
     ):
         refused = build("b", *named, *options).exception
         assert isinstance(refused, ConfigError) and says in str(refused)
+    assert build("b", *named, "--seed", str(2**31)).exit_code == 2
