@@ -18,7 +18,8 @@ class Cell(ChildEnd, frozen=True, kw_only=True):
     """One contestant in one process, and how it ended.
 
     `mode`: how it was asked; `BUILD`: it was built, and its settings were searched for. `recalls`:
-    those that `setting` was chosen for.
+    those that `setting` was chosen for. `at_probes`: the share of the ids of `carpool-exact` at the
+    same setting; `promised`: the least share that is promised. None: not compared.
     """
 
     seed: int
@@ -28,6 +29,8 @@ class Cell(ChildEnd, frozen=True, kw_only=True):
     recalls: tuple[float, ...] = ()
     limit_bytes: int | None = None
     recall: float = 0.0
+    promised: float | None = None
+    at_probes: float | None = None
 
 
 def rows_of(cells: Sequence[Cell], recalls: Sequence[float]) -> dict[str, dict[str, Row]]:
@@ -70,7 +73,7 @@ def row_of(cells: Sequence[Cell], builds: Sequence[Cell]) -> Row:
         "cpu_alone_ms": of(ALONE, lambda one: one.cpu_us / one.queries / 1e3),
         "mb_read": of(WINDOWS, lambda one: one.read_bytes / one.queries / 1e6),
         "peak_mb": of(WINDOWS, lambda one: one.peak_bytes and one.peak_bytes / 1e6),
-        "build_s": None if None in times else median(time or 0 for time in times),
+        "build_s": None if None in times or not times else median(time or 0 for time in times),
     }
 
 
@@ -92,6 +95,11 @@ def promises_of(cells: Sequence[Cell]) -> dict[str, bool]:
         "no contestant failed, but for lack of memory or time": all(
             cell.status != "failed" for cell in cells
         ),
+        "carpool finds the share of an exact search's ids that it promises": all(
+            cell.at_probes >= cell.promised
+            for cell in cells
+            if cell.at_probes is not None and cell.promised is not None
+        ),
         "something was measured": any(
             isinstance(cell.figures, ContestantFigures) for cell in cells
         ),
@@ -106,6 +114,7 @@ def cell_line(cell: Cell) -> str:
             return (
                 f"{head}setting {cell.setting}, {figures.queries_per_s:,.1f} queries/s, p99 "
                 f"{figures.latency_ms.p99:,.1f} ms, recall {cell.recall:.4f}"
+                + (f", {cell.at_probes:.5f} of an exact search" if cell.at_probes else "")
             )
         case TunedFigures() as figures:
             settings = ", ".join(map(str, figures.settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ from bench.search.report import (
     promises_of,
     rows_of,
 )
+from carpool.codes.margin import EXPECTED_RECALL
 from carpool.errors import ConfigError
 
 Note = Callable[[str], None]
@@ -61,6 +62,7 @@ def run(options: SearchOptions) -> bool:
         for seed in range(len(options.collection))
         for cell in run_cells(options, seed, names, begun.note)
     ]
+    cells = with_promises(cells, options.work)
     rows = rows_of(cells, options.recall or RECALLS)
     _write_plot(rows, options.work / "search.svg", begun.note)
 
@@ -68,7 +70,7 @@ def run(options: SearchOptions) -> bool:
         for title, columns in rows.items():
             output.print(table_of(title, by_figure(columns)))
         for cell in cells:
-            if cell.status != "ok" or cell.mode == BUILD:
+            if cell.status != "ok" or cell.mode == BUILD or cell.at_probes is not None:
                 output.print(Text(cell_line(cell), "yellow"), soft_wrap=True)
         if options.memory_held_by == "none":
             output.print("no process was limited: contestants took any memory", style="yellow")
@@ -128,9 +130,9 @@ def run_cells(
         is_held = options.memory_held_by == "cgroup" and is_measured
         if is_held:
             drop_page_cache()
-        cell_folder = work / "cells" / f"{seed}-{mode}-{name}-{wish.setting}".replace(" ", "-")
-        ended = run_child(request, cell_folder, is_held=is_held, timeout_s=timeout_s)
-        ids = np.load(cell_folder / IDS_NAME) if ended.figures and is_measured else None
+        place = folder_of(work, seed, mode, name, wish.setting)
+        ended = run_child(request, place, is_held=is_held, timeout_s=timeout_s)
+        ids = np.load(place / IDS_NAME) if ended.figures and is_measured else None
         cell = Cell(
             seed=seed,
             contestant=name,
@@ -146,7 +148,12 @@ def run_cells(
 
     recalls = tuple(options.recall) or RECALLS
     turns: dict[tuple[str, int], tuple[float, ...]] = {}
-    for name in names:
+    for name in sorted(names, key=lambda name: ENTRIES[name].built_by is not None):
+        if (built_by := ENTRIES[name].built_by) in names:
+            turns |= {
+                (name, at): reached for (other, at), reached in turns.items() if other == built_by
+            }
+            continue
         cell = cell_of(name, BUILD, BUILD_TIMEOUT_S, ChildRequest(targets=recalls))
         yield cell
         if isinstance(cell.figures, TunedFigures):
@@ -159,6 +166,35 @@ def run_cells(
             (name, setting), reached = list(turns.items())[turn]
             wish = ChildRequest(setting=setting, window=window, clients=clients)
             yield cell_of(name, mode, timeout_s, wish, reached)
+
+
+def folder_of(work: Path, seed: int, mode: str, name: str, setting: int | None) -> Path:
+    """Returns the folder of a cell."""
+    return work.absolute() / "cells" / f"{seed}-{mode}-{name}-{setting}".replace(" ", "-")
+
+
+def with_promises(cells: Sequence[Cell], work: Path) -> list[Cell]:
+    """Returns the cells; those of Carpool with the share of an exact search's ids that they found.
+
+    Where `carpool-exact` was asked in the same windows at the same setting.
+    """
+    ids = {
+        (cell.seed, cell.contestant, cell.setting): np.load(
+            folder_of(work, cell.seed, WINDOWS, cell.contestant, cell.setting) / IDS_NAME
+        )
+        for cell in cells
+        if cell.mode == WINDOWS and cell.figures and ENTRIES[cell.contestant].kind == "Carpool"
+    }
+    found = []
+    for cell in cells:
+        own = ids.get((cell.seed, cell.contestant, cell.setting))
+        exact = ids.get((cell.seed, "carpool-exact", cell.setting))
+        if cell.mode == WINDOWS and own is not None and exact is not None and own is not exact:
+            shared = sum(len(np.intersect1d(*both)) for both in zip(own, exact, strict=True))
+            promised = EXPECTED_RECALL[ENTRIES[cell.contestant].arguments[0]]
+            cell = structs.replace(cell, promised=promised, at_probes=shared / exact.size)
+        found.append(cell)
+    return found
 
 
 def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from bench.core.spread import Spread
 from bench.search.child import ContestantFigures, TunedFigures
@@ -84,11 +85,13 @@ def test_points_are_drawn_with_their_names() -> None:
 @pytest.mark.parametrize(
     ("cells", "kept"),
     [
-        (CELLS, [True, True]),
-        ([*CELLS, ended("failed")], [False, True]),
-        ([CELLS[0], ended("out of memory")], [True, False]),
-        ([ended("timed out"), *CELLS], [True, True]),
-        ([], [True, False]),
+        (CELLS, [True, True, True]),
+        ([*CELLS, ended("failed")], [False, True, True]),
+        ([*CELLS, structs.replace(CELLS[2], promised=0.998, at_probes=0.998)], [True, True, True]),
+        ([*CELLS, structs.replace(CELLS[2], promised=0.998, at_probes=0.997)], [True, False, True]),
+        ([CELLS[0], ended("out of memory")], [True, True, False]),
+        ([ended("timed out"), *CELLS], [True, True, True]),
+        ([], [True, True, False]),
     ],
 )
 def test_promises_break_when_one_fails_or_nothing_was_measured(

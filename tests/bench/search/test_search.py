@@ -32,7 +32,7 @@ def test_contestants_are_built_tuned_and_measured_and_the_report_says_so(
     options = make_options(
         tmp_path,
         collection,
-        contestants="carpool,faiss-memory,absent",
+        contestants="carpool-exact,carpool,faiss-memory,absent",
         index=[collection / "index"],
         json_file=path,
     )
@@ -41,7 +41,11 @@ def test_contestants_are_built_tuned_and_measured_and_the_report_says_so(
     assert report["benchmark"] == "search"
     assert all(report["promises"].values())
     low, high = report["results"]["rows"].values()
-    assert set(low) == set(high) == {"carpool", "faiss-memory"}
+    assert set(low) == set(high) == {"carpool", "carpool-exact", "faiss-memory"}
+    assert low["carpool-exact"]["setting"] == low["carpool"]["setting"]
+    compared = [cell for cell in report["results"]["cells"] if cell["at_probes"] is not None]
+    assert {cell["contestant"] for cell in compared} == {"carpool"}
+    assert all(0.998 <= cell["at_probes"] <= 1 for cell in compared)
     for name, row in low.items():
         assert row["queries_per_s"] > 0
         assert 0.85 < row["recall"] <= 1
