@@ -1,12 +1,9 @@
 """Which codes are read, scanned and evicted, where the codes of an index exceed memory. Pure.
 
-A query is scanned when the codes of all its clusters are in memory. The next query is the one whose
-missing codes have the fewest bytes. When memory is full, a cluster is evicted that no query in hand
-needs. If there is none, the cluster is evicted that the fewest queries wait for. Before that, these
-queries are scanned over all of their clusters that are in memory, and need these no more.
-
-So queries that join together read each cluster at most once, and a query is scanned in few parts.
-Few parts are better, because the scan of each part begins without a least score.
+The next query is the one whose missing codes have the fewest bytes. Its clusters are read, and each
+cluster that is in memory is scanned at once for all queries that wait for it. So queries that join
+together read each cluster at most once, nobody waits for a cluster in memory, and any of these can
+be evicted: first those that the next windows need last.
 
 The steps are a program: whoever carries them out in order, at any pace, has never more than the
 budget in memory. Nothing here depends on how long reads and scans take.
@@ -14,7 +11,6 @@ budget in memory. Nothing here depends on how long reads and scans take.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +22,8 @@ OVERTAKEN_MAX = 100
 """Queries that may be chosen before one that came earlier."""
 KEPT_AT_A_WINDOW = 0.98
 """Share of the count of a cluster's uses that counts after a window."""
+EVICTED_SHARE = 8
+"""A full memory frees this part of the budget: a scan of few clusters is one of few queries."""
 FAR = 1 << 20
 """Windows until the next use of a cluster that no known window needs."""
 
@@ -83,7 +81,7 @@ class PagedCodesPlanner:
         self._next_window = np.full(len(size_bytes), FAR, np.int64)
         self._uses = np.zeros(len(size_bytes))
         self._queries: dict[int, _Unscanned] = {}
-        self._complete: dict[int, None] = {}  # nothing is missing, and no step says so yet
+        self._due: dict[int, None] = {}  # queries with clusters to scan, or with none left
         assert max(size_bytes, default=0) <= budget_bytes, "a cluster exceeds the budget"
 
     def __len__(self) -> int:
@@ -106,13 +104,12 @@ class PagedCodesPlanner:
             self._uses[cluster] += 1
             if not self._is_there[cluster]:
                 query.missing_bytes += self._size_bytes[cluster]
-        if not query.missing_bytes:
-            self._complete[key] = None
+        self._due[key] = None
 
     def drop(self, key: int) -> None:
         """Forgets a query."""
         query = self._queries.pop(key, None)
-        self._complete.pop(key, None)
+        self._due.pop(key, None)
         if query is not None:
             for cluster in query.left:
                 self._unwait(cluster, key)
@@ -140,8 +137,7 @@ class PagedCodesPlanner:
             query = self._queries[key]
             del query.left[cluster]
             query.missing_bytes -= missing_bytes
-            if not query.missing_bytes:
-                self._complete[key] = None
+            self._due[key] = None
         self._waiting[cluster] = 0
 
     def waiters(self, cluster: ClusterId) -> Collection[int]:
@@ -153,17 +149,16 @@ class PagedCodesPlanner:
     def plan(self) -> list[Step]:
         """Returns the steps that complete at least one query; none if there is no query."""
         steps: list[Step] = []
-        if self._queries and not self._complete:
+        self._scan(steps)
+        if self._queries:
             key = self._next_key()
-            victims: deque[ClusterId] = deque()
             for cluster in self._missing(key):
-                self._make_room(self._size_bytes[cluster], victims, steps, key)
+                if self._free_bytes < self._size_bytes[cluster]:
+                    self._scan(steps)
+                    self._evict(self._size_bytes[cluster], steps)
                 steps.append(ReadCodes(cluster, key))
-                self._is_there[cluster] = True
-                self._free_bytes -= self._size_bytes[cluster]
                 self._arrive(cluster)
-        for key in tuple(self._complete):
-            self._scan(key, steps)
+            self._scan(steps)
         return steps
 
     def check_integrity(self) -> None:
@@ -195,57 +190,37 @@ class PagedCodesPlanner:
         return sorted(missing, key=lambda cluster: -self._waiting[cluster])
 
     def _arrive(self, cluster: ClusterId) -> None:
+        self._is_there[cluster] = True
+        self._free_bytes -= self._size_bytes[cluster]
         for key in self._waiters[cluster]:
-            query = self._queries[key]
-            query.missing_bytes -= self._size_bytes[cluster]
-            if not query.missing_bytes:
-                self._complete[key] = None
+            self._queries[key].missing_bytes -= self._size_bytes[cluster]
+            self._due[key] = None
 
-    def _make_room(
-        self, needed_bytes: int, victims: deque[ClusterId], steps: list[Step], key: int
-    ) -> None:
-        """Evicts until `needed_bytes` are free; clusters that the query `key` needs come last.
-
-        `victims`: the clusters in memory, the least needed first; empty where that is not known.
-        """
-        while self._free_bytes < needed_bytes:
-            if not victims:
-                victims.extend(self._least_needed(key))
-            cluster = victims.popleft()
-            if self._waiting[cluster]:
-                for waiter in self.waiters(cluster):
-                    self._scan(waiter, steps)
-                victims.clear()  # other clusters have fewer waiters now
+    def _evict(self, needed_bytes: int, steps: list[Step]) -> None:
+        """Evicts what the next windows need last. No query waits for a cluster in memory."""
+        wanted_bytes = max(needed_bytes, self._budget_bytes // EVICTED_SHARE)
+        there = np.flatnonzero(self._is_there)
+        order = np.lexsort((self._uses[there], -self._next_window[there]))
+        for cluster in map(ClusterId, there[order].tolist()):
+            if self._free_bytes >= wanted_bytes:
+                return
             steps.append(EvictCodes(cluster))
             self._is_there[cluster] = False
             self._free_bytes += self._size_bytes[cluster]
 
-    def _least_needed(self, key: int) -> list[ClusterId]:
-        """The clusters in memory, the least needed first."""
-        there = np.flatnonzero(self._is_there)
-        own = np.fromiter(self._queries[key].left, np.int64, len(self._queries[key].left))
-        order = np.lexsort(
-            (
-                self._uses[there],
-                -self._next_window[there],
-                self._waiting[there],
-                np.isin(there, own),
-            )
-        )
-        return [ClusterId(cluster) for cluster in there[order].tolist()]
-
-    def _scan(self, key: int, steps: list[Step]) -> None:
-        """Scans a query over what is there of its clusters."""
-        self._complete.pop(key, None)
-        query = self._queries[key]
-        clusters = tuple(cluster for cluster in query.left if self._is_there[cluster])
-        for cluster in clusters:
-            del query.left[cluster]
-            self._unwait(cluster, key)
-        is_last = not query.left
-        if is_last:
-            del self._queries[key]
-        steps.append(ScanCodes(key, clusters, is_last))
+    def _scan(self, steps: list[Step]) -> None:
+        """Scans all clusters that are there for all who wait for them."""
+        for key in self._due:
+            query = self._queries[key]
+            clusters = tuple(cluster for cluster in query.left if self._is_there[cluster])
+            for cluster in clusters:
+                del query.left[cluster]
+                self._unwait(cluster, key)
+            if not query.left:
+                del self._queries[key]
+            if clusters or not query.left:
+                steps.append(ScanCodes(key, clusters, not query.left))
+        self._due.clear()
 
     def _unwait(self, cluster: ClusterId, key: int) -> None:
         waiters = self._waiters[cluster]
