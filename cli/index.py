@@ -1,4 +1,4 @@
-"""`carpool index`: build an index from a corpus, verify one, look at one."""
+"""`carpool index`: build an index from a corpus, measure, verify, change or look at one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _Nlist = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Clusters; 0: 1 up to 50,000 passages, then one for 4,096 passages, and above "
+        help="Clusters; 0: 1 up to 50,000 passages, then one for each 4,096 passages, and above "
         "500,000 passages 4 times their square root, to one digit (4,000 for a million).",
     ),
 ]
@@ -165,8 +165,8 @@ def build(
     a build that embeds takes twice the size of the vectors (4 * dimension bytes for each passage)
     until it is complete.
 
-    With --questions it then measures how many clusters real questions need (as `tune` does), and
-    searches as many by default. Without, a formula says how many.
+    Up to 500,000 passages a query searches all clusters by default. Above, it searches as many as
+    --questions need (this is measured, as `tune` does it), or as a formula says.
 
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same. Clusters without rows are left out.
@@ -253,8 +253,8 @@ def tune(
     them: the column "recall" is from the second half. Do not use passages as questions: a passage
     finds itself.
 
-    Reads every cluster once, and takes the memory of the codes. Services read the
-    table at their next start.
+    Reads every cluster once, and takes the memory of the codes. Services read the table at their
+    next start.
 
     Example: carpool index tune my-index
 
@@ -296,7 +296,7 @@ def stats(index_dir: IndexDir, as_json: JsonOption = False) -> None:
 
 @app.command()
 def codes(index_dir: IndexDir) -> None:
-    """Make the codes of an index anew: those of another version, or where there are none.
+    """Make new codes for an index that has none, or those of another version.
 
     Reads every cluster once. Clusters, passages and the version of the index stay as they are.
     Stop services with this index first, and start them again afterwards.

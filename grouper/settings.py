@@ -88,8 +88,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=NPROBE_MAX,
             description="Clusters that a query probes unless it names a number; 0: the default of "
-            "the index, 2.3 times the square root of its number of clusters. Too low: passages "
-            "are missed. Too high: more bytes are read for each query.",
+            "the index, which a formula chose, or `carpool index tune`. Too low: passages are "
+            "missed. Too high: each query takes longer.",
         ),
     ] = 0
 

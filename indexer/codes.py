@@ -1,4 +1,4 @@
-"""Makes the codes of an index anew, from its stored rows. All else stays as it is."""
+"""Makes new codes for an index, from its stored rows. All else stays as it is."""
 
 from __future__ import annotations
 

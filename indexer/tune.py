@@ -2,7 +2,8 @@
 
 Half of the questions choose, the other half judges. True results are those of all rows, by one pass
 over the index. What is stored is a table: a query that names a `recall_target` gets the row that
-promises as much, and one that names nothing the row for `RECALL_DEFAULT`.
+promises as much, and one that names nothing the row for `RECALL_DEFAULT`. Where an index probes
+all clusters by default, one that names nothing still probes all.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def tune_index(index_dir: Path, questions: Float32, progress: ProgressReport) ->
     """Measures an index with `questions` and replaces the table in its manifest. Blocks.
 
     `questions`: (n, dim) float32, normalised, real questions: passages find themselves, and would
-    promise too much. Memory: one cluster, the codes, and 20 KB a question. Raises
-    `ConfigError` for too few questions, or where the index was replaced meanwhile;
-    `CorruptionError` where it is damaged.
+    promise too much. Memory: one cluster, the codes, and 20 KB a question. Raises `ConfigError` for
+    too few questions, or where the index was replaced meanwhile; `CorruptionError` where it is
+    damaged.
     """
     index = open_index(index_dir)
     try:

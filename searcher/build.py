@@ -154,7 +154,7 @@ def open_search_plane(
     """
     chosen = None
     if _may_scan_codes(index, settings):
-        # FAISS takes 30 MB, and an exact search does not need it.
+        # An exact search needs none of these modules.
         from searcher.codes.open import choose_codes, log_choice, open_codes_plane
         from searcher.open_shard import open_shard
 

@@ -1,4 +1,4 @@
-"""The executor of an index with codes: exact searches go to one executor, others to another.
+"""The executor of an index with codes: passes exact searches to one executor, others to another.
 
 One query in `audit_every` is searched exactly too, when there was nothing else to do for a while,
 and what its first search missed is counted: the promise is measured where it is given, on the

@@ -20,10 +20,10 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=4096,
             description="Bytes of codes and clusters in memory, and of reads of rows, clusters and "
-            "passages. The searcher never exceeds it. An index of 1,000,000 x 384 has 223 MB of "
-            "codes of 4 bits, and 126 MB of 2 bits. Too low: every query reads from disk; below 1 "
-            "MiB and the largest cluster, the searcher refuses to start. Too high: the machine "
-            "runs out of memory. The process needs about 100 MB more.",
+            "passages. The searcher never exceeds it. An index of 1,000,000 x 384 has 200 MB of "
+            "codes. Too low: every query reads from disk; below 1 MiB and the largest cluster, the "
+            "searcher refuses to start. Too high: the machine runs out of memory. The process "
+            "needs about 100 MB more.",
         ),
     ] = 256 * MIB
     search_mode: Annotated[
@@ -41,8 +41,8 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             ge=0,
             le=1024,
-            description="Threads that score clusters; 0: one for each core. Too low: cores idle. "
-            "Too high: the threads compete for cores.",
+            description="Threads that scan codes, and score clusters in exact searches; 0: one for "
+            "each core. Too low: cores idle. Too high: the threads compete for cores.",
         ),
     ] = 0
     read_timeout_ms: Annotated[
@@ -91,7 +91,7 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             description="Where the hot shard is, if shard_bytes is set. gpu: on the first GPU that "
             "PyTorch sees. ram: in memory, part of budget_bytes, scanned by the CPUs: for trials "
-            "without a GPU, because codes are scanned about as fast.",
+            "without a GPU, not for speed.",
         ),
     ] = "gpu"
     shard_bytes: Annotated[

@@ -1,7 +1,7 @@
 """The process of one contestant, in its cgroup: `python -m bench.search.child REQUEST PEAK`.
 
-Either builds, and searches for the settings that reach the wanted recalls. Or asks at one setting
-in a closed loop, from a cold start.
+It builds the contestant, and searches for the settings that reach the wanted recalls; or it asks at
+one setting in a closed loop, from a cold start.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--index",
             metavar="DIR",
-            help="Carpool's index of it, once for each --collection. Default: one is built by the "
-            "defaults.",
+            help="Carpool's index of a collection, once for each --collection. Default: carpool "
+            "index build makes one by its defaults.",
             show_default=False,
         ),
     ] = []
@@ -67,7 +67,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             "--recall",
             min=0,
             max=1,
-            help="What each is to reach. Default: 0.95 and 0.98.",
+            help="Recall that each contestant is to reach; may be repeated. Default: 0.95, 0.98.",
             show_default=False,
         ),
     ] = []

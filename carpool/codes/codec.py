@@ -1,11 +1,11 @@
-"""How many bytes the codes of a cluster have. Pure."""
+"""The name of the codes, and how many bytes those of a cluster have. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
 CODEC = "int4"
-"""The codes that a build writes and a searcher scans: 4 bits a number, and a float a row."""
+"""The codes that a build writes and a searcher scans: 4 bits a number, and a float32 a row."""
 
 
 class CodeLayout(msgspec.Struct, frozen=True, kw_only=True):

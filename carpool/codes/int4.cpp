@@ -258,9 +258,9 @@ const char *int4_kernel(int number) {
   return number < (int)known.size() ? known[number].name : nullptr;
 }
 
-// Encodes `count` rows, (count, dimension) float32: what is to be added to the centroid. Writes whole
-// blocks. The step of a row is that whose code has the least angle to it, and is then made such that
-// the product of row and code is that of the row and itself, so that estimates are not too small.
+// Encodes `count` rows minus their centroid, (count, dimension) float32. Writes whole blocks. Of the
+// steps that are tried, the one is taken whose code has the least angle to the row. It is then scaled:
+// the product of row and code is that of the row with itself, so that estimates are not too small.
 void int4_encode(const float *rows, int64_t count, int dimension, uint8_t *blocks) {
   const int groups = (dimension + 7) / 8;
   const int64_t block_bytes = groups * GROUP_BYTES + ROWS * 4;

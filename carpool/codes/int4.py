@@ -1,9 +1,9 @@
 """Codes of 4 bits a number: a scan reads the codes of each cluster once, for all who ask.
 
-A row is its cluster's centroid plus a code; a number of the code is a multiple of the row's step
-(`int4.cpp` has the arrangement). Rows, centroids and queries are rotated, by one random rotation,
-so that no number is much larger than the others. A query is rounded to 8 bits a number, and
-products of whole numbers are exact: every kernel returns the same rows.
+A row is about its cluster's centroid plus its code; each number of a code is a multiple of the
+row's step (`int4.cpp` says how codes are arranged). Rows, centroids and queries are rotated by one
+random rotation, so that no number is much larger than the others. A query is rounded to 8 bits a
+number, and products of whole numbers are exact: every kernel returns the same rows.
 
 The kernel is compiled when the package is installed (`hatch_build.py`). Without a compiler NumPy
 does the same, fifty times slower.
@@ -63,7 +63,7 @@ def _check(layout: CodeLayout, dimension: int) -> None:
     if layout != (ours := code_layout(dimension)):
         raise ConfigError(
             f"the codes of the index are arranged as {layout}, and this version arranges them as "
-            f"{ours}; build the index again"
+            f"{ours}; make new codes: carpool index codes DIR"
         )
 
 

@@ -43,7 +43,7 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
   }
 }
 
-// Scans clusters until there are no more. A function for each count of queries.
+// Scans clusters until there are no more. `scan_for` is compiled for each number of queries.
 TARGET void scan_clusters(Scan &scan, Best *best) {
   for (size_t at; (at = scan.next++) < scan.runs.size();) {
     const int64_t cluster = scan.runs[at].cluster;

@@ -1,4 +1,4 @@
-"""Where the codes of each cluster are stored: a file for each codec and segment. Pure.
+"""Where the codes of each cluster are stored: a file for each segment. Pure.
 
 The codes of a cluster begin at a multiple of 4 KiB, so that they are read with `O_DIRECT`.
 """

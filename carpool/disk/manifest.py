@@ -68,8 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `recall` says what `carpool index tune` measured. `files` lists all files except the manifest.
     `build_id` is part of every checksum of the segments, `documents_build_id` of the documents.
-    `codes`: the codes of all rows. A reader that does not
-    support all that `requires` names refuses the index. Unknown fields are ignored.
+    `codes`: how the codes of all rows are arranged. A reader that does not support all that
+    `requires` names refuses the index. Unknown fields are ignored.
     """
 
     format: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 WHOLE_ROWS_MAX = 50_000
-"""Rows that are searched whole: their vectors fit in memory."""
+"""Up to so many rows, all vectors are in one cluster and are searched exactly."""
 FLAT_ROWS_MAX = 500_000
-"""Rows whose codes are all scanned: the scan is fast, and there is no nprobe to choose."""
+"""Up to so many rows, all codes are scanned: that is fast, and there is no nprobe to choose."""
 FLAT_CLUSTER_ROWS = 4096
 """Rows of a cluster where all codes are scanned: clusters are then units of memory and reads."""
 NLIST_FACTOR = 4
@@ -15,11 +15,11 @@ NPROBE_FACTOR = 4.75
 
 
 def default_nlist(row_count: int) -> int:
-    """Returns 1 up to `WHOLE_ROWS_MAX` rows, a cluster for 4,096 up to `FLAT_ROWS_MAX`, then more.
+    """Returns 1 up to `WHOLE_ROWS_MAX` rows, then one for each 4,096 rows up to `FLAT_ROWS_MAX`.
 
-    Above: 4 times the square root of the rows, to one digit; 4,000 for a million. To scan the codes
-    of a query's probes costs less in more clusters, and to find the probes costs more; with one
-    digit, nlist stays the same while a corpus grows a little.
+    Above: 4 times the square root of the rows, to one digit; 4,000 for a million. With more
+    clusters the scan of a query costs less, and finding its clusters costs more. With one digit,
+    nlist stays the same while a corpus grows a little.
     """
     if row_count <= WHOLE_ROWS_MAX:
         return 1
@@ -31,7 +31,7 @@ def default_nlist(row_count: int) -> int:
 
 
 def default_nprobe(row_count: int, nlist: int) -> int:
-    """Returns nlist up to `FLAT_ROWS_MAX` rows, unless nlist was chosen larger than the default.
+    """Returns nlist up to `FLAT_ROWS_MAX` rows, unless nlist is larger than the default.
 
     Otherwise 4.75 times the square root of nlist, at most nlist: 300 of 4,000 clusters. Half of it
     is enough for questions that are near passages, but not for real ones: those of NQ need 3.8 to

@@ -7,8 +7,8 @@ page once, and multiplies them. A query leaves when its last row is scored.
 
 Clusters that are in the hot shard are scanned there at the same time, instead of their codes.
 
-A scan is done by the search thread, with threads of the scanner; while rows are with the disk, the
-next queries are scanned. Other threads only leave messages.
+The search thread scans, with the threads of the scanner. While the kernel reads rows of some
+queries, it scans for the next ones. Other threads only leave messages.
 """
 
 from __future__ import annotations

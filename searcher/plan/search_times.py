@@ -1,4 +1,4 @@
-"""How long codes are scanned for a batch of queries, as a line in its size. Pure.
+"""How long a batch of queries is searched: linear in its size and in what is scanned. Pure.
 
 VectorLiteRAG, section 4.1, Eq. 1, 2 and 5.
 """
@@ -73,8 +73,8 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
 def batch_time_us(times: SearchTimes, hits: BetaBinomial, batch: int) -> float:
     """Returns how long a batch of `batch` queries is searched beside a shard. `hits`: of a query.
 
-    Deviation: Eq. 5 takes the query with the fewest hits, because there a thread scans a query.
-    Here all threads share the clusters of the batch, so the mean of its queries counts.
+    Deviation: Eq. 5 takes the query with the fewest hits, because in the paper each query has a
+    thread. Here all threads share the clusters of the batch, so the mean query counts.
     """
     scans = batch * (1 - hits.mean) / times.threads
     return times.fixed_us + times.other_us * batch + times.scan_us * scans

@@ -1,1 +1,1 @@
-"""Ways to search that are compared: Carpool's modes, FAISS."""
+"""Ways to search that are compared: Carpool, FAISS, five other packages. `registry` lists them."""

@@ -107,7 +107,7 @@ class Carpool(Contestant):
     def search(self, queries: Float32, setting: int) -> Int64:
         """Probes `setting` clusters a query and joins the window as one group.
 
-        Each call takes as many results as it joins, and hands those of another to it.
+        Each call takes as many results as it has queries, and passes those of another call to it.
         """
         assert self._thread is not None
         probes = probe(self._index.centroids, queries, setting)
