@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -117,7 +118,8 @@ def _load(
     if not size_bytes:
         return
     memory = mmap.mmap(-1, size_bytes)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # scans jump from cluster to cluster
+    with suppress(OSError):  # a kernel may be built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)  # scans jump from cluster to cluster
     try:
         count = files.fill(segment, memoryview(memory), 0)
     except OSError as error:

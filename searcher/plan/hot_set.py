@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from searcher.plan.beta_binomial import BetaBinomial, Float64, correlation
 from searcher.plan.search_times import SearchTimes, batch_time_us
 
+Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 128
 """The largest batch that is considered."""
 STANDARD_ERRORS = 2.5
-"""Hit rates are taken to be lower, and to differ more, than those of the profiled queries, by so
-many standard errors: the mean of a few hundred queries is known to some percent only."""
+"""Hit rates are taken to be lower than those of the profiled queries, by so many standard errors:
+the mean of a few hundred queries is known to some percent only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -43,20 +43,10 @@ class NestedHotSets:
     nprobe: int
     queries: int
 
-    def hits(self, number: int, *, cautious: bool = False) -> BetaBinomial:
-        """Returns the hits of a query, of the hottest `number` clusters.
-
-        `cautious`: off by `STANDARD_ERRORS`, to the worse side.
-        """
-        mean, variance = float(self.means[number]), float(self.variances[number])
-        if cautious:
-            off = STANDARD_ERRORS / math.sqrt(max(1, self.queries - 1))
-            mean = min(1.0, max(0.0, mean - off * math.sqrt(variance)))
-            # The variance of normal numbers is known to sqrt(2 / n) of it; these are bounded.
-            variance *= 1 + off * math.sqrt(2)
-        # The correlation is that of the means that were profiled.
-        found = correlation(float(self.means[number]), variance, self.nprobe)
-        return BetaBinomial(mean, found, self.nprobe)
+    def cautious_mean(self, number: int) -> float:
+        """Returns the mean hit rate of the hottest `number` clusters, less `STANDARD_ERRORS`."""
+        deviation = math.sqrt(float(self.variances[number]) / max(1, self.queries - 1))
+        return min(1.0, max(0.0, float(self.means[number]) - STANDARD_ERRORS * deviation))
 
     def share(self, share: float) -> int:
         """Returns how many of the hottest clusters fit a share of all bytes."""
@@ -68,14 +58,13 @@ class NestedHotSets:
 class HotSet:
     """A hot set of `clusters` clusters, the hottest ones, and what the model expects of it.
 
-    `mean_hit_rate`, `least_hit_rate`: of batches of `batch` queries, the size that is the best for
-    the targets; they are searched in `search_us`. `meets`: whether the targets are met.
+    `mean_hit_rate`: of queries; `batch`: the size of batches that is the best for the targets, each
+    of which is searched in `search_us`. `meets`: whether the targets are met.
     """
 
     clusters: int
     size_bytes: int
     mean_hit_rate: float
-    least_hit_rate: float
     batch: int
     search_us: float
     meets: bool
@@ -121,11 +110,11 @@ def judge_hot_set(
     queries_per_s: float,
 ) -> HotSet:
     """Returns what to expect of the hottest `clusters` clusters. A target of 0 is none."""
-    hits = sets.hits(clusters, cautious=True)
+    hit_rate = sets.cautious_mean(clusters)
 
     def strain(batch: int) -> tuple[float, int, float]:
         """How much of a target a size of batch takes: above 1 where one is missed."""
-        took_us = batch_time_us(times, hits, batch)
+        took_us = batch_time_us(times, hit_rate, batch)
         late = 2 * took_us / target_us if target_us > 0 else 0.0  # Eq. 9
         slow = queries_per_s * took_us / 1e6 / batch  # Eq. 6 and 7
         return max(late, slow), batch, took_us
@@ -135,7 +124,6 @@ def judge_hot_set(
         clusters=clusters,
         size_bytes=int(sets.size_bytes[clusters]),
         mean_hit_rate=float(sets.means[clusters]),
-        least_hit_rate=sets.hits(clusters).expected_least(batch),
         batch=batch,
         search_us=took_us,
         meets=worst <= 1,

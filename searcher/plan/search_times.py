@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from carpool.errors import RetryableError
-from searcher.plan.beta_binomial import BetaBinomial, Float64
+
+Float64 = npt.NDArray[np.float64]
 
 ERROR_MAX = 0.25
 """Median relative error of a fit that can still choose a hot set."""
@@ -70,13 +72,15 @@ def fit_search_times(samples: Sequence[TimeSample], threads: int) -> SearchTimes
     )
 
 
-def batch_time_us(times: SearchTimes, hits: BetaBinomial, batch: int) -> float:
-    """Returns how long a batch of `batch` queries is searched beside a shard. `hits`: of a query.
+def batch_time_us(times: SearchTimes, hit_rate: float, batch: int) -> float:
+    """Returns how long a batch of `batch` queries is searched beside a shard, in microseconds.
+
+    `hit_rate`: the share of the clusters of a query that the shard has, on average.
 
     Deviation: Eq. 5 takes the query with the fewest hits, because in the paper each query has a
     thread. Here all threads share the clusters of the batch, so the mean query counts.
     """
-    scans = batch * (1 - hits.mean) / times.threads
+    scans = batch * (1 - hit_rate) / times.threads
     return times.fixed_us + times.other_us * batch + times.scan_us * scans
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.errors import RetryableError
-from searcher.plan.beta_binomial import BetaBinomial
 from searcher.plan.hot_set import choose_hot_set, judge_hot_set, nested_hot_sets
 from searcher.plan.search_times import (
     SearchTimes,
@@ -18,7 +17,6 @@ from searcher.plan.search_times import (
 )
 
 TIMES = SearchTimes(fixed_us=100, other_us=20, scan_us=2000, threads=4)
-shares = st.floats(0, 1)
 
 
 def queries_of(seed: int, count: int, nlist: int, nprobe: int) -> list[np.ndarray]:
@@ -35,35 +33,6 @@ def queries_of(seed: int, count: int, nlist: int, nprobe: int) -> list[np.ndarra
 
 def hit_rates(probes: list[np.ndarray], clusters: np.ndarray) -> np.ndarray:
     return np.array([np.isin(one, clusters).mean() for one in probes])
-
-
-# ---- the distribution of hits
-
-
-@given(shares, shares, st.integers(1, 60))
-def test_a_distribution_has_its_mean_and_variance(
-    mean: float, correlation: float, nprobe: int
-) -> None:
-    chances = BetaBinomial(mean, correlation, nprobe).distribution()
-    rates = np.arange(nprobe + 1) / nprobe
-    assert chances.min() >= 0
-    assert chances.sum() == pytest.approx(1)
-    assert chances @ rates == pytest.approx(mean, abs=1e-6)
-    variance = chances @ (rates - mean) ** 2
-    expected = mean * (1 - mean) * (1 + (nprobe - 1) * correlation) / nprobe
-    assert variance == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(("batch", "mean", "correlation"), [(2, 0.3, 0.0), (64, 0.9, 0.6)])
-def test_the_least_hit_rate_is_that_of_drawn_batches(
-    batch: int, mean: float, correlation: float
-) -> None:
-    random, nprobe, count = np.random.default_rng(1), 24, 8_000
-    scale = 1 / correlation - 1 if correlation else 1e9
-    alike = random.beta(mean * scale, (1 - mean) * scale, size=(count, batch))
-    rates = random.binomial(nprobe, alike) / nprobe
-    hits = BetaBinomial(mean, correlation, nprobe)
-    assert hits.expected_least(batch) == pytest.approx(rates.min(axis=1).mean(), abs=0.008)
 
 
 # ---- the times
@@ -105,7 +74,7 @@ def test_times_that_do_not_fit_are_refused(samples: list[TimeSample]) -> None:
 
 def test_a_batch_takes_the_scans_that_its_mean_question_needs() -> None:
     times = SearchTimes(fixed_us=100, other_us=10, scan_us=1000, threads=4)
-    assert batch_time_us(times, BetaBinomial(0.75, 0.3, 24), 8) == pytest.approx(100 + 80 + 500)
+    assert batch_time_us(times, 0.75, 8) == pytest.approx(100 + 80 + 500)
 
 
 # ---- the choice
@@ -135,7 +104,6 @@ def test_the_choice_is_a_prefix_that_meets_the_targets_and_one_cluster_less_does
     assert sets.clusters.tolist() == order
     choice = choose_hot_set(sets, TIMES, target_us=target_us, queries_per_s=rate)
     assert choice.size_bytes == sum(sizes[cluster] for cluster in order[: choice.clusters])
-    assert 0 <= choice.least_hit_rate <= choice.mean_hit_rate + 1e-6
     if choice.meets:
         assert not target_us or 2 * choice.search_us <= target_us + 1e-6
         assert not rate or choice.batch * 1e6 / choice.search_us >= rate - 1e-6
@@ -158,7 +126,7 @@ def test_few_queries_do_not_promise_hits_that_others_do_not_have() -> None:
             true = hit_rates(others, sets.clusters[:number]).mean()
             over.append(sets.means[number] - true)
             naive.append(hit_rates(profile, sets.clusters[:number]).mean() - true)
-            cautious.append(sets.hits(number, cautious=True).mean < true)
+            cautious.append(sets.cautious_mean(number) < true)
     assert abs(np.mean(over)) < 0.02 and np.mean(naive) > 0.04
     assert np.mean(cautious) > 0.7
 
@@ -172,10 +140,7 @@ def test_moments_are_those_of_the_hit_rates_of_many_queries() -> None:
         assert sets.means[number] == pytest.approx(rates.mean(), abs=0.002)
         assert sets.variances[number] == pytest.approx(rates.var(), abs=0.003)
     assert sets.nprobe == 7 and sets.queries == 3000
-    pairs = [(sets.hits(one), sets.hits(one, cautious=True)) for one in range(1, 60)]
-    assert all(cautious.mean < plain.mean for plain, cautious in pairs)
-    assert all(cautious.correlation >= plain.correlation for plain, cautious in pairs)
-    assert any(cautious.correlation > plain.correlation > 0 for plain, cautious in pairs)
+    assert all(sets.cautious_mean(one) < sets.means[one] for one in range(1, 60))
 
 
 def test_clusters_that_the_index_does_not_have_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from searcher.plan.beta_binomial import BetaBinomial
+from bench.papers.vectorlite.beta_binomial import BetaBinomial, hits_of
 from searcher.plan.hot_set import BATCH_MAX, NestedHotSets
 from searcher.plan.search_times import SearchTimes
 
@@ -38,7 +38,7 @@ def clusters_as_printed(
     """Returns how many clusters Eq. 3 to 10 choose: the fewest that meet the targets."""
 
     def meets(clusters: int, batch: int) -> bool:
-        least = least_hit_rate_eq4(sets.hits(clusters), batch)
+        least = least_hit_rate_eq4(hits_of(sets, clusters), batch)
         took_us = batch_time_eq5(times, batch, least)
         is_soon = not target_us or 2 * took_us <= target_us  # Eq. 9
         return is_soon and batch * 1e6 / took_us >= queries_per_s  # Eq. 6 and 7

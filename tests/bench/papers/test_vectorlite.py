@@ -7,8 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.papers.options import VectorLiteOptions
+from bench.papers.vectorlite.beta_binomial import BetaBinomial
 from bench.papers.vectorlite.figures import run
 from bench.papers.vectorlite.held_out import HeldOut
 from bench.papers.vectorlite.printed import (
@@ -18,7 +21,6 @@ from bench.papers.vectorlite.printed import (
 )
 from carpool.errors import ConfigError
 from searcher.plan import search_times
-from searcher.plan.beta_binomial import BetaBinomial
 from searcher.plan.hot_set import nested_hot_sets
 from searcher.plan.search_times import SearchTimes, batch_time_us
 from tests.searcher.helpers import SmallIndex, clustered_index, normalised
@@ -62,6 +64,32 @@ def test_a_run_reports_every_target(
         run(VectorLiteOptions(questions=asked(tmp_path, 100), **given))
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 60))
+def test_a_distribution_has_its_mean_and_variance(
+    mean: float, correlation: float, nprobe: int
+) -> None:
+    chances = BetaBinomial(mean, correlation, nprobe).distribution()
+    rates = np.arange(nprobe + 1) / nprobe
+    assert chances.min() >= 0
+    assert chances.sum() == pytest.approx(1)
+    assert chances @ rates == pytest.approx(mean, abs=1e-6)
+    variance = chances @ (rates - mean) ** 2
+    expected = mean * (1 - mean) * (1 + (nprobe - 1) * correlation) / nprobe
+    assert variance == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "mean", "correlation"), [(2, 0.3, 0.0), (64, 0.9, 0.6)])
+def test_the_least_hit_rate_is_that_of_drawn_batches(
+    batch: int, mean: float, correlation: float
+) -> None:
+    random, nprobe, count = np.random.default_rng(1), 24, 8_000
+    scale = 1 / correlation - 1 if correlation else 1e9
+    alike = random.beta(mean * scale, (1 - mean) * scale, size=(count, batch))
+    rates = random.binomial(nprobe, alike) / nprobe
+    hits = BetaBinomial(mean, correlation, nprobe)
+    assert hits.expected_least(batch) == pytest.approx(rates.min(axis=1).mean(), abs=0.008)
+
+
 def test_the_least_hit_rate_of_equation_4_leaves_out_ties() -> None:
     # Two probes, both likely: P(0) = 1/4, P(1) = 1/2, P(2) = 1/4.
     # k = 1: 1 * 2 * 1/2 * P(> 1) = 1/4; k = 2: P(> 2) is 0; of two probes.
@@ -72,8 +100,8 @@ def test_the_least_hit_rate_of_equation_4_leaves_out_ties() -> None:
 
 def test_equation_5_takes_the_fewest_hits_of_a_batch_and_the_model_their_mean() -> None:
     hits = BetaBinomial(0.5, 0.2, 12)
-    assert batch_time_eq5(TIMES, 8, hits.mean) == pytest.approx(batch_time_us(TIMES, hits, 8))
-    assert batch_time_eq5(TIMES, 8, hits.expected_least(8)) > batch_time_us(TIMES, hits, 8)
+    assert batch_time_eq5(TIMES, 8, hits.mean) == pytest.approx(batch_time_us(TIMES, hits.mean, 8))
+    assert batch_time_eq5(TIMES, 8, hits.expected_least(8)) > batch_time_us(TIMES, hits.mean, 8)
 
 
 def test_the_oracle_is_what_a_sweep_finds_and_the_printed_equations_choose_more() -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from searcher.plan.hot_set import NestedHotSets
+
 Float64 = npt.NDArray[np.float64]
 
 _CORRELATION_MAX = 1 - 1e-9
@@ -50,6 +52,12 @@ class BetaBinomial:
         """
         at_least = np.cumsum(self.distribution()[:0:-1])  # nprobe hits, then one less, and so on
         return min(1.0, float((at_least**batch).sum()) / self.nprobe)
+
+
+def hits_of(sets: NestedHotSets, number: int) -> BetaBinomial:
+    """Returns the hits of a query, of the hottest `number` clusters."""
+    mean, variance = float(sets.means[number]), float(sets.variances[number])
+    return BetaBinomial(mean, correlation(mean, variance, sets.nprobe), sets.nprobe)
 
 
 def correlation(mean: float, variance: float, nprobe: int) -> float:
