@@ -183,8 +183,11 @@ class CodeScanner:
 
         `queries`: (n, dim) float32; `probes`: the clusters of each query, nearest first. Returns
         (n, count) int64, -1 where the clusters have fewer rows, and (n, count) float32, best first;
-        of equal estimates the lower row is the better. Releases the GIL.
+        of equal estimates the lower row is the better. Releases the GIL. Raises `ValueError` for
+        arrays that do not fit the index: the kernel would read memory that is not its own.
         """
+        if queries.shape[1:] != self._centroids.shape[1:] or len(probes) != len(queries):
+            raise ValueError(f"{len(probes)} probes do not fit queries of shape {queries.shape}")
         rotated = np.ascontiguousarray(queries @ self._rotation)
         library = _library()
         if library is None or kernels()[self._kernel] == "numpy":
@@ -192,6 +195,8 @@ class CodeScanner:
         starts = np.zeros(len(queries) + 1, np.int64)
         np.cumsum([len(one) for one in probes], out=starts[1:])
         every_probe = np.concatenate(probes).astype(np.int64, copy=False)
+        if len(every_probe) and not 0 <= every_probe.min() <= every_probe.max() < len(self._places):
+            raise ValueError(f"an index of {len(self._places)} clusters has not all of the probes")
         rows = np.empty((len(queries), count), np.int64)
         estimates = np.empty((len(queries), count), np.float32)
         library.int4_scan(

@@ -169,6 +169,15 @@ def test_a_cluster_that_is_dropped_is_not_found_until_it_is_loaded_again(kernel:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    ("width", "probes"), [(60, [[6]]), (60, [[-1]]), (59, [[0]]), (60, [[0], [1]])]
+)
+def test_arrays_that_do_not_fit_the_index_are_refused(width: int, probes: list[list[int]]) -> None:
+    scanner = make_scanner(make_rows(60))
+    with pytest.raises(ValueError, match="probes"):
+        scanner.scan(np.ones((1, width), np.float32), [np.array(one) for one in probes], 5)
+
+
 def test_codes_are_as_good_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(60)
     compiled = encoded(rows)
