@@ -390,7 +390,9 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
         "codes": ", ".join(found.codes) or "none: queries are searched exactly",
         "model": f"{found.embedding_model_name} ({found.embedding_model})",
         "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint})",
-        "probed by default": f"{found.nprobe_default} clusters a query, "
+        "probed by default": "all"
+        if found.nprobe_default == found.nlist
+        else f"{found.nprobe_default} clusters a query, "
         + ("measured" if found.is_measured else "by a formula"),
         "passages a cluster": f"min {spread.min:,}, median {spread.p50:,}, p95 {spread.p95:,}, "
         f"max {spread.max:,}; skew {found.cluster_skew}",

@@ -14,7 +14,6 @@ from carpool.disk.index import files_of, open_index
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from carpool.disk.pages import dense
 from carpool.disk.rotation import read_rotation
-from carpool.disk.segments import read_cluster
 from carpool.errors import ConfigError
 from indexer.progress import ProgressReport
 
@@ -32,25 +31,14 @@ def make_codes(index_dir: Path, progress: ProgressReport) -> Manifest:
     entries: dict[str, FileEntry] = {}
     progress.start("encoding (rows)", manifest.row_count)
     try:
-        for segment, path in enumerate(index.segment_paths):
+        for segment in range(manifest.segment_count):
             name = codes_name(layout.codec, segment)
-            (index_dir / name).unlink(missing_ok=True)
             writer = CheckedFileWriter(index_dir, name, manifest.build_id)
             try:
-                with path.open("rb") as file:
-                    for extent in index.extents:
-                        if extent.segment != segment:
-                            continue
-                        cluster = read_cluster(
-                            file.fileno(),
-                            extent,
-                            layout=index.layout,
-                            path=str(path),
-                            sums=index.row_sums[segment],
-                        )
-                        vectors = dense(cluster).vectors.astype(np.float32, copy=False)
-                        writer.append(padded(encoder.encode(extent.cluster, vectors)))
-                        progress.advance(extent.row_count)
+                for cluster in index.clusters_of(segment):
+                    vectors = dense(cluster).vectors.astype(np.float32, copy=False)
+                    writer.append(padded(encoder.encode(cluster.cluster, vectors)))
+                    progress.advance(cluster.row_count)
             except BaseException:
                 writer.abandon()
                 raise

@@ -24,7 +24,6 @@ from carpool.disk.checked_file import PAGE_BYTES
 from carpool.disk.index import OpenIndex, open_index
 from carpool.disk.manifest import Manifest, RecallRow, RecallTable, read_manifest, write_manifest
 from carpool.disk.pages import PageLayout, dense
-from carpool.disk.segments import read_cluster
 from carpool.errors import ConfigError
 from indexer.plan.recall_table import TARGETS, ceilings, nprobes_for
 from indexer.progress import ProgressReport
@@ -121,22 +120,11 @@ def _true_results(index: OpenIndex, questions: Float32, progress: ProgressReport
         clusters=np.zeros(shape, np.int64),
     )
     progress.start("true results (rows)", index.manifest.row_count)
-    for segment, path in enumerate(index.segment_paths):
-        with path.open("rb") as file:
-            for extent in index.extents:
-                if extent.segment != segment:
-                    continue
-                found = dense(
-                    read_cluster(
-                        file.fileno(),
-                        extent,
-                        layout=index.layout,
-                        path=str(path),
-                        sums=index.row_sums[segment],
-                    )
-                )
-                _merge(best, questions @ found.vectors.T, found.rows, extent.cluster)
-                progress.advance(extent.row_count)
+    for segment in range(index.manifest.segment_count):
+        for pages in index.clusters_of(segment):
+            found = dense(pages)
+            _merge(best, questions @ found.vectors.T, found.rows, pages.cluster)
+            progress.advance(pages.row_count)
     return best
 
 

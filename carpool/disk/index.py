@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from carpool.disk.extent_table import EXTENTS_NAME, read_extents
 from carpool.disk.extents import ClusterExtent, segment_name
 from carpool.disk.files import check_size, damage
 from carpool.disk.manifest import Manifest, read_manifest
-from carpool.disk.pages import PageLayout
+from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.disk.rotation import ROTATION_NAME, read_rotation
-from carpool.disk.segments import check_header, segment_files
+from carpool.disk.segments import check_header, read_cluster, segment_files
 from carpool.errors import ConfigError
 
 Float32 = npt.NDArray[np.float32]
@@ -107,6 +107,19 @@ class OpenIndex:
             row_counts=np.array([extent.row_count for extent in self.extents], np.int64),
             rotation=read_rotation(self.dir, manifest),
         )
+
+    def clusters_of(self, segment: int) -> Iterator[ClusterPages]:
+        """Yields the clusters of a segment in order, verified, one in memory at a time. For tools.
+
+        Reads through the page cache; blocks. Raises `CorruptionError`.
+        """
+        path, sums = self.segment_paths[segment], self.row_sums[segment]
+        with path.open("rb") as file:
+            for extent in self.extents:
+                if extent.segment == segment:
+                    yield read_cluster(
+                        file.fileno(), extent, layout=self.layout, path=str(path), sums=sums
+                    )
 
     def close(self) -> None:
         """Closes the document store."""

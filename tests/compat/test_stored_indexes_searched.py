@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from carpool.codes.codec import CODEC
+from carpool.codes.int4 import Encoder
 from carpool.disk.code_files import codes_name
 from carpool.disk.index import open_index
 from carpool.errors import ConfigError
@@ -21,7 +23,9 @@ from tests.searcher.helpers import SmallIndex, group_of, running
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_stored_index_is_searched_as_it_was(variant: str, tmp_path: Path) -> None:
+def test_a_stored_index_is_searched_as_it_was(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / variant
     shutil.copytree(SAMPLES / variant, folder)
     opened = open_index(folder)
@@ -29,6 +33,11 @@ def test_a_stored_index_is_searched_as_it_was(variant: str, tmp_path: Path) -> N
         with pytest.raises(ConfigError, match=f"rabitq4.* carpool index codes {folder}"):
             opened.open_codes()
         opened.close()
+        with monkeypatch.context() as broken:
+            broken.setattr(Encoder, "encode", Mock(side_effect=[b"", MemoryError]))
+            with pytest.raises(MemoryError):
+                make_codes(folder, SilentProgress())
+        assert not verify_index(folder, SilentProgress()).problems, "it was interrupted"
         make_codes(folder, SilentProgress())
         assert not verify_index(folder, SilentProgress()).problems
         assert {path.name for path in folder.glob("codes-*.bin")} == {
