@@ -1,5 +1,6 @@
 """Centroids: trained on a sample that fits memory, made more even, the same bytes every time."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,7 +106,8 @@ import os, indexer.kmeans, threadpoolctl
 assert "OPENBLAS_CORETYPE" not in os.environ
 print(*{found.get("architecture") for found in threadpoolctl.threadpool_info()})
 """
+    environment = {key: each for key, each in os.environ.items() if key != "OPENBLAS_CORETYPE"}
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     ).stdout.split()
     assert "Prescott" not in found or not {"Haswell", "SkylakeX", "Zen"} & {*found}
