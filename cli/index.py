@@ -14,7 +14,6 @@ from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from cli.console import facts, output, people, print_json, step_progress
 from cli.exit_codes import FAILED
-from cli.gpu_split import gpu_split
 from cli.hot_set import hot_set
 from cli.options import Beside, ConfigOption, JsonOption, SetOption, given, spread
 from cli.questions import Asked
@@ -275,7 +274,6 @@ def tune(
 
 
 app.command("hot-set")(hot_set)
-app.command("gpu-split")(gpu_split)
 
 
 @app.command()

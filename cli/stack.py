@@ -134,7 +134,7 @@ def make_plan(
     has_shard = settings.searcher.shard == "gpu" and settings.searcher.shard_bytes > 0
     shares_gpu = has_shard and vllm_port is not None and not is_cpu_build()
     if shares_gpu:
-        _check_gpu_split(settings)
+        _check_gpu_share(settings)
     return StackPlan(
         bootstrap=f"{LOOPBACK}:{broker_port}" if is_embedded else settings.kafka.bootstrap,
         broker_port=broker_port,
@@ -251,14 +251,14 @@ def _check_index(settings: CarpoolSettings) -> None:
         )
 
 
-def _check_gpu_split(settings: CarpoolSettings) -> None:
+def _check_gpu_share(settings: CarpoolSettings) -> None:
     """vLLM takes nearly the whole GPU by default."""
     names = [part.partition("=")[0].replace("_", "-") for part in settings.vllm.extra_args]
     if GPU_MEMORY_OPTION not in names:
         raise ConfigError(
             "searcher.shard_bytes beside vLLM on one GPU: nothing says what vLLM may take. Set "
-            f"{GPU_MEMORY_OPTION} in vllm.extra_args, too; `carpool index "
-            "gpu-split` chooses both from measured rates"
+            f"{GPU_MEMORY_OPTION} in vllm.extra_args, too; docs/guides/hot-shard.md says how to "
+            "choose both"
         )
 
 

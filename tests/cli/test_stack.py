@@ -15,7 +15,6 @@ import yaml
 from carpool.errors import ConfigError
 from carpool.terminal import without_password
 from carpool.vllm import (
-    GPU_MEMORY_OPTION,
     SMALL_MODEL_BYTES,
     VllmSettings,
     check_vllm,
@@ -51,7 +50,6 @@ INDEX = ROOT / "tests" / "compat" / "v2-float32"
 URL = "http://name:sesame@10.0.0.1:8000/v1"
 SHOWN = "http://name:********@10.0.0.1:8000/v1"
 GIB = 1 << 30
-RATES = {"answers": [[GIB, 30.0], [19 * GIB, 35.0]], "searches": [[0, 10], [4 * GIB, 50]]}
 PLAN = StackPlan(
     bootstrap="127.0.0.1:9092",
     broker_port=9092,
@@ -144,28 +142,6 @@ def test_the_generator_follows_the_kv_events_of_the_vllm_that_is_started_with_it
     assert "llm.kv_events=" not in command, "another server's events are as it is set"
 
 
-def test_gpu_split_says_what_to_set(tmp_path: Path) -> None:
-    file = tmp_path / "rates.json"
-    command = f"index gpu-split {file} --gpu-bytes {24 * GIB}"
-    assert "cannot read" in carpool(command).stderr
-    file.write_text(json.dumps(RATES))
-    split = carpool(f"{command} --json").json
-    assert split["shard_bytes"] == pytest.approx(2.4 * GIB, rel=0.03)
-    assert split["utilization"] == pytest.approx(0.92 - 3.4 / 24, abs=0.005)
-    shown = carpool(command).stdout
-    assert f"{GPU_MEMORY_OPTION}={split['utilization']:.3f}" in shown
-    assert shown.splitlines()[-1] == (
-        f"CARPOOL_GPU_MEMORY_UTILIZATION={split['utilization']:.3f} "
-        f"CARPOOL_SEARCHER_SHARD_BYTES={split['shard_bytes']}"
-    )
-    smaller = carpool(f"index gpu-split {file} --gpu-bytes {GIB}")
-    assert "--gpu-bytes" in smaller.stderr
-    file.write_text(json.dumps(RATES | {"more": 1}))
-    assert "no file of rates" in carpool(command).stderr
-    file.write_text(json.dumps({"answers": [[GIB, 5]], "searches": [[0, 10]]}))
-    assert "searcher.shard_bytes to 0" in carpool(command).stdout
-
-
 def plan_of(*assignments: str, **flags: dict[str, Any]) -> StackPlan:
     own = (f"index.dir={INDEX}", f"searcher.shard_bytes={GIB}")
     free = ("vllm.port=0", "up.broker_port=0", "up.http_port=0")
@@ -179,7 +155,7 @@ def test_up_starts_both_on_one_gpu_only_where_vllm_is_told_its_share(
     monkeypatch.setattr(stack, "is_cpu_build", lambda: False)
     monkeypatch.setattr(stack, "check_vllm", lambda settings: None)
     assert plan_of(vllm={"extra_args": ("--gpu_memory_utilization=0.7",)}).shares_gpu
-    with pytest.raises(ConfigError, match="gpu-split"):
+    with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
         plan_of()
     assert not plan_of("llm.engine=none").shares_gpu
     assert not plan_of("searcher.shard_bytes=0").shares_gpu

@@ -23,7 +23,7 @@ NOT_RUN = {
     "README.md": ["make demo"],
     "docs/guides/kubernetes.md": ["kubectl apply -k"] * 3,
     "docs/guides/another-language.md": ["java -cp"],
-    "docs/guides/hot-shard.md": ["carpool index gpu-split"],
+    "docs/guides/hot-shard.md": ["CARPOOL_GPU_MEMORY_UTILIZATION"],
     "docs/guides/llm-servers.md": [
         "vllm serve /models",
         "vllm serve ... --kv-events-config",
