@@ -100,7 +100,6 @@ class CacheUse(Record, frozen=True, kw_only=True, omit_defaults=False):
 class Provenance(Record, frozen=True, kw_only=True):
     """The versions of index, models, prompt and software that made the answer."""
 
-    index: str | None = None
     index_version: str | None = None
     embedding_model: str | None = None
     prompt_hash: str | None = None
@@ -149,7 +148,6 @@ class Answer(Record, frozen=True, kw_only=True):
     cache: CacheUse | None = None
     provenance: Provenance | None = None
     error: AnswerError | None = None
-    cancelled_by: Identifier | None = None
 
 
 def unanswered(

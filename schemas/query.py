@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from schemas.errors import Reason, RecordError
-from schemas.record import Identifier, NonNegative, Record
+from schemas.record import Identifier, Record
 
 QUERY_BYTES_MAX = 256 * 1024
 TOP_K_MAX = 100
@@ -41,22 +41,6 @@ class Generation(Record, frozen=True, kw_only=True):
     extractive: bool = False
 
 
-class History(Record, frozen=True, kw_only=True):
-    """The result of an earlier round of the same workflow (*later*: refused by this build)."""
-
-    clusters: Annotated[tuple[int, ...], msgspec.Meta(max_length=20)] = ()
-    doc_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=20)] = ()
-
-
-class Workflow(Record, frozen=True, kw_only=True):
-    """The place of a query in a graph of queries (*later*: refused by this build)."""
-
-    root_id: Identifier
-    parent_id: Identifier | None = None
-    node: str | None = None
-    round: NonNegative = 0
-
-
 class Query(Record, frozen=True, kw_only=True):
     """A question as it was published.
 
@@ -86,11 +70,6 @@ class Query(Record, frozen=True, kw_only=True):
     filter: Any = None
     conversation_id: Identifier | None = None
     generation: Generation | None = None
-    drafts: bool = False
-    history: History | None = None
-    workflow: Workflow | None = None
-    speculative: bool = False
-    supersedes: Identifier | None = None
 
 
 NOT_YET: tuple[tuple[str, str], ...] = (
@@ -99,11 +78,6 @@ NOT_YET: tuple[tuple[str, str], ...] = (
         "tenants are not isolated by this build, so it will not take a query that asks for it",
     ),
     ("filter", "filters are not applied by this build"),
-    ("drafts", "drafts are not sent by this build"),
-    ("history", "history is not used by this build"),
-    ("workflow", "workflows are not run by this build"),
-    ("speculative", "speculative queries are not scheduled by this build"),
-    ("supersedes", "queries cannot be superseded in this build"),
 )
 
 

@@ -14,7 +14,7 @@ Tier = Literal["gpu", "ram", "ssd"]
 
 
 class Hit(Record, frozen=True, kw_only=True):
-    """One passage. `score`: inner product of normalised vectors; `token_ids`: *later*.
+    """One passage. `score`: inner product of normalised vectors.
 
     `metadata`: of the line of the corpus, as far as the index stores it.
     """
@@ -25,8 +25,6 @@ class Hit(Record, frozen=True, kw_only=True):
     title: str = ""
     text: str = ""
     metadata: dict[str, Any] | None = None
-    token_ids: tuple[int, ...] | None = None
-    tokenizer: Identifier | None = None
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -53,13 +51,6 @@ class Searched(Record, frozen=True, kw_only=True):
     is_calibrated: bool | None = None
 
 
-class Confidence(Record, frozen=True, kw_only=True):
-    """The confidence of a draft, and its method (*later*)."""
-
-    method: str
-    value: float
-
-
 class Retrieval(Record, frozen=True, kw_only=True):
     """Final or draft result of one query, hits best first.
 
@@ -69,7 +60,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     A draft (`is_final` is false, on `rag.retrievals.draft.v1`) has the best passages of the first
     `clusters_done` of `clusters_total` clusters, perhaps fewer than `top_k`, with their texts;
     `completed_us` is when it was made. Drafts of a query have growing revisions. The final
-    retrieval supersedes them all. `added`, `removed`, `stable_prefix` and `confidence`: *later*.
+    retrieval supersedes them all.
     """
 
     query: Query
@@ -90,7 +81,3 @@ class Retrieval(Record, frozen=True, kw_only=True):
     completed_us: NonNegative = 0
     clusters_done: NonNegative | None = None
     clusters_total: NonNegative | None = None
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    stable_prefix: NonNegative | None = None
-    confidence: Confidence | None = None

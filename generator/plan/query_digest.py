@@ -17,9 +17,9 @@ def query_digest(query: Query) -> str:
     """Returns a digest (BLAKE2b, hexadecimal) of the question, the same for every publication.
 
     It covers the text, the model of the vector, `top_k`, `nprobe`, `recall_target`, the tenant, the
-    filter, the conversation, the history, the generation options and `search_mode`, each as
-    published: an explicit default differs from none. It omits deadline, priority, attempt, drafts
-    and workflow, and the vector, which the generator does not receive; the text represents it.
+    filter, the conversation, the generation options and `search_mode`, each as published: an
+    explicit default differs from none. It omits deadline, priority and attempt, and the vector,
+    which the generator does not receive; the text represents it.
     """
     asked: tuple[object, ...] = (
         query.text,
@@ -30,9 +30,7 @@ def query_digest(query: Query) -> str:
         query.tenant,
         query.filter,
         query.conversation_id,
-        query.history,
         query.generation or Generation(),
-        # Digests of questions without it are those of earlier versions.
-        *((query.search_mode,) if query.search_mode is not None else ()),
+        query.search_mode,
     )
     return hashlib.blake2b(_encoder.encode(asked), digest_size=DIGEST_BYTES).hexdigest()

@@ -138,6 +138,7 @@ def test_a_digest_depends_on_the_question_and_not_on_its_urgency_or_the_order_of
         {"embedding_model": "m"},
         {"conversation_id": "c"},
         {"generation": Generation(seed=1)},
+        {"search_mode": "exact"},
     ]
     for fields in others:
         assert query_digest(a_query("a", **{"top_k": 3, **fields})) != query_digest(question)

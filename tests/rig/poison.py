@@ -49,7 +49,7 @@ def poison_records() -> tuple[Poison, ...]:
         query("poison-7", "missing_field"),
         query("poison-8", "missing_field", vector=number),
         query("poison-9", "unsupported", text="x", filter={"lang": "en"}),
-        query("poison-10", "unsupported", text="x", workflow={"root_id": "r"}),
+        query("poison-10", "invalid_value", text="x", nprobe=4, recall_target=0.9),
         query("poison-11", "unsupported", text="x", tenant="acme"),
         query(
             "poison-12",

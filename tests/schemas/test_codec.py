@@ -196,11 +196,6 @@ def test_a_common_mistake_is_named_with_its_remedy(value: bytes, remedy: str) ->
     [
         {"filter": {"lang": "en"}},
         {"tenant": "acme"},
-        {"drafts": True},
-        {"history": {"doc_ids": ["a"]}},
-        {"workflow": {"root_id": "r"}},
-        {"speculative": True},
-        {"supersedes": "q-0"},
     ],
 )
 def test_an_option_without_support_is_refused_by_name(
@@ -230,8 +225,8 @@ def test_results_stay_in_the_class_that_the_query_was_published_in() -> None:
 
 
 def test_unknown_fields_and_options_at_their_default_are_accepted() -> None:
-    found = query({"text": "x", "colour": "red", "drafts": False, "speculative": False})
-    assert (found.text, found.drafts) == ("x", False)
+    found = query({"text": "x", "colour": "red", "priority": 0, "filter": None})
+    assert (found.text, found.priority, found.filter) == ("x", 0, None)
 
 
 def test_the_largest_query_is_taken_and_one_byte_more_is_not() -> None:
