@@ -101,9 +101,11 @@ struct Run {
 };
 
 // What all threads of a scan read. The runs that are nearest to any query come first: then most rows
-// of the others are worse than what is there.
+// of the others are worse than what is there. `blocks`: the numbers of the blocks of each cluster, from
+// `codes` on; null where one is behind the other.
 struct Scan {
   const uint8_t *const *codes;
+  const int64_t *const *blocks;
   const int64_t *first_rows, *row_counts;
   const float *centroids, *queries;
   int dimension;
@@ -296,15 +298,17 @@ void int4_encode(const float *rows, int64_t count, int dimension, uint8_t *block
   }
 }
 
-// Scans with the kernel `kernel`, on up to `threads` threads. codes, first_rows, row_counts: of each
-// cluster; codes are null where they are not in memory. centroids: (clusters, dimension), queries: (n,
-// dimension), float32. The clusters of query i are probes[starts[i]] to probes[starts[i + 1]], nearest
-// first. Writes rows and estimates, (n, count), best first; a row is -1 where there are fewer.
-void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64_t *first_rows,
-               const int64_t *row_counts, const float *centroids, int dimension, const float *queries, int64_t n,
-               const int64_t *starts, const int64_t *probes, int count, int64_t *rows, float *estimates) {
+// Scans with the kernel `kernel`, on up to `threads` threads. codes, blocks, first_rows, row_counts: of
+// each cluster, see Scan; codes are null where they are not in memory. centroids: (clusters,
+// dimension), queries: (n, dimension), float32. The clusters of query i are probes[starts[i]] to
+// probes[starts[i + 1]], nearest first. Writes rows and estimates, (n, count), best first; a row is -1
+// where there are fewer.
+void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64_t *const *blocks,
+               const int64_t *first_rows, const int64_t *row_counts, const float *centroids, int dimension,
+               const float *queries, int64_t n, const int64_t *starts, const int64_t *probes, int count, int64_t *rows,
+               float *estimates) {
   const auto scan_some = kernels()[kernel].scan;
-  Scan scan{codes, first_rows, row_counts, centroids, queries, dimension, {}, {}, {}};
+  Scan scan{codes, blocks, first_rows, row_counts, centroids, queries, dimension, {}, {}, {}};
   std::vector<std::array<int64_t, 3>> wishes; // cluster, query, place of the cluster in the query's
   int64_t products = 0;
   for (int64_t i = 0; i < n; i++) {

@@ -149,9 +149,11 @@ class CodeScanner:
         *,
         threads: int = 1,
         kernel: str | None = None,
+        copies_bytes: int = 0,
     ) -> None:
         """`first_rows`, `row_counts`: (nlist,) int64, the rows of each cluster.
 
+        `copies_bytes`: of memory into which `load` copies; 0: it keeps the memory that it is given.
         `threads`: that share the clusters of a scan. `kernel`: of `kernels()`; None: the fastest.
         Raises `ConfigError` where the codes of the index are arranged in another way.
         """
@@ -163,20 +165,38 @@ class CodeScanner:
         self._row_counts = np.ascontiguousarray(row_counts, np.int64)
         self._codes: dict[int, UInt8] = {}
         self._places = np.zeros(len(row_counts), np.uint64)
+        # Copies take free blocks, wherever these are: so no memory is lost between clusters, and
+        # the system does not have to clear pages for each.
+        self._copies = np.empty((copies_bytes // layout.block_bytes, layout.block_bytes), np.uint8)
+        self._free = np.arange(len(self._copies))
+        self._free_count = len(self._free)
+        self._blocks: dict[int, Int64] = {}
+        self._block_places = np.zeros(len(row_counts), np.uint64)
         self._threads = threads
         self._kernel = kernels().index(kernel) if kernel is not None else 0
 
     def load(self, cluster: int, codes: UInt8) -> None:
-        """Takes the codes of a cluster, (n,) uint8, verified, and keeps this memory."""
+        """Takes the codes of a cluster that is not in memory, (n,) uint8, verified."""
         assert len(codes) == self._layout.size_bytes(int(self._row_counts[cluster]))
-        if len(codes):
-            self._codes[cluster] = codes
-            self._places[cluster] = codes.ctypes.data
+        if not len(codes):
+            return
+        if len(self._copies):
+            taken = codes.reshape(-1, self._layout.block_bytes)
+            self._free_count -= len(taken)
+            blocks = self._free[self._free_count :][: len(taken)].copy()
+            self._copies[blocks] = taken
+            self._blocks[cluster], codes = blocks, self._copies
+            self._block_places[cluster] = blocks.ctypes.data
+        self._codes[cluster] = codes
+        self._places[cluster] = codes.ctypes.data
 
     def drop(self, cluster: int) -> None:
         """Lets go of the codes of a cluster; no scan may use them."""
         self._places[cluster] = 0
         self._codes.pop(cluster, None)
+        blocks = self._blocks.pop(cluster, self._free[:0])
+        self._free[self._free_count :][: len(blocks)] = blocks
+        self._free_count += len(blocks)
 
     def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
         """Returns the rows with the best estimated scores of each query, and the estimates.
@@ -203,6 +223,7 @@ class CodeScanner:
             self._kernel,
             self._threads,
             _place(self._places),
+            _place(self._block_places),
             _place(self._first_rows),
             _place(self._row_counts),
             _place(self._centroids),
@@ -232,6 +253,7 @@ class CodeScanner:
                 continue
             row_count, dimension = int(self._row_counts[cluster]), queries.shape[1]
             blocks = self._codes[cluster].reshape(-1, self._layout.block_bytes)
+            blocks = blocks[self._blocks.get(cluster, slice(None))]
             codes, steps = _unpack(blocks, row_count, dimension)
             products = (codes - np.float32(7.5)) @ numbers[some].T
             base = queries[some] @ self._centroids[cluster]

@@ -24,9 +24,10 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
     base[q] = product(scan.centroids + cluster * scan.dimension, scan.queries + (int64_t)wanting[q] * scan.dimension,
                       scan.dimension);
   }
-  const uint8_t *block = scan.codes[cluster];
-  int64_t row = scan.first_rows[cluster];
-  for (int64_t left = scan.row_counts[cluster]; left > 0; left -= ROWS, row += ROWS, block += scan.block_bytes()) {
+  const int64_t *blocks = scan.blocks[cluster];
+  int64_t row = scan.first_rows[cluster], at = 0;
+  for (int64_t left = scan.row_counts[cluster]; left > 0; left -= ROWS, row += ROWS, at++) {
+    const uint8_t *block = scan.codes[cluster] + (blocks ? blocks[at] : at) * scan.block_bytes();
     alignas(64) int32_t sums[Q * ROWS];
     float steps[ROWS];
     multiply<Q>(block, scan.groups(), numbers, sums);

@@ -6,7 +6,6 @@ that hangs is given up, and its memory stays in use until the kernel returns it.
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -19,21 +18,18 @@ from carpool.disk.index import OpenCodes
 from carpool.errors import RetryableError
 from schemas.record import ClusterId
 from searcher.codes.source import ReadError
+from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads
 from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
 
 UInt8 = npt.NDArray[np.uint8]
 
 
-GROUPS = 4
-"""Groups of reads that the memory holds: while one is scanned the disk reads the next."""
-
-
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Memory of reads that begin together. `holders`: reads in it, and batches in the kernel."""
+    """A slot with reads that begin together. `holders`: reads in it, and batches in the kernel."""
 
-    size_bytes: int
+    slot: int
     holders: int
 
 
@@ -55,18 +51,22 @@ class CodesReader:
     """Reads codes for one thread, in the order in which they are wanted."""
 
     def __init__(
-        self, codes: OpenCodes, reads: PageReads, bytes_max: int, timeout_us: int, clock: Clock
+        self,
+        codes: OpenCodes,
+        reads: PageReads,
+        buffers: ReadBuffers,
+        timeout_us: int,
+        clock: Clock,
     ) -> None:
-        """`reads` belong to the caller. `bytes_max`: of memory; a cluster alone may take more."""
+        """`reads` and `buffers` belong to the caller. A cluster must fit a slot."""
         self._codes = codes
-        self._bytes_max = bytes_max
+        self._buffers = buffers
         self._in_flight = ReadsInFlight[tuple[_Group, list[_Read]]](
             reads, timeout_us, clock, lambda owner: self._let_go(owner[0])
         )
         self._next_ticket = 0
         self._wanted: dict[int, _Read] = {}  # not taken yet, by ticket
         self._unstarted: deque[_Read] = deque()
-        self._used_bytes = 0
 
     @property
     def unstarted_bytes(self) -> int:
@@ -89,7 +89,7 @@ class CodesReader:
     def take(self, ticket: int) -> UInt8 | ReadError | None:
         """Returns the codes of a cluster, or why they cannot be read; None: they have not come.
 
-        What is returned is not wanted any more.
+        What is returned is not wanted any more, and stays in memory until the next `advance`.
         """
         read = self._wanted[ticket]
         if read.error is None and not read.has_ended:
@@ -117,7 +117,7 @@ class CodesReader:
         while self._unstarted and self._begin():
             pass
         stuck = {group for group, _ in self._in_flight.stuck()}
-        if self._unstarted and self._used_bytes == sum(group.size_bytes for group in stuck):
+        if self._unstarted and not self._buffers.free and len(stuck) == self._buffers.taken:
             for read in self._unstarted:
                 read.error = RetryableError(NO_MEMORY)
             self._unstarted.clear()
@@ -126,22 +126,22 @@ class CodesReader:
         """Raises `AssertionError` where memory was lost."""
         groups = {read.group for read in self._wanted.values() if read.group is not None}
         groups |= {group for group, _ in (*self._in_flight.owners(), *self._in_flight.stuck())}
-        assert self._used_bytes == sum(group.size_bytes for group in groups)
+        assert self._buffers.taken == len({group.slot for group in groups}) == len(groups)
 
     def _begin(self) -> bool:
-        """Begins the next reads, as many as a group holds; returns False where memory is full."""
+        """Begins the next reads, as many as fit a slot; returns False where none is free."""
+        if not self._buffers.free:
+            return False
         reads: list[_Read] = []
-        size_bytes = 0
+        pages = 0
         for read in self._unstarted:
-            if reads and size_bytes + read.size_bytes > self._bytes_max // GROUPS:
+            read_pages = read.size_bytes // PAGE_BYTES
+            if pages + read_pages > self._buffers.slot_pages:
                 break
             reads.append(read)
-            size_bytes += read.size_bytes
-        if self._used_bytes and self._used_bytes + size_bytes > self._bytes_max:
-            return False
-        group, buffer = _Group(size_bytes, len(reads)), memoryview(mmap.mmap(-1, size_bytes))
-        self._used_bytes += size_bytes
-        start = 0
+            pages += read_pages
+        slot, buffer = self._buffers.take(pages)
+        group, start = _Group(slot, len(reads)), 0
         for read in reads:
             self._unstarted.popleft()
             read.group, read.view = group, buffer[start : start + read.size_bytes]
@@ -163,7 +163,7 @@ class CodesReader:
     def _let_go(self, group: _Group) -> None:
         group.holders -= 1
         if not group.holders:
-            self._used_bytes -= group.size_bytes
+            self._buffers.give_back(group.slot)
 
     def _judge(self, group: _Group, read: _Read, batch: PageBatch, position: int) -> None:
         """A read has ended: are the codes correct, does it fail, or is it done again?"""

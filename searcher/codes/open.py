@@ -6,7 +6,6 @@ for the clusters that are needed next.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,9 +38,6 @@ SLOTS = 4
 SLOT_PAGES = 256
 """Pages of a buffer: 10 rows for each of 20 queries."""
 BUFFERS_BYTES = SLOTS * SLOT_PAGES * PAGE_BYTES
-_M_MMAP_THRESHOLD = -3
-OWN_MAPPING_BYTES = 32 << 10
-"""Allocations from this size on have pages of their own."""
 CLUSTERS_MIN = 4
 """Paged codes need room for so many clusters of the largest size. With less, searches are exact."""
 
@@ -83,8 +79,12 @@ def _resident_bytes(codes: OpenCodes) -> int:
 
 def _paged_bytes_beside(codes: OpenCodes) -> int:
     """Memory of paged codes that is not for codes: reads."""
-    largest_bytes = max(extent.read_bytes for extent in codes.extents)
-    return BUFFERS_BYTES + max(BUFFERS_BYTES, largest_bytes)
+    return BUFFERS_BYTES + SLOTS * _slot_pages(codes) * PAGE_BYTES
+
+
+def _slot_pages(codes: OpenCodes) -> int:
+    """Pages of a buffer for codes: one cluster fits, and several small ones."""
+    return max(SLOT_PAGES, *(extent.read_bytes // PAGE_BYTES for extent in codes.extents))
 
 
 def _paged_bytes_min(codes: OpenCodes) -> int:
@@ -173,8 +173,8 @@ def open_codes_plane(
             )
         else:
             pages = reads_of([file.path for file in chosen.codes.files])
-            bytes_max = SLOTS * SLOT_PAGES * PAGE_BYTES
-            reader = CodesReader(chosen.codes, pages, bytes_max, timeout_us, clock)
+            buffers = ReadBuffers(SLOTS, _slot_pages(chosen.codes))
+            reader = CodesReader(chosen.codes, pages, buffers, timeout_us, clock)
             codes = _paged(index, chosen.codes, chosen.paged_bytes, reader, metrics, threads)
         shard = open_shard(codes)
     except BaseException:
@@ -200,7 +200,6 @@ def _paged(
     threads: int,
 ) -> PagedCodes:
     """Returns paged codes, none of them in memory."""
-    _return_freed_memory()
     scanner = CodeScanner(
         codes.layout,
         index.centroids,
@@ -208,18 +207,8 @@ def _paged(
         codes.first_rows,
         codes.row_counts,
         threads=threads,
+        copies_bytes=budget_bytes,
     )
     planner = PagedCodesPlanner([extent.size_bytes for extent in codes.extents], budget_bytes)
     ahead_bytes = SLOT_PAGES * PAGE_BYTES
     return PagedCodes(codes, scanner, planner, reader, metrics, read_ahead_bytes=ahead_bytes)
-
-
-def _return_freed_memory() -> None:
-    """Makes the allocator return the memory of codes to the system as soon as they are dropped.
-
-    An allocator that keeps it for the next cluster, which may be larger, slowly exceeds the budget.
-    Does nothing where the C library is not glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)

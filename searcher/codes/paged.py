@@ -146,7 +146,7 @@ class PagedCodes:
         if isinstance(found, CorruptionError | RetryableError):
             self._fail(cluster, found)
             return True
-        self.scanner.load(cluster, found.copy())  # the reads that it came with share its memory
+        self.scanner.load(cluster, found)
         self._there.add(cluster)
         self._broken.pop(cluster, None)
         size_bytes = self._extents[cluster].read_bytes

@@ -79,7 +79,9 @@ def encoded(rows: Rows) -> list[npt.NDArray[np.uint8]]:
     ]
 
 
-def make_scanner(rows: Rows, kernel: str | None = None, threads: int = 1) -> CodeScanner:
+def make_scanner(
+    rows: Rows, kernel: str | None = None, threads: int = 1, *, copies_bytes: int = 0
+) -> CodeScanner:
     """A scanner with all codes in memory."""
     dimension = rows.vectors.shape[1]
     scanner = CodeScanner(
@@ -90,6 +92,7 @@ def make_scanner(rows: Rows, kernel: str | None = None, threads: int = 1) -> Cod
         np.array(COUNTS),
         threads=threads,
         kernel=kernel,
+        copies_bytes=copies_bytes,
     )
     for cluster, codes in enumerate(encoded(rows)):
         scanner.load(cluster, codes)
@@ -167,6 +170,24 @@ def test_a_cluster_that_is_dropped_is_not_found_until_it_is_loaded_again(kernel:
     scanner.load(0, encoded(rows)[0])
     for one, other in zip(before, scanner.scan(queries, probes, 50), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@EVERY_KERNEL
+def test_copies_take_the_blocks_of_what_was_dropped_wherever_they_are(kernel: str) -> None:
+    rows = make_rows(60)
+    queries, probes = some_queries(rows, 20), [np.arange(len(COUNTS))] * 20
+    wanted = make_scanner(rows, kernel).scan(queries, probes, 50)
+    codes = encoded(rows)
+    scanner = make_scanner(rows, kernel, copies_bytes=sum(map(len, codes)))
+    for dropped in ((0, 3), (5, 0, 2), (4, 1, 3)):
+        for cluster in dropped:
+            scanner.drop(cluster)
+        for cluster in reversed(dropped):
+            memory = codes[cluster].copy()
+            scanner.load(cluster, memory)
+            memory[:] = 0
+        for one, other in zip(wanted, scanner.scan(queries, probes, 50), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
