@@ -76,25 +76,16 @@ def probe(centroids: Float32, queries: Float32, nprobe: int) -> npt.NDArray[np.i
     for start in range(0, len(queries), PROBE_CHUNK_ROWS):
         scores = queries[start : start + PROBE_CHUNK_ROWS] @ centroids.T
         np.negative(scores, out=scores)
-        probes[start : start + PROBE_CHUNK_ROWS] = _least(scores, count)
+        for row, each in enumerate(scores, start):
+            probes[row] = _least(each, count)
     return probes
 
 
 def _least(scores: Float32, count: int) -> npt.NDArray[np.intp]:
-    """Returns the columns of the `count` least scores of each row, as a stable sort orders them.
+    """Returns the positions of the `count` least scores, as a stable sort orders them.
 
     Five times as fast as that sort.
     """
-    rows, columns = scores.shape
-    if count == columns:
-        return np.argsort(scores, axis=1, kind="stable")
-    worst = np.partition(scores, count - 1, axis=1)[:, count - 1 : count]
-    near = scores <= worst
-    # More than `count` are selected where several scores equal the last selected one.
-    for row in np.flatnonzero(near.sum(axis=1) != count):
-        near[row] = False
-        near[row, np.argsort(scores[row], kind="stable")[:count]] = True
-    found = (np.flatnonzero(near) % columns).reshape(rows, count)
-    order = np.argsort(np.take_along_axis(scores, found, axis=1), axis=1, kind="stable")
-    nearest: npt.NDArray[np.intp] = np.take_along_axis(found, order, axis=1)
-    return nearest
+    # More than `count` are near where several scores equal the last one.
+    near = np.flatnonzero(scores <= np.partition(scores, count - 1)[count - 1])
+    return near[np.argsort(scores[near], kind="stable")[:count]]

@@ -92,19 +92,10 @@ class CheckedFile:
         wrong = np.flatnonzero(stored != page_sums(pages, first_page, self._seed))
         return first_page + int(wrong[0]) if len(wrong) else None
 
-    def are_correct(self, pages: UInt8, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Returns which pages are correct: pages (n, 4096) uint8, numbers (n,) -> (n,) bool."""
-        digest, seed = xxhash.xxh3_64_intdigest, self._seed
-        found = np.fromiter(
-            (
-                digest(page, seed + number & _SEED_MASK) & _MASK
-                for page, number in zip(pages, numbers.tolist(), strict=True)
-            ),
-            np.uint32,
-            len(pages),
-        )
-        correct: npt.NDArray[np.bool_] = found == self._sums[numbers]
-        return correct
+    def is_correct(self, page: memoryview, number: int) -> bool:
+        """Returns whether a page, 4096 bytes, is correct. `number`: in the file."""
+        found = xxhash.xxh3_64_intdigest(page, self._seed + number & _SEED_MASK) & _MASK
+        return found == self._sums.item(number)
 
     def damaged(self, page: int) -> CorruptionError:
         """Returns the error for a wrong page."""

@@ -86,6 +86,9 @@ class CodesExecutor(SearchLoop):
                 read = self._rows.advance(self._are_in_hand)
                 for rows in read:
                     self._score(rows, finish)
+                if read:
+                    read_bytes = self._metrics.bytes_read.labels(purpose="demand")
+                    read_bytes.inc(sum(rows.bytes_read for rows in read))
                 if not (read or has_scanned or self._is_stopped) and self._mailbox.empty():
                     self._wait(
                         *(self._queries[key].give_up_at_us for key in self._elsewhere),
@@ -361,41 +364,19 @@ class CodesExecutor(SearchLoop):
     # ---- scores
 
     def _score(self, read: RowsRead, finish: Finish) -> None:
+        if (query := self._queries.get(read.owner)) is None:
+            return
         began_us = self._clock.now_us()
-        self._metrics.bytes_read.labels(purpose="demand").inc(sum(read.bytes_by_owner.values()))
-        for owner, size_bytes in read.bytes_by_owner.items():
-            if (query := self._queries.get(owner)) is not None:
-                query.bytes_read += size_bytes
-        keys, which = np.unique(read.owners, return_inverse=True)
-        queries = [self._queries.get(key) for key in keys.tolist()]
-        known = [query is not None for query in queries]
-        in_hand = [query for query in queries if query is not None]
-        if in_hand:
-            vectors = np.zeros((len(queries), read.vectors.shape[1]), np.float32)
-            vectors[known] = [query.search.vector for query in in_hand]
-            scores = np.einsum("nd,nd->n", read.vectors, vectors[which])
-            order = np.argsort(which, kind="stable")
-            ends = np.cumsum(np.bincount(which))
-            took_us = (self._clock.now_us() - began_us) // len(in_hand)
-            for query, start, end in zip(queries, [0, *ends.tolist()], ends.tolist(), strict=False):
-                if query is None:
-                    continue
-                here = order[start:end]
-                query.scores.append(scores[here])
-                query.rows.append(read.rows[here])
-                query.unscored -= len(here)
-                query.search_us += took_us
-                if not query.unscored:
-                    self._finish(query.search.key, finish)
-        for owner, row, error in read.failed:
-            query = self._queries.get(owner)
-            if query is None:
-                continue
+        query.scores.append(np.einsum("nd,d->n", read.vectors, query.search.vector))
+        query.search_us += self._clock.now_us() - began_us
+        query.rows.append(read.rows)
+        query.bytes_read += read.bytes_read
+        query.unscored -= len(read.rows) + len(read.failed)
+        for row, error in read.failed:
             cluster = ClusterId(int(self._clusters_of(np.array([row]))[0]))
             query.errors.setdefault(cluster, error)
-            query.unscored -= 1
-            if not query.unscored:
-                self._finish(owner, finish)
+        if not query.unscored:
+            self._finish(read.owner, finish)
 
     def _finish(self, key: int, finish: Finish, scan: ScanResult | None = None) -> None:
         query = self._queries[key]

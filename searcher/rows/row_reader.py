@@ -7,18 +7,19 @@ stays out of use until the kernel returns it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from carpool.clock import Clock
-from carpool.disk.checked_file import CheckedFile
+from carpool.disk.checked_file import PAGE_BYTES, CheckedFile
 from carpool.disk.pages import PageLayout
 from carpool.errors import RetryableError
-from searcher.plan.row_pages import plan_reads, row_places, split_rows
-from searcher.rows.row_batch import RowBatch, check_rows, vectors_of
+from searcher.plan.row_pages import plan_reads
+from searcher.rows.row_batch import RowBatch, errors_of, vectors_of
 from searcher.store.buffers import ReadBuffers
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
 from searcher.store.reads_in_flight import NO_MEMORY, ReadsInFlight
@@ -28,25 +29,18 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
-class FailedRow(NamedTuple):
-    """A row that could not be read, and the query that wanted it."""
-
-    owner: int
-    row: int
-    error: ReadError
-
-
 class RowsRead(NamedTuple):
-    """Rows that were read: `owners`, `rows` (n,) int64; `vectors` (n, dim) float32, copies.
+    """Rows of the query `owner` that were read: `rows` (n,) int64; `vectors` (n, dim) float32.
 
-    `bytes_by_owner`: what was read for each query; what several queries want counts for one.
+    `failed`: rows that could not be read. `bytes_read`: for this query; what several queries want
+    counts for one.
     """
 
-    owners: Int64
+    owner: int
     rows: Int64
     vectors: Float32
-    failed: tuple[FailedRow, ...]
-    bytes_by_owner: dict[int, int]
+    failed: Sequence[tuple[int, ReadError]]
+    bytes_read: int
 
 
 class _Wanted(NamedTuple):
@@ -96,9 +90,8 @@ class RowReader:
 
         `are_wanted` says of which owners rows are still wanted: (n,) int64 -> (n,) bool.
         """
-        ended = [self._read_of(batch) for _, batch in self._in_flight.ended()]
-        failed = self._start(are_wanted)
-        return ended if failed is None else [*ended, failed]
+        read = [one for _, batch in self._in_flight.ended() for one in self._read_of(batch)]
+        return read + self._start(are_wanted)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where buffers were lost or used twice."""
@@ -118,87 +111,91 @@ class RowReader:
 
     # ---- starting
 
-    def _start(self, are_wanted: Callable[[Int64], Bool]) -> RowsRead | None:
+    def _start(self, are_wanted: Callable[[Int64], Bool]) -> list[RowsRead]:
         """Starts reads while there are buffers; returns rows that will never have one."""
         while self._wanted:
             if not self._buffers.free:
-                return None if len(self._in_flight) else self._fail_wanted()
-            taken = self._take(are_wanted)
-            if len(taken.owners):
-                self._submit(taken)
-        return None
+                return [] if len(self._in_flight) else self._fail_wanted()
+            self._submit(*self._take(are_wanted))
+        return []
 
     def _take(self, are_wanted: Callable[[Int64], Bool]) -> _Wanted:
-        """Returns rows that fit a buffer: of all queries together, of one attempt."""
+        """Returns the rows that all queries want, of one attempt, in rising order."""
         attempt = self._wanted[0].attempt
         same = [wanted for wanted in self._wanted if wanted.attempt == attempt]
         self._wanted = deque(wanted for wanted in self._wanted if wanted.attempt != attempt)
         owners = np.concatenate([wanted.owners for wanted in same])
         rows = np.concatenate([wanted.rows for wanted in same])
-        kept = are_wanted(owners)
-        owners, rows = owners[kept], rows[kept]
-        if not len(owners):
-            return _Wanted(owners, rows, attempt)
-        first, *rest = split_rows(rows, self._layout, self._buffers.slot_pages)
-        if rest:
-            left = np.concatenate(rest)
-            self._wanted.appendleft(_Wanted(owners[left], rows[left], attempt))
-        return _Wanted(owners[first], rows[first], attempt)
+        kept = np.flatnonzero(are_wanted(owners))
+        order = kept[np.argsort(rows[kept], kind="stable")]
+        return _Wanted(owners[order], rows[order], attempt)
 
-    def _submit(self, wanted: _Wanted) -> None:
-        places = row_places(self._layout, wanted.rows)
-        planned = plan_reads(places, self._first_pages)
+    def _submit(self, owners: Int64, rows: Int64, attempt: int) -> None:
+        """Starts reads of the rows that fit a buffer; the others are wanted again."""
+        if not len(rows):
+            return
+        planned = plan_reads(rows, self._layout, self._first_pages, self._buffers.slot_pages)
+        count = len(planned.starts)
+        if count < len(rows):
+            self._wanted.appendleft(_Wanted(owners[count:], rows[count:], attempt))
         slot, buffer = self._buffers.take(len(planned.pages))
         reads = PageBatch(
-            files=planned.files,
-            offsets_bytes=planned.offsets_bytes,
+            files=planned.files[planned.first_of],
+            offsets_bytes=planned.pages[planned.first_of] * PAGE_BYTES,
             sizes_bytes=planned.sizes_bytes,
             buffer=buffer,
         )
         batch = RowBatch(
-            owners=wanted.owners,
-            rows=wanted.rows,
-            places=places,
+            owners=owners[:count],
+            rows=rows[:count],
             planned=planned,
             reads=reads,
             slot=slot,
-            attempt=wanted.attempt,
+            attempt=attempt,
         )
         self._in_flight.submit(reads, batch)
 
-    def _fail_wanted(self) -> RowsRead:
+    def _fail_wanted(self) -> list[RowsRead]:
         """Every buffer is with reads that hang: the rows that wait cannot be read."""
-        failed = tuple(
-            FailedRow(owner, row, RetryableError(NO_MEMORY))
-            for wanted in self._wanted
-            for owner, row in zip(wanted.owners.tolist(), wanted.rows.tolist(), strict=True)
-        )
-        self._wanted.clear()
         none = np.empty(0, np.int64)
         vectors = np.empty((0, self._layout.dimension), np.float32)
-        return RowsRead(none, none, vectors, failed, {})
+        failed = [
+            RowsRead(owner, none, vectors, [(row, RetryableError(NO_MEMORY))], 0)
+            for wanted in self._wanted
+            for owner, row in zip(wanted.owners.tolist(), wanted.rows.tolist(), strict=True)
+        ]
+        self._wanted.clear()
+        return failed
 
     # ---- ending
 
     def _free(self, batch: RowBatch) -> None:
         self._buffers.give_back(batch.slot)
 
-    def _read_of(self, batch: RowBatch) -> RowsRead:
-        """Returns the rows of a batch; those with a passing error are wanted again."""
-        is_good, errors = check_rows(batch, self._sums)
-        again, failed = [], []
+    def _read_of(self, batch: RowBatch) -> Iterator[RowsRead]:
+        """Yields the rows of each query; those with a passing error are wanted again."""
+        errors, bytes_read = errors_of(batch, self._layout, self._sums), batch.bytes_by_owner()
+        again, failed = list[int](), dict[int, list[tuple[int, ReadError]]]()
         for pair, error in errors.items():
             if self._in_flight.may_retry(batch.reads, error, batch.attempt):
                 again.append(pair)
             else:
-                failed.append(FailedRow(int(batch.owners[pair]), int(batch.rows[pair]), error))
+                owner, row = int(batch.owners[pair]), int(batch.rows[pair])
+                failed.setdefault(owner, []).append((row, error))
         if again:
-            at = np.array(again)
-            self._wanted.append(_Wanted(batch.owners[at], batch.rows[at], batch.attempt + 1))
-        return RowsRead(
-            batch.owners[is_good],
-            batch.rows[is_good],
-            vectors_of(batch, self._layout, is_good),
-            tuple(failed),
-            batch.bytes_by_owner(),
-        )
+            wanted = _Wanted(batch.owners[again], batch.rows[again], batch.attempt + 1)
+            self._wanted.append(wanted)
+        by_owner = np.argsort(batch.owners, kind="stable")
+        owners, rows = batch.owners[by_owner], batch.rows[by_owner]
+        vectors = vectors_of(batch, self._layout, by_owner)
+        begins = np.flatnonzero(owners[1:] != owners[:-1]) + 1
+        for begin, end in pairwise([0, *begins.tolist(), len(owners)]):
+            owner, here = int(owners[begin]), slice(begin, end)
+            good = [pair not in errors for pair in by_owner[here]] if errors else slice(None)
+            yield RowsRead(
+                owner,
+                rows[here][good],
+                vectors[here][good],
+                failed.get(owner, ()),
+                bytes_read.get(owner, 0),
+            )
