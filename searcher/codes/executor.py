@@ -84,12 +84,12 @@ class CodesExecutor(SearchLoop):
                 self._scan_shard(finish)
                 has_scanned = self._scan(finish)
                 read = self._rows.advance(self._are_in_hand)
-                for rows in read:
-                    self._score(rows, finish)
                 if read:
                     read_bytes = self._metrics.bytes_read.labels(purpose="demand")
                     read_bytes.inc(sum(rows.bytes_read for rows in read))
-                if not (read or has_scanned or self._is_stopped) and self._mailbox.empty():
+                for rows in read:
+                    self._score(rows, finish)
+                if not (has_scanned or self._may_scan() or self._is_stopped):
                     self._wait(
                         *(self._queries[key].give_up_at_us for key in self._elsewhere),
                         self._rows.times_out_at_us,
@@ -252,13 +252,16 @@ class CodesExecutor(SearchLoop):
 
     def _scan(self, finish: Finish) -> bool:
         """Scans what waits; returns whether there was something. Reads go on meanwhile."""
-        # Rows that wait for a buffer must not become more and more.
-        if self._rows.waiting > 1 or not (tasks := self._next_tasks()):
+        if not self._may_scan() or not (tasks := self._next_tasks()):
             return False
         if self._shard is not None:
             self._shard.shard.begin_substages(len(tasks))
         self._take_scanned(run_scan(self._codes.scanner, tasks, self._clock), finish)
         return True
+
+    def _may_scan(self) -> bool:
+        # Rows that wait for a buffer must not become more and more.
+        return bool(self._waiting) and self._rows.waiting <= 1
 
     def _next_tasks(self) -> tuple[ScanTask, ...]:
         """Takes the next waiting tasks, at most `BATCH_MAX`."""

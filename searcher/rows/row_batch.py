@@ -76,14 +76,9 @@ def _bad_pages(batch: RowBatch, sums: Sequence[CheckedFile]) -> dict[int, ReadEr
 def vectors_of(batch: RowBatch, layout: PageLayout, pairs: Int64) -> Float32:
     """Returns the vectors of `pairs`, (m,) int64 positions: (m, dim) float32, copies."""
     dtype = np.dtype("<f4" if layout.vector_dtype == "float32" else "<f2")
-    numbers = np.frombuffer(batch.reads.buffer, dtype)
+    buffer, size = batch.reads.buffer, dtype.itemsize
     # A view of a row at every number, of which few are taken.
-    every = np.lib.stride_tricks.as_strided(
-        numbers,
-        (len(numbers) - layout.dimension + 1, layout.dimension),
-        (dtype.itemsize, dtype.itemsize),
-        writeable=False,
-    )
-    starts = batch.planned.starts[pairs] // dtype.itemsize
-    vectors: Float32 = every[starts].astype(np.float32, copy=False)
+    shape = (len(buffer) // size - layout.dimension + 1, layout.dimension)
+    every = np.ndarray(shape, dtype, buffer, strides=(size, size))
+    vectors: Float32 = every[batch.planned.starts[pairs] // size].astype(np.float32, copy=False)
     return vectors

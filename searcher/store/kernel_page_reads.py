@@ -14,7 +14,6 @@ import time
 from collections import deque
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from carpool.clock import Clock
@@ -96,6 +95,9 @@ class KernelPageReads:
         _call(self._setup, DEPTH, ctypes.addressof(context))
         self._context = context.value
         self._ends = np.zeros(DEPTH, _END)
+        self._requests = np.zeros(DEPTH, _REQUEST)
+        self._requests["flags"], self._requests["eventfd"] = _ADD_TO_EVENTFD, waker.descriptor
+        self._pointers = self._requests.ctypes.data + np.arange(DEPTH) * _REQUEST.itemsize
         self._batches: dict[int, PageBatch] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # batch number, first read to start
         self._done_bytes: dict[int, int] = {}  # of reads that the kernel ended early, by token
@@ -114,20 +116,14 @@ class KernelPageReads:
     def poll(self) -> list[PageBatch]:
         """Returns the batches that have ended, and starts reads that wait."""
         ends = self._take_ends()
-        numbers = ends["token"].astype(np.int64) >> POSITION_BITS
-        for number in dict.fromkeys(numbers.tolist()):
-            batch, here = self._batches[number], ends[numbers == number]
-            positions = (here["token"] & ((1 << POSITION_BITS) - 1)).astype(np.int64)
-            results = here["result"]
-            whole = results == batch.sizes_bytes[positions]
-            batch.ended[positions[whole]] = True
-            batch.unended -= int(np.count_nonzero(whole))
-            for position, result in zip(
-                positions[~whole].tolist(), results[~whole].tolist(), strict=True
-            ):
+        for token, _, result, _ in ends:
+            number, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
+            batch = self._batches[number]
+            if result == batch.sizes_bytes[position]:
+                self._end(number, batch, position)
+            else:
                 self._judge(number, batch, position, result)
-            self._close_batch(number)
-        if len(ends):
+        if ends:
             self._fill()
         ended, self._ended = self._ended, []
         return ended
@@ -145,9 +141,10 @@ class KernelPageReads:
             self._batches.clear()
         return not self._in_kernel
 
-    def _take_ends(self) -> npt.NDArray[np.void]:
+    def _take_ends(self) -> list[tuple[int, int, int, int]]:
+        """Returns what the kernel tells of reads that ended: token and result, as in `_END`."""
         if not self._in_kernel:
-            return self._ends[:0]
+            return []
         no_wait = (ctypes.c_long * 2)(0, 0)
         count = _call(
             self._get_ends,
@@ -158,7 +155,8 @@ class KernelPageReads:
             ctypes.addressof(no_wait),
         )
         self._in_kernel -= count
-        return self._ends[:count].copy()
+        ends: list[tuple[int, int, int, int]] = self._ends[:count].tolist()
+        return ends
 
     def _judge(self, number: int, batch: PageBatch, position: int, result: int) -> None:
         """A read that the kernel ended with an error, or early: continues it, or ends it."""
@@ -175,21 +173,20 @@ class KernelPageReads:
             self._start(number, position, position + 1)
             return
         if result < 0:
-            self._fail(batch, position, OSError(-result, os.strerror(-result)))
+            self._fail(number, batch, position, OSError(-result, os.strerror(-result)))
             return
         if is_cut:
             path = self._files.path(file)
             batch.errors.setdefault(position, cut_short(path, batch, position, done_bytes))
-        batch.ended[position] = True
-        batch.unended -= 1
+        self._end(number, batch, position)
 
-    def _fail(self, batch: PageBatch, position: int, error: OSError) -> None:
+    def _fail(self, number: int, batch: PageBatch, position: int, error: OSError) -> None:
         batch.errors.setdefault(position, failed(self._files, batch, position, error))
-        batch.ended[position] = True
-        batch.unended -= 1
+        self._end(number, batch, position)
 
-    def _close_batch(self, number: int) -> None:
-        if not self._batches[number].unended:
+    def _end(self, number: int, batch: PageBatch, position: int) -> None:
+        batch.end(position)
+        if not batch.unended:
             self._ended.append(self._batches.pop(number))
 
     def _fill(self) -> None:
@@ -205,22 +202,15 @@ class KernelPageReads:
         """Starts reads `first` to `end` of a batch; what the kernel does not take has failed."""
         batch = self._batches[number]
         taken = slice(first, end)
-        tokens = np.uint64(number << POSITION_BITS) | np.arange(first, end, dtype=np.uint64)
-        done = self._done_bytes.get(int(tokens[0]), 0) if end == first + 1 else 0
-        is_read = np.bincount(batch.files[taken])
-        descriptors = np.zeros(len(is_read), np.uint32)
-        for file in np.flatnonzero(is_read).tolist():
-            descriptors[file] = self._files.descriptor(file)
-        requests = np.zeros(end - first, _REQUEST)
-        requests["token"] = tokens
-        requests["file"] = descriptors[batch.files[taken]]
-        requests["address"] = np.frombuffer(batch.buffer, np.uint8).ctypes.data
-        requests["address"] += (batch.starts[taken] + done).astype(np.uint64)
+        token = number << POSITION_BITS | first
+        done = self._done_bytes.get(token, 0) if end == first + 1 else 0
+        requests = self._requests[: end - first]  # the kernel copies them
+        requests["token"] = np.arange(token, token + len(requests))
+        requests["file"] = [self._files.descriptor(file) for file in batch.files[taken].tolist()]
+        address = np.frombuffer(batch.buffer, np.uint8).ctypes.data
+        requests["address"] = address + batch.starts[taken] + done
         requests["size"] = batch.sizes_bytes[taken] - done
         requests["offset"] = batch.offsets_bytes[taken] + done
-        requests["flags"], requests["eventfd"] = _ADD_TO_EVENTFD, self._waker.descriptor
-        each = np.arange(len(requests), dtype=np.uint64)
-        pointers = np.uint64(requests.ctypes.data) + each * np.uint64(_REQUEST.itemsize)
         at = 0
         while at < len(requests):
             try:
@@ -228,7 +218,7 @@ class KernelPageReads:
                     self._submit,
                     self._context,
                     len(requests) - at,
-                    pointers.ctypes.data + at * pointers.itemsize,
+                    self._pointers.ctypes.data + at * self._pointers.itemsize,
                 )
                 self._in_kernel += count
                 at += count
@@ -236,9 +226,6 @@ class KernelPageReads:
                 if error.errno in (errno.EAGAIN, errno.EINTR):
                     time.sleep(KERNEL_BUSY_PAUSE_S)
                     continue
-                self._fail(batch, first + at, error)
+                self._fail(number, batch, first + at, error)
                 at += 1
                 self._waker.wake()
-        # Where the kernel took none of the last reads, no end tells of them.
-        if not batch.unended:
-            self._close_batch(number)

@@ -58,6 +58,11 @@ class PageBatch:
             self.starts = np.cumsum(self.sizes_bytes) - self.sizes_bytes
         assert len(self.files), "a batch without reads never ends"
 
+    def end(self, position: int) -> None:
+        """Marks a read as ended."""
+        self.ended[position] = True
+        self.unended -= 1
+
 
 class PageReads(Protocol):
     """Reads batches. For one thread."""
@@ -165,8 +170,7 @@ class ThreadPageReads:
                 del self._busy[me]
                 if error is not None:
                     batch.errors.setdefault(position, error)
-                batch.ended[position] = True
-                batch.unended -= 1
+                batch.end(position)
                 has_ended = not batch.unended
                 if has_ended:
                     self._ended.append(batch)

@@ -135,8 +135,7 @@ def test_a_read_that_comes_in_pieces_is_put_together(
     def first_pages(self: KernelPageReads) -> Any:
         ends = real_ends(self)
         pieces[0] += len(ends)
-        ends["result"] = np.minimum(ends["result"], PAGE)
-        return ends
+        return [(token, request, min(result, PAGE), more) for token, request, result, more in ends]
 
     monkeypatch.setattr("searcher.store.files.os.preadv", preadv)
     monkeypatch.setattr(KernelPageReads, "_take_ends", first_pages)
