@@ -34,56 +34,45 @@ constexpr int STEPS = 14;              // sizes of a step that are tried
 constexpr int64_t THREAD_PRODUCTS = 6 << 20; // fewer products of numbers do not pay a thread
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// The best rows of a query so far, in memory of the caller: a heap with the worst in front. Of equal
-// scores the lower row is the better, so what is found does not depend on the order of clusters.
+// The best rows of a query so far, in memory of the caller: a heap with the worst in front. It is full
+// from the beginning, of rows -1. Of equal scores the lower row is the better, so what is found does not
+// depend on the order of clusters.
 struct Best {
-  float *scores;
   int64_t *rows;
-  int count, size;
+  float *scores;
+  int64_t count;
 
-  float worst() const { return size < count ? NOTHING : scores[0]; }
-
-  bool is_worse(int left, float score, int64_t row) const {
+  bool is_worse(int64_t left, float score, int64_t row) const {
     return scores[left] < score || (scores[left] == score && rows[left] > row);
   }
 
   void add(float score, int64_t row) {
-    if (size == count && !is_worse(0, score, row)) return;
-    int at = size < count ? size++ : 0;
-    if (at)
-      for (int parent; at && !is_worse(parent = (at - 1) / 2, score, row); at = parent) move(at, parent);
-    else
-      for (int child; (child = 2 * at + 1) < size; at = child) {
-        child += child + 1 < size && is_worse(child + 1, scores[child], rows[child]);
-        if (!is_worse(child, score, row)) break;
-        move(at, child);
-      }
+    if (!is_worse(0, score, row)) return;
+    int64_t at = 0;
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
+      child += child + 1 < count && is_worse(child + 1, scores[child], rows[child]);
+      if (!is_worse(child, score, row)) break;
+      scores[at] = scores[child];
+      rows[at] = rows[child];
+    }
     scores[at] = score;
     rows[at] = row;
   }
+};
 
-  void move(int to, int from) {
-    scores[to] = scores[from];
-    rows[to] = rows[from];
-  }
-
-  void sort() {
-    std::vector<std::pair<float, int64_t>> found;
-    for (int at = 0; at < size; at++) found.push_back({-scores[at], rows[at]});
-    std::sort(found.begin(), found.end());
-    for (int at = 0; at < count; at++) {
-      scores[at] = at < size ? -found[at].first : NOTHING;
-      rows[at] = at < size ? found[at].second : -1;
-    }
-  }
+// A query, (dimension,) float32, and what scans have found for it.
+struct Asked {
+  const float *query;
+  Best best;
 };
 
 // A query in 8 bits a number: `query` is about `scale` times `numbers`; `shift`: 7.5 times their sum.
 struct Rounded {
+  const float *query;
   std::vector<int8_t> numbers;
   float scale, shift;
 
-  Rounded(const float *query, int dimension) : numbers((dimension + 7) / 8 * 8, 0) {
+  Rounded(const float *query, int dimension) : query(query), numbers((dimension + 7) / 8 * 8, 0) {
     float most = 1e-30f;
     for (int d = 0; d < dimension; d++) most = std::max(most, std::fabs(query[d]));
     scale = most / 127;
@@ -107,7 +96,7 @@ struct Scan {
   const uint8_t *const *codes;
   const int64_t *const *blocks;
   const int64_t *first_rows, *row_counts;
-  const float *centroids, *queries;
+  const float *centroids;
   int dimension;
   std::vector<Rounded> rounded;
   std::vector<int32_t> wanting;
@@ -300,19 +289,18 @@ void int4_encode(const float *rows, int64_t count, int dimension, uint8_t *block
 
 // Scans with the kernel `kernel`, on up to `threads` threads. codes, blocks, first_rows, row_counts: of
 // each cluster, see Scan; codes are null where they are not in memory. centroids: (clusters,
-// dimension), queries: (n, dimension), float32. The clusters of query i are probes[starts[i]] to
-// probes[starts[i + 1]], nearest first. Writes rows and estimates, (n, count), best first; a row is -1
-// where there are fewer.
+// dimension) float32. The clusters of query i are probes[starts[i]] to probes[starts[i + 1]], nearest
+// first.
 void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64_t *const *blocks,
                const int64_t *first_rows, const int64_t *row_counts, const float *centroids, int dimension,
-               const float *queries, int64_t n, const int64_t *starts, const int64_t *probes, int count, int64_t *rows,
-               float *estimates) {
+               const Asked *asked, int64_t n, const int64_t *starts, const int64_t *probes) {
   const auto scan_some = kernels()[kernel].scan;
-  Scan scan{codes, blocks, first_rows, row_counts, centroids, queries, dimension, {}, {}, {}};
+  Scan scan{codes, blocks, first_rows, row_counts, centroids, dimension, {}, {}, {}};
   std::vector<std::array<int64_t, 3>> wishes; // cluster, query, place of the cluster in the query's
-  int64_t products = 0;
+  int64_t products = 0, rows = 0;
   for (int64_t i = 0; i < n; i++) {
-    scan.rounded.emplace_back(queries + i * dimension, dimension);
+    scan.rounded.emplace_back(asked[i].query, dimension);
+    rows += asked[i].best.count;
     for (int64_t at = starts[i]; at < starts[i + 1]; at++)
       if (codes[probes[at]]) {
         wishes.push_back({probes[at], i, at - starts[i]});
@@ -332,7 +320,7 @@ void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64
   });
 
   std::vector<Best> best;
-  for (int64_t i = 0; i < n; i++) best.push_back({estimates + i * count, rows + i * count, count, 0});
+  for (int64_t i = 0; i < n; i++) best.push_back(asked[i].best);
   struct Other {
     std::vector<float> scores;
     std::vector<int64_t> rows;
@@ -341,17 +329,19 @@ void int4_scan(int kernel, int threads, const uint8_t *const *codes, const int64
   };
   std::vector<Other> others(std::min<int64_t>(threads - 1, products / THREAD_PRODUCTS));
   for (Other &other : others) {
-    other.scores.resize(n * count), other.rows.resize(n * count);
-    for (int64_t i = 0; i < n; i++)
-      other.best.push_back({other.scores.data() + i * count, other.rows.data() + i * count, count, 0});
+    other.scores.resize(rows, NOTHING), other.rows.resize(rows, -1);
+    int64_t at = 0;
+    for (const Best &each : best) {
+      other.best.push_back({other.rows.data() + at, other.scores.data() + at, each.count});
+      at += each.count;
+    }
     other.thread = std::thread([&] { scan_some(scan, other.best.data()); });
   }
   scan_some(scan, best.data());
   for (Other &other : others) {
     other.thread.join();
     for (int64_t i = 0; i < n; i++)
-      for (int at = 0; at < other.best[i].size; at++) best[i].add(other.best[i].scores[at], other.best[i].rows[at]);
+      for (int64_t at = 0; at < best[i].count; at++) best[i].add(other.best[i].scores[at], other.best[i].rows[at]);
   }
-  for (Best &each : best) each.sort();
 }
 }

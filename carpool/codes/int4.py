@@ -12,8 +12,9 @@ does the same, fifty times slower.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,21 @@ def _unpack(blocks: UInt8, row_count: int, dimension: int) -> tuple[npt.NDArray[
     return codes[:row_count, :dimension].astype(np.int8), every_step[:row_count]
 
 
+class Proposed:
+    """The rows of one query with the best estimates, of all scans so far.
+
+    `rows`, `estimates`: (count,) int64 and float32, in no order; -1 and -inf where there are fewer.
+    """
+
+    __slots__ = ("estimates", "places", "query", "rows")
+
+    def __init__(self, query: Float32, rows: Int64, estimates: Float32) -> None:
+        """`query`: (dim,) float32, rotated."""
+        self.query, self.rows, self.estimates = query, rows, estimates
+        arrays = (query, rows, estimates)
+        self.places = (*(array.ctypes.data for array in arrays), len(rows))
+
+
 class CodeScanner:
     """Scans the codes that are in memory. `load` and `drop` change what that is.
 
@@ -172,6 +188,13 @@ class CodeScanner:
         self._free_count = len(self._free)
         self._blocks: dict[int, Int64] = {}
         self._block_places = np.zeros(len(row_counts), np.uint64)
+        self._index = (
+            self._places,
+            self._block_places,
+            self._first_rows,
+            self._row_counts,
+            self._centroids,
+        )
         self._threads = threads
         self._kernel = kernels().index(kernel) if kernel is not None else 0
 
@@ -198,55 +221,70 @@ class CodeScanner:
         self._free[self._free_count :][: len(blocks)] = blocks
         self._free_count += len(blocks)
 
-    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
-        """Returns the rows with the best estimated scores of each query, and the estimates.
+    def begin(self, queries: Float32, count: int) -> list[Proposed]:
+        """Returns what scans are to propose: `count` rows for each of `queries`, (n, dim) float32.
 
-        `queries`: (n, dim) float32; `probes`: the clusters of each query, nearest first. Returns
-        (n, count) int64, -1 where the clusters have fewer rows, and (n, count) float32, best first;
-        of equal estimates the lower row is the better. Releases the GIL. Raises `ValueError` for
-        arrays that do not fit the index: the kernel would read memory that is not its own.
+        Raises `ValueError` for queries that do not fit the index.
         """
-        if queries.shape[1:] != self._centroids.shape[1:] or len(probes) != len(queries):
-            raise ValueError(f"{len(probes)} probes do not fit queries of shape {queries.shape}")
+        if queries.shape[1:] != self._rotation.shape[1:]:
+            raise ValueError(f"queries of shape {queries.shape} do not fit the index")
+        rows = np.full((len(queries), count), -1, np.int64)
+        estimates = np.full((len(queries), count), -np.inf, np.float32)
         rotated = np.ascontiguousarray(queries @ self._rotation)
+        return list(map(Proposed, rotated, rows, estimates))
+
+    def add(self, proposed: Sequence[Proposed], probes: Collection[Sequence[int]]) -> None:
+        """Adds the rows of clusters to what is proposed, where they are better. Releases the GIL.
+
+        `probes`: the clusters of each query, nearest first. Of equal estimates the lower row is the
+        better. Raises `ValueError` for clusters that the index does not have: the kernel would read
+        memory that is not its own.
+        """
+        starts = np.zeros(len(probes) + 1, np.int64)
+        np.cumsum([len(one) for one in probes], out=starts[1:])
+        clusters = np.fromiter(chain.from_iterable(probes), np.int64, starts[-1])
+        nlist = len(self._row_counts)
+        if len(probes) != len(proposed) or not ((clusters >= 0) & (clusters < nlist)).all():
+            raise ValueError(f"{len(probes)} probes do not fit an index of {nlist} clusters")
         library = _library()
         if library is None or kernels()[self._kernel] == "numpy":
-            return self._scan_by_numpy(rotated, probes, count)
-        starts = np.zeros(len(queries) + 1, np.int64)
-        np.cumsum([len(one) for one in probes], out=starts[1:])
-        every_probe = np.concatenate(probes).astype(np.int64, copy=False)
-        if len(every_probe) and not 0 <= every_probe.min() <= every_probe.max() < len(self._places):
-            raise ValueError(f"an index of {len(self._places)} clusters has not all of the probes")
-        rows = np.empty((len(queries), count), np.int64)
-        estimates = np.empty((len(queries), count), np.float32)
+            self._add_by_numpy(proposed, probes)
+            return
+        asked = np.array([one.places for one in proposed], np.int64)
         library.int4_scan(
             self._kernel,
             self._threads,
-            _place(self._places),
-            _place(self._block_places),
-            _place(self._first_rows),
-            _place(self._row_counts),
-            _place(self._centroids),
-            rotated.shape[1],
-            _place(rotated),
-            ctypes.c_int64(len(queries)),
+            *map(_place, self._index),
+            self._centroids.shape[1],
+            _place(asked),
+            ctypes.c_int64(len(asked)),
             _place(starts),
-            _place(every_probe),
-            count,
-            _place(rows),
-            _place(estimates),
+            _place(clusters),
         )
-        return rows, estimates
 
-    def _scan_by_numpy(
-        self, queries: Float32, probes: Sequence[Int64], count: int
-    ) -> tuple[Int64, Float32]:
+    def scan(self, queries: Float32, probes: Sequence[Int64], count: int) -> tuple[Int64, Float32]:
+        """Returns the rows with the best estimated scores of each query, and the estimates.
+
+        `queries`: (n, dim) float32; `probes`: the clusters of each. Returns (n, count) int64, -1
+        where the clusters have fewer rows, and (n, count) float32, best first. See `begin`, `add`.
+        """
+        proposed = self.begin(queries, count)
+        self.add(proposed, [one.tolist() for one in probes])
+        rows = np.stack([one.rows for one in proposed])
+        estimates = np.stack([one.estimates for one in proposed])
+        order = np.lexsort((rows, -estimates))
+        return np.take_along_axis(rows, order, 1), np.take_along_axis(estimates, order, 1)
+
+    def _add_by_numpy(
+        self, proposed: Sequence[Proposed], probes: Collection[Sequence[int]]
+    ) -> None:
+        queries = np.stack([one.query for one in proposed])
         scales = np.maximum(np.abs(queries).max(axis=1), np.float32(1e-30)) / np.float32(127)
         numbers = np.rint(queries / scales[:, None])
-        found: list[list[tuple[Int64, Float32]]] = [[] for _ in queries]
+        found = [[(one.rows, one.estimates)] for one in proposed]
         wanted_by: dict[int, list[int]] = {}
         for query, clusters in enumerate(probes):
-            for cluster in clusters.tolist():
+            for cluster in clusters:
                 wanted_by.setdefault(cluster, []).append(query)
         for cluster, some in wanted_by.items():
             if cluster not in self._codes:
@@ -261,12 +299,7 @@ class CodeScanner:
             rows = np.arange(row_count) + self._first_rows[cluster]
             for at, query in enumerate(some):
                 found[query].append((rows, scores[:, at].astype(np.float32)))
-        all_rows = np.full((len(queries), count), -1, np.int64)
-        estimates = np.full((len(queries), count), -np.inf, np.float32)
-        for query, parts in enumerate(found):
-            if parts:
-                rows, scores = map(np.concatenate, zip(*parts, strict=True))
-                best = np.lexsort((rows, -scores))[:count]
-                all_rows[query, : len(best)] = rows[best]
-                estimates[query, : len(best)] = scores[best]
-        return all_rows, estimates
+        for one, parts in zip(proposed, found, strict=True):
+            rows, scores = map(np.concatenate, zip(*parts, strict=True))
+            best = np.lexsort((rows, -scores))[: len(one.rows)]
+            one.rows[:], one.estimates[:] = rows[best], scores[best]

@@ -21,8 +21,7 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
   for (int q = 0; q < Q; q++) {
     const Rounded &query = scan.rounded[wanting[q]];
     numbers[q] = query.numbers.data(), scale[q] = query.scale, shift[q] = query.shift;
-    base[q] = product(scan.centroids + cluster * scan.dimension, scan.queries + (int64_t)wanting[q] * scan.dimension,
-                      scan.dimension);
+    base[q] = product(scan.centroids + cluster * scan.dimension, query.query, scan.dimension);
   }
   const int64_t *blocks = scan.blocks[cluster];
   int64_t row = scan.first_rows[cluster], at = 0;
@@ -37,9 +36,8 @@ TARGET INLINE void scan_for(const Scan &scan, int64_t cluster, const int32_t *wa
       float scores[ROWS], highest = NOTHING;
       for (int r = 0; r < ROWS; r++) scores[r] = base[q] + scale[q] * steps[r] * (sums[q * ROWS + r] - shift[q]);
       for (int r = 0; r < ROWS; r++) highest = std::max(highest, scores[r]);
-      if (highest < mine.worst()) continue;
-      for (int r = 0; r < std::min<int64_t>(ROWS, left); r++)
-        if (scores[r] >= mine.worst()) mine.add(scores[r], row + r);
+      if (highest < mine.scores[0]) continue;
+      for (int r = 0; r < std::min<int64_t>(ROWS, left); r++) mine.add(scores[r], row + r);
     }
   }
 }

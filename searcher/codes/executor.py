@@ -26,10 +26,10 @@ from carpool.codes.margin import COUNT_MAX, rows_within
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.query import CodesQuery, Probes
-from searcher.codes.source import CodeSource
+from searcher.codes.source import CodeSource, ScanPart
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.rows.row_reader import RowReader, RowsRead
-from searcher.scan_task import Scanned, ScanTask, run_scan
+from searcher.scan_task import Scanned, ScanTask
 from searcher.scoring.top_k import TopK
 from searcher.search_loop import DropSearches, FoundElsewhere, SearchLoop, StopSearching
 from searcher.shard.hot_shard import HotShard
@@ -68,7 +68,7 @@ class CodesExecutor(SearchLoop):
         self._shard = ShardScans(shard, self._put, clock) if shard is not None else None
         self._probes = Probes(len(codes.row_counts))
         self._queries: dict[int, CodesQuery] = {}
-        self._waiting: deque[ScanTask] = deque()  # not scanned yet
+        self._waiting: deque[ScanPart] = deque()  # not scanned yet
         self._elsewhere: set[int] = set()  # queries that wait for other searchers
 
     # ---- the search thread
@@ -80,7 +80,7 @@ class CodesExecutor(SearchLoop):
                 self._take_messages(finish)
                 self._expire(finish)
                 self._give_up_elsewhere(finish)
-                self._take_parts(finish)
+                self._waiting += self._codes.advance()
                 self._scan_shard(finish)
                 has_scanned = self._scan(finish)
                 read = self._rows.advance(self._are_in_hand)
@@ -163,26 +163,21 @@ class CodesExecutor(SearchLoop):
 
         Returns how many the shard has.
         """
+        query.unscanned += len(clusters)
         held: tuple[ClusterId, ...] = ()
         if self._shard is not None and (held := self._shard.shard.take(clusters)):
             shard = self._shard.shard
             query.promise(shard.codec)
             query.tiers.update(dict.fromkeys(held, shard.tier))
-            query.unscanned += 1
             clusters = [cluster for cluster in clusters if cluster not in set(held)]
-        query.has_last_part = bool(held) and not clusters
-        if not query.has_last_part:
+        if clusters:
             query.promise(CODEC)
             query.tiers.update(dict.fromkeys(self._codes.not_in_memory(clusters), "ssd"))
             self._codes.want(key, clusters)
         if held and self._shard is not None:
-            self._shard.add(self._task(key, held))
+            vector, count = query.search.vector, query.count
+            self._shard.add(ScanTask(key=key, vector=vector, clusters=held, count=count))
         return len(held)
-
-    def _task(self, key: int, clusters: tuple[ClusterId, ...]) -> ScanTask:
-        query = self._queries[key]
-        vector, count = query.search.vector, query.count
-        return ScanTask(key=key, vector=vector, clusters=clusters, count=count)
 
     def _forget(self, key: int) -> None:
         if self._queries.pop(key, None) is not None:
@@ -234,56 +229,58 @@ class CodesExecutor(SearchLoop):
 
     # ---- scans
 
-    def _take_parts(self, finish: Finish) -> None:
-        """Takes over the parts of queries that can be scanned now."""
-        for part in self._codes.advance():
-            query = self._queries.get(part.key)
-            if query is None:
-                self._codes.end(part.clusters)
-                continue
-            query.errors.update(part.errors)
-            query.bytes_read += part.bytes_read
-            query.has_last_part = part.is_last
-            if part.clusters:
-                query.unscanned += 1
-                self._waiting.append(self._task(part.key, part.clusters))
-            else:
-                self._go_on([part.key], finish)
-
     def _scan(self, finish: Finish) -> bool:
         """Scans what waits; returns whether there was something. Reads go on meanwhile."""
-        if not self._may_scan() or not (tasks := self._next_tasks()):
+        if not self._may_scan():
             return False
+        if not (batch := self._next_batch()):  # all were dropped: reads go on
+            return True
         if self._shard is not None:
-            self._shard.shard.begin_substages(len(tasks))
-        self._take_scanned(run_scan(self._codes.scanner, tasks, self._clock), finish)
+            self._shard.shard.begin_substages(len(batch))
+        began_us = self._clock.now_us()
+        queries = [self._queries[key] for key in batch]
+        if new := [query for query in queries if query.proposed is None]:
+            vectors, count = [query.search.vector for query in new], max(each.count for each in new)
+            begun = self._codes.scanner.begin(np.stack(vectors), count)
+            for query, proposed in zip(new, begun, strict=True):
+                query.proposed = proposed
+        every = [query.proposed for query in queries if query.proposed is not None]
+        self._codes.scanner.add(every, batch.values())
+        share_us = (self._clock.now_us() - began_us) // len(queries)
+        for query, clusters in zip(queries, batch.values(), strict=True):
+            query.search_us += share_us
+            query.unscanned -= len(clusters)
+        self._go_on(list(batch), finish)
         return True
 
     def _may_scan(self) -> bool:
         # Rows that wait for a buffer must not become more and more.
         return bool(self._waiting) and self._rows.waiting <= 1
 
-    def _next_tasks(self) -> tuple[ScanTask, ...]:
-        """Takes the next waiting tasks, at most `BATCH_MAX`."""
-        tasks: list[ScanTask] = []
-        while self._waiting and len(tasks) < BATCH_MAX:
-            task = self._waiting.popleft()
-            if task.key in self._queries:
-                tasks.append(task)
-            else:  # it was dropped
-                self._codes.end(task.clusters)
-        return tuple(tasks)
+    def _next_batch(self) -> dict[int, list[ClusterId]]:
+        """Takes the next clusters to scan, by query: of `BATCH_MAX` queries, or of one part."""
+        batch: dict[int, list[ClusterId]] = {}
+        while self._waiting:
+            part = self._waiting[0]
+            if len(batch) >= BATCH_MAX and not batch.keys() >= set(part.keys):
+                break
+            self._waiting.popleft()
+            self._codes.end(part.clusters)
+            bytes_read = part.bytes_read
+            for key in part.keys:
+                if (query := self._queries.get(key)) is None:  # it was dropped
+                    continue
+                batch.setdefault(key, []).extend(part.clusters)
+                query.bytes_read, bytes_read = query.bytes_read + bytes_read, 0
+                if part.errors:
+                    query.errors.update(part.errors)
+                    query.unscanned -= len(part.errors)
+        return batch
 
     def _take_scanned(self, scanned: Scanned, finish: Finish) -> None:
-        """Keeps what a scan proposes, and wants the rows of queries that are scanned."""
-        if self._shard is not None and scanned.scanner is self._shard.shard:
-            if not self._shard.end(scanned):
-                return
-        else:
-            for task in scanned.tasks:
-                self._codes.end(task.clusters)
-            if scanned.error is not None:
-                raise scanned.error
+        """Keeps what a scan of the shard proposes."""
+        if self._shard is None or not self._shard.end(scanned):
+            return
         share_us = scanned.took_us // len(scanned.tasks)
         keys = []
         for task, rows, estimates in zip(
@@ -291,7 +288,7 @@ class CodesExecutor(SearchLoop):
         ):
             if (query := self._queries.get(task.key)) is not None:
                 query.search_us += share_us
-                query.unscanned -= 1
+                query.unscanned -= len(task.clusters)
                 query.candidates.append((rows, estimates))
                 keys.append(task.key)
         self._go_on(list(dict.fromkeys(keys)), finish)
@@ -312,7 +309,6 @@ class CodesExecutor(SearchLoop):
                 self._finish_scan(key, rows, estimates, finish)
                 continue
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
-            # A scan proposes as many rows as the query of its batch with the most.
             if has_more and len(rows) >= query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
                 self._want_again(key, query, query.search.clusters)
@@ -356,7 +352,7 @@ class CodesExecutor(SearchLoop):
         lost = self._shard.lost()
         for part in lost:
             if (query := self._queries.get(part.key)) is not None:
-                query.unscanned -= 1
+                query.unscanned -= len(part.clusters)
                 query.lacking += part.clusters
                 for cluster in part.clusters:
                     query.tiers.pop(cluster, None)

@@ -53,11 +53,10 @@ class ResidentCodes:
         if self._broken:
             errors = {one: self._broken[one] for one in clusters if one in self._broken}
             left = tuple(one for one in clusters if one not in errors)
-        self._parts.append(ScanPart(key=key, clusters=left, errors=errors))
+        self._parts.append(ScanPart(keys=(key,), clusters=left, errors=errors))
 
     def drop(self, key: int) -> None:
-        """See `CodeSource`."""
-        self._parts = [part for part in self._parts if part.key != key]
+        """Does nothing; see `CodeSource`."""
 
     def advance(self) -> list[ScanPart]:
         """Returns what was wanted; see `CodeSource`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import structlog
 
 from carpool.codes.int4 import CodeScanner
@@ -51,10 +52,10 @@ class PagedCodes:
         self._metrics = metrics.searcher
         self._read_ahead_bytes = read_ahead_bytes
         self._steps: deque[tuple[Step, int]] = deque()  # not done; with the ticket of a read
-        self._there: set[ClusterId] = set()
+        self._there = {  # those without rows have nothing to read
+            ClusterId(cluster) for cluster in np.flatnonzero(codes.row_counts == 0).tolist()
+        }
         self._scans: Counter[ClusterId] = Counter()  # parts that are not ended, by cluster
-        self._errors: dict[int, dict[ClusterId, ReadError]] = {}  # to report, by query
-        self._bytes_read: dict[int, int] = {}  # to report, of each query that is in hand
         self._broken: dict[ClusterId, ReadError] = {}  # the last error of a read
 
     @property
@@ -72,14 +73,11 @@ class PagedCodes:
 
     def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
         """See `CodeSource`."""
-        self._bytes_read.setdefault(key, 0)
         self._planner.join(key, clusters)
 
     def drop(self, key: int) -> None:
         """See `CodeSource`."""
         self._planner.drop(key)
-        self._errors.pop(key, None)
-        self._bytes_read.pop(key, None)
 
     def advance(self) -> list[ScanPart]:
         """Plans, reads, and does the steps whose turn it is; see `CodeSource`."""
@@ -127,7 +125,7 @@ class PagedCodes:
         """Does a step; returns False where it must wait."""
         match step:
             case ReadCodes():
-                return self._load(step, ticket)
+                return self._load(step, ticket, parts)
             case EvictCodes():
                 if self._scans[step.cluster]:
                     return False
@@ -136,54 +134,44 @@ class PagedCodes:
                     self.scanner.drop(step.cluster)
                     self._metrics.evictions.inc()
             case ScanCodes():
-                parts.append(self._part(step))
+                if step.cluster in self._there:
+                    self._scan(step, parts)
+                else:
+                    errors = {step.cluster: self._broken[step.cluster]}
+                    parts.append(ScanPart(keys=step.keys, errors=errors))
         return True
 
-    def _load(self, step: ReadCodes, ticket: int) -> bool:
+    def _load(self, step: ReadCodes, ticket: int, parts: list[ScanPart]) -> bool:
         cluster, found = step.cluster, self._reader.take(ticket)
         if found is None:
             return False
         if isinstance(found, CorruptionError | RetryableError):
-            self._fail(cluster, found)
+            keys = (*step.keys, *self._fail(cluster, found))
+            parts.append(ScanPart(keys=keys, errors={cluster: found}))
             return True
         self.scanner.load(cluster, found)
         self._there.add(cluster)
         self._broken.pop(cluster, None)
         size_bytes = self._extents[cluster].read_bytes
-        if step.key in self._bytes_read:  # else it was dropped meanwhile
-            self._bytes_read[step.key] += size_bytes
         self._metrics.bytes_read.labels(purpose="codes").inc(size_bytes)
+        self._scan(step, parts, size_bytes)
         return True
 
-    def _fail(self, cluster: ClusterId, error: ReadError) -> None:
-        """The codes of a cluster cannot be read: later steps do without them."""
+    def _scan(
+        self, step: ReadCodes | ScanCodes, parts: list[ScanPart], bytes_read: int = 0
+    ) -> None:
+        self._scans[step.cluster] += 1
+        parts.append(ScanPart(keys=step.keys, clusters=(step.cluster,), bytes_read=bytes_read))
+
+    def _fail(self, cluster: ClusterId, error: ReadError) -> tuple[int, ...]:
+        """The codes of a cluster cannot be read: later steps do without them.
+
+        Returns the queries that wait for it and are in no step.
+        """
         _log.error("codes of a cluster cannot be read", cluster=cluster, error=str(error))
         self._broken[cluster] = error
-        for key in self._planner.waiters(cluster):
-            self._errors.setdefault(key, {})[cluster] = error
-        self._planner.fail(cluster)
-        for step, ticket in tuple(self._steps):
-            if not isinstance(step, ScanCodes) and step.cluster == cluster:
-                self._steps.remove((step, ticket))
-                if isinstance(step, ReadCodes):
-                    self._reader.forget(ticket)
-
-    def _part(self, step: ScanCodes) -> ScanPart:
-        errors = self._errors.pop(step.key, {}) if step.is_last else {}
-        clusters = []
-        for cluster in step.clusters:
-            if cluster in self._there:
-                clusters.append(cluster)
-                self._scans[cluster] += 1
-            else:
-                errors[cluster] = self._broken[cluster]
-        bytes_read = self._bytes_read.get(step.key, 0)
-        if bytes_read:
-            self._bytes_read[step.key] = 0
-        return ScanPart(
-            key=step.key,
-            clusters=tuple(clusters),
-            is_last=step.is_last,
-            errors=errors,
-            bytes_read=bytes_read,
-        )
+        for at, (step, ticket) in enumerate(self._steps):
+            if isinstance(step, ReadCodes) and step.cluster == cluster:
+                self._reader.forget(ticket)
+                self._steps[at] = (ScanCodes(cluster, step.keys), -1)
+        return self._planner.fail(cluster)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from carpool.codes.int4 import Proposed
 from carpool.codes.margin import first_count, margin
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
@@ -38,10 +39,10 @@ class CodesQuery:
     """A query in hand.
 
     `count`: of rows that a scan proposes, and `margin` of its estimates: see `promise`. `tiers`:
-    where its clusters were; `candidates`: rows and estimates of its scanned parts;
-    `unscanned`: parts that are not scanned; `unscored`: rows that are not scored yet, -1 before its
-    last scan has ended. `elsewhere`: clusters that other searchers are to scan, until
-    `give_up_at_us`; `lacking`: those that they did not scan.
+    where its clusters were; `proposed`: by scans of codes; `candidates`: rows and estimates by
+    others; `unscanned`: how many clusters are not scanned; `unscored`: rows that are not scored
+    yet, -1 before its last scan has ended. `elsewhere`: clusters that other searchers are to scan,
+    until `give_up_at_us`; `lacking`: those that they did not scan.
     """
 
     search: Search
@@ -49,8 +50,8 @@ class CodesQuery:
     tiers: dict[ClusterId, Tier] = field(default_factory=dict)
     count: int = 0
     margin: float = 0.0
-    has_last_part: bool = False
     unscanned: int = 0
+    proposed: Proposed | None = None
     candidates: list[tuple[Int64, Float32]] = field(default_factory=list)
     unscored: int = -1
     scores: list[Float32] = field(default_factory=list)
@@ -65,7 +66,7 @@ class CodesQuery:
     @property
     def is_scanned(self) -> bool:
         """Whether all scans have ended, here and elsewhere."""
-        return self.has_last_part and not self.unscanned and not self.elsewhere
+        return not self.unscanned and not self.elsewhere
 
     def promise(self, codec: str) -> None:
         """Widens `count` and `margin` for estimates of `codec`."""
@@ -95,19 +96,19 @@ class CodesQuery:
         return len(lacking)
 
     def take_candidates(self) -> tuple[Int64, Float32]:
-        """Returns the best `count` rows of all parts that were scanned, and their estimates.
+        """Returns the best `count` rows of all scans, and their estimates.
 
         Both (n,), best first. Forgets them.
         """
-        found, self.candidates = self.candidates, []
+        found = self.candidates
+        if self.proposed is not None:
+            found.append((self.proposed.rows, self.proposed.estimates))
+        self.candidates, self.proposed = [], None
         if not found:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        rows, estimates = found[0]
-        if len(found) > 1:
-            rows, estimates = map(np.concatenate, zip(*found, strict=True))
-            order = np.argsort(-estimates, kind="stable")[: self.count]
-            rows, estimates = rows[order], estimates[order]
-        kept = rows >= 0
+        rows, estimates = map(np.concatenate, zip(*found, strict=True))
+        order = np.lexsort((rows, -estimates))[: self.count]
+        kept = order[rows[order] >= 0]
         return rows[kept], estimates[kept]
 
     def best_rows(self) -> tuple[Int64, Float32]:

@@ -18,14 +18,14 @@ ReadError = CorruptionError | RetryableError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanPart:
-    """The query `key` can be scanned over `clusters`, some of its clusters; `is_last`: the rest.
+    """Each of the queries `keys` can be scanned over each of `clusters`, which it wants.
 
-    `errors`: of clusters that are not scanned. `bytes_read`: of codes, for this query.
+    `errors`: of other clusters that it wants, and that are not scanned. `bytes_read`: of codes,
+    which count for one of the queries.
     """
 
-    key: int
-    clusters: tuple[ClusterId, ...]
-    is_last: bool = True
+    keys: tuple[int, ...]
+    clusters: tuple[ClusterId, ...] = ()
     errors: Mapping[ClusterId, ReadError] = field(default_factory=dict)
     bytes_read: int = 0
 
@@ -54,7 +54,7 @@ class CodeSource(Protocol):
         ...
 
     def want(self, key: int, clusters: Sequence[ClusterId]) -> None:
-        """Wants a query to be scanned over `clusters`, nearest first."""
+        """Wants a query to be scanned over `clusters`, at least one, nearest first."""
         ...
 
     def drop(self, key: int) -> None:
@@ -62,7 +62,10 @@ class CodeSource(Protocol):
         ...
 
     def advance(self) -> list[ScanPart]:
-        """Returns parts that can be scanned now. Does not block."""
+        """Returns parts that can be scanned now. Does not block.
+
+        Of each query that is wanted, each cluster is once in a part.
+        """
         ...
 
     def end(self, clusters: Sequence[ClusterId]) -> None:

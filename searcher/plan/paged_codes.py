@@ -11,7 +11,7 @@ budget in memory. Nothing here depends on how long reads and scans take.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +30,18 @@ FAR = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReadCodes:
-    """The codes of a cluster are read into memory, for the query `key` and maybe others."""
+    """The codes of a cluster are read into memory, and scanned for the queries `keys`."""
 
     cluster: ClusterId
-    key: int
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanCodes:
+    """The codes of a cluster, which are in memory, are scanned for the queries `keys`."""
+
+    cluster: ClusterId
+    keys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +51,15 @@ class EvictCodes:
     cluster: ClusterId
 
 
-@dataclass(frozen=True, slots=True)
-class ScanCodes:
-    """The query `key` is scanned over `clusters`, which are in memory. `is_last`: it is complete.
-
-    `clusters` may be empty in the last step of a query.
-    """
-
-    key: int
-    clusters: tuple[ClusterId, ...]
-    is_last: bool
-
-
-Step = ReadCodes | EvictCodes | ScanCodes
+Step = ReadCodes | ScanCodes | EvictCodes
 
 
 @dataclass(slots=True)
 class _Unscanned:
-    """`left`: clusters that no step scans yet, nearest first; `missing_bytes`: of those absent."""
+    """`left`: clusters that no step scans yet, nearest first, and the bytes of their codes."""
 
     left: dict[ClusterId, None]
-    missing_bytes: int = 0
+    left_bytes: int
     overtaken: int = 0
 
 
@@ -75,13 +71,13 @@ class PagedCodesPlanner:
         self._size_bytes = size_bytes
         self._free_bytes = budget_bytes
         self._budget_bytes = budget_bytes
-        self._is_there = np.zeros(len(size_bytes), bool)
+        self._has_codes = np.array(size_bytes, np.int64) > 0
+        self._is_there = ~self._has_codes
         self._waiters: dict[ClusterId, dict[int, None]] = {}
-        self._waiting = np.zeros(len(size_bytes), np.int64)  # the number of waiters
         self._next_window = np.full(len(size_bytes), FAR, np.int64)
         self._uses = np.zeros(len(size_bytes))
         self._queries: dict[int, _Unscanned] = {}
-        self._due: dict[int, None] = {}  # queries with clusters to scan, or with none left
+        self._due: dict[ClusterId, None] = {}  # in memory, and queries that joined wait for them
         assert max(size_bytes, default=0) <= budget_bytes, "a cluster exceeds the budget"
 
     def __len__(self) -> int:
@@ -94,25 +90,21 @@ class PagedCodesPlanner:
 
     # ---- what happens
 
-    def join(self, key: int, clusters: Iterable[ClusterId]) -> None:
-        """Adds a query. `clusters`: nearest first."""
-        has_codes = (cluster for cluster in clusters if self._size_bytes[cluster])
-        query = self._queries[key] = _Unscanned(dict.fromkeys(has_codes))
-        for cluster in query.left:
+    def join(self, key: int, clusters: Sequence[ClusterId]) -> None:
+        """Adds a query. `clusters`: at least one, nearest first."""
+        left_bytes = sum(self._size_bytes[cluster] for cluster in clusters)
+        self._queries[key] = _Unscanned(dict.fromkeys(clusters), left_bytes)
+        chosen = np.array(clusters, np.int64)
+        self._uses[chosen] += 1
+        for cluster in clusters:
             self._waiters.setdefault(cluster, {})[key] = None
-            self._waiting[cluster] += 1
-            self._uses[cluster] += 1
-            if not self._is_there[cluster]:
-                query.missing_bytes += self._size_bytes[cluster]
-        self._due[key] = None
+        self._due.update(dict.fromkeys(map(ClusterId, chosen[self._is_there[chosen]].tolist())))
 
     def drop(self, key: int) -> None:
         """Forgets a query."""
-        query = self._queries.pop(key, None)
-        self._due.pop(key, None)
-        if query is not None:
+        if (query := self._queries.pop(key, None)) is not None:
             for cluster in query.left:
-                self._unwait(cluster, key)
+                del self._waiters[cluster][key]
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """A window begins. `next_window`: in how many windows a cluster is needed next.
@@ -125,40 +117,36 @@ class PagedCodesPlanner:
             if 0 <= cluster < len(self._next_window):
                 self._next_window[cluster] = windows
 
-    def fail(self, cluster: ClusterId) -> None:
-        """The codes of a cluster could not be read: the queries that wait go on without them."""
+    def fail(self, cluster: ClusterId) -> tuple[int, ...]:
+        """The codes of a cluster could not be read.
+
+        Returns the queries that wait for it: they go on without it.
+        """
         if self._is_there[cluster]:
             self._is_there[cluster] = False
             self._free_bytes += self._size_bytes[cluster]
-            missing_bytes = 0
-        else:
-            missing_bytes = self._size_bytes[cluster]
-        for key in self._waiters.pop(cluster, {}):
-            query = self._queries[key]
-            del query.left[cluster]
-            query.missing_bytes -= missing_bytes
-            self._due[key] = None
-        self._waiting[cluster] = 0
-
-    def waiters(self, cluster: ClusterId) -> Collection[int]:
-        """Returns the queries that no step has scanned over `cluster`."""
-        return tuple(self._waiters.get(cluster, ()))
+            self._due.pop(cluster, None)
+        return self._take_waiters(cluster)
 
     # ---- what to do
 
     def plan(self) -> list[Step]:
         """Returns the steps that complete at least one query; none if there is no query."""
         steps: list[Step] = []
-        self._scan(steps)
+        for cluster in self._due:
+            if keys := self._take_waiters(cluster):
+                steps.append(ScanCodes(cluster, keys))
+        self._due.clear()
         if self._queries:
-            key = self._next_key()
-            for cluster in self._missing(key):
-                if self._free_bytes < self._size_bytes[cluster]:
-                    self._scan(steps)
-                    self._evict(self._size_bytes[cluster], steps)
-                steps.append(ReadCodes(cluster, key))
-                self._arrive(cluster)
-            self._scan(steps)
+            # First those that most queries wait for.
+            left = self._queries[self._next_key()].left
+            for cluster in sorted(left, key=lambda one: -len(self._waiters[one])):
+                size_bytes = self._size_bytes[cluster]
+                if self._free_bytes < size_bytes:
+                    self._evict(size_bytes, steps)
+                self._is_there[cluster] = True
+                self._free_bytes -= size_bytes
+                steps.append(ReadCodes(cluster, self._take_waiters(cluster)))
         return steps
 
     def check_integrity(self) -> None:
@@ -167,39 +155,41 @@ class PagedCodesPlanner:
         used_bytes = sum(self._size_bytes[cluster] for cluster in there)
         assert used_bytes + self._free_bytes == self._budget_bytes and self._free_bytes >= 0
         for key, query in self._queries.items():
-            missing = [cluster for cluster in query.left if not self._is_there[cluster]]
-            assert query.missing_bytes == sum(self._size_bytes[cluster] for cluster in missing)
-            assert all(key in self._waiters[cluster] for cluster in query.left)
+            assert query.left_bytes == sum(self._size_bytes[cluster] for cluster in query.left)
+            assert query.left and all(key in self._waiters[cluster] for cluster in query.left)
         pairs = sum(map(len, self._waiters.values()))
         assert pairs == sum(len(query.left) for query in self._queries.values())
-        assert pairs == self._waiting.sum()
+        assert all(
+            cluster in self._due
+            for cluster, waiters in self._waiters.items()
+            if waiters and self._is_there[cluster]
+        )
 
     def _next_key(self) -> int:
         oldest = next(iter(self._queries))
         if self._queries[oldest].overtaken >= OVERTAKEN_MAX:
             return oldest
         queries = self._queries
-        key = min(queries, key=lambda one: queries[one].missing_bytes)  # the first of equals
+        key = min(queries, key=lambda one: queries[one].left_bytes)  # the first of equals
         if key != oldest:
             queries[oldest].overtaken += 1
         return key
 
-    def _missing(self, key: int) -> list[ClusterId]:
-        """The clusters to read for a query: first those that most queries wait for."""
-        missing = [one for one in self._queries[key].left if not self._is_there[one]]
-        return sorted(missing, key=lambda cluster: -self._waiting[cluster])
-
-    def _arrive(self, cluster: ClusterId) -> None:
-        self._is_there[cluster] = True
-        self._free_bytes -= self._size_bytes[cluster]
-        for key in self._waiters[cluster]:
-            self._queries[key].missing_bytes -= self._size_bytes[cluster]
-            self._due[key] = None
+    def _take_waiters(self, cluster: ClusterId) -> tuple[int, ...]:
+        """Returns the queries that wait for a cluster, which wait for it no longer."""
+        keys = tuple(self._waiters.pop(cluster, ()))
+        for key in keys:
+            query = self._queries[key]
+            del query.left[cluster]
+            query.left_bytes -= self._size_bytes[cluster]
+            if not query.left:
+                del self._queries[key]
+        return keys
 
     def _evict(self, needed_bytes: int, steps: list[Step]) -> None:
         """Evicts what the next windows need last. No query waits for a cluster in memory."""
         wanted_bytes = max(needed_bytes, self._budget_bytes // EVICTED_SHARE)
-        there = np.flatnonzero(self._is_there)
+        there = np.flatnonzero(self._is_there & self._has_codes)
         order = np.lexsort((self._uses[there], -self._next_window[there]))
         for cluster in map(ClusterId, there[order].tolist()):
             if self._free_bytes >= wanted_bytes:
@@ -207,24 +197,3 @@ class PagedCodesPlanner:
             steps.append(EvictCodes(cluster))
             self._is_there[cluster] = False
             self._free_bytes += self._size_bytes[cluster]
-
-    def _scan(self, steps: list[Step]) -> None:
-        """Scans all clusters that are there for all who wait for them."""
-        for key in self._due:
-            query = self._queries[key]
-            clusters = tuple(cluster for cluster in query.left if self._is_there[cluster])
-            for cluster in clusters:
-                del query.left[cluster]
-                self._unwait(cluster, key)
-            if not query.left:
-                del self._queries[key]
-            if clusters or not query.left:
-                steps.append(ScanCodes(key, clusters, not query.left))
-        self._due.clear()
-
-    def _unwait(self, cluster: ClusterId, key: int) -> None:
-        waiters = self._waiters[cluster]
-        del waiters[key]
-        if not waiters:
-            del self._waiters[cluster]
-        self._waiting[cluster] -= 1

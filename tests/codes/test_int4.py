@@ -173,6 +173,23 @@ def test_a_cluster_that_is_dropped_is_not_found_until_it_is_loaded_again(kernel:
 
 
 @EVERY_KERNEL
+def test_scans_of_some_clusters_each_find_what_one_scan_of_all_finds(kernel: str) -> None:
+    rows = make_rows(60)
+    rows.vectors[40:90] = rows.vectors[40]  # equal estimates
+    scanner = make_scanner(rows, kernel, threads=3)
+    queries = np.concatenate([some_queries(rows, 20), rows.vectors[40:41]])
+    wanted, scores = scanner.scan(queries, [np.arange(len(COUNTS))] * 21, 50)
+    proposed = [*scanner.begin(queries[:9], 50), *scanner.begin(queries[9:], 70)]
+    scanner.add(proposed, [[2], [], [5, 1]] * 7)
+    scanner.add(proposed[::-1], [[3, 0], [0, 4], [3, 4]] * 7)
+    scanner.add(proposed, [[1, 5, 0], [1, 3, 5, 2], [2, 4]] * 7)
+    for one, numbers, estimates in zip(proposed, wanted, scores, strict=True):
+        best = np.lexsort((one.rows, -one.estimates))[:50]
+        np.testing.assert_array_equal(one.rows[best], numbers)
+        np.testing.assert_allclose(one.estimates[best], estimates, rtol=0, atol=1e-6)
+
+
+@EVERY_KERNEL
 def test_copies_take_the_blocks_of_what_was_dropped_wherever_they_are(kernel: str) -> None:
     rows = make_rows(60)
     queries, probes = some_queries(rows, 20), [np.arange(len(COUNTS))] * 20
@@ -195,7 +212,7 @@ def test_copies_take_the_blocks_of_what_was_dropped_wherever_they_are(kernel: st
 )
 def test_arrays_that_do_not_fit_the_index_are_refused(width: int, probes: list[list[int]]) -> None:
     scanner = make_scanner(make_rows(60))
-    with pytest.raises(ValueError, match="probes"):
+    with pytest.raises(ValueError, match="fit"):
         scanner.scan(np.ones((1, width), np.float32), [np.array(one) for one in probes], 5)
 
 

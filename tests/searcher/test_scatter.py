@@ -130,7 +130,7 @@ def halves(codes: ResidentCodes) -> list[ScanPart]:
     found = []
     for part in ADVANCE(codes):
         middle = len(part.clusters) // 2
-        found.append(replace(part, clusters=part.clusters[:middle], is_last=False))
+        found.append(replace(part, clusters=part.clusters[:middle]))
         found.append(replace(part, clusters=part.clusters[middle:]))
     return found
 
