@@ -23,21 +23,14 @@ class PlannedReads(NamedTuple):
     """Pages to read into one buffer, one behind the other, and the rows that are in them.
 
     `starts`: (rows,) int64, the first byte of each row in the buffer. `files`, `pages`: (n,) int64,
-    the file of each page and its number there. `first_of`: (m,) int64, the position in `pages`
-    where each read begins.
+    the file of each page and its number there. `bounds`: (m + 1,) int64; read i has the pages
+    `bounds[i]` to `bounds[i + 1]`.
     """
 
     starts: Int64
     files: Int64
     pages: Int64
-    first_of: Int64
-
-    @property
-    def sizes_bytes(self) -> Int64:
-        """The size of each read."""
-        ends = np.append(self.first_of[1:], len(self.pages))
-        sizes: Int64 = (ends - self.first_of) * PAGE_BYTES
-        return sizes
+    bounds: Int64
 
 
 def plan_reads(
@@ -55,11 +48,11 @@ def plan_reads(
     new[1:] = np.minimum(new[1:], last[1:] - last[:-1])
     ends = np.cumsum(new)  # in the buffer, of the last page of each row
     count = max(1, int(np.searchsorted(ends, pages_max, side="right")))
-    starts, first, last, new, ends = (each[:count] for each in (starts, first, last, new, ends))
+    starts, last, new, ends = (each[:count] for each in (starts, last, new, ends))
     pages = np.arange(ends[-1]) + np.repeat(last + 1 - ends, new)
     files = np.searchsorted(segment_first_pages, pages, side="right") - 1
-    begins = np.ones(len(pages), bool)
-    begins[1:] = (pages[1:] - pages[:-1] != 1) | (files[1:] != files[:-1])
+    begins = np.ones(len(pages) + 1, bool)
+    begins[1:-1] = (pages[1:] - pages[:-1] != 1) | (files[1:] != files[:-1])
     return PlannedReads(
         starts + (ends - 1 - last) * PAGE_BYTES,
         files,

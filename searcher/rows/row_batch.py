@@ -33,7 +33,7 @@ class RowBatch:
 
     def bytes_by_owner(self) -> dict[int, int]:
         """Returns the bytes that are read for each query: a read counts for one that wants it."""
-        first_rows = np.searchsorted(self.planned.starts, self.planned.first_of * PAGE_BYTES)
+        first_rows = np.searchsorted(self.planned.starts, self.reads.starts)
         total: dict[int, int] = {}
         for owner, size_bytes in zip(
             self.owners[first_rows].tolist(), self.reads.sizes_bytes.tolist(), strict=True
@@ -49,11 +49,10 @@ def errors_of(
 
     `sums`: the side files, by segment.
     """
-    firsts = batch.planned.starts // PAGE_BYTES
-    lasts = (batch.planned.starts + layout.row_bytes - 1) // PAGE_BYTES
-    errors: dict[int, ReadError] = {}
+    starts, errors = batch.planned.starts, dict[int, ReadError]()
     for page, error in _bad_pages(batch, sums).items():
-        for pair in np.flatnonzero((firsts <= page) & (page <= lasts)).tolist():
+        begin, end = page * PAGE_BYTES, (page + 1) * PAGE_BYTES
+        for pair in np.flatnonzero((starts + layout.row_bytes > begin) & (starts < end)).tolist():
             errors.setdefault(pair, error)
     return errors
 
@@ -67,8 +66,7 @@ def _bad_pages(batch: RowBatch, sums: Sequence[CheckedFile]) -> dict[int, ReadEr
         if not sums[file].is_correct(page, number):
             bad[at] = sums[file].damaged(number)
     for read, error in batch.reads.errors.items():
-        begin = int(planned.first_of[read])
-        end = begin + int(batch.reads.sizes_bytes[read]) // PAGE_BYTES
+        begin, end = planned.bounds[read : read + 2].tolist()
         bad.update(dict.fromkeys(range(begin, end), error))
     return bad
 

@@ -139,11 +139,13 @@ class RowReader:
         if count < len(rows):
             self._wanted.appendleft(_Wanted(owners[count:], rows[count:], attempt))
         slot, buffer = self._buffers.take(len(planned.pages))
+        begins, ends = planned.bounds[:-1], planned.bounds[1:]
         reads = PageBatch(
-            files=planned.files[planned.first_of],
-            offsets_bytes=planned.pages[planned.first_of] * PAGE_BYTES,
-            sizes_bytes=planned.sizes_bytes,
+            files=planned.files[begins],
+            offsets_bytes=planned.pages[begins] * PAGE_BYTES,
+            sizes_bytes=(ends - begins) * PAGE_BYTES,
             buffer=buffer,
+            starts=begins * PAGE_BYTES,
         )
         batch = RowBatch(
             owners=owners[:count],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,13 +38,11 @@ def test_every_byte_of_a_row_is_read_from_its_segment_and_no_page_twice(
         files, pages = planned.files.tolist(), planned.pages.tolist()
         read = list(zip(files, pages, strict=True))  # of each page of the buffer
         assert len(set(read)) == len(read) <= pages_max, "a page is read twice, or does not fit"
-        ends = [*planned.first_of.tolist(), len(read)][1:]
-        for first, end, size in zip(
-            planned.first_of.tolist(), ends, planned.sizes_bytes.tolist(), strict=True
-        ):
+        assert planned.bounds[0] == 0 and planned.bounds[-1] == len(read)
+        for first, end in pairwise(planned.bounds.tolist()):
             file, page = read[first]
-            assert read[first:end] == [(file, page + at) for at in range(size // PAGE_BYTES)]
-            assert HEADER_BYTES <= page * PAGE_BYTES <= sizes[file] - size
+            assert read[first:end] == [(file, page + at) for at in range(end - first)]
+            assert HEADER_BYTES <= page * PAGE_BYTES <= sizes[file] - (end - first) * PAGE_BYTES
         for row, start in zip(rows.tolist(), planned.starts.tolist(), strict=False):
             page, slot = divmod(row, layout.rows_per_page)
             file = int(np.searchsorted(np.cumsum(segments), page, side="right"))
