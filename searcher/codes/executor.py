@@ -14,7 +14,7 @@ queries, it scans for the next ones. Other threads only leave messages.
 from __future__ import annotations
 
 import queue
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -29,11 +29,10 @@ from searcher.codes.query import CodesQuery, Probes
 from searcher.codes.source import CodeSource, ScanPart
 from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
 from searcher.rows.row_reader import RowReader, RowsRead
-from searcher.scan_task import Scanned, ScanTask
 from searcher.scoring.top_k import TopK
 from searcher.search_loop import DropSearches, FoundElsewhere, SearchLoop, StopSearching
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.scans import ShardScans
+from searcher.shard.scans import Scanned, ScanTask, ShardScans
 from searcher.store.waker import Waker
 
 Float32 = npt.NDArray[np.float32]
@@ -259,22 +258,21 @@ class CodesExecutor(SearchLoop):
 
     def _next_batch(self) -> dict[int, list[ClusterId]]:
         """Takes the next clusters to scan, by query: of `BATCH_MAX` queries, or of one part."""
-        batch: dict[int, list[ClusterId]] = {}
+        batch = defaultdict[int, list[ClusterId]](list)
         while self._waiting:
             part = self._waiting[0]
             if len(batch) >= BATCH_MAX and not batch.keys() >= set(part.keys):
                 break
             self._waiting.popleft()
             self._codes.end(part.clusters)
-            bytes_read = part.bytes_read
-            for key in part.keys:
-                if (query := self._queries.get(key)) is None:  # it was dropped
-                    continue
-                batch.setdefault(key, []).extend(part.clusters)
-                query.bytes_read, bytes_read = query.bytes_read + bytes_read, 0
-                if part.errors:
-                    query.errors.update(part.errors)
-                    query.unscanned -= len(part.errors)
+            known = [key for key in part.keys if key in self._queries]  # the others were dropped
+            for key in known:
+                batch[key] += part.clusters
+            for key in known[:1]:
+                self._queries[key].bytes_read += part.bytes_read
+            for key in known if part.errors else ():
+                self._queries[key].errors.update(part.errors)
+                self._queries[key].unscanned -= len(part.errors)
         return batch
 
     def _take_scanned(self, scanned: Scanned, finish: Finish) -> None:

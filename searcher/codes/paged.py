@@ -49,7 +49,8 @@ class PagedCodes:
         self._extents = codes.extents
         self._planner = planner
         self._reader = reader
-        self._metrics = metrics.searcher
+        self._read_bytes = metrics.searcher.bytes_read.labels(purpose="codes")
+        self._evictions = metrics.searcher.evictions
         self._read_ahead_bytes = read_ahead_bytes
         self._steps: deque[tuple[Step, int]] = deque()  # not done; with the ticket of a read
         self._there = {  # those without rows have nothing to read
@@ -65,7 +66,7 @@ class PagedCodes:
 
     def not_in_memory(self, clusters: Sequence[ClusterId]) -> Sequence[ClusterId]:
         """See `CodeSource`."""
-        return [cluster for cluster in clusters if not self._planner.is_in_memory(cluster)]
+        return self._planner.not_in_memory(clusters)
 
     def expect(self, next_window: Mapping[ClusterId, int]) -> None:
         """See `CodeSource`."""
@@ -100,9 +101,9 @@ class PagedCodes:
         self._planner.check_integrity()
         self._reader.check_integrity()
         if not self._steps:
-            for cluster in range(len(self._extents)):
-                is_planned = self._planner.is_in_memory(ClusterId(cluster))
-                assert is_planned == (cluster in self._there), f"cluster {cluster}"
+            every = list(map(ClusterId, range(len(self._extents))))
+            assert self._there.isdisjoint(absent := self._planner.not_in_memory(every))
+            assert len(self._there) + len(absent) == len(every)
 
     def _plan(self) -> None:
         while len(self._planner) and self._reader.unstarted_bytes < self._read_ahead_bytes:
@@ -132,7 +133,7 @@ class PagedCodes:
                 if step.cluster in self._there:
                     self._there.remove(step.cluster)
                     self.scanner.drop(step.cluster)
-                    self._metrics.evictions.inc()
+                    self._evictions.inc()
             case ScanCodes():
                 if step.cluster in self._there:
                     self._scan(step, parts)
@@ -153,7 +154,7 @@ class PagedCodes:
         self._there.add(cluster)
         self._broken.pop(cluster, None)
         size_bytes = self._extents[cluster].read_bytes
-        self._metrics.bytes_read.labels(purpose="codes").inc(size_bytes)
+        self._read_bytes.inc(size_bytes)
         self._scan(step, parts, size_bytes)
         return True
 

@@ -78,7 +78,9 @@ class CodesQuery:
         """Returns `clusters` with the tiers where they were."""
         if not self.tiers:
             return tuple(map(known.of("ram").__getitem__, clusters))
-        return tuple(known.of(self.tiers.get(one, "ram"))[one] for one in clusters)
+        tiers: set[Tier] = {"ram", *self.tiers.values()}
+        by_tier = {tier: known.of(tier) for tier in tiers}
+        return tuple([by_tier[self.tiers.get(one, "ram")][one] for one in clusters])
 
     def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> int:
         """Takes over what another searcher found in some of the clusters `asked`.

@@ -67,12 +67,15 @@ class PagedCodesPlanner:
     """Plans for the queries that joined and are not complete."""
 
     def __init__(self, size_bytes: Sequence[int], budget_bytes: int) -> None:
-        """`size_bytes`: of the codes of each cluster; none may exceed `budget_bytes`."""
+        """`size_bytes`: of the codes of each cluster; none may exceed `budget_bytes`.
+
+        Codes of no bytes are in memory.
+        """
         self._size_bytes = size_bytes
         self._free_bytes = budget_bytes
         self._budget_bytes = budget_bytes
-        self._has_codes = np.array(size_bytes, np.int64) > 0
-        self._is_there = ~self._has_codes
+        self._sizes = np.array(size_bytes, np.int64)
+        self._is_there = self._sizes == 0
         self._waiters: dict[ClusterId, dict[int, None]] = {}
         self._next_window = np.full(len(size_bytes), FAR, np.int64)
         self._uses = np.zeros(len(size_bytes))
@@ -84,17 +87,18 @@ class PagedCodesPlanner:
         """The number of queries that are not complete."""
         return len(self._queries)
 
-    def is_in_memory(self, cluster: ClusterId) -> bool:
-        """Whether the codes of a cluster are in memory after the steps planned so far."""
-        return bool(self._is_there[cluster])
+    def not_in_memory(self, clusters: Sequence[ClusterId]) -> list[ClusterId]:
+        """Returns those of `clusters` that are not in memory after the steps planned so far."""
+        chosen = np.array(clusters, np.int64)
+        return list(map(ClusterId, chosen[~self._is_there[chosen]].tolist()))
 
     # ---- what happens
 
     def join(self, key: int, clusters: Sequence[ClusterId]) -> None:
         """Adds a query. `clusters`: at least one, nearest first."""
-        left_bytes = sum(self._size_bytes[cluster] for cluster in clusters)
-        self._queries[key] = _Unscanned(dict.fromkeys(clusters), left_bytes)
         chosen = np.array(clusters, np.int64)
+        left_bytes = int(self._sizes[chosen].sum())
+        self._queries[key] = _Unscanned(dict.fromkeys(clusters), left_bytes)
         self._uses[chosen] += 1
         for cluster in clusters:
             self._waiters.setdefault(cluster, {})[key] = None
@@ -189,7 +193,7 @@ class PagedCodesPlanner:
     def _evict(self, needed_bytes: int, steps: list[Step]) -> None:
         """Evicts what the next windows need last. No query waits for a cluster in memory."""
         wanted_bytes = max(needed_bytes, self._budget_bytes // EVICTED_SHARE)
-        there = np.flatnonzero(self._is_there & self._has_codes)
+        there = np.flatnonzero(self._is_there & (self._sizes > 0))
         order = np.lexsort((self._uses[there], -self._next_window[there]))
         for cluster in map(ClusterId, there[order].tolist()):
             if self._free_bytes >= wanted_bytes:

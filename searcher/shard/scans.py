@@ -6,10 +6,17 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from carpool.clock import Clock
-from searcher.scan_task import Scanned, ScanTask, run_scan
+from schemas.record import ClusterId
 from searcher.shard.hot_shard import CLOSE_TIMEOUT_S, HotShard
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 
 BATCH_MAX = 64
 """Queries of a batch. More: the first answers come later. Fewer: more scans."""
@@ -17,6 +24,30 @@ TIMEOUT_US = 1_000_000
 """A scan of a GPU takes milliseconds. After this time the device counts as lost."""
 RAM_TIMEOUT_US = 30_000_000
 """The same in memory, where scans share the cores with all other work."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanTask:
+    """The query `key` is to be scanned over `clusters`; `count`: rows to propose."""
+
+    key: int
+    vector: Float32
+    clusters: tuple[ClusterId, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scanned:
+    """A scan has ended, or failed.
+
+    `rows` and `estimates`: (len(tasks), n), best first; a row is -1 where there are fewer.
+    """
+
+    tasks: tuple[ScanTask, ...]
+    rows: Int64
+    estimates: Float32
+    took_us: int
+    error: Exception | None = None
 
 
 class ShardScans:
@@ -91,4 +122,17 @@ class ShardScans:
 
     def _scan(self) -> None:
         while (tasks := self._batches.get()) is not None:
-            self._ended(run_scan(self.shard, tasks, self._clock))
+            began_us = self._clock.now_us()
+            rows, estimates, error = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), None
+            try:
+                rows, estimates = self.shard.scan(
+                    np.stack([task.vector for task in tasks]),
+                    [np.array(task.clusters, np.int64) for task in tasks],
+                    max(task.count for task in tasks),
+                )
+            except Exception as caught:  # of the device: whatever it is, searches go on without it
+                error = caught
+            took_us = self._clock.now_us() - began_us
+            self._ended(
+                Scanned(tasks=tasks, rows=rows, estimates=estimates, took_us=took_us, error=error)
+            )

@@ -20,13 +20,12 @@ from schemas.query import SearchMode
 from schemas.record import ClusterId
 from searcher.executor import SearchGroup
 from searcher.plan.hot_swaps import HotSwaps, Swaps
-from searcher.scan_task import Scanned, ScanTask
 from searcher.shard import scans
 from searcher.shard.cluster_rows import ClusterRowsReader
 from searcher.shard.device import Float32, Int64, ShardDevice, ShardFullError, ShardNumbers
 from searcher.shard.gpu import GpuShard
 from searcher.shard.hot_shard import HotShard
-from searcher.shard.scans import ShardScans
+from searcher.shard.scans import Scanned, ScanTask, ShardScans
 from searcher.store.files import SegmentFiles
 from tests.clocks import HandClock
 from tests.searcher.codes_rig import (
