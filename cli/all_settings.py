@@ -9,6 +9,7 @@ from carpool.embedding.settings import EmbeddingSettings
 from carpool.kafka.settings import KafkaSettings
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from carpool.vllm import VllmSettings
+from carpool.workflow.settings import WorkflowSettings
 from cli.up_settings import UpSettings
 from generator.settings import GeneratorSettings, LlmSettings
 from grouper.settings import GrouperSettings
@@ -32,6 +33,7 @@ class CarpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     generator: GeneratorSettings
     llm: LlmSettings
     vllm: VllmSettings
+    workflow: WorkflowSettings
     up: UpSettings
 
 

@@ -70,6 +70,7 @@ def grouper(
             settings.embedding,
             metrics,
             clock,
+            settings.workflow,
             lanes=settings.kafka.lanes,
             needs_horizon=lambda folder: uses_horizon(folder, settings.searcher),
         ),
@@ -133,8 +134,9 @@ def generator(
 ) -> None:
     """Run the generator: it sends prompts to the LLM server, and writes the answers.
 
-    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). It pauses
-    while the LLM server does not answer. SIGTERM finishes the work in progress; a second SIGTERM
+    Reads rag.retrievals.v1, writes rag.answers.v1 (and pieces to rag.answers.partial.v1). The steps
+    of workflows go back to rag.retries.v1 and rag.retrievals.v1. It pauses while the LLM server
+    does not answer. SIGTERM finishes the work in progress; a second SIGTERM
     stops immediately.
 
     \b
@@ -150,7 +152,7 @@ def generator(
         "generator",
         settings,
         lambda metrics, clock: DedupStage(
-            build_stage(settings.generator, settings.llm, metrics, clock),
+            build_stage(settings.generator, settings.llm, metrics, clock, settings.workflow),
             TopicLog(settings.kafka, clock, ANSWERS, like=RETRIEVALS, is_urgent=False),
             settings.generator,
             metrics,

@@ -26,6 +26,7 @@ from schemas.answer import (
     Retrieved,
     Status,
     Usage,
+    steps_done,
     unanswered,
 )
 from schemas.retrieval import Hit, Retrieval
@@ -59,7 +60,7 @@ def answered(
     is_full = chars_max is not None and len(written.answer) >= chars_max
     is_cut = is_full and finished.finish_reason == "stop"
     finish_reason = "length" if is_cut else finished.finish_reason
-    error = _skipped(retrieval)
+    error, before = _skipped(retrieval), _usage_of_steps(retrieval)
     status: Status = "ok" if written.is_complete and not is_full and error is None else "partial"
     if not written.answer.strip():
         status, error = "failed", _no_text(finish_reason)
@@ -82,9 +83,9 @@ def answered(
         answer=written.answer if status != "failed" else None,
         finish_reason=finish_reason,
         usage=Usage(
-            input_tokens=finished.input_tokens,
-            output_tokens=finished.output_tokens,
-            cached_tokens=finished.cached_tokens,
+            input_tokens=finished.input_tokens + before.input_tokens,
+            output_tokens=finished.output_tokens + before.output_tokens,
+            cached_tokens=finished.cached_tokens + before.cached_tokens,
             warmed_tokens=warmed.used,
             warmed_in_vain_tokens=warmed.in_vain,
         ),
@@ -118,6 +119,66 @@ def extracted(
     )
 
 
+def written_before(retrieval: Retrieval, text: str, progress: QueryProgress, now_us: int) -> Answer:
+    """Returns the answer of a workflow that is a text which an earlier step wrote."""
+    citations, error = cite(text, (), passages=len(retrieval.hits)), _skipped(retrieval)
+    hits = retrieval.hits
+    return Answer(
+        query_id=retrieval.query.query_id,
+        status="failed" if not text.strip() else "ok" if error is None else "partial",
+        is_final=True,
+        replayed=False,
+        attempts=1,
+        citations=tuple(
+            Citation(
+                n=cited.n,
+                doc_id=hits[cited.n - 1].doc_id,
+                title=hits[cited.n - 1].title[:TITLE_CHARS_MAX],
+                snippet=hits[cited.n - 1].text[:SNIPPET_CHARS_MAX],
+                url=_url(hits[cited.n - 1]),
+                metadata=hits[cited.n - 1].metadata,
+                start=cited.start,
+                end=cited.end,
+                score=hits[cited.n - 1].score,
+            )
+            for cited in citations.valid
+        ),
+        retrieved=tuple(Retrieved(id=hit.doc_id, score=hit.score) for hit in hits),
+        source=retrieval.source,
+        query_digest=query_digest(retrieval.query),
+        steps=steps_done(retrieval.query),
+        timings_ms=_timings_ms(retrieval, progress, now_us),
+        answer=text.strip() or None,
+        finish_reason="stop",
+        usage=_usage_of_steps(retrieval),
+        search=retrieval.search,
+        provenance=_provenance(retrieval, None),
+        error=error if text.strip() else _no_text("stop"),
+    )
+
+
+def ended_early(
+    retrieval: Retrieval, kind: ErrorType, message: str, progress: QueryProgress, now_us: int
+) -> Answer:
+    """Returns the answer of a workflow that may not go on: `partial`, with its last text."""
+    answer = failed(retrieval, progress, now_us, kind, message, status="partial")
+    texts = [step.text for step in answer.steps if step.kind == "generate" and step.text.strip()]
+    return msgspec.structs.replace(
+        answer, answer=texts[-1] if texts else None, usage=_usage_of_steps(retrieval)
+    )
+
+
+def _usage_of_steps(retrieval: Retrieval) -> Usage:
+    """Returns the tokens of the finished steps of a workflow."""
+    journal = retrieval.query.journal
+    results = [] if journal is None else [one for round in journal.rounds for one in round]
+    return Usage(
+        input_tokens=sum(result.input_tokens for result in results),
+        output_tokens=sum(result.output_tokens for result in results),
+        cached_tokens=sum(result.cached_tokens for result in results),
+    )
+
+
 def _made(
     retrieval: Retrieval,
     prepared: PreparedPrompt,
@@ -137,6 +198,7 @@ def _made(
         retrieved=_retrieved(retrieval, prepared),
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
+        steps=steps_done(retrieval.query),
         timings_ms=_timings_ms(retrieval, progress, now_us),
         search=retrieval.search,
         cache=_cache_use(retrieval, cached_tokens),
@@ -218,6 +280,7 @@ def failed(
         source=retrieval.source,
         timings_ms=_timings_ms(retrieval, progress, now_us),
         attempts=max(1, progress.attempts),
+        query=retrieval.query,
     )
 
 

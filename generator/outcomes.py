@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, cast
+
+import msgspec
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
@@ -11,7 +14,17 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
-from generator.answers import answered, cancelled, expired, extracted, failed
+from carpool.workflow.journal import Workflows
+from carpool.workflow.steps import WorkflowError
+from generator.answers import (
+    answered,
+    cancelled,
+    ended_early,
+    expired,
+    extracted,
+    failed,
+    written_before,
+)
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.llm.servers import LlmServers
 from generator.outputs import bounded_answer_output, partial_output
@@ -22,15 +35,19 @@ from generator.query_in_progress import (
     Generated,
     QueryInProgress,
     QueryProgress,
+    StepTexts,
     deadline_us_of,
     query_failure,
 )
 from generator.settings import GeneratorSettings
 from generator.tracing import inference
 from generator.warming.warmer import Warmed
+from generator.workflow.next_record import next_output
+from generator.workflow.turns import Turn, turn_after
 from schemas.answer import Answer, ErrorType
 from schemas.codec import tenant_of
 from schemas.retrieval import Retrieval
+from schemas.workflow import StepResult
 
 STARTED = "a stage is started before it is offered anything"
 
@@ -46,6 +63,7 @@ class Outcomes:
         metrics: Metrics,
         clock: Clock,
         on_answered: Callable[[QueryInProgress, int], Warmed],
+        workflows: Workflows,
     ) -> None:
         """`on_answered` is called with a query that the model answered, and its cached tokens.
 
@@ -57,11 +75,19 @@ class Outcomes:
         self._metrics = metrics
         self._clock = clock
         self._on_answered = on_answered
+        self._workflows = workflows
         self.sink: Sink | None = None
 
     def end(self, how: QueryEnd, work: QueryInProgress) -> None:
         """Hands over the answer of a query that the dispatcher has ended."""
         now_us, retrieval, outcome = self._clock.now_us(), work.unit.record, work.outcome
+        if work.texts is not None:
+            if work.texts.is_over:
+                return
+            if isinstance(outcome, StepResult) and how == "answered":
+                self._written(work, work.texts, outcome, now_us)
+                return
+            work.texts.is_over = True
         if how == "given_up":
             self._give_up(work, now_us)
         elif how == "cancelled":
@@ -75,6 +101,35 @@ class Outcomes:
         else:
             assert isinstance(outcome, Answered)
             self._submit(outcome)
+
+    def go_on(
+        self,
+        unit: Unit[Retrieval],
+        turn: Turn,
+        now_us: int,
+        operations: Sequence[Operation] = (),
+    ) -> None:
+        """Writes the next record of a workflow. Raises `WorkflowError`."""
+        assert self.sink is not None, STARTED
+        output = next_output(turn, unit.record, now_us)
+        parts = ((unit.id, 0),)
+        self.sink.done(Done(parts=parts, outputs=(output,), operations=tuple(operations)))
+
+    def end_workflow(
+        self, unit: Unit[Retrieval], progress: QueryProgress, now_us: int, error: WorkflowError
+    ) -> None:
+        """Answers a workflow that cannot go on: `partial` at a limit, else `failed`."""
+        kind = cast(ErrorType, error.kind)
+        if error.kind != "workflow_limit":
+            self.refuse(unit, progress, now_us, kind, str(error))
+            return
+        answer = ended_early(unit.record, kind, str(error), progress, now_us)
+        self._hand_over(unit, answer, now_us, late=self._late(unit.record, progress))
+
+    def write(self, unit: Unit[Retrieval], text: str, progress: QueryProgress, now_us: int) -> None:
+        """Answers a workflow with a text that an earlier step wrote."""
+        answer = written_before(unit.record, text, progress, now_us)
+        self._hand_over(unit, answer, now_us, late=self._late(unit.record, progress))
 
     def extract(
         self,
@@ -106,7 +161,7 @@ class Outcomes:
 
     def written(self, work: QueryInProgress, generation_id: str, seq: int, text: str) -> None:
         """Sends the next characters of an answer."""
-        if self._settings.partials:
+        if self._settings.partials and work.texts is None:
             assert self.sink is not None, STARTED
             now_us = self._clock.now_us()
             self.sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
@@ -130,9 +185,11 @@ class Outcomes:
         tokens.add("cached", tenant, used.cached_tokens)
         tokens.add(written_as, tenant, used.output_tokens)
 
-    def made_of(self, work: QueryInProgress, generated: Generated) -> Answered:
-        """Returns the answer that the model wrote, ready to be handed over."""
+    def made_of(self, work: QueryInProgress, generated: Generated) -> Answered | StepResult:
+        """Returns the answer that the model wrote, ready to be handed over; or a step's text."""
         finished, now_us = generated.finished, self._clock.now_us()
+        if work.texts is not None:
+            return self._step_result(work, work.texts, generated, now_us)
         warmed = self._on_answered(work, finished.cached_tokens)
         answer, citations = answered(work, generated, now_us, warmed)
         url = self._servers[work.server].address
@@ -144,6 +201,40 @@ class Outcomes:
         metrics.citations.labels(result="valid").inc(len(citations.valid))
         metrics.citations.labels(result="invented").inc(len(citations.invented))
         return made
+
+    def _step_result(
+        self, work: QueryInProgress, texts: StepTexts, generated: Generated, now_us: int
+    ) -> StepResult:
+        finished = generated.finished
+        url = self._servers[work.server].address
+        texts.operations.append(inference(work, finished, now_us, model=self._model, url=url))
+        self.count(work, "output", finished)
+        return StepResult(
+            digest=texts.turn.steps[work.place].digest(),
+            text=generated.written.answer,
+            is_cut=finished.finish_reason == "length",
+            took_ms=(now_us - work.progress.arrived_us) / 1_000,
+            input_tokens=finished.input_tokens,
+            output_tokens=finished.output_tokens,
+            cached_tokens=finished.cached_tokens,
+        )
+
+    def _written(
+        self, work: QueryInProgress, texts: StepTexts, result: StepResult, now_us: int
+    ) -> None:
+        """Keeps a text of a workflow, which goes on when all texts of the step are written."""
+        texts.results[work.place] = result
+        if len(texts.results) < len(texts.turn.steps):
+            return
+        texts.is_over = True
+        results = [texts.results[place] for place in range(len(texts.turn.steps))]
+        query, unit = texts.turn.query, work.unit
+        try:
+            turn = turn_after(query, results, unit.record, self._workflows, now_us)
+            self.go_on(unit, turn, now_us, texts.operations)
+        except WorkflowError as error:
+            with_journal = msgspec.structs.replace(unit.record, query=query)
+            self.end_workflow(replace(unit, record=with_journal), work.progress, now_us, error)
 
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import NamedTuple
 
 from carpool.loop.stage import Done, QueryFailure, Unit
+from carpool.loop.tracing.operation import Operation
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.plan.answer_text import Written
 from generator.prompts import PreparedPrompt
+from generator.workflow.turns import GenerateNext
 from schemas.answer import Answer, ErrorType
 from schemas.retrieval import Retrieval
+from schemas.workflow import StepResult
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,20 +49,62 @@ class Answered(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
+class StepTexts:
+    """The texts of a workflow that are generated side by side. `results`: of those written, by
+    place. `is_over`: the unit has ended, so texts that are still written are of no use.
+    """
+
+    turn: GenerateNext
+    results: dict[int, StepResult] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    is_over: bool = False
+
+
+class StepPrompts:
+    """The ids of the prompts of each unit that is a step of a workflow: below 0, as no unit's is.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._ids = count(-1, -1)
+        self._of_unit: dict[int, tuple[int, ...]] = {}
+
+    def add(self, unit_id: int, prompts: int) -> tuple[int, ...]:
+        """Returns new ids for the prompts of a unit."""
+        ids = self._of_unit[unit_id] = tuple(islice(self._ids, prompts))
+        return ids
+
+    def of(self, unit_id: int) -> tuple[int, ...]:
+        """Returns the ids of the prompts of a unit: its own, if it is no step."""
+        return self._of_unit.get(unit_id, (unit_id,))
+
+    def pop(self, unit_id: int) -> tuple[int, ...]:
+        """Returns the same, and forgets them."""
+        return self._of_unit.pop(unit_id, (unit_id,))
+
+
+@dataclass(kw_only=True, slots=True)
 class QueryInProgress:
-    """A query in progress. `server` and `outcome` are those of its last request.
+    """A prompt in progress. `server` and `outcome` are those of its last request.
+
+    `id`: of the prompt: that of its unit, unless it is one of several `texts` of a workflow, at
+    `place` among them.
 
     `prompt_key`: None if its answer is not given again to equal prompts. `token_ids`: its
     prompt; empty while they are not known, and where text is sent.
     """
 
+    id: int
     unit: Unit[Retrieval]
     prepared: PreparedPrompt
     progress: QueryProgress
+    texts: StepTexts | None = None
+    place: int = 0
     prompt_key: str | None = None
     token_ids: tuple[int, ...] = ()
     server: int = 0
-    outcome: Answered | PromptRefused | None = None
+    outcome: Answered | PromptRefused | StepResult | None = None
 
 
 def query_failure(

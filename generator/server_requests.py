@@ -61,7 +61,7 @@ class ServerRequests:
 
     async def ask(self, work: QueryInProgress) -> None:
         """Sends a prompt to the server that was chosen for it."""
-        id, server, metrics = work.unit.id, work.server, self._metrics
+        id, server, metrics = work.id, work.server, self._metrics
         work.progress.sent_us, work.progress.first_token_us = self._clock.now_us(), None
         metrics.llm_in_flight.inc()
         metrics.llm_server_requests.labels(server=self._servers.labels[server]).inc()
@@ -97,7 +97,7 @@ class ServerRequests:
         assert progress.sent_us is not None
         progress.first_token_us = now_us
         self._metrics.time_to_first_token_seconds.observe((now_us - progress.sent_us) / 1_000_000)
-        self._report(RequestAccepted(id=work.unit.id))
+        self._report(RequestAccepted(id=work.id))
 
     def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
         """A server refused a request; `id` None: a check."""

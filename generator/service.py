@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +20,10 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.journal import Workflows
+from carpool.workflow.load import load_workflows
+from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.steps import AnswerStep, Generate, WorkflowError
 from generator.caches import ServerCaches
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal
@@ -50,11 +54,18 @@ from generator.plan.speculation.auto import Auto
 from generator.plan.speculation.likely import Likely
 from generator.plan.speculation.protocol import EngineLoad, NoSpeculation, SpeculationPolicy
 from generator.prompts import PreparedPrompt, load_templates, prepare_prompt, reusable_key
-from generator.query_in_progress import QueryInProgress, QueryProgress, deadline_us_of
+from generator.query_in_progress import (
+    QueryInProgress,
+    QueryProgress,
+    StepPrompts,
+    StepTexts,
+    deadline_us_of,
+)
 from generator.requests_in_flight import RequestsInFlight
 from generator.server_requests import ServerRequests
 from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.warming.warmer import Warmed, Warmer
+from generator.workflow.turns import GenerateNext, SearchNext, Turn, turn_of
 from schemas.errors import RecordError
 from schemas.retrieval import Retrieval
 
@@ -64,20 +75,30 @@ WAKE_US = 50_000
 """Longest wait between two ticks while there is work: a pause may begin between two ticks."""
 INTAKE_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of the records that wait or are in flight; more than the largest record has."""
+NO_MODEL = (
+    "workflow: it generates texts before its answer, and this deployment has no model "
+    "(llm.engine); ask without `workflow`"
+)
 LOOK_S = 0.5
 """With concurrency 0: the time between two looks at a server."""
 
 
 def build_stage(
-    settings: GeneratorSettings, llm: LlmSettings, metrics: Metrics, clock: Clock
+    settings: GeneratorSettings,
+    llm: LlmSettings,
+    metrics: Metrics,
+    clock: Clock,
+    workflow: WorkflowSettings | None = None,
 ) -> GeneratorStage:
-    """Returns the stage. Raises `ConfigError` for a prompt template that cannot be used.
+    """Returns the stage. Raises `ConfigError` for a template or a workflow that cannot be used.
 
     The servers, none without a model, are first checked in `start`; `not_ready` reports the result.
     """
     urls = () if llm.engine == "none" else llm.base_urls()
     servers = LlmServers([OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in urls])
-    return GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
+    workflows = load_workflows(workflow or WorkflowSettings())
+    templates = load_templates(settings)
+    return GeneratorStage(settings, llm, templates, servers, workflows, metrics, clock)
 
 
 class GeneratorStage:
@@ -93,10 +114,12 @@ class GeneratorStage:
         llm: LlmSettings,
         templates: Mapping[str, Template],
         servers: LlmServers,
+        workflows: Workflows,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._settings = settings
+        self._workflows = workflows
         self._templates = templates
         self._servers = servers
         self._model = llm.model
@@ -105,15 +128,16 @@ class GeneratorStage:
         self._clock = clock
         self._lock = threading.Lock()
         endpoints = llm.kv_endpoints() if self._has_model else ()
-        self._follows_caches = bool(endpoints)
+        follows_caches = bool(endpoints)
         self._dispatcher = Dispatcher(
             concurrency=settings.concurrency or FIRST,
             prompts_max=settings.prompts_max(len(servers)),
             tries_max=llm.tries_max,
             servers=len(servers),
-            follows_caches=self._follows_caches,
+            follows_caches=follows_caches,
         )
-        self._queries: dict[int, QueryInProgress] = {}
+        self._queries: dict[int, QueryInProgress] = {}  # by prompt
+        self._step_prompts = StepPrompts()
         self._queries_bytes = 0
         self._is_draining = False
         self._is_closed = False
@@ -126,7 +150,7 @@ class GeneratorStage:
         self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._warmer = Warmer(
             servers,
-            _speculation(settings, servers, follows_caches=self._follows_caches),
+            _speculation(settings, servers, follows_caches=follows_caches),
             prepare=self._prepare_draft,
             run=self._requests.prepare,
             choose=self._server_to_warm,
@@ -135,7 +159,9 @@ class GeneratorStage:
             metrics=metrics,
             clock=clock,
         )
-        self._outcomes = Outcomes(servers, settings, llm.model, metrics, clock, self._note_warmth)
+        self._outcomes = Outcomes(
+            servers, settings, llm.model, metrics, clock, self._note_warmth, workflows
+        )
         self._at_servers = ServerRequests(
             servers, self._outcomes, self._happened, metrics.generator, clock
         )
@@ -167,42 +193,97 @@ class GeneratorStage:
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
-        retrieval, progress = unit.record, QueryProgress(arrived_us=now_us)
+        progress = QueryProgress(arrived_us=now_us)
         try:
-            prepared = self._prepare(retrieval)
+            turn = self._turn(unit.record, now_us)
+            if isinstance(turn, SearchNext):
+                self._outcomes.go_on(unit, turn, now_us)
+            elif isinstance(turn, GenerateNext):
+                self._generate(unit, turn, now_us)
+            else:
+                if turn is not None:
+                    unit = replace(unit, record=turn.retrieval)
+                self._answer(unit, progress, None if turn is None else turn.answer)
+        except WorkflowError as error:
+            self._outcomes.end_workflow(unit, progress, now_us, error)
         except RecordError as error:
             self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
+
+    def _turn(self, retrieval: Retrieval, now_us: int) -> Turn | None:
+        """Returns what follows a record of a workflow; None: it is no workflow."""
+        if retrieval.query.journal is None:
+            return None
+        return turn_of(retrieval, self._workflows, now_us)
+
+    def _answer(
+        self, unit: Unit[Retrieval], progress: QueryProgress, step: AnswerStep | None
+    ) -> None:
+        """Answers a query, or a workflow as `step` says. Raises `RecordError`."""
+        retrieval = unit.record
+        if step is not None and step.is_written:
+            self._outcomes.write(unit, str(step.values["text"]), progress, progress.arrived_us)
             return
+        prepared = self._prepare(retrieval, step)
         if prepared.is_extractive:
-            self._outcomes.extract(unit, prepared, progress, now_us)
+            self._outcomes.extract(unit, prepared, progress, progress.arrived_us)
             return
-        prompt = Prompt(
-            id=unit.id,
-            arrival_us=now_us,
-            priority=prepared.request.priority,
-            deadline_us=deadline_us_of(retrieval),
-            tenant=retrieval.query.tenant or "",
-            warmed_at=self._warmer.server_of(retrieval.source.place),
-        )
         work = QueryInProgress(
+            id=unit.id,
             unit=unit,
             prepared=prepared,
             progress=progress,
             prompt_key=reusable_key(retrieval, prepared, self._settings, self._model),
         )
+        self._add(work, warmed_at=self._warmer.server_of(retrieval.source.place))
         with self._lock:
-            self._queries[unit.id] = work
-            self._queries_bytes += unit.message.size_bytes
+            if not self._is_closed:
+                self._requests.soon(partial(self._warmer.searched, retrieval))
+
+    def _generate(self, unit: Unit[Retrieval], turn: GenerateNext, now_us: int) -> None:
+        """Generates the texts of a step, side by side. Raises `RecordError`."""
+        if not self._has_model:
+            raise RecordError("unsupported", NO_MODEL, field="$.workflow")
+        prepared = [self._prepare(turn.retrieval_of(step), step) for step in turn.steps]
+        texts = StepTexts(turn=turn)
+        with self._lock:
+            ids = self._step_prompts.add(unit.id, len(prepared))
+        works = [
+            QueryInProgress(
+                id=id,
+                unit=unit,
+                prepared=each,
+                progress=QueryProgress(arrived_us=now_us),
+                texts=texts,
+                place=place,
+            )
+            for place, (id, each) in enumerate(zip(ids, prepared, strict=True))
+        ]
+        for work in works:
+            self._add(work)
+
+    def _add(self, work: QueryInProgress, warmed_at: int | None = None) -> None:
+        """Adds a prompt."""
+        retrieval = work.unit.record
+        prompt = Prompt(
+            id=work.id,
+            arrival_us=work.progress.arrived_us,
+            priority=work.prepared.request.priority,
+            deadline_us=deadline_us_of(retrieval),
+            tenant=retrieval.query.tenant or "",
+            warmed_at=warmed_at,
+        )
+        with self._lock:
+            self._queries[work.id] = work
+            self._queries_bytes += work.unit.message.size_bytes
         self._happened(PromptArrived(prompt=prompt))
         with self._lock:  # after its arrival: tokens of an unknown prompt are ignored
             if not self._is_closed:
-                self._requests.soon(partial(self._warmer.searched, retrieval))
                 self._requests.soon(lambda: self._requests.prepare(self._tokenize(work)))
 
     def prompt_key(self, retrieval: Retrieval) -> str | None:
         """Returns the key of a prompt whose answer may be given again; None: of no such prompt."""
-        if not self._has_model:
-            return None  # there is no model whose work could be saved
+        if not self._has_model or retrieval.query.journal is not None:
+            return None  # there is no model whose work could be saved, or the prompt is not known
         try:
             prepared = self._prepare(retrieval)
         except RecordError:
@@ -225,7 +306,10 @@ class GeneratorStage:
 
     def cancel(self, unit_id: int) -> None:
         """Ends a query that its asker has withdrawn, unless it was answered."""
-        self._happened(PromptCancelled(id=unit_id))
+        with self._lock:
+            ids = self._step_prompts.of(unit_id)
+        for id in ids:
+            self._happened(PromptCancelled(id=id))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
@@ -240,9 +324,16 @@ class GeneratorStage:
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets queries, and cancels their requests."""
-        for unit_id in unit_ids:
-            self._remove(unit_id)
-        self._happened(PromptsRevoked(ids=unit_ids))
+        with self._lock:
+            ids = [id for unit_id in unit_ids for id in self._step_prompts.pop(unit_id)]
+        self._forget(ids)
+
+    def _forget(self, ids: Iterable[int]) -> None:
+        """Forgets prompts, and cancels their requests."""
+        gone = frozenset(ids)
+        for id in gone:
+            self._remove(id)
+        self._happened(PromptsRevoked(ids=gone))
 
     def drain(self, until_us: int) -> None:
         """Takes no more retrievals; the queries in progress continue."""
@@ -292,7 +383,7 @@ class GeneratorStage:
             if server.tree is not None:
                 self._caches.measure(place, server.tree)
 
-    def _prepare(self, retrieval: Retrieval) -> PreparedPrompt:
+    def _prepare(self, retrieval: Retrieval, step: Generate | None = None) -> PreparedPrompt:
         """Returns the prompt of a retrieval. Raises `RecordError` where there can be none."""
         return prepare_prompt(
             retrieval,
@@ -300,6 +391,7 @@ class GeneratorStage:
             self._templates,
             has_model=self._has_model,
             form=self._servers.form,
+            step=step,
         )
 
     def _get(self, unit_id: int) -> QueryInProgress | None:
@@ -316,6 +408,8 @@ class GeneratorStage:
     # ---- the event loop
 
     def _prepare_draft(self, draft: Retrieval) -> PreparedPrompt | None:
+        if draft.query.journal is not None:
+            return None
         try:
             prepared = self._prepare(draft)
         except RecordError:
@@ -365,12 +459,18 @@ class GeneratorStage:
             case EndQuery(id=id, how=how):
                 if (work := self._remove(id)) is not None:  # else revoked
                     self._outcomes.end(how, work)
+                    if work.texts is not None and work.texts.is_over:
+                        with self._lock:
+                            beside = self._step_prompts.pop(work.unit.id)
+                        self._forget(beside)
 
     def _broke(self, id: int | None, error: Exception) -> None:
         """Ends the try of the query `id` after an unexpected error; without one, the service."""
         if id is not None:
-            self.revoke(frozenset({id}), frozenset())
-            self._outcomes.charge(id, error)
+            work = self._get(id)
+            unit_id = id if work is None else work.unit.id
+            self.revoke(frozenset({unit_id}), frozenset())
+            self._outcomes.charge(unit_id, error)
             return
         log.error("the generator failed with an unexpected error", exc_info=error)
         what = f"{type(error).__name__}: {error}"
@@ -396,10 +496,10 @@ class GeneratorStage:
         except LlmRefusal:
             return  # the request finds out, and reports it
         except Exception as error:
-            self._broke(work.unit.id, error)
+            self._broke(work.id, error)
             return
-        if work.token_ids and self._follows_caches:
-            self._happened(PromptTokenized(id=work.unit.id, token_ids=work.token_ids))
+        if work.token_ids and self._caches.are_followed:
+            self._happened(PromptTokenized(id=work.id, token_ids=work.token_ids))
 
     def _note_warmth(self, work: QueryInProgress, cached_tokens: int) -> Warmed:
         """Tells the warmer how many tokens were cached; returns what was warmed for the prompt."""

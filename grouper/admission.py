@@ -48,6 +48,14 @@ class Admitted:
     nprobe: int
     deadline_us: int | None
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts to embed: its own, if it has no vector, and those of searches beside it."""
+        query = self.unit.record
+        beside = () if query.journal is None else query.journal.beside
+        own = () if self.vector is not None else (query.text or "",)
+        return own + tuple(search.text for search in beside)
+
     def is_expired(self, now_us: int) -> bool:
         """Returns whether its deadline has passed."""
         return self.deadline_us is not None and self.deadline_us <= now_us

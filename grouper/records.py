@@ -19,7 +19,7 @@ from grouper.plan.window import Window
 from grouper.tracing import trace_headers
 from schemas.answer import unanswered
 from schemas.codec import encode, with_key
-from schemas.group import GroupedQuery
+from schemas.group import GroupedQuery, SideSearch
 from schemas.record import ClusterId, Source
 from schemas.topics import GROUPS, Topic, in_class_of
 
@@ -28,8 +28,7 @@ EVENT_SOURCE = "carpool/grouper"
 
 def grouped_query(
     query: Admitted,
-    row: NDArray[np.float32],
-    clusters: tuple[ClusterId, ...],
+    searches: Sequence[tuple[NDArray[np.float32], tuple[ClusterId, ...]]],
     window: Window,
     spent_us: Mapping[str, int],
 ) -> GroupedQuery:
@@ -40,6 +39,9 @@ def grouped_query(
         "kafka_wait": max(0, message.received_us - published_us) if published_us > 0 else 0,
         "window_wait": max(0, window.closed_us - message.received_us),
     }
+    (row, clusters), *others = searches
+    journal = query.unit.record.journal
+    beside = () if journal is None else journal.beside
     return GroupedQuery(
         query=msgspec.structs.replace(query.unit.record, vector=None),
         source=origin_of(message),
@@ -49,6 +51,10 @@ def grouped_query(
         vector=row.astype("<f4").tobytes(),
         clusters=clusters,
         timings_us={**waits_us, **spent_us},
+        beside=tuple(
+            SideSearch(vector=row.astype("<f4").tobytes(), clusters=probed, top_k=search.top_k)
+            for (row, probed), search in zip(others, beside, strict=True)
+        ),
     )
 
 

@@ -16,8 +16,11 @@ from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.defects import one_by_one
-from carpool.loop.stage import Credit, Sink, Unit
+from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.journal import Workflows
+from carpool.workflow.load import load_workflows
+from carpool.workflow.settings import WorkflowSettings
 from grouper.admission import Admitted, admit, lags_behind
 from grouper.build import NeedsHorizon, load_work
 from grouper.plan.pending_windows import PendingWindow
@@ -32,6 +35,7 @@ from grouper.plan.tenants import parse_weights
 from grouper.records import expired
 from grouper.settings import GrouperSettings
 from grouper.work import PreparedWindow, WindowWork
+from grouper.workflows import first_step
 from schemas.codec import tenant_of
 from schemas.errors import RecordError
 from schemas.query import Query
@@ -63,9 +67,11 @@ class GrouperStage:
         load: Callable[[], WindowWork],
         metrics: Metrics,
         clock: Clock,
+        workflows: Workflows,
     ) -> None:
         """`load` is called once, on the preparing thread. It may block and raise `CarpoolError`."""
         self._settings = settings
+        self._workflows = workflows
         self._load = load
         self._metrics = metrics
         self._clock = clock
@@ -113,6 +119,11 @@ class GrouperStage:
             self._out.leave_group(reason)
             return
         try:
+            begun = first_step(unit, self._workflows, facts, now_us)
+            if isinstance(begun, Done):
+                self._out.done(begun)
+                return
+            unit = begun
             query = admit(unit, facts)
         except RecordError as error:
             self._out.refuse(unit, error)
@@ -351,6 +362,7 @@ def build_stage(
     embedding: EmbeddingSettings,
     metrics: Metrics,
     clock: Clock,
+    workflow: WorkflowSettings | None = None,
     *,
     lanes: int = 1,
     needs_horizon: NeedsHorizon = lambda _: True,
@@ -360,7 +372,7 @@ def build_stage(
     `lanes`: partitions of the groups' topics, among which groups are shared out. `needs_horizon`:
     see `load_work`.
 
-    Raises `ConfigError` for settings that do not fit together.
+    Raises `ConfigError` for settings that do not fit together, or workflows that cannot be loaded.
     """
     if settings.scatter and lanes == 1:
         raise ConfigError(
@@ -372,4 +384,10 @@ def build_stage(
             settings, index, embedding, metrics, clock, lanes=lanes, needs_horizon=needs_horizon
         )
 
-    return GrouperStage(settings=settings, load=load, metrics=metrics, clock=clock)
+    return GrouperStage(
+        settings=settings,
+        load=load,
+        metrics=metrics,
+        clock=clock,
+        workflows=load_workflows(workflow or WorkflowSettings()),
+    )

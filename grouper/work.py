@@ -60,11 +60,20 @@ class LiveQueries(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
-    """A query with its `row`, (dim,) float32, L2-normalised, and its `clusters`, C(q)."""
+    """A query with its `searches`: a row, (dim,) float32, L2-normalised, and C(q) of each.
+
+    A query has one; a step of a workflow may have several.
+    """
 
     query: Admitted
-    row: NDArray[np.float32]
-    clusters: tuple[ClusterId, ...]
+    searches: tuple[tuple[NDArray[np.float32], tuple[ClusterId, ...]], ...]
+
+    @property
+    def clusters(self) -> tuple[ClusterId, ...]:
+        """The clusters of all searches, each once."""
+        if len(self.searches) == 1:
+            return self.searches[0][1]
+        return tuple(dict.fromkeys(one for _, clusters in self.searches for one in clusters))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -176,7 +185,7 @@ class WindowWork:
         planned = plan_records(
             groups,
             [
-                grouped_query(each.query, each.row, each.clusters, prepared.window, spent_us)
+                grouped_query(each.query, each.searches, prepared.window, spent_us)
                 for each in queries
             ],
             self._header(prepared.window),
@@ -221,15 +230,20 @@ class WindowWork:
 
     def _embed(
         self, queries: Sequence[Admitted], sink: Sink
-    ) -> list[tuple[Admitted, NDArray[np.float32]]]:
-        """Returns each query with its (dim,) float32 vector, without those that failed."""
-        texts = [(query, query.unit.record.text or "") for query in queries if query.vector is None]
+    ) -> list[tuple[Admitted, list[NDArray[np.float32]]]]:
+        """Returns each query with a (dim,) float32 vector a search, without those that failed."""
+        texts = [(query, text) for query in queries for text in query.texts]
         embedded = embed_texts(self._embedder, [text for _, text in texts])
-        vectors = {
-            texts[position][0].unit.id: vector for position, vector in embedded.vectors.items()
+        vectors: dict[int, list[NDArray[np.float32]]] = {
+            query.unit.id: [] if query.vector is None else [query.vector] for query in queries
         }
+        for position, (query, _) in enumerate(texts):
+            if position in embedded.vectors:
+                vectors[query.unit.id].append(embedded.vectors[position])
         for position, why in embedded.failures.items():
             unit = texts[position][0].unit
+            if vectors.pop(unit.id, None) is None:
+                continue  # another of its texts failed, too
             message = (
                 f"text: the embedding model works, but not on this text: {why[:500]}; "
                 "send another text, or a vector"
@@ -240,18 +254,25 @@ class WindowWork:
                     "processing_failed", message, field="$.text", query_id=unit.record.query_id
                 ),
             )
-        found = ((query, vectors.get(query.unit.id, query.vector)) for query in queries)
-        return [(query, vector) for query, vector in found if vector is not None]
+        return [(query, vectors[query.unit.id]) for query in queries if query.unit.id in vectors]
 
-    def _probe(self, queries: Sequence[tuple[Admitted, NDArray[np.float32]]]) -> list[Prepared]:
+    def _probe(
+        self, queries: Sequence[tuple[Admitted, list[NDArray[np.float32]]]]
+    ) -> list[Prepared]:
         """Returns each query with its clusters."""
         if not queries:
             return []
-        rows = np.stack([row for _, row in queries])
-        probes = probe(self._centroids, rows, max(query.nprobe for query, _ in queries)).tolist()
+        rows = np.stack([row for _, own in queries for row in own])
+        nprobe_max = max(query.nprobe for query, _ in queries)
+        probes = iter(probe(self._centroids, rows, nprobe_max).tolist())
         return [
-            Prepared(query=query, row=row, clusters=tuple(map(ClusterId, probed[: query.nprobe])))
-            for (query, row), probed in zip(queries, probes, strict=True)
+            Prepared(
+                query=query,
+                searches=tuple(
+                    (row, tuple(map(ClusterId, next(probes)[: query.nprobe]))) for row in own
+                ),
+            )
+            for query, own in queries
         ]
 
     def _horizon(self, ahead: Sequence[PreparedWindow]) -> tuple[HorizonEntry, ...]:
@@ -269,7 +290,7 @@ class WindowWork:
 
     def _count(self, planned: PlannedGroup) -> None:
         group = planned.group
-        probes = sum(len(query.clusters) for query in group.queries)
+        probes = sum(len(query.all_clusters) for query in group.queries)
         self._metrics.grouper.group_queries.observe(len(group.queries))
         self._metrics.grouper.group_overlap.observe(1 - len(group.clusters) / probes)
         for query in group.queries:

@@ -7,14 +7,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from schemas.errors import Reason
+from schemas.query import Query
 from schemas.record import Identifier, NonNegative, Record, Source
 from schemas.retrieval import Searched
 
 Status = Literal["ok", "partial", "expired", "cancelled", "shed", "failed"]
 Stage = Literal["client", "grouper", "searcher", "generator"]
 ErrorType = (
-    Reason | Literal["conflict", "expired", "cancelled", "shed", "llm_refused", "index_damaged"]
+    Reason
+    | Literal["conflict", "expired", "cancelled", "shed", "llm_refused", "index_damaged"]
+    | Literal["workflow_failed", "workflow_changed", "workflow_limit"]
 )
+STEP_CHARS_MAX = 2_000
 
 
 class Citation(Record, frozen=True, kw_only=True):
@@ -70,11 +74,26 @@ class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
     in_prompt: bool = True
 
 
-class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Tokens, counted by the LLM server.
+class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A finished step of a workflow. `n`: from 1; steps side by side have one number.
 
-    Of the `input_tokens` of the prompt, `cached_tokens` came from its prefix cache, and it computed
-    the others. Warm-ups computed `warmed_tokens` of the cached ones while the search still ran, and
+    `text`: what was searched, or what the model wrote, its first `STEP_CHARS_MAX` characters.
+    `tokens`: that the model wrote; `doc_ids`: what was found.
+    """
+
+    n: Annotated[int, msgspec.Meta(ge=1)]
+    kind: Literal["retrieve", "generate"]
+    text: str
+    ms: float = 0.0
+    tokens: NonNegative = 0
+    doc_ids: tuple[str, ...] = ()
+
+
+class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Tokens, counted by the LLM server; those of all prompts, where a workflow has several.
+
+    Of the `input_tokens`, `cached_tokens` came from its prefix cache, and it computed the others.
+    Warm-ups computed `warmed_tokens` of the cached ones while the search still ran, and
     `warmed_in_vain_tokens` that are not part of the prompt. `reused_tokens`: input and output of
     the earlier answer that this one repeats; of a replayed answer the others are 0.
     """
@@ -122,8 +141,9 @@ class Answer(Record, frozen=True, kw_only=True):
     the producer's delivery report; the topic is named without `kafka.prefix`. `quotes`: what
     Carpool chose from the passages, beside the model's answer and citations. `replayed`: it
     repeats the answer to an earlier record, with this id and `query_digest`, a digest of the
-    question, or with this `prompt_key`, a digest of all that decides the model's answer. `status`
-    `shed` is reserved for a service that refuses work when it has too much; no service writes it.
+    question, or with this `prompt_key`, a digest of all that decides the model's answer. `steps`:
+    what a workflow did before its answer. `status` `shed` is reserved for a service that refuses
+    work when it has too much; no service writes it.
     """
 
     query_id: Identifier
@@ -135,6 +155,7 @@ class Answer(Record, frozen=True, kw_only=True):
     retrieved: tuple[Retrieved, ...]
     invented_citations: tuple[InventedCitation, ...] = ()
     quotes: tuple[Quote, ...] = ()
+    steps: tuple[StepDone, ...] = ()
     source: Source | None = None
     query_digest: Identifier | None = None
     prompt_key: Identifier | None = None
@@ -150,6 +171,23 @@ class Answer(Record, frozen=True, kw_only=True):
     error: AnswerError | None = None
 
 
+def steps_done(query: Query) -> tuple[StepDone, ...]:
+    """Returns the finished steps of a workflow; none of another query."""
+    rounds = () if query.journal is None else query.journal.rounds
+    return tuple(
+        StepDone(
+            n=number,
+            kind="generate" if result.hits is None else "retrieve",
+            text=result.text[:STEP_CHARS_MAX],
+            ms=result.took_ms,
+            tokens=result.output_tokens,
+            doc_ids=tuple(hit.doc_id for hit in result.hits or ()),
+        )
+        for number, round in enumerate(rounds, start=1)
+        for result in round
+    )
+
+
 def unanswered(
     *,
     query_id: str,
@@ -161,8 +199,12 @@ def unanswered(
     source: Source | None = None,
     timings_ms: dict[str, float] | None = None,
     attempts: int = 1,
+    query: Query | None = None,
 ) -> Answer:
-    """Returns the terminal answer of a query that was refused, late or withdrawn, or failed."""
+    """Returns the terminal answer of a query that was refused, late or withdrawn, or failed.
+
+    `query`: for the steps of a workflow.
+    """
     return Answer(
         query_id=query_id,
         status=status,
@@ -173,6 +215,7 @@ def unanswered(
         retrieved=(),
         source=source,
         timings_ms=timings_ms or {},
+        steps=() if query is None else steps_done(query),
         error=AnswerError(type=error_type, message=message, retryable=retryable, stage=stage),
     )
 

@@ -33,6 +33,8 @@ from schemas.query import QUERY_BYTES_MAX, Query, check_query
 from schemas.record import Headers, Record, Source, header
 from schemas.retrieval import Retrieval
 from schemas.scan import Scan
+from schemas.topics import RETRY_TOPICS
+from schemas.workflow import JOURNAL_BYTES_MAX
 
 R = TypeVar("R", bound=Record)
 
@@ -53,6 +55,9 @@ PASSED_ON = (
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
 """Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
+
+SERVICE_QUERY_BYTES_MAX = QUERY_BYTES_MAX + 2 * JOURNAL_BYTES_MAX
+"""Most bytes of a query that a service publishes: it may have a journal, which has its root."""
 
 KEY_BYTES_MAX = 1_024
 """A longer key of a query is not in its answer."""
@@ -175,7 +180,7 @@ def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query
         raise identified(error, value) from None
     try:
         query = _decode_query(value, headers, source, header_id)
-        check_query(query)
+        check_query(query, is_of_service=source.topic in RETRY_TOPICS)
     except RecordError as error:
         raise identified(
             error, value if value and len(value) <= QUERY_BYTES_MAX else None, header_id
@@ -195,9 +200,10 @@ def _decode_query(
             "too_large",
             f"the headers {names} are {size} bytes; at most {PASSED_ON_BYTES_MAX} are passed on",
         )
-    if len(value) > QUERY_BYTES_MAX:
+    bytes_max = SERVICE_QUERY_BYTES_MAX if source.topic in RETRY_TOPICS else QUERY_BYTES_MAX
+    if len(value) > bytes_max:
         raise RecordError(
-            "too_large", f"the query is {len(value)} bytes; at most {QUERY_BYTES_MAX} are accepted"
+            "too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted"
         )
     if value[0] == 0 and len(value) > 5:
         raise RecordError(

@@ -10,11 +10,20 @@ from schemas.query import Query
 from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
 
 
+class SideSearch(Record, frozen=True, kw_only=True):
+    """A search beside that of a query, in a workflow. `vector` and `clusters` as of the query."""
+
+    vector: bytes
+    clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
+    top_k: int | None = None
+
+
 class GroupedQuery(Record, frozen=True, kw_only=True):
     """One query of a group.
 
     `vector`: (dim,) little-endian float32, L2-normalised. `clusters`: C(q), nearest first. `query`:
     as published, without its vector. Times are epoch microseconds; `timings_us`: time by stage.
+    `beside`: searches whose results are in the same retrieval.
     """
 
     query: Query
@@ -25,6 +34,15 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
     timings_us: dict[str, int] = msgspec.field(default_factory=dict)
+    beside: tuple[SideSearch, ...] = ()
+
+    @property
+    def all_clusters(self) -> tuple[ClusterId, ...]:
+        """The clusters of all its searches, each once."""
+        if not self.beside:
+            return self.clusters
+        lists = (self.clusters, *(search.clusters for search in self.beside))
+        return tuple(dict.fromkeys(cluster for one in lists for cluster in one))
 
 
 def lane_of(cluster: ClusterId, lane_count: int) -> int:

@@ -8,6 +8,7 @@ import msgspec
 
 from schemas.errors import Reason, RecordError
 from schemas.record import Identifier, Record
+from schemas.workflow import GRAPH_BYTES_MAX, InlineWorkflow, StepResult
 
 QUERY_BYTES_MAX = 256 * 1024
 TOP_K_MAX = 100
@@ -53,7 +54,8 @@ class Query(Record, frozen=True, kw_only=True):
     epoch milliseconds. `search_mode`: None is what the searcher is set to. `recall_target`: the
     share of the best passages of the whole index that should be found; the index must be tuned for
     it (`carpool index tune`), else the default nprobe is taken, and the answer says so. `priority`:
-    lower is sooner, as in vLLM.
+    lower is sooner, as in vLLM. `workflow`: the name of a program, or a graph; None: one search and
+    one answer.
     """
 
     query_id: Identifier
@@ -70,6 +72,38 @@ class Query(Record, frozen=True, kw_only=True):
     filter: Any = None
     conversation_id: Identifier | None = None
     generation: Generation | None = None
+    workflow: Identifier | InlineWorkflow | None = None
+    journal: Journal | None = None
+
+
+class Journal(Record, frozen=True, kw_only=True):
+    """What a workflow has done so far; written by services alone.
+
+    `root`: the query as it was published. `program`, `version` and `digest` name the program.
+    `rounds`: the results of the finished steps, in the order in which the program asked for them;
+    steps side by side are one round. `beside`: the searches beside that of the query's own text.
+    `began_us`: when the step that is in progress began, epoch microseconds.
+    """
+
+    root: Query
+    program: str
+    version: int
+    digest: str
+    rounds: tuple[tuple[StepResult, ...], ...] = ()
+    beside: tuple[SideText, ...] = ()
+    began_us: int = 0
+
+
+class SideText(Record, frozen=True, kw_only=True):
+    """A search beside another one of the same step."""
+
+    text: str
+    top_k: int | None = None
+
+
+def root_of(query: Query) -> Query:
+    """Returns the query as it was published, of which this one may be a step."""
+    return query if query.journal is None else query.journal.root
 
 
 NOT_YET: tuple[tuple[str, str], ...] = (
@@ -81,8 +115,10 @@ NOT_YET: tuple[tuple[str, str], ...] = (
 )
 
 
-def check_query(query: Query) -> None:
+def check_query(query: Query, *, is_of_service: bool = False) -> None:
     """Checks what types cannot: there is a question, and every option is supported.
+
+    `is_of_service`: a service published it, so it may have a journal.
 
     Raises `RecordError` that names the field. The grouper checks dimension and fingerprint.
     """
@@ -108,7 +144,19 @@ def check_query(query: Query) -> None:
                 "stats` shows the index's)"
             )
             raise _refusal(query, "embedding_model", why, "missing_field")
+    _check_workflow(query, is_of_service)
     _check_options(query)
+
+
+def _check_workflow(query: Query, is_of_service: bool) -> None:
+    if query.journal is not None and not is_of_service:
+        why = "only services write it; publish the question with `workflow`"
+        raise _refusal(query, "journal", why)
+    if isinstance(query.workflow, InlineWorkflow):
+        size_bytes = len(msgspec.json.encode(query.workflow))
+        if size_bytes > GRAPH_BYTES_MAX:
+            why = f"the graph has {size_bytes} bytes, and may have {GRAPH_BYTES_MAX}"
+            raise _refusal(query, "workflow", why, "too_large")
 
 
 def _check_options(query: Query) -> None:

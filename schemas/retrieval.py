@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from schemas.hit import Hit as Hit
 from schemas.query import Query, SearchMode
 from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
 
 Tier = Literal["gpu", "ram", "ssd"]
 """Where a cluster was when a query needed it; one in `ssd` was read."""
-
-
-class Hit(Record, frozen=True, kw_only=True):
-    """One passage. `score`: inner product of normalised vectors.
-
-    `metadata`: of the line of the corpus, as far as the index stores it.
-    """
-
-    doc_id: str
-    score: float
-    cluster: ClusterId
-    title: str = ""
-    text: str = ""
-    metadata: dict[str, Any] | None = None
 
 
 class Probe(Record, frozen=True, kw_only=True):
@@ -60,7 +47,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     A draft (`is_final` is false, on `rag.retrievals.draft.v1`) has the best passages of the first
     `clusters_done` of `clusters_total` clusters, perhaps fewer than `top_k`, with their texts;
     `completed_us` is when it was made. Drafts of a query have growing revisions. The final
-    retrieval supersedes them all.
+    retrieval supersedes them all. `beside`: the hits of searches beside this one, of a workflow.
     """
 
     query: Query
@@ -72,6 +59,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     index_version: Identifier
     embedding_model: Identifier
     hits: tuple[Hit, ...]
+    beside: tuple[tuple[Hit, ...], ...] = ()
     skipped_clusters: tuple[ClusterId, ...]
     probes: tuple[Probe, ...] = ()
     search: Searched | None = None

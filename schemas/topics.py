@@ -49,7 +49,7 @@ RETRIES = Topic(
     partition_by="query_id",
     retention_ms=UNTIL_PROCESSED,
     max_message_bytes=MIB,
-    purpose="queries that are tried again; written by the services alone",
+    purpose="queries that are tried again, and searches of workflows; written by services alone",
 )
 GROUPS = Topic(
     name="rag.groups.v1",
@@ -70,7 +70,8 @@ RETRIEVALS = Topic(
     partition_by="query_id",
     retention_ms=UNTIL_PROCESSED,
     max_message_bytes=4 * MIB,
-    purpose="one final retrieval for each query, or the answer of one that ended earlier",
+    purpose="one final retrieval for each search, a workflow that waits for the model, or the "
+    "answer of a query that ended earlier",
 )
 RETRIEVAL_DRAFTS = Topic(
     name="rag.retrievals.draft.v1",
@@ -164,7 +165,7 @@ def in_class_of(source: str, topic: Topic) -> Topic:
 QUERY_TOPICS = (QUERIES.name, QUERIES_BATCH.name)
 """What applications write."""
 RETRY_TOPICS = (RETRIES.name, RETRIES_BATCH.name)
-"""What services write: a query that is tried again, in its class."""
+"""What services write: a query that is tried again, or a search of a workflow, in its class."""
 
 
 def read_with(topic: Topic) -> tuple[Topic, ...]:

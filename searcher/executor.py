@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -98,7 +98,8 @@ class SearchResult:
     `started_us` to the end. `bytes_read`: of the clusters or rows that were read for this query;
     other queries may have used them too. `mode`: what is promised, "exact" where an index has no
     codes; `rows_read`: rows whose exact scores were computed one by one, 0 in an exact search.
-    `scan`: set where `Search.is_scan`; `best` is empty then.
+    `scan`: set where `Search.is_scan`; `best` is empty then. `counts`: of a result of several
+    searches (`together`), the rows of each.
     """
 
     best: TopK
@@ -112,6 +113,29 @@ class SearchResult:
     mode: SearchMode = "exact"
     rows_read: int = 0
     scan: ScanResult | None = None
+    counts: tuple[int, ...] = ()
+
+
+def together(results: Sequence[SearchResult]) -> SearchResult:
+    """Returns the results of searches that were made side by side as one."""
+    if len(results) == 1:
+        return results[0]
+    return replace(
+        results[0],
+        best=TopK(
+            rows=np.concatenate([each.best.rows for each in results]),
+            scores=np.concatenate([each.best.scores for each in results]),
+            clusters=np.concatenate([each.best.clusters for each in results]),
+        ),
+        probes=tuple({probe.cluster: probe for one in results for probe in one.probes}.values()),
+        skipped=tuple(dict.fromkeys(cluster for one in results for cluster in one.skipped)),
+        errors=tuple(error for one in results for error in one.errors),
+        bytes_read=sum(one.bytes_read for one in results),
+        load_us=max(one.load_us for one in results),
+        search_us=sum(one.search_us for one in results),
+        rows_read=sum(one.rows_read for one in results),
+        counts=tuple(len(one.best.rows) for one in results),
+    )
 
 
 def hits_of(best: TopK, passages: Sequence[Document]) -> tuple[Hit, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import msgspec
@@ -189,6 +190,7 @@ def _retrieval(
     timings_us: dict[str, int],
     now_us: int,
 ) -> Retrieval:
+    hits = hits_of(found.best, passages)
     return Retrieval(
         query=group.published(grouped),
         source=grouped.source,
@@ -198,7 +200,8 @@ def _retrieval(
         is_final=True,
         index_version=group.index_version,
         embedding_model=group.embedding_model,
-        hits=hits_of(found.best, passages),
+        hits=hits[: found.counts[0]] if found.counts else hits,
+        beside=_beside(hits, found.counts),
         skipped_clusters=found.skipped,
         probes=found.probes,
         search=Searched(
@@ -214,6 +217,12 @@ def _retrieval(
         batch_size=len(group.queries),
         completed_us=now_us,
     )
+
+
+def _beside(hits: tuple[Hit, ...], counts: Sequence[int]) -> tuple[tuple[Hit, ...], ...]:
+    """Returns the hits of the searches beside the first one."""
+    ends = list(accumulate(counts))
+    return tuple(hits[begin:end] for begin, end in pairwise(ends))
 
 
 def _is_calibrated(query: Query, nprobe: int, measured_nprobe: int | None) -> bool | None:

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -35,7 +35,14 @@ from schemas.scan import Scan
 from schemas.topics import GROUPS
 from searcher.build import OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
-from searcher.executor import DraftWish, Search, SearchDraft, SearchGroup, SearchResult
+from searcher.executor import (
+    DraftWish,
+    Search,
+    SearchDraft,
+    SearchGroup,
+    SearchResult,
+    together,
+)
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.lanes import Lanes
@@ -87,10 +94,14 @@ def build_stage(
 
 @dataclass(frozen=True, slots=True)
 class _PendingQuery:
-    """A query of a group in hand. `waits`: for what other lanes find."""
+    """A search of a query of a group in hand. `keys`: of all searches of the query, this one too.
+
+    `waits`: for what other lanes find.
+    """
 
     unit: Unit[Group]
     part: int
+    keys: tuple[int, ...]
     waits: bool = False
 
     @property
@@ -130,6 +141,7 @@ class SearcherStage:
         self._parts: dict[int, _PendingQuery] = {}  # not finished yet, by the key of the search
         self._waiting: Counter[TopicPartition] = Counter()  # of these, for other lanes
         self._keys: dict[int, set[int]] = {}  # of `_parts`, by unit
+        self._together: dict[int, SearchResult] = {}  # by key, until the searches beside it end
         self._in_hand_bytes = 0
         self._next_key = 0
         self._opened: OpenSearcher | None = None
@@ -195,16 +207,18 @@ class SearcherStage:
             return
         wanted = self._end_unwanted(unit, self._opened)
         searches: dict[int, Search] = {}
+        beside: list[Search] = []
         for part, share in wanted.items():
             try:
-                searches[part] = self._take(unit, part, share)
+                searches[part], *others = self._take(unit, part, share)
+                beside += others
             except Exception as error:
                 self._charge(unit, part, error)
         if not searches:
             return
         self._opened.executor.join(
             SearchGroup(
-                searches=tuple(searches.values()),
+                searches=tuple(sorted((*searches.values(), *beside), key=lambda one: one.key)),
                 window=(group.grouper, group.window_id),
                 horizon=self._lanes.horizon(group),
             )
@@ -333,33 +347,52 @@ class SearcherStage:
 
     # ---- unfinished queries
 
-    def _take(self, unit: Unit[Group], part: int, share: Share) -> Search:
+    def _take(self, unit: Unit[Group], part: int, share: Share) -> list[Search]:
+        """Returns the searches of a query: its own, and at home those beside it."""
         grouped = unit.record.queries[part]
-        key, self._next_key = self._next_key, self._next_key + 1
+        beside = grouped.beside if share.kind == "answer" else ()
+        key, self._next_key = self._next_key, self._next_key + 1 + len(beside)
+        top_k = grouped.query.top_k or self._settings.top_k_default
         search = Search(
             key=key,
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
             clusters=share.clusters,
-            top_k=grouped.query.top_k or self._settings.top_k_default,
+            top_k=top_k,
             deadline_us=grouped.deadline_us,
             mode=grouped.query.search_mode or self._settings.search_mode,
             elsewhere=share.elsewhere,
             is_scan=share.kind == "scan",
             drafts=self._draft_wish(grouped.query, key) if share.kind == "answer" else None,
         )
+        others = [
+            replace(
+                search,
+                key=key + place,
+                vector=np.frombuffer(each.vector, dtype="<f4"),
+                clusters=tuple(dict.fromkeys(each.clusters)),
+                top_k=each.top_k or top_k,
+                elsewhere=(),
+                drafts=None,
+            )
+            for place, each in enumerate(beside, start=1)
+        ]
+        searches = [search, *others]
+        keys = tuple(each.key for each in searches)
         with self._lock:
-            self._parts[key] = _PendingQuery(unit, part, waits=bool(share.elsewhere))
-            self._waiting[_partition(unit)] += bool(share.elsewhere)
+            for each in searches:
+                waits = bool(each.elsewhere)
+                self._parts[each.key] = _PendingQuery(unit, part, keys, waits)
+                self._waiting[_partition(unit)] += waits
             if unit.id not in self._keys:
                 self._in_hand_bytes += unit.message.size_bytes
-            self._keys.setdefault(unit.id, set()).add(key)
-        return search
+            self._keys.setdefault(unit.id, set()).update(keys)
+        return searches
 
     def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
         """Returns when a query sends drafts; None: never, because no model answers it."""
         after_us = self._settings.drafts_after_ms * 1_000
         is_extractive = query.generation is not None and query.generation.extractive
-        if not after_us or query.text is None or is_extractive:
+        if not after_us or query.text is None or query.journal is not None or is_extractive:
             return None
         return DraftWish(
             after_us=after_us, send=lambda draft: self._found.put(_Drafted(key, draft))
@@ -368,6 +401,7 @@ class SearcherStage:
     def _let_go(self, key: int) -> _PendingQuery | None:
         """Forgets a search. The caller has the lock."""
         pending = self._parts.pop(key, None)
+        self._together.pop(key, None)
         if pending is not None:
             if pending.waits:
                 self._waiting[_partition(pending.unit)] -= 1
@@ -455,14 +489,14 @@ class SearcherStage:
     ) -> None:
         """Ends these searches."""
         now_us = self._clock.now_us()
-        done: list[tuple[_PendingQuery, int, SearchResult]] = []
+        done: list[tuple[_PendingQuery, SearchResult]] = []
         for query, search, found in ended:
             if search.is_scan:
-                self._end_scan(search, query, found)
+                self._end_scan(query, found)
             elif found is None or _is_late(query, now_us):
-                self._hand_over(query, search.key, expire(query.grouped, now_us))
-            else:
-                done.append((query, search.key, found))
+                self._hand_over(query, expire(query.grouped, now_us))
+            elif (whole := self._joined(query, search.key, found)) is not None:
+                done.append((query, whole))
         self._answer_together(done, opened)
 
     def _send_drafts(self, drafts: Sequence[_Drafted], opened: OpenSearcher) -> None:
@@ -497,19 +531,32 @@ class SearcherStage:
             items.append(item)
         return items
 
-    def _end_scan(self, search: Search, pending: _PendingQuery, found: SearchResult | None) -> None:
+    def _joined(self, query: _PendingQuery, key: int, found: SearchResult) -> SearchResult | None:
+        """Returns the result of all searches of a query; None: some of them go on."""
+        if len(query.keys) == 1:
+            return found
+        with self._lock:
+            if key in self._parts:  # else revoked
+                self._together[key] = found
+            ended = [self._together[each] for each in query.keys if each in self._together]
+        return together(ended) if len(ended) == len(query.keys) else None
+
+    def _end_scan(self, pending: _PendingQuery, found: SearchResult | None) -> None:
         """Sends a scan to the home of its query; one that has expired has expired there, too."""
         group = pending.unit.record
         outputs: tuple[Output, ...] = ()
         if found is not None:
             grouped = group.queries[pending.part]
             outputs = (scan_output(group, grouped, found.scan, self._clock.now_us()),)
-        self._done(search.key, Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
+        self._done(pending, Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
 
-    def _done(self, key: int, done: Done) -> None:
+    def _done(self, pending: _PendingQuery, done: Done) -> None:
         with self._lock:
-            is_wanted = self._let_go(key) is not None
-        if is_wanted:  # else revoked
+            gone = [key for key in pending.keys if self._let_go(key) is not None]
+            opened = self._opened
+        if gone:  # else revoked
+            if len(pending.keys) > 1 and opened is not None:
+                opened.executor.drop(gone)  # of a query that has expired, some may go on
             self._sink.done(done)
 
     def _deliver(self, key: int, scan: Scan) -> None:
@@ -525,14 +572,14 @@ class SearcherStage:
 
     def _answer_together(
         self,
-        done: Sequence[tuple[_PendingQuery, int, SearchResult]],
+        done: Sequence[tuple[_PendingQuery, SearchResult]],
         opened: OpenSearcher,
     ) -> None:
         """Reads the passages of results, and hands each over as soon as it has them."""
         started_us = self._clock.now_us()
-        rows = [found.best.rows.tolist() for _, _, found in done]
+        rows = [found.best.rows.tolist() for _, found in done]
         for position, passages in opened.passages.read(rows):
-            pending, key, found = done[position]
+            pending, found = done[position]
             now_us = self._clock.now_us()
             outcome = finish(
                 pending.unit.record,
@@ -544,9 +591,9 @@ class SearcherStage:
                 measured_nprobe=opened.manifest.nprobe_default if opened.manifest.recall else None,
                 now_us=now_us,
             )
-            self._hand_over(pending, key, outcome)
+            self._hand_over(pending, outcome)
 
-    def _hand_over(self, pending: _PendingQuery, key: int, outcome: Outcome) -> None:
+    def _hand_over(self, pending: _PendingQuery, outcome: Outcome) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
@@ -555,7 +602,7 @@ class SearcherStage:
         elif outcome.failure is None:  # else the loop counts it, if it does not retry the query
             self._count_answer(outcome)
         self._done(
-            key,
+            pending,
             Done(
                 parts=((pending.unit.id, pending.part),),
                 outputs=(outcome.output,),

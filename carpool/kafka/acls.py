@@ -54,7 +54,7 @@ READS: Mapping[Role, tuple[Topic, ...]] = {
 WRITES: Mapping[Role, tuple[Topic, ...]] = {
     "grouper": (GROUPS, GROUPS_BATCH, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
     "searcher": (SCANS, RETRIEVALS, RETRIEVALS_BATCH, RETRIEVAL_DRAFTS, *AGAIN, *LETTERS),
-    "generator": (ANSWERS, PARTIAL_ANSWERS, *AGAIN, *LETTERS),
+    "generator": (ANSWERS, PARTIAL_ANSWERS, RETRIEVALS, RETRIEVALS_BATCH, *AGAIN, *LETTERS),
     "application": (*QUESTIONS, CANCELS),
     "operator": (*QUESTIONS, DEAD_LETTER_MARKS),
 }

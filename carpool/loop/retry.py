@@ -20,7 +20,13 @@ from carpool.kafka.records import Message, Output
 from carpool.kafka.sizes import record_bytes
 from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Stage as StageName
-from schemas.codec import WHOLE_NUMBER, decode_query, encode, identified
+from schemas.codec import (
+    SERVICE_QUERY_BYTES_MAX,
+    WHOLE_NUMBER,
+    decode_query,
+    encode,
+    identified,
+)
 from schemas.errors import RecordError
 from schemas.headers import (
     ATTEMPT_HEADER,
@@ -30,7 +36,7 @@ from schemas.headers import (
     RETRY_HEADERS,
     ignored_retry_headers,
 )
-from schemas.query import QUERY_BYTES_MAX, Query
+from schemas.query import QUERY_BYTES_MAX, Query, root_of
 from schemas.record import Headers, Source, header
 from schemas.topics import QUERY_TOPICS, RETRIES, RETRY_TOPICS, in_class_of
 
@@ -77,7 +83,7 @@ def decide_retry(
         again = _written_again(failure.query, source, failure.headers, next_try, stage, now_us)
         if again is not None:
             return RetryDecision("again", (again,))
-    key, value, own = _encoded(failure.query, stage, now_us)
+    key, value, own = _encoded(root_of(failure.query), stage, now_us)
     letter = make_letter(
         source=source,
         key=key,
@@ -113,6 +119,13 @@ def plan_again(
         (INDEX_HEADER, index_version.encode()),
     )
     return _written_again(query, source, headers, same_try, stage, now_us)
+
+
+def send_back(
+    query: Query, source: Source, headers: Headers, *, stage: StageName, now_us: int
+) -> Output | None:
+    """Returns the record with which a workflow searches; None: it would be too large."""
+    return _written_again(query, source, headers, (), stage, now_us)
 
 
 def index_wanted(message: Message) -> str | None:
@@ -263,7 +276,7 @@ def _with_own(headers: Headers, own: Headers) -> Headers:
 def _fits(output: Output) -> bool:
     """Whether the record is within the limits of topic and grouper: JSON is longer than text."""
     size = record_bytes(output.key, output.value, output.headers)
-    return len(output.value) <= QUERY_BYTES_MAX and size <= RETRIES.max_message_bytes
+    return len(output.value) <= SERVICE_QUERY_BYTES_MAX and size <= RETRIES.max_message_bytes
 
 
 def _text(headers: Headers, name: str) -> str:

@@ -21,6 +21,7 @@ SECTIONS = (
     "generator",
     "llm",
     "vllm",
+    "workflow",
     "up",
 )
 """Every section, in the order in which `carpool config` prints them."""

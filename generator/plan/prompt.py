@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from carpool.errors import ConfigError
+from carpool.workflow.steps import Value
 from generator.plan.control_tokens import as_plain_text
 from generator.plan.quote import PASSAGE_CHARS_MAX, choose_quote
 from generator.plan.sentences import sentence_spans
@@ -21,24 +22,37 @@ from schemas.retrieval import Hit
 
 PLACEHOLDERS = {
     "system": frozenset[str](),
-    "user": frozenset({"passages", "question"}),
     "passage": frozenset({"n", "title", "text"}),
     "nothing_found": frozenset[str](),
 }
-"""The sections of a template, each with the placeholders that it must use and may use."""
+"""Sections of a template, each with the placeholders that it must use and may use."""
+PASSAGES, QUESTION = "passages", "question"
 _HEADING = re.compile(r"^\[(\w+)\]$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 PASSAGE_SEPARATOR = "\n\n"
+NO_ROWS = "(none)"
+VALUE_CHARS_MAX = 4_000
+"""Characters of a text in a list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """The parts of a prompt; `nothing_found` replaces the passages when there are none."""
+    """The parts of a prompt; `nothing_found` replaces the passages when there are none.
+
+    `rows`: how a row of a list is written, by the placeholder of the list: `{{1}}` is its first
+    text.
+    """
 
     system: str
     user: str
-    passage: str
-    nothing_found: str
+    passage: str = "[{{n}}] {{title}}: {{text}}"
+    nothing_found: str = "(Nothing was found.)"
+    rows: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def placeholders(self) -> frozenset[str]:
+        """The names of the values that fill it."""
+        return frozenset(_PLACEHOLDER.findall(self.user))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,50 +77,70 @@ class FilledPrompt:
 def parse_template(name: str, content: str) -> Template:
     """Returns the template with the sections `[system]`, `[user]`, `[passage]`, `[nothing_found]`.
 
-    Text before the first section is a comment. Raises `ConfigError` that names what is missing or
-    unknown.
+    One without passages needs the first two only. A section named as a placeholder of `[user]` says
+    how a row of that list is written. Text before the first section is a comment. Raises
+    `ConfigError` that names what is missing or unknown.
     """
     _, *rest = _HEADING.split(content)
     sections = {heading: text.strip() for heading, text in zip(rest[::2], rest[1::2], strict=True)}
-    problems = [
-        f"section [{section}] is missing" for section in PLACEHOLDERS if section not in sections
-    ]
+    in_user = set(_PLACEHOLDER.findall(sections.get("user", "")))
+    needed = ("system", "user", *(("passage", "nothing_found") if PASSAGES in in_user else ()))
+    problems = [f"section [{section}] is missing" for section in needed if section not in sections]
+    if not in_user and "user" in sections:
+        problems.append("[user] uses no placeholder")
     for section, text in sections.items():
-        if section not in PLACEHOLDERS:
-            known = ", ".join(PLACEHOLDERS)
-            problems.append(f"section [{section}] is not known; there are: {known}")
+        used, fixed = set(_PLACEHOLDER.findall(text)), PLACEHOLDERS.get(section)
+        if section == "user":
             continue
-        used = set(_PLACEHOLDER.findall(text))
-        problems += [
-            f"[{section}] does not use {{{{{one}}}}}"
-            for one in sorted(PLACEHOLDERS[section] - used)
-        ]
-        problems += [
-            f"[{section}] cannot use {{{{{one}}}}}" for one in sorted(used - PLACEHOLDERS[section])
-        ]
+        if fixed is None and section not in in_user:
+            known = ", ".join(("system", "user", "passage", "nothing_found"))
+            problems.append(
+                f"section [{section}] is not known: it is none of {known}, and no placeholder"
+            )
+        elif fixed is None:
+            problems += [
+                f"[{section}] cannot use {{{{{one}}}}}: a row has {{{{1}}}}, {{{{2}}}} and so on"
+                for one in sorted(used)
+                if not one.isdecimal()
+            ]
+        else:
+            problems += [f"[{section}] does not use {{{{{one}}}}}" for one in sorted(fixed - used)]
+            problems += [f"[{section}] cannot use {{{{{one}}}}}" for one in sorted(used - fixed)]
     if problems:
         raise ConfigError(
             f"the prompt template {name!r} cannot be used: {'; '.join(problems)}. See `cited.txt`."
         )
-    return Template(**sections)
+    rows = {section: text for section, text in sections.items() if section in in_user}
+    parts = {section: text for section, text in sections.items() if section not in in_user}
+    return Template(**parts, rows=rows)
 
 
 def fill(
     template: Template,
-    question: str,
-    hits: Sequence[Hit],
+    values: Mapping[str, Value],
     *,
     passages_max: int,
     passage_chars_max: int,
     prompt_chars_max: int,
 ) -> FilledPrompt:
-    """Returns the prompt: the whole question, and the passages of the first hits that fit.
+    """Returns the prompt: all texts whole, and the passages of the first hits that fit.
 
     Of a long passage the part that fits the question is taken (`fitting_part`). Control tokens of
-    models become plain text. Raises `RecordError` if the question alone does not fit.
+    models become plain text. Raises `RecordError` if the texts alone do not fit, or where a
+    placeholder has no value.
     """
-    question = as_plain_text(question.strip())
-    bare = len(template.system) + len(_put(template.user, passages="", question=question))
+    if missing := template.placeholders - values.keys():
+        names = ", ".join(sorted(missing))
+        raise RecordError("invalid_value", f"the template needs {names}, and the step has no value")
+    lists: dict[str, Sequence[Hit]] = {}
+    texts: dict[str, str] = {}
+    for name in sorted(template.placeholders):
+        if (found := _passages(name, values[name])) is not None:
+            lists[name] = found
+        else:
+            texts[name] = _text_of(values[name], template.rows.get(name))
+    question = texts.get(QUESTION, next(iter(texts.values()), ""))
+    bare = len(template.system) + len(_put(template.user, **texts, **dict.fromkeys(lists, "")))
     left = prompt_chars_max - bare - len(template.nothing_found)
     if left < 0:
         raise RecordError(
@@ -115,38 +149,65 @@ def fill(
             f"prompt of {prompt_chars_max} characters (prompt_chars_max)",
             field="$.text",
         )
-    shown: list[str] = []
-    for hit in hits[:passages_max]:
-        text = _put(
-            template.passage,
-            n=str(len(shown) + 1),
-            title=one_line(hit.title, passage_chars_max),
-            text=fitting_part(question, hit.text, passage_chars_max),
-        )
-        left -= len(text) + len(PASSAGE_SEPARATOR)
-        if left < 0:
-            break
-        shown.append(text)
-    segments = _segments(template, shown, question)
+    shown: dict[str, list[str]] = {}
+    for name, hits in lists.items():
+        shown[name] = []
+        for hit in hits[:passages_max]:
+            text = _put(
+                template.passage,
+                n=str(len(shown[name]) + 1),
+                title=one_line(hit.title, passage_chars_max),
+                text=fitting_part(question, hit.text, passage_chars_max),
+            )
+            left -= len(text) + len(PASSAGE_SEPARATOR)
+            if left < 0:
+                break
+            shown[name].append(text)
+    segments = _segments(template, shown, texts)
     return FilledPrompt(
-        system=template.system, user="".join(segments), passages=len(shown), segments=segments
+        system=template.system,
+        user="".join(segments),
+        passages=len(next(iter(shown.values()), ())),
+        segments=segments,
     )
 
 
-def _segments(template: Template, shown: Sequence[str], question: str) -> tuple[str, ...]:
+def _passages(name: str, value: Value) -> Sequence[Hit] | None:
+    """Returns the passages of a value; None: it is text. An empty list is, but for their name."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return None
+    hits = [one for one in value if isinstance(one, Hit)]
+    return hits if hits or (name == PASSAGES and not value) else None
+
+
+def _text_of(value: Value, row: str | None) -> str:
+    """Returns a value as text: a list has a line for each of its rows."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return as_plain_text(str(value).strip())
+    lines = []
+    for one in value:
+        columns = (one,) if isinstance(one, str) or not isinstance(one, Sequence) else one
+        words = [one_line(str(column), VALUE_CHARS_MAX) for column in columns]
+        form = row or "- " + ": ".join(f"{{{{{at}}}}}" for at in range(1, len(words) + 1))
+        filled = dict.fromkeys(_PLACEHOLDER.findall(form), "")
+        lines.append(_put(form, **filled | {str(at): text for at, text in enumerate(words, 1)}))
+    return "\n".join(lines) or NO_ROWS
+
+
+def _segments(
+    template: Template, shown: Mapping[str, Sequence[str]], texts: Mapping[str, str]
+) -> tuple[str, ...]:
     """Returns the filled message of the user, cut; see `FilledPrompt`."""
-    bodies = shown or (template.nothing_found,)
-    passages = [f"{body}{PASSAGE_SEPARATOR}" for body in bodies[:-1]] + [bodies[-1]]
-    fills = {"passages": passages, "question": [question]}
     user, wished = "", []
     for place, part in enumerate(_PLACEHOLDER.split(template.user)):
-        for text in fills[part] if place % 2 else ():
-            wished.append(len(user))
-            user += text
-        if place % 2:
-            wished.append(len(user))
-        else:
+        if not place % 2:
             user += part
+            continue
+        bodies = [texts[part]] if part in texts else shown[part] or [template.nothing_found]
+        for number, body in enumerate(bodies):
+            wished.append(len(user))
+            user += body + (PASSAGE_SEPARATOR if number < len(bodies) - 1 else "")
+        wished.append(len(user))
     cuts = sorted({_cut_at(user, place) for place in wished})
     return tuple(user[begin:end] for begin, end in pairwise((0, *cuts, len(user))))
 

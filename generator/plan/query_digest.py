@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from schemas.query import Generation, Query
+from schemas.query import Generation, Query, root_of
 
 DIGEST_BYTES = 16
 
@@ -17,10 +17,12 @@ def query_digest(query: Query) -> str:
     """Returns a digest (BLAKE2b, hexadecimal) of the question, the same for every publication.
 
     It covers the text, the model of the vector, `top_k`, `nprobe`, `recall_target`, the tenant, the
-    filter, the conversation, the generation options and `search_mode`, each as published: an
-    explicit default differs from none. It omits deadline, priority and attempt, and the vector,
-    which the generator does not receive; the text represents it.
+    filter, the conversation, the generation options, `search_mode` and the workflow, each as
+    published: an explicit default differs from none. It omits deadline, priority and attempt, and
+    the vector, which the generator does not receive; the text represents it. For a step of a
+    workflow it is that of the published query.
     """
+    query = root_of(query)
     asked: tuple[object, ...] = (
         query.text,
         query.embedding_model,
@@ -30,7 +32,10 @@ def query_digest(query: Query) -> str:
         query.tenant,
         query.filter,
         query.conversation_id,
+        None,
         query.generation or Generation(),
-        query.search_mode,
+        # Digests of questions without these are those of earlier versions.
+        *((query.search_mode,) if query.search_mode is not None else ()),
+        *(("workflow", query.workflow) if query.workflow is not None else ()),
     )
     return hashlib.blake2b(_encoder.encode(asked), digest_size=DIGEST_BYTES).hexdigest()

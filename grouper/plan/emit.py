@@ -67,7 +67,9 @@ def plan_records(
     that contains a query that is too large.
     """
     sizes = [len(msgspec.json.encode(query)) + 1 for query in queries]  # and its comma
-    nexts = [NextGroup(query_id=query.query.query_id, clusters=query.clusters) for query in queries]
+    nexts = [
+        NextGroup(query_id=query.query.query_id, clusters=query.all_clusters) for query in queries
+    ]
     room = group_bytes_max - _fixed_bytes(header, nexts)
     first_room = room - (len(msgspec.json.encode(horizon)) if horizon else 0)
     pieces: list[tuple[int, ...]] = []
@@ -123,7 +125,7 @@ def _lanes_of(pieces: Sequence[Sequence[int]], lanes: int, first: int) -> list[i
 
 def union_of(queries: Sequence[GroupedQuery]) -> tuple[ClusterId, ...]:
     """Returns C(G): every cluster that a query of the group probes, once, in ascending order."""
-    return tuple(sorted({cluster for query in queries for cluster in query.clusters}))
+    return tuple(sorted({cluster for query in queries for cluster in query.all_clusters}))
 
 
 def _fixed_bytes(header: Header, nexts: Sequence[NextGroup]) -> int:
@@ -158,12 +160,12 @@ def _split(
     clusters: set[ClusterId] = set()
     used = 0
     for member in members:
-        added = set(queries[member].clusters) - clusters
+        added = set(queries[member].all_clusters) - clusters
         cost = sizes[member] + _digits(added)
         if piece and used + cost > left:
             yield tuple(piece)
             piece, clusters, used, left = [], set(), 0, room
-            added = set(queries[member].clusters)
+            added = set(queries[member].all_clusters)
             cost = sizes[member] + _digits(added)
         piece.append(member)
         clusters |= added
@@ -174,7 +176,7 @@ def _split(
 
 def _cost(members: Sequence[int], queries: Sequence[GroupedQuery], sizes: Sequence[int]) -> int:
     """Bytes of these queries and their clusters in one record."""
-    clusters = {cluster for member in members for cluster in queries[member].clusters}
+    clusters = {cluster for member in members for cluster in queries[member].all_clusters}
     return sum(sizes[member] for member in members) + _digits(clusters)
 
 

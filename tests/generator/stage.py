@@ -15,6 +15,8 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.tokens import TokenKind
+from carpool.workflow.load import load_workflows
+from carpool.workflow.settings import WorkflowSettings
 from generator.llm.protocol import LlmEngine
 from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
@@ -31,6 +33,7 @@ from tests.records import a_message, a_query, a_retrieval, a_source, a_unit, som
 from tests.waiting import wait_until
 
 LLM = LlmSettings()
+WORKFLOWS = load_workflows(WorkflowSettings())
 PROBES = (Probe(cluster=ClusterId(1), tier="ram"), Probe(cluster=ClusterId(2), tier="ssd"))
 _ids = itertools.count(1)
 
@@ -155,7 +158,8 @@ def running(
     clock = clock or HandClock(step_us=1_000)
     metrics, sink = Metrics(CollectorRegistry()), ListSink()
     servers = LlmServers(engine if isinstance(engine, Sequence) else [engine])
-    stage = GeneratorStage(settings, llm, load_templates(settings), servers, metrics, clock)
+    templates = load_templates(settings)
+    stage = GeneratorStage(settings, llm, templates, servers, WORKFLOWS, metrics, clock)
     stage.start(sink)
     run = Running(stage, sink, clock, metrics)
     try:

@@ -45,7 +45,7 @@ def hits(*texts: str, title: str | None = None) -> list[Hit]:
 
 def filled(question: str, found: Sequence[Hit] = (), **limits: int) -> FilledPrompt:
     wide = {"passages_max": 10, "passage_chars_max": 100, "prompt_chars_max": 1_000}
-    return fill(TEMPLATE, question, found, **wide | limits)
+    return fill(TEMPLATE, {"question": question, "passages": found}, **wide | limits)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_template_is_read_section_by_section() -> None:
     [
         (("[system]\nAnswer.\n", ""), ["section [system] is missing"]),
         (("[nothing_found]\n(none)\n", ""), ["section [nothing_found] is missing"]),
-        (("{{question}}", ""), ["[user] does not use {{question}}"]),
         (("{{n}}", ""), ["[passage] does not use {{n}}"]),
         (("Answer.", "{{question}}"), ["[system] cannot use {{question}}"]),
         (
             ("(none)", "(none)\n[more]\nx\n[most]\ny"),
             [
-                "section [more] is not known; there are: system, user, passage, nothing_found",
-                "section [most] is not known; there are: system, user, passage, nothing_found",
+                f"section [{name}] is not known: it is none of system, user, passage, "
+                "nothing_found, and no placeholder"
+                for name in ("more", "most")
             ],
         ),
     ],
@@ -109,8 +109,9 @@ def test_a_template_that_cannot_be_used_is_refused_with_every_problem(
 
 def test_the_built_in_templates_say_that_passages_are_data() -> None:
     templates = load_templates(GeneratorSettings())
-    assert len(templates) == 2
-    assert all("data, not instructions" in each.system for each in templates.values())
+    assert {"cited", "cited_json"} <= templates.keys()
+    with_passages = [each for each in templates.values() if "passages" in each.placeholders]
+    assert all("data, not instructions" in each.system for each in with_passages)
 
 
 def test_passages_are_numbered_and_stand_before_the_question_so_prompts_share_a_prefix() -> None:

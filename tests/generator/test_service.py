@@ -268,7 +268,7 @@ def test_an_answer_too_large_for_its_topic_is_failed_in_words() -> None:
         (
             {"query": {"generation": Generation(template="mine")}},
             "invalid_value",
-            "no template 'mine'; there are: cited",
+            "no template 'mine'; there are: ",
         ),
         ({"text": "x" * 20_000}, "too_large", "the question is 20000 characters"),
     ],

@@ -82,7 +82,7 @@ def filled(question: str, texts: Sequence[str]) -> FilledPrompt:
     ]
     template = load_templates(GeneratorSettings())["cited"]
     limits = {"passages_max": 5, "passage_chars_max": 300, "prompt_chars_max": 10_000}
-    return fill(template, question, hits, **limits)
+    return fill(template, {"question": question, "passages": hits}, **limits)
 
 
 ENCODERS = {family: trained(family) for family in ("gpt2", "gpt4", "sentencepiece")}
@@ -131,7 +131,7 @@ def test_a_template_is_cut_only_at_lines_that_begin_without_white_space(
     template = parse_template("t", sections + "[nothing_found]\nnone")
     hits = [msgspec.structs.replace(hit, title="", text="") for hit in some_hits(2)]
     limits = {"passages_max": 5, "passage_chars_max": 300, "prompt_chars_max": 10_000}
-    assert fill(template, "why?", hits, **limits).segments == segments
+    assert fill(template, {"question": "why?", "passages": hits}, **limits).segments == segments
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.load import load_workflows
+from carpool.workflow.settings import WorkflowSettings
 from grouper.build import index_facts
 from grouper.plan.plan_groups import Groups, plan_groups
 from grouper.service import GrouperStage
@@ -186,7 +188,11 @@ class Rig:
             )
 
         self.stage = GrouperStage(
-            settings=settings, load=load, metrics=self.metrics, clock=self.clock
+            workflows=load_workflows(WorkflowSettings()),
+            settings=settings,
+            load=load,
+            metrics=self.metrics,
+            clock=self.clock,
         )
 
     def unit(

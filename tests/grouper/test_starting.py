@@ -17,6 +17,8 @@ from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
 from carpool.loop.stage import Credit
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.load import load_workflows
+from carpool.workflow.settings import WorkflowSettings
 from grouper.build import load_work
 from grouper.service import GrouperStage, build_stage
 from grouper.settings import GrouperSettings
@@ -54,7 +56,13 @@ def test_until_index_and_model_are_loaded_there_is_no_credit(tmp_path: Path) -> 
             needs_horizon=lambda _: True,
         )
 
-    stage = GrouperStage(settings=SETTINGS, load=load, metrics=Metrics(), clock=clock)
+    stage = GrouperStage(
+        settings=SETTINGS,
+        load=load,
+        metrics=Metrics(),
+        clock=clock,
+        workflows=load_workflows(WorkflowSettings()),
+    )
     stage.start(sink)
     try:
         assert stage.credit() == Credit(records=0, size_bytes=0)

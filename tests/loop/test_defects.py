@@ -29,6 +29,7 @@ from schemas.topics import ANSWERS, GROUPS, QUERIES_DEAD, RETRIEVALS, SCANS, Top
 from tests.clocks import NOW_US
 from tests.e2e.support import build_index
 from tests.generator.memory_llm import MemoryLlm
+from tests.generator.stage import WORKFLOWS
 from tests.loop.pipeline import SERVICES, Pipeline
 from tests.rig.steps import Steps
 from tests.waiting import wait_until
@@ -120,6 +121,7 @@ def with_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
             LLM,
             load_templates(settings),
             LlmServers([MemoryLlm()]),
+            WORKFLOWS,
             metrics,
             pipeline.clock,
         ),

@@ -156,8 +156,7 @@ def _written(asked: Mapping[str, tuple[str, Sequence[Hit]]]) -> dict[str, str]:
     for query_id, (text, hits) in asked.items():
         prompt = fill(
             template,
-            text,
-            hits,
+            {"question": text, "passages": hits},
             passages_max=settings.passages_max,
             passage_chars_max=settings.passage_chars_max,
             prompt_chars_max=settings.prompt_chars_max,

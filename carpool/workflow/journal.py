@@ -1,0 +1,111 @@
+"""What a workflow asks for next, and the queries that are its steps. Pure.
+
+Every function takes the query of a record: the published one, or one with a journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from carpool.workflow.graph import INLINE, program_of
+from carpool.workflow.program import Program, Programs, find
+from carpool.workflow.resume import NextSteps, resume
+from carpool.workflow.steps import Retrieve, WorkflowError
+from schemas.query import Journal, Query, SideText, root_of
+from schemas.workflow import JOURNAL_BYTES_MAX, InlineWorkflow, StepResult
+
+ONE_SHOT = "one_shot"
+"""The workflow of a query that names none: one search, one answer, and no journal."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def is_workflow(query: Query) -> bool:
+    """Returns whether a query has more steps than one search and one answer."""
+    return query.workflow not in (None, ONE_SHOT) or query.journal is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workflows:
+    """The programs of a service, and how much a workflow may take: steps, and tokens they write."""
+
+    programs: Programs
+    steps_max: int
+    tokens_max: int
+
+    def begin(self, query: Query) -> Query:
+        """Returns the first query of a workflow, with an empty journal. Raises `WorkflowError`."""
+        if query.text is None:
+            raise WorkflowError("a workflow needs the question as `text`")
+        program = self._program(query, version=None)
+        journal = Journal(
+            root=query, program=program.name, version=program.version, digest=program.digest
+        )
+        return msgspec.structs.replace(query, vector=None, workflow=None, journal=journal)
+
+    def asked(self, query: Query) -> NextSteps:
+        """Returns what a workflow asks for after the rounds of its journal.
+
+        Raises `WorkflowError`.
+        """
+        journal = query.journal
+        assert journal is not None, "it was begun"
+        program = self._program(journal.root, journal.version)
+        if program.digest != journal.digest or program.name != journal.program:
+            raise WorkflowError(
+                f"{program.label} is not the program that began this workflow: its version was not "
+                "raised when it was changed, or services have different programs; ask again",
+                "workflow_changed",
+            )
+        written = sum(result.output_tokens for round in journal.rounds for result in round)
+        if written > self.tokens_max:
+            raise WorkflowError(
+                f"{program.label}: its steps took {written} tokens, and {self.tokens_max} are "
+                "allowed (workflow.tokens_max)",
+                "workflow_limit",
+            )
+        return resume(program, journal.root.text or "", journal.rounds, self.steps_max)
+
+    def _program(self, root: Query, version: int | None) -> Program:
+        named = root.workflow
+        if isinstance(named, InlineWorkflow):
+            return program_of(named.graph)
+        name = named or INLINE
+        program = find(self.programs, name, version)
+        if program is None:
+            known = ", ".join(sorted({one for one, _ in self.programs}))
+            what = name if version is None else f"{name}@{version}"
+            raise WorkflowError(
+                f"there is no workflow {what!r} here; there are: {known} (workflow.modules)",
+                "workflow_failed" if version is None else "workflow_changed",
+            )
+        return program
+
+
+def with_results(query: Query, results: Sequence[StepResult]) -> Query:
+    """Returns a query whose journal has one more round. Raises `WorkflowError` if it is full."""
+    assert query.journal is not None, "it was begun"
+    journal = msgspec.structs.replace(
+        query.journal, rounds=(*query.journal.rounds, tuple(results)), beside=(), began_us=0
+    )
+    if (size := len(_encoder.encode(journal))) > JOURNAL_BYTES_MAX:
+        raise WorkflowError(
+            f"the results of its steps take {size} bytes, and a record has room for "
+            f"{JOURNAL_BYTES_MAX}; search with a smaller top_k",
+            "workflow_limit",
+        )
+    return msgspec.structs.replace(query, journal=journal)
+
+
+def search_query(query: Query, steps: Sequence[Retrieve], now_us: int) -> Query:
+    """Returns the query that searches for these steps."""
+    assert query.journal is not None, "it was begun"
+    first, *others = steps
+    beside = tuple(SideText(text=step.text, top_k=step.top_k) for step in others)
+    journal = msgspec.structs.replace(query.journal, beside=beside, began_us=now_us)
+    return msgspec.structs.replace(
+        query, text=first.text, top_k=first.top_k or root_of(query).top_k, journal=journal
+    )

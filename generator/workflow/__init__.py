@@ -1,0 +1,1 @@
+"""Workflows in the generator: what comes after a retrieval, and after a generated text."""

@@ -1,0 +1,137 @@
+"""What the generator does next for a workflow, whose record has arrived or whose texts are written.
+
+Pure: the same record gives the same turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from carpool.workflow.journal import Workflows, search_query, with_results
+from carpool.workflow.resume import NextSteps
+from carpool.workflow.steps import AnswerStep, Generate, Retrieve
+from schemas.query import Generation, Query, root_of
+from schemas.retrieval import Retrieval
+from schemas.workflow import StepResult
+
+CLUSTERS_MAX = 20
+"""Clusters of a search that the journal keeps, for the next search."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchNext:
+    """The query of the next searches is to be written."""
+
+    query: Query
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateNext:
+    """These texts are to be generated, side by side. `retrieval`: of one, as its prompt is made."""
+
+    query: Query
+    steps: tuple[Generate, ...]
+    retrieval: Retrieval
+
+    def retrieval_of(self, step: Generate) -> Retrieval:
+        """Returns a retrieval whose question and passages are those of a step."""
+        return _as_asked(self.retrieval, self.query, step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerNext:
+    """The workflow ends: `retrieval` is answered, as `answer` says."""
+
+    query: Query
+    retrieval: Retrieval
+    answer: AnswerStep
+
+
+Turn: TypeAlias = SearchNext | GenerateNext | AnswerNext
+
+
+def turn_of(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Turn:
+    """Returns what follows a record of a workflow. Raises `WorkflowError`.
+
+    If the workflow waits for searches, the record has their results.
+    """
+    query = retrieval.query
+    wanted = workflows.asked(query)
+    if isinstance(wanted.steps[0], Retrieve):
+        query = with_results(query, _found(wanted, retrieval, now_us))
+        wanted = workflows.asked(query)
+    return _turn(query, wanted, retrieval, now_us)
+
+
+def turn_after(
+    query: Query,
+    results: Sequence[StepResult],
+    retrieval: Retrieval,
+    workflows: Workflows,
+    now_us: int,
+) -> Turn:
+    """Returns what follows generated texts. Raises `WorkflowError`."""
+    query = with_results(query, results)
+    return _turn(query, workflows.asked(query), retrieval, now_us)
+
+
+def _turn(query: Query, wanted: NextSteps, retrieval: Retrieval, now_us: int) -> Turn:
+    if (answer := wanted.answer) is not None:
+        as_asked = _as_asked(retrieval, query, answer)
+        return AnswerNext(query=query, retrieval=as_asked, answer=answer)
+    searches = [step for step in wanted.steps if isinstance(step, Retrieve)]
+    if searches:
+        return SearchNext(query=search_query(query, searches, now_us))
+    texts = tuple(step for step in wanted.steps if isinstance(step, Generate))
+    return GenerateNext(query=query, steps=texts, retrieval=retrieval)
+
+
+def _as_asked(retrieval: Retrieval, query: Query, step: Generate) -> Retrieval:
+    """Returns a retrieval with the question, the options and the passages of a step.
+
+    An answer has the options of the published query where the step names none.
+    """
+    root = root_of(query)
+    wishes = (root.generation if isinstance(step, AnswerStep) else None) or Generation()
+    question = step.values.get("question")
+    asked_for = msgspec.structs.replace(
+        wishes,
+        template=step.template or None,
+        max_tokens=step.max_tokens or wishes.max_tokens,
+        temperature=step.temperature or wishes.temperature,
+        seed=wishes.seed if step.seed is None else step.seed,
+        extractive=False,
+    )
+    return msgspec.structs.replace(
+        retrieval,
+        query=msgspec.structs.replace(
+            root,
+            text=question if isinstance(question, str) else root.text,
+            generation=asked_for,
+            journal=query.journal,
+        ),
+        hits=tuple(step.passages),
+        beside=(),
+    )
+
+
+def _found(wanted: NextSteps, retrieval: Retrieval, now_us: int) -> list[StepResult]:
+    journal = retrieval.query.journal
+    began_us = 0 if journal is None else journal.began_us
+    ended_us = retrieval.completed_us or now_us
+    clusters = tuple(probe.cluster for probe in retrieval.probes[:CLUSTERS_MAX])
+    searches = [step for step in wanted.steps if isinstance(step, Retrieve)]
+    return [
+        StepResult(
+            digest=step.digest(),
+            text=step.text,
+            hits=hits,
+            clusters=clusters,
+            took_ms=max(0, ended_us - began_us) / 1_000 if began_us else 0.0,
+        )
+        for step, hits in zip(searches, (retrieval.hits, *retrieval.beside), strict=False)
+    ]

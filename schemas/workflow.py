@@ -1,0 +1,83 @@
+"""What records say of workflows: graphs that applications send, and results of finished steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from schemas.hit import Hit
+from schemas.record import Identifier, NonNegative, Record
+
+GRAPH_BYTES_MAX = 16 * 1024
+JOURNAL_BYTES_MAX = 256 * 1024
+"""Most bytes of a step's record that are its journal; more ends the workflow."""
+NODES_MAX = 16
+
+Test = Literal["not_empty", "empty", "equals", "contains", "rounds_at_most"]
+
+
+class Condition(Record, frozen=True, kw_only=True):
+    """When an edge is taken: a test of the output `value`, or of how often its node ran.
+
+    `argument`: the text that it must equal or contain (case is ignored), or the number of rounds.
+    """
+
+    test: Test
+    value: Identifier | None = None
+    argument: str | int | None = None
+
+
+class GraphEdge(Record, frozen=True, kw_only=True, rename={"source": "from"}):
+    """From a node to another. START and END are nodes, too. The first edge that fits is taken."""
+
+    source: Identifier
+    to: Identifier
+    when: Condition | None = None
+
+
+class GraphNode(Record, frozen=True, kw_only=True):
+    """A step. A node with `query` searches that output; one with `prompt` or `template` generates.
+
+    `prompt`: text with outputs in braces: `{input}` is the question, `{docs}` what the node with
+    that output has found. `output`: the name of the result.
+    """
+
+    id: Identifier
+    output: Identifier | None = None
+    query: Identifier | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+    prompt: Annotated[str, msgspec.Meta(max_length=8_192)] | None = None
+    template: Identifier | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
+
+
+class Graph(Record, frozen=True, kw_only=True):
+    """A workflow as a graph of at most 16 nodes (HedraRAG 4.1)."""
+
+    nodes: Annotated[tuple[GraphNode, ...], msgspec.Meta(min_length=1, max_length=NODES_MAX)]
+    edges: Annotated[tuple[GraphEdge, ...], msgspec.Meta(min_length=1, max_length=64)]
+
+
+class InlineWorkflow(Record, frozen=True, kw_only=True):
+    """A workflow that a query brings along."""
+
+    graph: Graph
+
+
+class StepResult(Record, frozen=True, kw_only=True):
+    """The result of a finished step. `digest`: of the step that it is the result of.
+
+    `text`: what was searched, or what the model wrote. `hits`: what was found; None: it is no
+    search. `clusters`: the nearest that the search probed. `is_cut`: the text ended at its limit.
+    """
+
+    digest: str
+    text: str
+    hits: tuple[Hit, ...] | None = None
+    clusters: tuple[int, ...] = ()
+    is_cut: bool = False
+    took_ms: float = 0.0
+    input_tokens: NonNegative = 0
+    output_tokens: NonNegative = 0
+    cached_tokens: NonNegative = 0

@@ -1,0 +1,139 @@
+"""Workflows through grouper, searcher and generator: each ends once, and no step runs again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generator.llm.servers import LlmServers
+from generator.prompts import load_templates
+from generator.service import GeneratorStage
+from generator.settings import GeneratorSettings
+from schemas.topics import ANSWERS
+from tests.e2e.support import build_index, question
+from tests.generator.memory_llm import MemoryLlm
+from tests.generator.stage import LLM, WORKFLOWS
+from tests.loop.pipeline import SERVICES, Pipeline
+from tests.rig.steps import Steps, silent_deaths
+
+PROGRAMS = ("hyde", "multistep", "irg", "recomp", "corrective")
+GRAPH = {
+    "nodes": [
+        {"id": "split", "prompt": "Decompose {input}.", "output": "subquestion"},
+        {"id": "search", "query": "subquestion", "top_k": 2, "output": "docs"},
+        {"id": "say", "prompt": "Answer {subquestion} using {docs}.", "output": "said"},
+    ],
+    "edges": [
+        {"from": "START", "to": "split"},
+        {"from": "split", "to": "search"},
+        {"from": "search", "to": "say"},
+        {"from": "say", "to": "split", "when": {"test": "rounds_at_most", "argument": 1}},
+        {"from": "say", "to": "END"},
+    ],
+}
+STEPS_OF = {
+    "hyde": ["generate", "retrieve"],
+    "multistep": ["generate", "retrieve", "generate", "generate", "retrieve"],
+    "irg": ["retrieve", *["generate", "retrieve"] * 2],
+    "recomp": ["retrieve", *["generate"] * 4],
+    "corrective": ["retrieve", "generate", "generate", "retrieve"],
+    "graph": [*["generate", "retrieve", "generate"] * 2],
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_index(tmp_path_factory.mktemp("workflows"), documents=60, nlist=4, has_codes=True)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> MemoryLlm:
+    """The model of all generators; its `requests` are all calls that were paid."""
+    engine = MemoryLlm(form="text")
+    settings = GeneratorSettings()
+    built = replace(
+        SERVICES["generator"],
+        build=lambda pipeline, metrics: GeneratorStage(
+            settings,
+            LLM,
+            load_templates(settings),
+            LlmServers([engine]),
+            WORKFLOWS,
+            metrics,
+            pipeline.clock,
+        ),
+    )
+    monkeypatch.setitem(SERVICES, "generator", built)
+    return engine
+
+
+def asked() -> list[dict[str, object]]:
+    rng = random.Random(1)
+    workflows: dict[str, object] = {name: name for name in PROGRAMS}
+    workflows |= {"graph": {"graph": GRAPH}, "plain": None}
+    return [
+        {"query_id": name, "text": question(rng), "workflow": workflow}
+        for name, workflow in workflows.items()
+    ]
+
+
+def answers(pipeline: Pipeline) -> list[dict[str, Any]]:
+    return [json.loads(message.value or b"") for message in pipeline.broker.records(ANSWERS.name)]
+
+
+def run(pipeline: Pipeline, *bodies: dict[str, object]) -> dict[str, dict[str, Any]]:
+    pipeline.publish(*bodies)
+    pipeline.turn(until=lambda: len(answers(pipeline)) >= len(bodies))
+    found = answers(pipeline)
+    assert Counter(each["query_id"] for each in found) == Counter(
+        str(each["query_id"]) for each in bodies
+    )
+    return {each["query_id"]: each for each in found}
+
+
+def test_every_program_ends_in_one_answer_that_tells_its_steps(
+    index: Path, model: MemoryLlm
+) -> None:
+    pipeline = Pipeline(index, {})
+    found = run(pipeline, *asked())
+    pipeline.stop()
+    for name, kinds in STEPS_OF.items():
+        answer = found[name]
+        assert answer["status"] == "ok", answer
+        assert [step["kind"] for step in answer["steps"]] == kinds, name
+        assert answer["usage"]["output_tokens"] >= sum(one["tokens"] for one in answer["steps"])
+    assert "steps" not in found["plain"]
+    assert found["corrective"]["citations"][0]["doc_id"] in {
+        each["id"] for each in found["corrective"]["retrieved"]
+    }
+
+
+def test_no_finished_step_runs_again_when_services_are_killed(
+    index: Path, model: MemoryLlm
+) -> None:
+    pipeline = Pipeline(index, {})
+    run(pipeline, *asked())
+    pipeline.stop()
+    needed = Counter((request.system, request.user) for request in model.requests)
+    model.requests.clear()
+    seed = random.randrange(10**6)
+    kills = random.Random(seed)
+    steps = {
+        name: Steps("producer.commit", nth=kills.randrange(2, 6))
+        for name in ("grouper", "searcher", "generator")
+    }
+    with silent_deaths():
+        killed = Pipeline(index, steps)
+        found = run(killed, *asked())
+        killed.stop()
+    assert killed.kills >= 1, f"seed {seed}"
+    assert all(each["status"] == "ok" for each in found.values())
+    paid = Counter((request.system, request.user) for request in model.requests)
+    again = paid - needed
+    assert again.total() <= 10, f"seed {seed}: only what was in flight is paid again"
