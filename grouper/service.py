@@ -270,7 +270,7 @@ class GrouperStage:
             if not work.needs_horizon:
                 self._scheduler.turn_horizon_off()
         facts = work.facts
-        self._metrics.index.info.labels(version=facts.index_version).set(1)
+        self._metrics.loop.index_info.labels(version=facts.index_version).set(1)
         log.info(
             "ready",
             index_version=facts.index_version,

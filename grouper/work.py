@@ -26,7 +26,6 @@ from grouper.plan.window import Window
 from grouper.records import expired, group_done, grouped_query, groups_topic
 from grouper.tracing import plan_window
 from schemas.errors import RecordError
-from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 
 GROUP_BYTES_MAX = 4 * 1024 * 1024
@@ -178,7 +177,7 @@ class WindowWork:
             [each.clusters for each in queries],
             [at for at, each in enumerate(queries) if each.query.deadline_us is not None],
         )
-        horizon = self._horizon(ahead())
+        horizon = plan_horizon([each.wants for each in ahead()], bytes_max=HORIZON_BYTES_MAX)
         grouped_us = self._clock.now_us()
         topic = groups_topic(queries[0].query.unit.source).name
         spent_us = {"encode": prepared.encode_us, "group": grouped_us - prepared.prepared_us}
@@ -275,10 +274,6 @@ class WindowWork:
             for query, own in queries
         ]
 
-    def _horizon(self, ahead: Sequence[PreparedWindow]) -> tuple[HorizonEntry, ...]:
-        self._metrics.grouper.horizon_windows.observe(len(ahead))
-        return plan_horizon([window.wants for window in ahead], bytes_max=HORIZON_BYTES_MAX)
-
     def _header(self, window: Window) -> Header:
         return Header(
             index_version=self.facts.index_version,
@@ -289,11 +284,9 @@ class WindowWork:
         )
 
     def _count(self, planned: PlannedGroup) -> None:
-        group = planned.group
-        probes = sum(len(query.all_clusters) for query in group.queries)
-        self._metrics.grouper.group_queries.observe(len(group.queries))
-        self._metrics.grouper.group_overlap.observe(1 - len(group.clusters) / probes)
-        for query in group.queries:
+        queries = planned.group.queries
+        self._metrics.grouper.group_queries.observe(len(queries))
+        for query in queries:
             for stage, took_us in query.timings_us.items():
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(took_us / 1_000_000)
 

@@ -271,7 +271,7 @@ class SearcherStage:
                 outcome = return_query(group, part, index_version=ours, now_us=now_us)
                 output = outcome.output
                 if outcome.answered is None:
-                    self._metrics.index.queries_returned.inc()
+                    self._metrics.loop.queries_returned.inc()
                 else:
                     self._count_answer(outcome)
             self._sink.done(Done(parts=((unit.id, part),), outputs=(output,)))
@@ -454,7 +454,7 @@ class SearcherStage:
             if not self._is_closing:
                 self._opened, self._missing = opened, ""
                 version = opened.manifest.index_version
-                self._metrics.index.info.labels(version=version).set(1)
+                self._metrics.loop.index_info.labels(version=version).set(1)
                 _log.info("ready", index_version=version, nlist=opened.manifest.nlist)
                 return opened
         opened.close()

@@ -61,7 +61,7 @@ class WorkObserver:
         """Notes that these partitions are assigned to this member."""
         self._stalls.assigned(partitions, self._clock.now_us())
         for at in partitions:  # at 0, so that an alert sees the first error
-            self._metrics.fetch.errors.labels(topic=at.topic, partition=str(at.partition))
+            self._metrics.loop.fetch_errors.labels(topic=at.topic, partition=str(at.partition))
         self._metrics.loop.rebalances.labels(event="assigned").inc()
         self._is_rebalanced = True
 
@@ -94,7 +94,7 @@ class WorkObserver:
     def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool) -> None:
         """Notes that a fetch of this partition failed; see `FetchErrors.failed`."""
         self._fetch_errors.failed(at, error, self._clock.now_us(), lasts=lasts)
-        self._metrics.fetch.errors.labels(topic=at.topic, partition=str(at.partition)).inc()
+        self._metrics.loop.fetch_errors.labels(topic=at.topic, partition=str(at.partition)).inc()
 
     def unreadable(self) -> list[str]:
         """Returns one sentence for each partition that cannot be read now."""

@@ -10,8 +10,6 @@ from schemas.errors import REASONS
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 SECONDS = (*SHORT_SECONDS, 1, 2.5, 5, 10, 30, 60, 120)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-COUNTS_FROM_0 = (0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 100)
-SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Metrics:
@@ -21,10 +19,8 @@ class Metrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         make = _Factory(self.registry)
         self.loop = LoopMetrics(make)
-        self.index = IndexMetrics(make)
         for reason in REASONS:  # a counter that begins at 1 has no rise that an alert could see
             self.loop.dead_letters.labels(reason=reason)
-        self.fetch = FetchMetrics(make)
         self.delivery = DeliveryMetrics(make)
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
@@ -53,7 +49,7 @@ class _Factory:
 
 
 class LoopMetrics:
-    """Records and partitions of the loop, and counts of every service."""
+    """Records and partitions of the loop, its index, and counts of every service."""
 
     def __init__(self, make: _Factory) -> None:
         self.records_consumed = make.counter(
@@ -112,13 +108,17 @@ class LoopMetrics:
             "topic",
             "partition",
         )
+        self.fetch_errors = make.counter(
+            "fetch_errors_total",
+            "Fetches that failed. A lasting rise: a partition cannot be read, see /readyz.",
+            "topic",
+            "partition",
+        )
+        self._make_of_index(make)
 
-
-class IndexMetrics:
-    """Which index a service has open, and what does not fit it."""
-
-    def __init__(self, make: _Factory) -> None:
-        self.info = make.gauge(
+    def _make_of_index(self, make: _Factory) -> None:
+        """Makes the metrics of the index that a service has open."""
+        self.index_info = make.gauge(
             "index_info",
             "1 for the index that a grouper or searcher has open. All must have the same version.",
             "version",
@@ -127,18 +127,6 @@ class IndexMetrics:
             "queries_returned_total",
             "Queries whose group was planned with an older index, to be planned again. A lasting "
             "rise: restart the groupers with the index of the searchers.",
-        )
-
-
-class FetchMetrics:
-    """Fetches from the brokers."""
-
-    def __init__(self, make: _Factory) -> None:
-        self.errors = make.counter(
-            "fetch_errors_total",
-            "Fetches that failed. A lasting rise: a partition cannot be read, see /readyz.",
-            "topic",
-            "partition",
         )
 
 
@@ -175,16 +163,6 @@ class GrouperMetrics:
         )
         self.group_queries = make.histogram(
             "group_queries", "Queries in a group. A rise: more sharing.", COUNTS
-        )
-        self.group_overlap = make.histogram(
-            "group_overlap_ratio",
-            "Share of a group's probes that an earlier query of the group has too.",
-            SHARES,
-        )
-        self.horizon_windows = make.histogram(
-            "horizon_windows",
-            "Windows known ahead when a window leaves. A rise: backlog.",
-            COUNTS_FROM_0,
         )
 
 
@@ -287,10 +265,6 @@ class GeneratorMetrics:
         )
         self.citations = make.counter(
             "citations_total", "Citations: valid, or invented (no such passage).", "result"
-        )
-        self.dedup_ids = make.gauge(
-            "answer_ledger_ids",
-            "Answered query ids in memory. Near a million the oldest are forgotten.",
         )
         self.dedup_decisions = make.counter(
             "answer_ledger_decisions_total",

@@ -107,7 +107,6 @@ class DedupStage:
         if drafts is not None:
             reads = RecordsReader(Retrieval, self._draft_read, without="no prompt is warmed")
             self._follow(drafts, reads, DRAFTS_HORIZON_MS, DRAFTS_MAX)
-        metrics.generator.dedup_ids.set_function(lambda: self._dedup.ids)
         metrics.generator.followers.set_function(lambda: self._reuse.followers)
 
     def _follow(

@@ -113,11 +113,6 @@ class AnswerDedup:
         self._handed_over = 0
 
     @property
-    def ids(self) -> int:
-        """Ids with an `ok` answer in memory."""
-        return self._ok.entries
-
-    @property
     def unread(self) -> tuple[int, ...]:
         """The partitions whose answers are not read yet, ascending."""
         return tuple(sorted(self._unread))
