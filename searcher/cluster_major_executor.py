@@ -21,7 +21,6 @@ from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.executor import Finish, ReadError, Search, SearchDraft, SearchGroup, SearchResult
 from searcher.memory.cluster_memory import ClusterMemory
-from searcher.memory.slice_reads import MemoryEvent, ReadBroke, ReadDone, SpaceFreed
 from searcher.plan.cluster_major import ClusterMajorPlanner
 from searcher.plan.cluster_steps import (
     Action,
@@ -34,6 +33,7 @@ from searcher.plan.cluster_steps import (
     Promote,
     Read,
     ReadEnded,
+    ReadEvent,
     ReadFailed,
     RoomFreed,
     SkipSlice,
@@ -90,7 +90,7 @@ class ClusterMajorExecutor(SearchLoop):
         self._metrics = metrics.searcher
         self._table = TopTable()
         self._searches: dict[int, _SearchState] = {}
-        self._failures: dict[SliceId, ReadError] = {}  # errors of the read that just failed
+        self._failures: dict[SliceId, ReadError | None] = {}  # of the read that just failed
         self._budget = SubstageBudget()
         self._speed = ReadSpeed()
         self._ahead: set[SliceId] = set()  # read ahead, not wanted by a query so far
@@ -150,21 +150,16 @@ class ClusterMajorExecutor(SearchLoop):
             for event in events:
                 self._end_read(event, finish)
 
-    def _end_read(self, event: MemoryEvent, finish: Finish) -> None:
+    def _end_read(self, event: ReadEvent, finish: Finish) -> None:
         number = event.slice_id
-        if not isinstance(event, SpaceFreed):
-            size_bytes = self._size_bytes(number) if isinstance(event, ReadDone) else 0
+        if not isinstance(event, RoomFreed):
+            size_bytes = self._size_bytes(number) if isinstance(event, ReadEnded) else 0
             self._speed.ended(size_bytes, self._clock.now_us())
-        match event:
-            case ReadDone():
-                self._tell(ReadEnded(slice_id=number), finish)
-            case ReadBroke():
-                self._count_wasted(number)
-                self._failures[number] = event.error
-                self._tell(ReadFailed(slice_id=number, is_stuck=event.is_stuck), finish)
-                self._failures.clear()
-            case SpaceFreed():
-                self._tell(RoomFreed(slice_id=number), finish)
+        if isinstance(event, ReadFailed):
+            self._count_wasted(number)
+            self._failures[number] = event.error
+        self._tell(event, finish)
+        self._failures.clear()
 
     # ---- searches
 

@@ -19,18 +19,9 @@ from carpool.disk.pages import ClusterPages, PageLayout
 from carpool.errors import CorruptionError
 from carpool.telemetry.metrics import Metrics
 from searcher.memory.arena import Arena, Spans
-from searcher.memory.slice_reads import (
-    MemoryEvent,
-    ReadBroke,
-    ReadDone,
-    SliceRead,
-    SpaceFreed,
-    again,
-    first_batch,
-    of_cluster,
-    spans_bytes,
-)
+from searcher.memory.slice_reads import SliceRead, again, first_batch, of_cluster, spans_bytes
 from searcher.memory.verify import PageVerifier
+from searcher.plan.cluster_steps import ReadEnded, ReadEvent, ReadFailed, RoomFreed
 from searcher.plan.slices import SliceId
 from searcher.store.page_reads import PageBatch, PageReads, ReadError
 from searcher.store.reads_in_flight import READ_BYTES_MAX, ReadsInFlight, timed_out
@@ -91,7 +82,7 @@ class ClusterMemory:
         self._checker = ThreadPoolExecutor(1, "verify")
         self._resident: dict[SliceId, tuple[Spans, ClusterPages]] = {}
         self._last_end_us = clock.now_us()
-        self._outbox: list[MemoryEvent] = []
+        self._outbox: list[ReadEvent] = []
 
     # ---- what the executor calls
 
@@ -167,7 +158,7 @@ class ClusterMemory:
         """Returns the slices that are in memory, whole."""
         return frozenset(self._resident)
 
-    def advance(self) -> list[MemoryEvent]:
+    def advance(self) -> list[ReadEvent]:
         """Starts reads, and returns how reads ended since the last call. Does not block.
 
         Call it until it returns nothing, and whenever the waker wakes or `times_out_at_us` is over.
@@ -287,7 +278,7 @@ class ClusterMemory:
         self._leave(read)
         pages = self._verifier.pages(read.extent, self._views(read))
         self._resident[read.number] = read.spans, pages
-        self._outbox.append(ReadDone(slice_id=read.number))
+        self._outbox.append(ReadEnded(slice_id=read.number))
 
     def _fail(self, read: SliceRead, error: ReadError, *, is_stuck: bool) -> None:
         self._leave(read)
@@ -300,7 +291,7 @@ class ClusterMemory:
             _log.error("cluster damaged", cluster=read.extent.cluster, error=str(error))
         else:
             _log.error("cluster not read", cluster=read.extent.cluster, error=str(error))
-        self._outbox.append(ReadBroke(slice_id=read.number, error=error, is_stuck=is_stuck))
+        self._outbox.append(ReadFailed(slice_id=read.number, error=error, is_stuck=is_stuck))
 
     def _leave(self, read: SliceRead) -> None:
         """A read is over, for the caller."""
@@ -311,7 +302,7 @@ class ClusterMemory:
         """The kernel does not use the memory of `read` any more."""
         if read.is_stuck:
             self._arena.free(read.spans)
-            self._outbox.append(SpaceFreed(slice_id=read.number))
+            self._outbox.append(RoomFreed(slice_id=read.number))
 
     def _show(self) -> None:
         stuck_bytes = self.stuck_bytes

@@ -1,4 +1,4 @@
-"""The read of one slice: which bytes go where, and how it can end. Values and pure functions."""
+"""The read of one slice: which bytes go where. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -16,35 +16,6 @@ from searcher.store.page_reads import PageBatch, ReadError
 
 Purpose = Literal["demand", "prefetch"]
 """Why a cluster is read: for a query in progress, or ahead."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadDone:
-    """A slice is in memory, whole and undamaged."""
-
-    slice_id: SliceId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadBroke:
-    """A read failed or was given up.
-
-    `is_stuck`: the kernel still owns the memory; `SpaceFreed` follows when it returns it.
-    """
-
-    slice_id: SliceId
-    error: ReadError
-    is_stuck: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpaceFreed:
-    """The memory of a stuck read is free: the kernel has ended it."""
-
-    slice_id: SliceId
-
-
-MemoryEvent = ReadDone | ReadBroke | SpaceFreed
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

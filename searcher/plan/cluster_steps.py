@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from carpool.errors import CorruptionError, RetryableError
 from searcher.plan.slices import SliceId
 
 
@@ -43,25 +44,26 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadEnded:
-    """A read succeeded: all of the slice is in memory."""
+    """A read succeeded: all of the slice is in memory, undamaged."""
 
     slice_id: SliceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadFailed:
-    """A read was given up.
+    """A read was given up, because of `error`.
 
     `is_stuck`: the kernel still owns the memory; `RoomFreed` follows when it returns it.
     """
 
     slice_id: SliceId
+    error: CorruptionError | RetryableError | None = None
     is_stuck: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoomFreed:
-    """The memory of a stuck read is free."""
+    """The memory of a stuck read is free: the kernel has ended it."""
 
     slice_id: SliceId
 
@@ -71,7 +73,8 @@ class SubstageEnded:
     """The sub-stage that the planner gave out last is scored."""
 
 
-Event = Joined | Dropped | ReadEnded | ReadFailed | RoomFreed | SubstageEnded
+ReadEvent = ReadEnded | ReadFailed | RoomFreed
+Event = Joined | Dropped | ReadEvent | SubstageEnded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

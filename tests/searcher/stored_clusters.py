@@ -20,7 +20,7 @@ from schemas.record import ClusterId
 from searcher.memory import cluster_memory
 from searcher.memory.arena import Arena
 from searcher.memory.cluster_memory import ClusterMemory
-from searcher.memory.slice_reads import MemoryEvent, ReadBroke
+from searcher.plan.cluster_steps import ReadEvent, ReadFailed
 from searcher.store.files import SegmentFiles
 from searcher.store.page_reads import ReadError, ThreadPageReads
 from searcher.store.waker import Waker
@@ -66,9 +66,9 @@ class Running:
     metrics: Metrics
     arena: Arena
 
-    def take(self, count: int) -> list[MemoryEvent]:
+    def take(self, count: int) -> list[ReadEvent]:
         """The next `count` events, and no more have come."""
-        events: list[MemoryEvent] = []
+        events: list[ReadEvent] = []
 
         def came() -> bool:
             events.extend(self.memory.advance())
@@ -78,7 +78,7 @@ class Running:
         assert len(events) == count, events
         return events
 
-    def read(self, *clusters: ClusterId, is_prefetch: bool = False) -> dict[ClusterId, MemoryEvent]:
+    def read(self, *clusters: ClusterId, is_prefetch: bool = False) -> dict[ClusterId, ReadEvent]:
         for cluster in clusters:
             self.memory.begin_read(cluster, is_prefetch=is_prefetch)
         return {event.slice_id: event for event in self.take(len(clusters))}
@@ -135,9 +135,9 @@ def running(
         waker.close()
 
 
-def error_of(event: MemoryEvent, kind: type[Error], *, is_stuck: bool = False) -> Error:
+def error_of(event: ReadEvent, kind: type[Error], *, is_stuck: bool = False) -> Error:
     """Returns the error of a read that broke; it names its cluster."""
-    assert isinstance(event, ReadBroke), event
+    assert isinstance(event, ReadFailed), event
     assert isinstance(event.error, kind) and event.is_stuck == is_stuck
     assert f"cluster {event.slice_id} " in str(event.error)
     return event.error

@@ -9,7 +9,7 @@ import pytest
 
 from carpool.errors import CorruptionError, RetryableError
 from schemas.record import ClusterId
-from searcher.memory.slice_reads import ReadBroke, ReadDone, SpaceFreed
+from searcher.plan.cluster_steps import ReadEnded, ReadFailed, RoomFreed
 from searcher.store.reads_in_flight import READ_ATTEMPTS
 from tests.rig.faulty_disk import Fault, PageRead
 from tests.searcher.faults import no_fault
@@ -42,7 +42,7 @@ def test_every_cluster_arrives_whole_whatever_blocks_and_reads_are_cut_to(stored
     for block_pages, read_pages in ((1, 100), (3, 2), (16, 1)):
         with running(stored, block_pages=block_pages, read_pages=read_pages) as it:
             events = it.read(*ALL)
-            assert all(isinstance(event, ReadDone) for event in events.values())
+            assert all(isinstance(event, ReadEnded) for event in events.values())
             assert it.memory.residents() == set(ALL)
             for cluster in ALL:
                 check_rows(it.memory, stored, cluster)
@@ -63,10 +63,10 @@ def test_a_scattered_cluster_is_read_into_its_pieces_and_each_of_its_pages_is_ch
     extent, paths = stored.extents[D], stored.copied(tmp_path)
     with running(stored, paths=paths, block_pages=1, arena_bytes=arena_bytes) as it:
         for cluster in small:
-            assert isinstance(it.read(cluster)[cluster], ReadDone)
+            assert isinstance(it.read(cluster)[cluster], ReadEnded)
         it.memory.evict(small[1])
         it.memory.evict(small[3])
-        assert isinstance(it.read(D)[D], ReadDone)
+        assert isinstance(it.read(D)[D], ReadEnded)
         assert it.arena.free_bytes == 0
         assert len(it.memory.pages(D).pieces) == 2
         for cluster in (D, small[0], small[2]):
@@ -93,9 +93,9 @@ def test_a_read_that_goes_on_failing_breaks_its_cluster_after_so_many_attempts(
         events = it.read(A, B)
         assert "the cable is out" in str(error_of(events[B], RetryableError))
         assert [read[:2] for read in it.disk.seen].count(first_read(stored, B)) == READ_ATTEMPTS
-        assert isinstance(events[A], ReadDone)
+        assert isinstance(events[A], ReadEnded)
         assert it.arena.free_bytes == free_bytes - it.memory.arena_bytes(A)
-        assert isinstance(it.read(C)[C], ReadDone)  # and the next one goes on
+        assert isinstance(it.read(C)[C], ReadEnded)  # and the next one goes on
 
 
 # ---- which read begins
@@ -119,7 +119,7 @@ def test_reads_that_queries_wait_for_go_first_and_the_kernel_has_no_more_than_it
                 assert it.memory.advance() == []
             assert len(it.disk.seen) == begun, "no other has begun"
             it.disk.release()
-            assert isinstance(it.take(1)[0], ReadDone)
+            assert isinstance(it.take(1)[0], ReadEnded)
         assert order == [first_read(stored, cluster) for cluster in (A, D, C, B)]
 
 
@@ -146,17 +146,17 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
 
     with running(stored, timeout_us=1_000_000, fault=hang) as it:
         events = it.read(A, B)
-        assert isinstance(events[A], ReadDone)
+        assert isinstance(events[A], ReadEnded)
         error = error_of(events[B], RetryableError, is_stuck=True)
         assert "read_timeout_ms" in str(error)
         stuck_bytes = it.sample("resident_bytes", kind="stuck")
         assert it.memory.stuck_bytes == it.memory.arena_bytes(B) == stuck_bytes
         it.memory.check_integrity()
         it.disk.fault = no_fault
-        assert isinstance(it.read(B)[B], ReadDone)  # also while the other read of it hangs
+        assert isinstance(it.read(B)[B], ReadEnded)  # also while the other read of it hangs
         check_rows(it.memory, stored, B)
         it.disk.release()
-        assert it.take(1) == [SpaceFreed(slice_id=B)]
+        assert it.take(1) == [RoomFreed(slice_id=B)]
         assert it.memory.stuck_bytes == 0
         used_bytes = it.memory.arena_bytes(A) + it.memory.arena_bytes(B)
         assert it.arena.free_bytes == it.arena.size_bytes - used_bytes
@@ -165,12 +165,12 @@ def test_a_read_that_hangs_breaks_after_the_timeout_and_frees_its_room_when_it_c
 def test_reads_that_wait_behind_a_disk_that_hangs_altogether_break_too(stored: Stored) -> None:
     with running(stored, timeout_us=200_000, in_flight_bytes=1, fault=lambda _: "hang") as it:
         broken = it.read(A, B, C, D)
-        assert all(isinstance(event, ReadBroke) for event in broken.values())
+        assert all(isinstance(event, ReadFailed) for event in broken.values())
         stuck = [key for key, event in broken.items() if getattr(event, "is_stuck", False)]
         assert stuck == [A]
         assert it.memory.used_bytes == it.memory.stuck_bytes == it.memory.arena_bytes(A)
         it.disk.release()
-        assert it.take(1) == [SpaceFreed(slice_id=A)]
+        assert it.take(1) == [RoomFreed(slice_id=A)]
         assert it.arena.free_bytes == it.arena.size_bytes
 
 
@@ -185,9 +185,9 @@ def test_clusters_that_hang_do_not_delay_others(stored: Stored) -> None:
         fault=lambda read: "hang" if read[:2] in hanging else None,
     ) as it:
         broken = it.read(A, B)
-        assert all(isinstance(event, ReadBroke) and event.is_stuck for event in broken.values())
+        assert all(isinstance(event, ReadFailed) and event.is_stuck for event in broken.values())
         for cluster in (C, D):
-            assert isinstance(it.read(cluster)[cluster], ReadDone)
+            assert isinstance(it.read(cluster)[cluster], ReadEnded)
             check_rows(it.memory, stored, cluster)
         it.disk.release()
         assert {event.slice_id for event in it.take(2)} == {A, B}
@@ -213,7 +213,7 @@ def test_the_bytes_it_counts_are_those_that_the_kernel_counts(tmp_path: Path) ->
     with running(large, arena_bytes=16 << 20, block_pages=16, read_pages=256) as it:
         before = kernel_read_bytes()
         events = it.read(*(ClusterId(cluster) for cluster in range(4)))
-        assert all(isinstance(event, ReadDone) for event in events.values())
+        assert all(isinstance(event, ReadEnded) for event in events.values())
         counted = it.sample("bytes_read_total", purpose="demand")
         assert counted == sum(extent.size_bytes for extent in large.extents)
         assert counted == pytest.approx(kernel_read_bytes() - before, rel=0.02)
