@@ -158,9 +158,7 @@ def generator(
             metrics,
             clock,
             TopicLog(settings.kafka, clock, CANCELS, like=RETRIEVALS),
-            TopicLog(settings.kafka, clock, RETRIEVAL_DRAFTS, like=RETRIEVALS)
-            if settings.generator.speculation != "none"
-            else None,
+            TopicLog(settings.kafka, clock, RETRIEVAL_DRAFTS, like=RETRIEVALS),
         ),
         settings.generator.prompts_max(len(settings.llm.base_urls())),
         Intake(

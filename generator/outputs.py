@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carpool.kafka.records import Output
+from carpool.kafka.sizes import fits, record_bytes
 from carpool.loop.answers import answer_output
 from schemas.answer import Answer, PartialAnswer, unanswered
 from schemas.codec import encode
@@ -11,18 +12,14 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 
 SOURCE = "carpool/generator"
-RECORD_EXTRA_BYTES = 4 * 1024
-"""What a broker counts for a record besides value and headers: its key and framing."""
 
 
 def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Output:
     """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it."""
     output = answer_output(answer, stage="generator", now_us=now_us, passed_on=headers)
-    size_bytes = len(output.value) + sum(
-        len(name) + len(value or b"") for name, value in output.headers
-    )
-    if size_bytes <= ANSWERS.max_message_bytes - RECORD_EXTRA_BYTES:
+    if fits(output, ANSWERS):
         return output
+    size_bytes = record_bytes(output.key, output.value, output.headers)
     message = (
         f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes "
         f"{ANSWERS.max_message_bytes}"

@@ -150,7 +150,7 @@ class GeneratorStage:
         self._requests = RequestsInFlight(servers, on_error=self._broke)
         self._warmer = Warmer(
             servers,
-            _speculation(settings, servers, follows_caches=follows_caches),
+            _speculation(servers, follows_caches=follows_caches),
             prepare=self._prepare_draft,
             run=self._requests.prepare,
             choose=self._server_to_warm,
@@ -510,13 +510,10 @@ class GeneratorStage:
         return self._warmer.answered(place, work.token_ids, cached_tokens, wait_us)
 
 
-def _speculation(
-    settings: GeneratorSettings, servers: LlmServers, *, follows_caches: bool
-) -> SpeculationPolicy:
+def _speculation(servers: LlmServers, *, follows_caches: bool) -> SpeculationPolicy:
     """Returns the policy of warm-ups: none where a prompt may miss the server that was warmed."""
-    if settings.speculation == "none" or len(servers) == 0:
-        return NoSpeculation()
     if len(servers) == 1 or follows_caches:
         return Auto(Likely())
-    log.info("several LLM servers are warmed only if llm.kv_events says what they have cached")
+    if len(servers):
+        log.info("several LLM servers are warmed only if llm.kv_events says what they have cached")
     return NoSpeculation()

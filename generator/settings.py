@@ -111,16 +111,6 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             "template and index; a query refuses it by `generation.reuse`"
         ),
     ] = True
-    speculation: Annotated[
-        Literal["none", "auto"],
-        Meta(
-            description="Which warm-ups are sent while a search runs, from the drafts of searchers "
-            "with `searcher.drafts_after_ms`: `auto`, the passages that were final in most earlier "
-            "searches, but only on an idle server, and few while they make no answer begin "
-            "sooner; `none`, no warm-ups. Needs a server with a prefix cache that accepts token "
-            "ids; several servers need llm.kv_events"
-        ),
-    ] = "auto"
     partials: Annotated[
         bool,
         Meta(

@@ -29,9 +29,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    partition_by: Literal["query_id", "lane", "source"]
+    partition_by: Literal["query_id", "lane", "source"] = "query_id"
     retention_ms: int
-    max_message_bytes: int
+    max_message_bytes: int = MIB
     compaction_lag_ms: int | None = None
     best_effort: bool = False
     purpose: str
@@ -39,16 +39,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 QUERIES = Topic(
     name="rag.queries.v1",
-    partition_by="query_id",
     retention_ms=7 * DAY_MS,
-    max_message_bytes=MIB,
     purpose="questions, as applications publish them",
 )
 RETRIES = Topic(
     name="rag.retries.v1",
-    partition_by="query_id",
     retention_ms=UNTIL_PROCESSED,
-    max_message_bytes=MIB,
     purpose="queries that are tried again, and searches of workflows; written by services alone",
 )
 GROUPS = Topic(
@@ -62,12 +58,10 @@ SCANS = Topic(
     name="rag.scans.v1",
     partition_by="lane",
     retention_ms=HOUR_MS,
-    max_message_bytes=MIB,
     purpose="what a searcher found for queries of another lane; partition = that lane",
 )
 RETRIEVALS = Topic(
     name="rag.retrievals.v1",
-    partition_by="query_id",
     retention_ms=UNTIL_PROCESSED,
     max_message_bytes=4 * MIB,
     purpose="one final retrieval for each search, a workflow that waits for the model, or the "
@@ -75,17 +69,13 @@ RETRIEVALS = Topic(
 )
 RETRIEVAL_DRAFTS = Topic(
     name="rag.retrievals.draft.v1",
-    partition_by="query_id",
     retention_ms=HOUR_MS,
-    max_message_bytes=MIB,
     best_effort=True,
     purpose="drafts: the passages that long searches have found so far",
 )
 ANSWERS = Topic(
     name="rag.answers.v1",
-    partition_by="query_id",
     retention_ms=7 * DAY_MS,
-    max_message_bytes=MIB,
     compaction_lag_ms=DAY_MS,
     purpose="terminal answers; the generator alone writes them, and skips records that have one",
 )
@@ -93,15 +83,12 @@ BESIDE = "@"
 """Between the query id and the record in the key of an answer that must not supersede another."""
 PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",
-    partition_by="query_id",
     retention_ms=HOUR_MS,
-    max_message_bytes=MIB,
     best_effort=True,
     purpose="pieces of answers as they are written, best effort",
 )
 CANCELS = Topic(
     name="rag.cancels.v1",
-    partition_by="query_id",
     retention_ms=DAY_MS,
     max_message_bytes=64 * KIB,
     best_effort=True,
@@ -181,7 +168,6 @@ DEAD_LETTER_MARKS = Topic(
     name="rag.dlq.marks.v1",
     partition_by="source",
     retention_ms=30 * DAY_MS,
-    max_message_bytes=MIB,
     purpose="which dead letters were replayed or dropped; kept longer than any of them",
 )
 

@@ -14,6 +14,7 @@ from carpool.codes.margin import EXPECTED_RECALL
 from carpool.disk.documents import Document
 from carpool.errors import CorruptionError, RetryableError
 from carpool.kafka.records import Output
+from carpool.kafka.sizes import fits
 from carpool.loop.answers import answer_output
 from carpool.loop.retry import attempt_of, later_attempt, plan_again
 from carpool.loop.stage import QueryFailure
@@ -30,10 +31,6 @@ from searcher.executor import ReadError, SearchDraft, SearchResult, hits_of
 _log = structlog.get_logger(__name__)
 
 SOURCE = "carpool/searcher"
-HEADER_BYTES = 16
-"""At most what a broker counts for a header, without its name and value."""
-FRAME_BYTES = 1024
-"""At most what a broker counts besides key, value and headers: lengths and the batch's frame."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +91,7 @@ def finish(
     retrieval = _retrieval(group, grouped, found, passages, measured_nprobe, timings_us, now_us)
     topic = in_class_of(grouped.source.topic, RETRIEVALS)
     output = _retrieval_output(retrieval, "r1", topic.name)
-    if wire_bytes(output) > RETRIEVALS.max_message_bytes:
+    if not fits(output, RETRIEVALS):
         message = (
             f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
             f"{RETRIEVALS.name} takes {RETRIEVALS.max_message_bytes}; ask for a smaller top_k"
@@ -134,7 +131,7 @@ def draft_output(
         clusters_total=found.clusters_total,
     )
     output = _retrieval_output(draft, f"d{revision}", RETRIEVAL_DRAFTS.name)
-    return output if wire_bytes(output) <= RETRIEVAL_DRAFTS.max_message_bytes else None
+    return output if fits(output, RETRIEVAL_DRAFTS) else None
 
 
 def expire(grouped: GroupedQuery, now_us: int) -> Outcome:
@@ -171,14 +168,6 @@ def return_query(group: Group, part: int, *, index_version: str, now_us: int) ->
         f"the record that would ask for a new plan is larger than its topic takes; ask again"
     )
     return _unanswered(grouped, "failed", "too_large", message, True, grouped.timings_us, now_us)
-
-
-def wire_bytes(output: Output) -> int:
-    """Returns an upper bound of the bytes that a broker counts for `output`."""
-    headers_bytes = sum(
-        len(name) + len(value or b"") + HEADER_BYTES for name, value in output.headers
-    )
-    return len(output.key or b"") + len(output.value) + headers_bytes + FRAME_BYTES
 
 
 def _retrieval(

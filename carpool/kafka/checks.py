@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import BrokerSettings, KafkaSettings
+from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing, forgotten_group, hours, missing_records
 from schemas.topics import (
     ANSWERS,
@@ -157,7 +157,7 @@ def _absence(topic: Topic, facts: BrokerFacts) -> str:
     return f"topic {topic.name} does not exist: run `carpool topics create`"
 
 
-def named_at_brokers(settings: BrokerSettings, topics: Sequence[Topic]) -> list[Topic]:
+def named_at_brokers(settings: KafkaSettings, topics: Sequence[Topic]) -> list[Topic]:
     """Returns the topics with their names at the brokers."""
     return [
         msgspec.structs.replace(topic, name=settings.broker_topic(topic.name)) for topic in topics

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from carpool.errors import ConfigError
 from carpool.kafka.passed_through import flattened, refusals
-from carpool.kafka.settings import BrokerSettings, KafkaSettings
+from carpool.kafka.settings import KafkaSettings
 from schemas.topics import MESSAGE_BYTES_MAX
 
 RETRY_BACKOFF_MS = 10
@@ -48,7 +48,7 @@ A broker that is starting may return too few partitions, which clients use until
 """
 
 
-def security_config(settings: BrokerSettings) -> dict[str, Any]:
+def security_config(settings: KafkaSettings) -> dict[str, Any]:
     """Returns brokers, security and `[kafka.librdkafka]`. Contains secrets: never log it.
 
     Raises `ConfigError` for a setting that may not be given.

@@ -27,7 +27,7 @@ from carpool.kafka.coordinator_config import coordinator_config
 from carpool.kafka.fencing import Transaction
 from carpool.kafka.oauth_tokens import token_provider
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import BrokerSettings
+from carpool.kafka.settings import KafkaSettings
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class CoordinatorClient:
     `DeploymentError` when these credentials may not ask, or the brokers are older than Kafka 3.0.
     """
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: KafkaSettings) -> None:
         """Connects with the first call. Raises `ConfigError` for what kafka-python cannot do."""
         self._settings = settings
         self._config = coordinator_config(security_config(settings)) | {

@@ -10,7 +10,7 @@ from confluent_kafka import Message as RawMessage
 from confluent_kafka import TopicPartition as RawPartition
 
 from carpool.kafka.records import Message, TopicPartition
-from carpool.kafka.settings import BrokerSettings
+from carpool.kafka.settings import KafkaSettings
 from schemas.headers import UNREADABLE_HEADERS
 from schemas.record import Headers, Source
 
@@ -24,23 +24,23 @@ at an unrelated line.
 
 
 def raw_partition(
-    settings: BrokerSettings, at: TopicPartition, offset: int = OFFSET_INVALID
+    settings: KafkaSettings, at: TopicPartition, offset: int = OFFSET_INVALID
 ) -> RawPartition:
     """Returns a partition as confluent-kafka names it."""
     return RawPartition(settings.broker_topic(at.topic), at.partition, offset)
 
 
-def place_of(settings: BrokerSettings, raw: RawPartition) -> TopicPartition:
+def place_of(settings: KafkaSettings, raw: RawPartition) -> TopicPartition:
     """Returns the partition that confluent-kafka names."""
     return TopicPartition(settings.logical_topic(raw.topic), raw.partition)
 
 
-def place_of_event(settings: BrokerSettings, raw: RawMessage) -> TopicPartition:
+def place_of_event(settings: KafkaSettings, raw: RawMessage) -> TopicPartition:
     """Returns the partition of an event or a record."""
     return TopicPartition(settings.logical_topic(raw.topic() or ""), raw.partition() or 0)
 
 
-def message_of(settings: BrokerSettings, raw: RawMessage, received_us: int) -> Message:
+def message_of(settings: KafkaSettings, raw: RawMessage, received_us: int) -> Message:
     """Returns a record; `raw` must not be an event (`raw.error()` is None)."""
     topic, partition, offset = raw.topic(), raw.partition(), raw.offset()
     assert topic is not None and partition is not None and offset is not None

@@ -14,8 +14,8 @@ GROUPS_WITHOUT_PREFIX = "carpool"
 """Consumer groups begin with it where there is no prefix."""
 
 
-class BrokerSettings(Settings, frozen=True, kw_only=True):
-    """How to reach the brokers: the part of the section `kafka` that every client needs."""
+class KafkaSettings(Settings, frozen=True, kw_only=True):
+    """The section `kafka`: brokers, topics, consumer groups, delivery and attempts."""
 
     bootstrap: Annotated[
         str, Meta(description="Brokers to connect to first: host:port, comma-separated.")
@@ -75,46 +75,6 @@ class BrokerSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = msgspec.field(default_factory=dict)
 
-    def check(self) -> list[str]:
-        """Returns what is wrong between these values."""
-        problems = []
-        has_user = bool(self.sasl_username) or self.sasl_mechanism == "OAUTHBEARER"
-        if self.security_protocol.startswith("SASL") and not (self.sasl_mechanism and has_user):
-            problems.append(
-                "security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty"
-            )
-        if self.sasl_mechanism == "OAUTHBEARER" and not names_token_source(self.librdkafka):
-            problems.append(
-                "sasl_mechanism is OAUTHBEARER without a source of tokens: set "
-                "librdkafka.sasl.oauthbearer.method to oidc, and "
-                "librdkafka.sasl.oauthbearer.token.endpoint.url"
-            )
-        problems += refusals(self.librdkafka)
-        if not self.bootstrap.strip():
-            problems.append("bootstrap is empty: name at least one broker as host:port")
-        if self.prefix == GROUPS_WITHOUT_PREFIX:
-            problems.append(
-                f"prefix is {self.prefix}, which begins the groups of a deployment without a "
-                "prefix: choose another"
-            )
-        return problems
-
-    def broker_topic(self, topic: str) -> str:
-        """Returns the name of a topic at the brokers: its logical name after the prefix."""
-        return f"{self.prefix}.{topic}" if self.prefix else topic
-
-    def logical_topic(self, broker_topic: str) -> str:
-        """Returns the name of a topic in records and inside Carpool: without the prefix."""
-        return broker_topic.removeprefix(self.broker_topic(""))
-
-    def has_prefix(self, broker_topic: str) -> bool:
-        """Returns whether the name of a topic at the brokers begins with the prefix."""
-        return broker_topic.startswith(self.broker_topic(""))
-
-
-class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
-    """The section `kafka`: brokers, topics, consumer groups, delivery and attempts."""
-
     delivery: Annotated[
         Literal["auto", "exactly_once", "at_least_once"],
         Meta(
@@ -170,6 +130,42 @@ class KafkaSettings(BrokerSettings, frozen=True, kw_only=True):
             "answers; high: queries that always fail cost work.",
         ),
     ] = 3
+
+    def check(self) -> list[str]:
+        """Returns what is wrong between these values."""
+        problems = []
+        has_user = bool(self.sasl_username) or self.sasl_mechanism == "OAUTHBEARER"
+        if self.security_protocol.startswith("SASL") and not (self.sasl_mechanism and has_user):
+            problems.append(
+                "security_protocol asks for SASL, but sasl_mechanism or sasl_username is empty"
+            )
+        if self.sasl_mechanism == "OAUTHBEARER" and not names_token_source(self.librdkafka):
+            problems.append(
+                "sasl_mechanism is OAUTHBEARER without a source of tokens: set "
+                "librdkafka.sasl.oauthbearer.method to oidc, and "
+                "librdkafka.sasl.oauthbearer.token.endpoint.url"
+            )
+        problems += refusals(self.librdkafka)
+        if not self.bootstrap.strip():
+            problems.append("bootstrap is empty: name at least one broker as host:port")
+        if self.prefix == GROUPS_WITHOUT_PREFIX:
+            problems.append(
+                f"prefix is {self.prefix}, which begins the groups of a deployment without a "
+                "prefix: choose another"
+            )
+        return problems
+
+    def broker_topic(self, topic: str) -> str:
+        """Returns the name of a topic at the brokers: its logical name after the prefix."""
+        return f"{self.prefix}.{topic}" if self.prefix else topic
+
+    def logical_topic(self, broker_topic: str) -> str:
+        """Returns the name of a topic in records and inside Carpool: without the prefix."""
+        return broker_topic.removeprefix(self.broker_topic(""))
+
+    def has_prefix(self, broker_topic: str) -> bool:
+        """Returns whether the name of a topic at the brokers begins with the prefix."""
+        return broker_topic.startswith(self.broker_topic(""))
 
     def group_of(self, service: str) -> str:
         """Returns the consumer group of a service; transactional ids begin with it."""

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from carpool.kafka.records import Output
 from schemas.record import Headers
+from schemas.topics import Topic
 
 BATCH_BYTES = 61
 """The header of a record batch (Kafka protocol, record batch version 2)."""
+ROOM_BYTES = 1024
+"""For what is added to a record after it was made: a trace header, its place in the key."""
+
+
+def fits(output: Output, topic: Topic) -> bool:
+    """Returns whether a record is small enough for `topic`, with `ROOM_BYTES` to spare."""
+    size_bytes = record_bytes(output.key, output.value, output.headers)
+    return size_bytes + ROOM_BYTES <= topic.max_message_bytes
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:

@@ -26,7 +26,10 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class TableListener(Protocol):
-    """Receives the rows of a table, on the thread of the table."""
+    """Receives the rows of a table, on the thread of the table.
+
+    A subclass that waits for no partition and fetches nothing leaves two methods as they are.
+    """
 
     def rows_read(self, messages: Sequence[Message]) -> None:
         """The next records, those of each partition in order. A later record of a key wins."""
@@ -34,11 +37,11 @@ class TableListener(Protocol):
 
     def partition_read(self, partition: int) -> None:
         """All records that the partition had when `read` was called were passed to `rows_read`."""
-        ...
+        return
 
     def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
         """The result of `fetch`; None: the record is no longer in the topic."""
-        ...
+        return
 
     def table_failed(self, error: CarpoolError) -> None:
         """The topic cannot be read, and no retry helps."""

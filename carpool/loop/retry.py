@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from carpool.dead_letters.letter import Reason, make_letter
 from carpool.kafka.records import Message, Output
-from carpool.kafka.sizes import record_bytes
+from carpool.kafka.sizes import fits
 from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Stage as StageName
 from schemas.codec import (
@@ -275,8 +275,7 @@ def _with_own(headers: Headers, own: Headers) -> Headers:
 
 def _fits(output: Output) -> bool:
     """Whether the record is within the limits of topic and grouper: JSON is longer than text."""
-    size = record_bytes(output.key, output.value, output.headers)
-    return len(output.value) <= SERVICE_QUERY_BYTES_MAX and size <= RETRIES.max_message_bytes
+    return len(output.value) <= SERVICE_QUERY_BYTES_MAX and fits(output, RETRIES)
 
 
 def _text(headers: Headers, name: str) -> str:

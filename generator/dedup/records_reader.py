@@ -9,6 +9,7 @@ import structlog
 
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message
+from carpool.kafka.topic_table import TableListener
 from schemas.codec import decode
 from schemas.errors import RecordError
 from schemas.record import Record
@@ -17,7 +18,7 @@ log = structlog.get_logger()
 R = TypeVar("R", bound=Record)
 
 
-class RecordsReader(Generic[R]):
+class RecordsReader(TableListener, Generic[R]):
     """Passes each record to `read`, with its timestamp (ms)."""
 
     def __init__(self, kind: type[R], read: Callable[[R, int], None], *, without: str) -> None:
@@ -35,12 +36,6 @@ class RecordsReader(Generic[R]):
                 log.warning("ignores a record", place=message.source.place, error=str(error))
             else:
                 self._read(record, message.source.timestamp_ms)
-
-    def partition_read(self, partition: int) -> None:
-        """Does nothing: no query waits for it."""
-
-    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
-        """Is not called: nothing is fetched."""
 
     def table_failed(self, error: CarpoolError) -> None:
         """Goes on without the records."""

@@ -16,7 +16,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Message
 from carpool.kafka.topic_log import TopicLog
-from carpool.kafka.topic_table import TopicTable
+from carpool.kafka.topic_table import TableListener, TopicTable
 from schemas.codec import decode
 from schemas.scan import Scan
 from schemas.topics import SCANS
@@ -34,7 +34,7 @@ SCAN_BYTES = 1_000
 Deliver = Callable[[int, Scan], None]
 
 
-class ScanInbox:
+class ScanInbox(TableListener):
     """Reads the scans of the lanes of this searcher. Thread-safe; nothing but `close` blocks."""
 
     def __init__(
@@ -115,12 +115,6 @@ class ScanInbox:
                 self._kept_bytes -= _size_bytes(self._scans.popitem(last=False)[1])
         if key is not None:
             self._deliver(key, scan)
-
-    def partition_read(self, partition: int) -> None:
-        """Does nothing: no query waits for the end of a partition."""
-
-    def row_fetched(self, request_id: int, offset: int, message: Message | None) -> None:
-        """Does nothing: nothing is fetched."""
 
     def table_failed(self, error: CarpoolError) -> None:
         """Stops the service; see `TableListener`."""

@@ -10,11 +10,11 @@ from kafka.errors import ClusterAuthorizationFailedError, KafkaError, Unsupporte
 from carpool.errors import CarpoolError, DeploymentError, RetryableError
 from carpool.kafka.coordinator import CoordinatorClient
 from carpool.kafka.embedded import free_port
-from carpool.kafka.settings import BrokerSettings
+from carpool.kafka.settings import KafkaSettings
 
 
 def test_silent_brokers_are_an_error_within_the_request_time_out() -> None:
-    settings = BrokerSettings(bootstrap=f"127.0.0.1:{free_port()}", request_timeout_ms=1_000)
+    settings = KafkaSettings(bootstrap=f"127.0.0.1:{free_port()}", request_timeout_ms=1_000)
     began_s = time.monotonic()
     with pytest.raises(RetryableError, match="did not answer"):
         CoordinatorClient(settings).unfinished(["somebody"])
@@ -37,4 +37,4 @@ def test_an_error_says_whether_to_try_again(
 
     monkeypatch.setattr("carpool.kafka.coordinator.KafkaAdminClient", refuse)
     with pytest.raises(raised, match=message):
-        CoordinatorClient(BrokerSettings()).unfinished(["somebody"])
+        CoordinatorClient(KafkaSettings()).unfinished(["somebody"])

@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError, DeploymentError, FencedError, Retryable
 from carpool.kafka.clients import Position
 from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.records import TopicPartition
-from carpool.kafka.settings import BrokerSettings
+from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
 
 
 def raw_offsets(
-    settings: BrokerSettings, offsets: Mapping[TopicPartition, Position]
+    settings: KafkaSettings, offsets: Mapping[TopicPartition, Position]
 ) -> list[RawPartition]:
     """Returns positions as librdkafka commits them."""
     return [
