@@ -131,12 +131,10 @@ def _addresses(settings: ClientSide, urls: list[str]) -> list[tuple[str, str]]:
 
 
 def _topics(settings: ClientSide) -> tuple[list[str] | None, str | None]:
-    from carpool.kafka.admin import describe_topics
+    from carpool.kafka.admin import missing_topics
 
     try:
-        return [
-            state.topic.name for state in describe_topics(settings.kafka) if state.partitions == 0
-        ], None
+        return missing_topics(settings.kafka), None
     except CarpoolError as error:
         return None, str(error)
 

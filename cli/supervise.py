@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Literal, Self
 
 from carpool.errors import CarpoolError, ConfigError
@@ -89,12 +89,7 @@ class Supervisor:
             self._previous[number] = signal.signal(number, self._count)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Ends the children in order, and restores the signal handlers."""
         try:
             self.stop()

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import msgspec
@@ -126,12 +125,7 @@ class Client:
         self._publisher, self._reader = publisher, reader
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         """Waits for acknowledgements of what was published (not for answers), and disconnects."""
         publisher, reader = self._publisher, self._reader
         self._publisher = self._reader = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -51,12 +50,7 @@ class BatchScans:
         """Itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Ends the threads."""
         self._thread.close()
 

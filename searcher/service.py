@@ -67,11 +67,6 @@ hangs fails more of them at a time.
 """
 
 
-def parts(group: Group) -> int:
-    """Returns the number of outputs of a group: one a query; part i is the query at position i."""
-    return len(group.queries)
-
-
 def build_stage(
     settings: SearcherSettings,
     index: IndexSettings,

@@ -1,10 +1,9 @@
-"""Creates topics from the list of `schemas.topics`, and compares those at the brokers with it."""
+"""Creates topics from the list of `schemas.topics`, and asks the brokers for those they have."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
@@ -20,26 +19,12 @@ from carpool.kafka.checks import TopicFacts, named_at_brokers
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import settings_of
-from carpool.kafka.librdkafka.topic_rights import topic_rights
 from carpool.kafka.settings import KafkaSettings
 from schemas.topics import TOPICS, Topic
 
 LISTED_S = 0.1
 LISTED_TRIES = 100
 """A broker lists a topic some time after it was made."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopicState:
-    """A topic at the brokers, with its name there. `partitions` 0: it does not exist.
-
-    `drift`: differences.
-    """
-
-    topic: Topic
-    partitions: int
-    replicas: int
-    drift: tuple[str, ...]
 
 
 def topic_config(topic: Topic) -> dict[str, str]:
@@ -55,7 +40,7 @@ def topic_config(topic: Topic) -> dict[str, str]:
     return config
 
 
-def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[str]:
+def create_topics(settings: KafkaSettings) -> list[str]:
     """Creates the missing topics and returns their names at the brokers, which list them then.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
@@ -64,7 +49,7 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
     metadata = cluster_metadata(admin, settings, timeout_s)
     replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
     missing = [
-        topic for topic in named_at_brokers(settings, topics) if topic.name not in metadata.topics
+        topic for topic in named_at_brokers(settings, TOPICS) if topic.name not in metadata.topics
     ]
     if not missing:
         return []
@@ -96,26 +81,15 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
     return sorted(created)
 
 
-def describe_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[TopicState]:
-    """Returns each topic at the brokers, with differences. Raises `RetryableError`."""
-    topics = named_at_brokers(settings, topics)
-    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
-    metadata = cluster_metadata(admin, settings, timeout_s)
-    present = topic_facts(admin, metadata, topics, timeout_s)
-    hidden = topic_rights(admin, _missing(topics, metadata), timeout_s)
-    absent = TopicFacts(partitions=0, replicas=0, config=None)
-    return [
-        TopicState(
-            topic=topic,
-            partitions=facts.partitions,
-            replicas=facts.replicas,
-            drift=_drift(topic, facts, settings)
-            if facts.partitions
-            else (_absence(topic, hidden),),
-        )
-        for topic in topics
-        for facts in (present.get(topic.name, absent),)
-    ]
+def missing_topics(settings: KafkaSettings) -> list[str]:
+    """Returns the topics of the list that do not exist, or that these credentials may not see.
+
+    With their names at the brokers. Blocks. Raises `RetryableError` when no broker answers.
+    """
+    timeout_s = settings.request_timeout_ms / 1_000
+    found = cluster_metadata(quiet_admin(settings), settings, timeout_s).topics
+    present = {name for name, topic in found.items() if topic.error is None}
+    return [topic.name for topic in named_at_brokers(settings, TOPICS) if topic.name not in present]
 
 
 def topic_facts(
@@ -138,23 +112,3 @@ def topic_facts(
         )
         for name, found in present.items()
     }
-
-
-def _missing(topics: Sequence[Topic], metadata: ClusterMetadata) -> list[str]:
-    return [topic.name for topic in topics if topic.name not in metadata.topics]
-
-
-def _absence(topic: Topic, hidden: Container[str]) -> str:
-    return "cannot be seen: allow Describe on it" if topic.name in hidden else "does not exist"
-
-
-def _drift(topic: Topic, facts: TopicFacts, settings: KafkaSettings) -> tuple[str, ...]:
-    drift = []
-    if topic.partition_by == "lane" and facts.partitions != settings.lanes:
-        drift.append(f"has {facts.partitions} partitions, and kafka.lanes is {settings.lanes}")
-    if facts.config is None:
-        return (*drift, "settings cannot be read: allow DescribeConfigs on the topic")
-    for name, wanted in topic_config(topic).items():
-        if facts.config.get(name, wanted) != wanted:
-            drift.append(f"{name} is {facts.config[name]}, not {wanted}")
-    return tuple(drift)

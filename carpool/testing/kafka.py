@@ -222,18 +222,15 @@ class KafkaCluster:
         *,
         brokers: int = 3,
         java: Sequence[str] = QUICK_JAVA,
-        settings: Mapping[str, object] = NO_SETTINGS,
         advertised: Sequence[int] = (),
     ) -> None:
-        """Raises as `KafkaServer` does; `settings` are for every broker.
+        """Raises as `KafkaServer` does.
 
         `advertised`: the port of the proxy before each broker; empty: no proxies.
         """
         ports = [free_ports(port) for port in advertised or [0] * brokers]
         self.servers = tuple(
-            KafkaServer(
-                folder / f"broker-{node}", node=node, ports=ports, java=java, settings=settings
-            )
+            KafkaServer(folder / f"broker-{node}", node=node, ports=ports, java=java)
             for node in range(1, len(ports) + 1)
         )
 

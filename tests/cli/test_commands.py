@@ -15,7 +15,7 @@ import pytest
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
-from carpool.kafka.admin import describe_topics
+from carpool.kafka.deployment import broker_facts
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import read_topic
 from carpool.settings import load_settings
@@ -157,9 +157,9 @@ def test_topics_are_made_and_checked_and_questions_are_published_and_counted(
     made = carpool(f"topics create {at} --partitions 3 --json")
     assert made.json["created"] == sorted(f"made.{topic.name}" for topic in TOPICS)
     assert carpool(f"topics create {at} --json").json["created"] == []
-    states = describe_topics(KafkaSettings(bootstrap=embedded_bootstrap, prefix="made"))
-    partitions = {state.topic.name: state.partitions for state in states}
-    assert (partitions["made.rag.queries.v1"], partitions["made.rag.groups.v1"]) == (3, 1)
+    found = broker_facts(KafkaSettings(bootstrap=embedded_bootstrap), (), "g", ()).topics
+    topics = ("made.rag.queries.v1", "made.rag.groups.v1")
+    assert [found[name].partitions for name in topics] == [3, 1]
     fits = carpool(f"topics check {at} --json")
     assert (fits.code, fits.json["problems"], fits.json["delivery"]) == (0, [], "at_least_once")
     assert fits.json["transactions"] is False

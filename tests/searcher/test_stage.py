@@ -14,7 +14,6 @@ from schemas.group import HorizonEntry
 from schemas.record import ClusterId
 from schemas.topics import RETRIEVALS
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
-from searcher.service import parts
 from tests.clocks import HandClock
 from tests.searcher.helpers import (
     SmallIndex,
@@ -154,9 +153,8 @@ def test_the_first_query_of_a_group_finds_what_was_read_ahead(index: SmallIndex)
 # ---- parts
 
 
-def test_a_group_owes_one_part_a_query_and_done_ones_are_skipped(index: SmallIndex) -> None:
+def test_parts_of_a_group_which_are_done_are_skipped(index: SmallIndex) -> None:
     group = make_group(index, questions(5))
-    assert parts(group) == 5
     with running(index) as run:
         run.wait_ready()
         run.stage.offer(make_unit(7, group, parts_done=frozenset({0, 3})), 0)
