@@ -46,7 +46,6 @@ def dead_letter_headers(
         "attempts": str(attempts),
         "exception.class.name": class_name,
         "exception.message": message,
-        "exception.stacktrace": "",
     }
     return original + tuple((ERROR_PREFIX + name, _cut(text)) for name, text in added.items())
 

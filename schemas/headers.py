@@ -164,7 +164,6 @@ HEADERS: tuple[HeaderDoc, ...] = (
                 "`RecordError.REASON` for refused input, `QueryFailure.REASON` for processing.",
             ),
             ("exception.message", "the reason in words, at most 4 KiB."),
-            ("exception.stacktrace", "the stack trace, at most 4 KiB."),
         )
     ),
     HeaderDoc(

@@ -16,24 +16,17 @@ API_KEY = 65
 CLIENT_ID = b"carpool-testing"
 TIMEOUT_S = 2.0
 OPEN = "Ongoing"
-OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class DescribedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a transactional id: Ongoing, PrepareCommit, CompleteCommit, Empty..."""
 
     state: str
-    topics: tuple[str, ...]
 
     @property
     def is_open(self) -> bool:
         """Whether some of its records are neither committed nor aborted."""
         return self.state == OPEN
-
-    @property
-    def holds_offsets(self) -> bool:
-        """Whether it is open and has offsets: takeovers wait for its end."""
-        return self.is_open and OFFSETS_TOPIC in self.topics
 
 
 def describe_transaction(bootstrap: str, transactional_id: str) -> DescribedTransaction | None:
@@ -76,13 +69,7 @@ def parse_reply(content: bytes) -> DescribedTransaction | None:
     (error,) = struct.unpack(">h", reply.read(2))
     reply.skip(reply.varint() - 1)  # transactional id
     state = reply.text()
-    reply.skip(4 + 8 + 8 + 2)  # time-out, start, producer id and epoch
-    topics = []
-    for _ in range(reply.varint() - 1):
-        topics.append(reply.text())
-        reply.skip(4 * (reply.varint() - 1))
-        reply.tags()
-    return None if error else DescribedTransaction(state=state, topics=tuple(topics))
+    return None if error else DescribedTransaction(state=state)
 
 
 class _ReplyReader(io.BytesIO):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from prometheus_client.parser import text_string_to_metric_families
+
 _WAITING = "vllm:num_requests_waiting"
 
 
@@ -12,17 +14,14 @@ def requests_waiting(page: str) -> int | None:
 
     `page`: Prometheus's text format.
     """
-    counts: list[float] = []
-    for line in page.splitlines():
-        if line.partition("{")[0].partition(" ")[0] != _WAITING:
-            continue
-        # The value stands after the labels, which may hold spaces. A timestamp may follow it.
-        rest = line.rpartition("}")[2] if "{" in line else line.removeprefix(_WAITING)
-        try:
-            count = float(rest.split()[0])
-        except (IndexError, ValueError):
-            return None
-        if not math.isfinite(count) or count < 0:
-            return None
-        counts.append(count)
-    return int(sum(counts)) if counts else None
+    lines = "\n".join(line for line in page.splitlines() if line.startswith(_WAITING))
+    try:
+        samples = [
+            each for family in text_string_to_metric_families(lines) for each in family.samples
+        ]
+    except (IndexError, ValueError):
+        return None
+    counts = [each.value for each in samples if each.name == _WAITING]
+    if not counts or not all(0 <= count < math.inf for count in counts):
+        return None
+    return int(sum(counts))

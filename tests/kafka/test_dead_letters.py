@@ -100,7 +100,6 @@ def test_a_letter_keeps_bytes_key_and_headers_and_says_why() -> None:
         "attempts": "1",
         "exception.class.name": "RecordError.not_json",
         "exception.message": "no JSON",
-        "exception.stacktrace": "",
     }
     assert letter.is_whole
 

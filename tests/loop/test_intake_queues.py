@@ -42,7 +42,7 @@ def test_while_both_classes_have_records_batch_gets_its_share() -> None:
 def test_a_queue_full_of_records_or_bytes_pauses_only_its_topic_until_it_is_half_empty() -> None:
     queues = filled(urgent=1, batch=8, records_max=8)
     assert queues.full == {BATCH}
-    while queues.records_of(BATCH) > 5:
+    while queues.by_partition()[TopicPartition(BATCH, 0)] > 5:
         queues.next({})
     assert queues.full == {BATCH}
     queues.next({})

@@ -103,10 +103,6 @@ class IntakeQueues:
         """Records in all queues."""
         return sum(map(len, self._queues.values()))
 
-    def records_of(self, topic: str) -> int:
-        """Records in the queue of a topic."""
-        return len(self._queues[topic])
-
     def by_partition(self) -> Counter[TopicPartition]:
         """Returns the records of each partition."""
         return Counter(

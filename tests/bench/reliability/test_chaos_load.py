@@ -30,8 +30,8 @@ from producers.read_questions import Question
 
 GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
 VICTIMS = {"members": ["grouper-1", "searcher-1"], "brokers": ["broker-1"], "LLM servers": ["llm"]}
-OPEN = DescribedTransaction(state="Ongoing", topics=("rag.groups.v1", "__consumer_offsets"))
-ENDED = DescribedTransaction(state="CompleteCommit", topics=())
+OPEN = DescribedTransaction(state="Ongoing")
+ENDED = DescribedTransaction(state="CompleteCommit")
 
 
 def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
