@@ -8,8 +8,8 @@ import msgspec
 
 import carpool
 from generator.plan.citations import Citations, Cited, cite
-from generator.plan.digests import query_digest
 from generator.plan.prompt import fitting_part
+from generator.plan.query_digest import query_digest
 from generator.plan.quote import choose_quote
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress

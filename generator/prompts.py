@@ -12,7 +12,6 @@ from carpool.errors import ConfigError
 from carpool.workflow.steps import AnswerStep, Generate
 from generator.llm.protocol import AnswerForm, LlmRequest
 from generator.plan.answer_text import answer_schema, text_regex
-from generator.plan.digests import prompt_key
 from generator.plan.prompt import (
     PASSAGES,
     QUESTION,
@@ -20,6 +19,7 @@ from generator.plan.prompt import (
     fill,
     parse_template,
 )
+from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.kafka.records import Output
-from carpool.kafka.sizes import record_bytes
+from carpool.kafka.sizes import fits
 from schemas.answer import Stage
 from schemas.codec import encode
 from schemas.retrieval import Retrieval
@@ -27,5 +27,4 @@ def waiting_output(retrieval: Retrieval, *, stage: Stage, now_us: int) -> Output
         value=value,
         headers=headers,
     )
-    size_bytes = record_bytes(output.key, output.value, output.headers)
-    return output if size_bytes <= RETRIEVALS.max_message_bytes else None
+    return output if fits(output, RETRIEVALS) else None

@@ -61,9 +61,7 @@ def _ask(address: str, transactional_id: str) -> DescribedTransaction | None:
 def parse_reply(content: bytes) -> DescribedTransaction | None:
     """Returns the transaction of a reply (without its length); None for an error code."""
     reply = _ReplyReader(content)
-    reply.skip(4)  # correlation id
-    reply.tags()
-    reply.skip(4)  # throttle time
+    reply.skip(4 + 1 + 4)  # correlation id, no tagged fields, throttle time
     if reply.varint() != 2:
         return None
     (error,) = struct.unpack(">h", reply.read(2))
@@ -87,11 +85,6 @@ class _ReplyReader(io.BytesIO):
 
     def text(self) -> str:
         return self.read(self.varint() - 1).decode()
-
-    def tags(self) -> None:
-        for _ in range(self.varint()):
-            self.varint()
-            self.skip(self.varint())
 
 
 def _varint(value: int) -> bytes:

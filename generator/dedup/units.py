@@ -7,7 +7,7 @@ from typing import Any
 from carpool.kafka.records import Message
 from carpool.loop.stage import Unit
 from generator.plan.answer_dedup import DedupQuery
-from generator.plan.digests import query_digest
+from generator.plan.query_digest import query_digest
 from generator.plan.reuse import is_reusable
 from generator.query_in_progress import deadline_us_of
 from schemas.answer import Answer

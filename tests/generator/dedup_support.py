@@ -15,7 +15,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_log import TopicLog
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from generator.outputs import bounded_answer_output
-from generator.plan.digests import query_digest
+from generator.plan.query_digest import query_digest
 from schemas.answer import Status
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, RETRIEVALS

@@ -17,7 +17,7 @@ from generator.plan.answer_dedup import (
     DedupAction,
     DedupQuery,
 )
-from generator.plan.digests import query_digest
+from generator.plan.query_digest import query_digest
 from generator.plan.recent import Recent
 from schemas.answer import Answer
 from schemas.query import Generation
