@@ -67,13 +67,12 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
 class TornOptions(ServiceOptions, frozen=True, kw_only=True):
     """Can the delayed end of a transaction end the next one, and lose or repeat work?
 
-    Starts four brokers of Apache Kafka from KAFKA_HOME, each behind a proxy, and for each a member
-    that copies records exactly once. The proxy holds a request that ends a transaction, cuts the
-    connection, and releases the request in the next transaction: after its records, or, with a kill
-    of the member, before them. At the end every copy is read as a consumer of committed records
-    reads it.
+    Starts four brokers of Apache Kafka from KAFKA_HOME, and for each a grouper behind a proxy. The
+    proxy holds a request that ends a transaction, cuts the connection, and releases the request in
+    the next transaction: after its records, or, with a kill of the grouper, before them. At the end
+    every group is read as a consumer of committed records reads it.
 
-    Ends with 1 when a promise is broken: a record without a copy, or with two.
+    Ends with 1 when a promise is broken: a question that is in no group, or in two.
 
     Example:  carpool bench torn --ends 1000 --kills 200
     """
@@ -82,5 +81,5 @@ class TornOptions(ServiceOptions, frozen=True, kw_only=True):
         int, typer.Option("--ends", min=1, help="Ends of transactions that are delayed.")
     ] = 1_000
     kills: Annotated[
-        int, typer.Option("--kills", min=0, help="Of these, with a kill of the member.")
+        int, typer.Option("--kills", min=0, help="Of these, with a kill of the grouper.")
     ] = 200

@@ -1,9 +1,9 @@
 """The run of `carpool bench torn`: ends of transactions that arrive in a later transaction.
 
-A proxy holds the request that ends a transaction, and cuts the connection. The member asks again,
-and that request arrives. The held one is released while the next transaction is open: brokers that
-took it for the end of that one would commit its records without its offsets (KIP-890, librdkafka
-issue 5423).
+A proxy holds the request that ends a transaction, and cuts the connection. The grouper asks
+again, and that request arrives. The held one is released while the next transaction is open:
+brokers that took it for the end of that one would commit its records without its offsets (KIP-890,
+librdkafka issue 5423).
 """
 
 from __future__ import annotations
@@ -13,25 +13,32 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import msgspec
 
 from bench.core.accounting import Accounting, account
-from bench.core.copy_loop import CopyLoad, copy_of, make_topics
 from bench.core.kafka import fresh_folder
 from bench.core.run import ServicesRun
-from bench.core.topic_recorder import TopicRecorder
+from bench.core.session import SentLoad, Session, open_session
+from bench.core.stack import ServiceProcess
+from bench.data.index import BenchIndex
+from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.reliability.options import TornOptions
-from bench.reliability.torn_member import SOURCE, Members
-from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.embedded import free_port
-from carpool.kafka.settings import KafkaSettings
 from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.testing.kafka import KafkaServer, free_ports
+from producers.read_questions import Question
+from producers.send_load import LoadPlan
+from schemas.codec import decode
+from schemas.group import Group
+from schemas.topics import GROUPS
 
-BROKERS, PARTITIONS = 4, 4
+BROKERS = 4
 RATE_PER_S = 50.0
+QUESTIONS_AT_ONCE = 100
+"""The load ends after so many questions, or goes on."""
 WAIT_S = 60.0
 SETTLE_S = 0.03
 """For the broker to handle a released request."""
@@ -41,11 +48,11 @@ SHORT_SESSIONS = {
     "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.heartbeat.interval.ms": 300,
 }
-"""A killed member gives its partitions up after a second."""
+"""A killed grouper gives its partitions up after a second."""
 
 
 class TornResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of all brokers."""
+    """The questions of all brokers."""
 
     published: int
     lost: int
@@ -55,12 +62,15 @@ class TornResult(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: TornOptions, brokers: int = BROKERS) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`.
 
-    Each broker has a proxy, a member and a load of its own, and its share of the ends.
+    Each broker has a proxy, a grouper and a load of its own, and its share of the ends.
     """
     run = ServicesRun("torn", options)
+    index = made_up_index(run.folder)
 
     def on_broker(number: int) -> Accounting:
         return measure(
+            index,
+            run.settings,
             ends=options.ends // brokers + (number < options.ends % brokers),
             kills=options.kills // brokers + (number < options.kills % brokers),
             folder=run.folder / f"broker-{number + 1}",
@@ -78,60 +88,95 @@ def run(options: TornOptions, brokers: int = BROKERS) -> bool:
         "nothing lost": not result.lost,
         "nothing torn and nothing twice, for readers of committed records": not result.twice,
     }
-    return run.finish({"torn": result}, promises=promises, results=result)
+    return run.finish({"torn": result}, promises=promises, results=result, index=index.facts)
 
 
-def measure(*, ends: int, kills: int, folder: Path, note: Callable[[str], None]) -> Accounting:
-    """Delays ends of transactions under a load on one broker, and reads all copies. Blocks."""
+def measure(
+    index: BenchIndex,
+    given: dict[str, str],
+    *,
+    ends: int,
+    kills: int,
+    folder: Path,
+    note: Callable[[str], None],
+) -> Accounting:
+    """Delays ends of transactions under a load on one broker, and reads all groups. Blocks.
+
+    `given`: further settings of the grouper, which alone reaches the broker through the proxy.
+    """
     with ExitStack() as opened:
-        data = opened.enter_context(fresh_folder(folder / "broker"))
+        data = opened.enter_context(fresh_folder(folder / "kafka"))
         ports = free_ports(advertised=free_port())
         opened.enter_context(KafkaServer(data, ports=[ports], settings=SHORT_SESSIONS))
         proxy = opened.enter_context(FaultProxy(ports.advertised, ports.clients))
-        direct = KafkaSettings(bootstrap=f"127.0.0.1:{ports.brokers}")
-        make_topics(direct, SOURCE, PARTITIONS)
-        copies = TopicRecorder(direct, [copy_of(SOURCE)], SystemClock())
-        opened.enter_context(copies)
-        members = Members(proxy.bootstrap, folder / "member.log")
-        opened.callback(members.close)
-        members.start()
-        load = CopyLoad(direct, SOURCE, partitions=PARTITIONS, rate_per_s=RATE_PER_S)
-        load.start()
+        session = opened.enter_context(
+            open_session(
+                bootstrap=f"127.0.0.1:{ports.brokers}",
+                index_dir=index.dir,
+                work_dir=folder,
+                services=("grouper",),
+                settings={**ENVIRONMENT, **given, "CARPOOL_KAFKA_BOOTSTRAP": proxy.bootstrap},
+            )
+        )
+        grouper, ending = session.stack["grouper"], Event()
+        pool = opened.enter_context(ThreadPoolExecutor(1, "load"))
+        opened.callback(ending.set)
+        load = pool.submit(_send_until, ending, session)
         killed = 0
         for number in range(ends):
             is_kill = killed < kills * (number + 1) // ends
-            _delay_one_end(proxy, members, is_kill=is_kill)
+            _delay_one_end(proxy, grouper, is_kill=is_kill)
             killed += is_kill
             if (number + 1) % NOTE_EVERY == 0:
-                note(f"{number + 1} ends delayed, {killed} kills, {load.published:,} records")
-        wanted = load.end()
-        copies.wait(wanted, (copy_of(SOURCE),), stalled_s=WAIT_S, settle_s=1.0)
-        return account(wanted, (record.key for record in copies.records(copy_of(SOURCE))))
+                note(f"{number + 1} ends delayed, {killed} kills")
+        ending.set()
+        return _account(load.result(), session)
 
 
-def _delay_one_end(proxy: FaultProxy, members: Members, *, is_kill: bool) -> None:
-    """Delays the end of one transaction into the next one, and may kill the member in that one.
+def _send_until(ending: Event, session: Session) -> SentLoad:
+    questions = [Question(text=each.text) for each in made_up_questions(QUESTIONS_AT_ONCE)]
+    sent: SentLoad = {}
+    while not ending.is_set():
+        sent |= session.send(questions, LoadPlan(), rate_per_s=RATE_PER_S)
+    return sent
+
+
+def _account(sent: SentLoad, session: Session) -> Accounting:
+    """Returns what became of the questions, when all are in a group or nothing more comes."""
+
+    def found() -> Accounting:
+        groups = session.recorder.records(GROUPS.name)
+        decoded = (decode(Group, record.value, record.headers) for record in groups)
+        return account(sent, (each.query.query_id for group in decoded for each in group.queries))
+
+    until_s = time.monotonic() + WAIT_S
+    while found().missing and time.monotonic() < until_s:
+        time.sleep(1.0)
+    time.sleep(1.0)  # for records that come twice
+    return found()
+
+
+def _delay_one_end(proxy: FaultProxy, grouper: ServiceProcess, *, is_kill: bool) -> None:
+    """Delays the end of one transaction into the next one, and may kill the grouper in that one.
 
     A kill comes before the records of the later transaction are written.
     """
     end = proxy.hold(END_TXN)
-    _await(members, end.wait)
+    _await(grouper, end.wait)
     later = proxy.hold(PRODUCE if is_kill else TXN_OFFSET_COMMIT)
     proxy.cut()
-    _await(members, later.wait)
+    _await(grouper, later.wait)
     if is_kill:
-        members.kill()
+        grouper.kill()
     end.release()
     time.sleep(SETTLE_S)
     later.release()
     if is_kill:
-        members.start()
+        grouper.start()
 
 
-def _await(members: Members, wait: Callable[[float], bool]) -> None:
+def _await(grouper: ServiceProcess, wait: Callable[[float], bool]) -> None:
     until_s = time.monotonic() + WAIT_S
     while not wait(0.5):
-        if members.has_ended:
-            raise CarpoolError("the member ended by itself: see member.log")
-        if time.monotonic() > until_s:
-            raise CarpoolError(f"no such request came within {WAIT_S:g} s: see member.log")
+        if not grouper.is_running or time.monotonic() > until_s:
+            raise CarpoolError(f"no such request came from the grouper: {grouper.log_tail()}")
