@@ -7,7 +7,6 @@ passages.
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carpool.disk.documents import Document
 from carpool.errors import ConfigError
+from indexer.corpus import CorpusReader
+from indexer.plan.state import LineProblem
+from indexer.settings import IndexerSettings
+from indexer.vectors import check_stored, open_precomputed
 from producers.read_questions import Question, read_questions
 
 Float32 = npt.NDArray[np.float32]
@@ -27,14 +31,6 @@ CLAIMS = "claims-fever"
 EVIDENCE = "qrels-fever.tsv"
 TRAFFIC = "queries-hotpotqa"
 QUESTIONS = ("queries-nq", TRAFFIC)
-
-
-class CorpusPassage(msgspec.Struct, frozen=True):
-    """A passage as a line of the corpus has it."""
-
-    id: str | int
-    title: str = ""
-    text: str = ""
 
 
 class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,53 +90,24 @@ def read_evidence(path: Path) -> dict[str, frozenset[str]]:
     return evidence
 
 
-def read_passages(path: Path) -> tuple[CorpusPassage, ...]:
-    """Returns the passages of a gzip file of JSON lines, in order.
-
-    Raises `ConfigError` that names a bad line, or a file that cannot be read.
-    """
-    decoder = msgspec.json.Decoder(CorpusPassage)
-    passages: list[CorpusPassage] = []
-    number = 0
-    try:
-        with gzip.open(path, "rb") as lines:
-            for line in lines:
-                number += 1
-                if line.strip():
-                    passages.append(decoder.decode(line))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}:{number}: not a passage: {error}") from error
-    except (OSError, EOFError) as error:
-        raise ConfigError(
-            f"cannot read the passages {path} ({error}); copy the data again"
-        ) from error
+def read_passages(path: Path) -> tuple[Document, ...]:
+    """Returns the passages of a corpus, in order. Raises `ConfigError` that names a bad line."""
+    passages = []
+    for found in CorpusReader(path, passage_bytes_max=IndexerSettings().passage_bytes_max):
+        if isinstance(found, LineProblem):
+            raise ConfigError(f"{path}:{found.line}: {found.why}")
+        passages.append(found)
     return tuple(passages)
 
 
 def read_vectors(path: Path) -> Float32:
-    """Returns (rows, dim) float32, row-normalised, of a .npy file of floats.
+    """Returns the vectors of a .npy file: (rows, dim) float32, row-normalised.
 
-    Raises `ConfigError` that names the file where it has no rows, or a row without a direction.
+    Raises `ConfigError` that names the file where it has none, or the first row that is wrong.
     """
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read vectors from {path}: {error}") from error
-    if loaded.ndim != 2 or not len(loaded) or not np.issubdtype(loaded.dtype, np.floating):
-        raise ConfigError(
-            f"{path} contains {loaded.dtype} of shape {loaded.shape}; it must be rows of floats"
-        )
-    vectors = loaded.astype(np.float32)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
-    if len(wrong):
-        raise ConfigError(
-            f"{path}: the vector in row {wrong[0]} (the first is 0) is zero or not finite, so "
-            "it has no direction: make the vectors anew "
-            f"({len(wrong)} of {len(vectors)} are like that)"
-        )
-    divided: Float32 = (vectors / lengths).astype(np.float32)
-    return divided
+    vectors = open_precomputed(path)
+    check_stored(vectors, str(path), lambda _: None)
+    return np.concatenate([chunk.copy() for _, chunk in vectors.chunks()])
 
 
 def distinct_order(vectors: Float32, seed: int) -> npt.NDArray[np.int64]:

@@ -83,7 +83,7 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
 
 def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
     """Returns FAISS over the vectors and centroids of the index."""
-    ids = [str(passage.id) for passage in read_passages(data.corpus_path)]
+    ids = [passage.doc_id for passage in read_passages(data.corpus_path)]
     vectors = read_vectors(data.vectors_path(CORPUS))
     return MemorySearch(ids, vectors, read_centroids(index.dir, index.manifest))
 

@@ -48,22 +48,20 @@ search() { # CORES: 2, as the machine of the other figures, then all
     --contestants "$contestants" --recall 0.95 --memory-held-by none \
     --work "$work/search" --json "$out/search-$device-$1.json"
 }
-steps() { $front "$python" -m bench.gpu.llm_steps --device "$device" --json "$out/llm-steps.json"; }
 hot_set() { # the hot set that the model of the codes' times chooses
   taskset -c 0-1 "$python" -m carpool bench paper vectorlite bytes --index "$work/index" \
     --questions "$work/grown/queries.npy" --nprobe "$nprobe" --rounds 8 --json "$out/hot-set.json"
 }
 
-export -f setup index conformance scans search steps hot_set
+export -f setup index conformance scans search hot_set
 export device rows nlist nprobe work out wheels front back SCAN_ROWS
-[ $# -gt 0 ] || set -- setup index conformance scans search-2 steps hot_set search-all
+[ $# -gt 0 ] || set -- setup index conformance scans search-2 hot_set search-all
 for name in "$@"; do
   case $name in
     setup) step 60 setup bash -c setup ;;
     index) (step 280 index bash -c index) & indexing=$! ;;
     conformance) step 75 conformance bash -c conformance ;;
     scans) step 100 scans bash -c scans ;;
-    steps) step 90 steps bash -c steps ;;
     search-2 | search-all | hot_set)
       [ -z "${indexing:-}" ] || wait "$indexing"
       indexing=

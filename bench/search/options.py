@@ -25,8 +25,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     peak mb   of the whole process in windows, page cache included, by the kernel
 
     docs/reference/bench-rules.md describes the contestants. Those whose package is not installed
-    are left out. A plot of queries a second over memory is written to --work. Ends with 1 when a
-    contestant fails but for lack of memory or time, or there is no result.
+    are left out. Ends with 1 when a contestant fails but for lack of memory or time, or there is no
+    result.
 
     Example:  carpool bench search --collection grown-1m --memory 0.2
     """

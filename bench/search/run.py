@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,13 @@ from rich.text import Text
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.core.tables import table_of
+from bench.data.evaluation import distinct_order, read_vectors
 from bench.search.cgroup import drop_page_cache
 from bench.search.child import ARRAYS, IDS_NAME, ChildRequest, TunedFigures
-from bench.search.contestants.contestant import TOP_K, shape_of
+from bench.search.contestants.contestant import TOP_K, Float32, shape_of
 from bench.search.contestants.registry import ENTRIES, chosen_names, missing_packages
 from bench.search.options import SearchOptions
-from bench.search.plot import Point, plot
 from bench.search.processes import run_child
-from bench.search.questions import halves, read_question_vectors
 from bench.search.reference import BestRows, exact_answers
 from bench.search.report import (
     ALONE,
@@ -30,7 +29,6 @@ from bench.search.report import (
     CLIENTS,
     WINDOWS,
     Cell,
-    Row,
     by_figure,
     cell_line,
     promises_of,
@@ -64,7 +62,6 @@ def run(options: SearchOptions) -> bool:
     ]
     cells = with_promises(cells, options.work)
     rows = rows_of(cells, options.recall or RECALLS)
-    _write_plot(rows, options.work / "search.svg", begun.note)
 
     def show(output: Console) -> None:
         for title, columns in rows.items():
@@ -197,14 +194,28 @@ def with_promises(cells: Sequence[Cell], work: Path) -> list[Cell]:
     return found
 
 
+def halves(questions: Float32, dimension: int, seed: int) -> tuple[Float32, Float32]:
+    """Returns the distinct questions in the random order of a seed, in two halves.
+
+    Both are (questions, dim) float32. Raises `ConfigError` where the dimension differs, or there
+    are fewer than two.
+    """
+    if questions.shape[1] != dimension or len(questions) < 2:
+        raise ConfigError(
+            f"the questions have shape {questions.shape}, and the rows are of dimension "
+            f"{dimension}: give two or more vectors of the model that the rows are of"
+        )
+    one, other = np.array_split(questions[distinct_order(questions, seed)], 2)
+    return one, other
+
+
 def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
     """Writes the halves of a collection's questions, and what the tuning half should find.
 
     Returns what the other half should find. Blocks for minutes: it scores every row.
     """
     vectors = folder / "vectors.npy"
-    asked = read_question_vectors(folder / "queries.npy")
-    tuning, queries = halves(asked, shape_of(vectors)[1], seed)
+    tuning, queries = halves(read_vectors(folder / "queries.npy"), shape_of(vectors)[1], seed)
     best = exact_answers(vectors, np.concatenate([tuning, queries]), TOP_K)
     known, expected = (
         BestRows(best.rows[some], best.scores[some])
@@ -214,16 +225,3 @@ def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
     for name, array in zip(ARRAYS, (tuning, known.rows, known.scores, queries), strict=True):
         np.save(arrays / f"{name}.npy", array)  # type: ignore[call-overload]
     return expected
-
-
-def _write_plot(rows: Mapping[str, Mapping[str, Row]], path: Path, note: Note) -> None:
-    """Draws the rows whose memory the kernel counted, if there are any."""
-    points = [
-        Point(name, group, row["peak_mb"], row["queries_per_s"])
-        for group, columns in rows.items()
-        for name, row in columns.items()
-        if row["peak_mb"] and row["queries_per_s"]
-    ]
-    if points:
-        path.write_text(plot(points), encoding="utf-8")
-        note(f"the plot of queries a second over memory is {path}")

@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, read_passages, read_vectors
 from generator.settings import GeneratorSettings
+from indexer.kmeans import faiss
 
 CHARACTERS_A_TOKEN = 4.2
 PASSAGE_TOKENS = 10
@@ -16,7 +17,6 @@ PASSAGE_TOKENS = 10
 SYSTEM_TOKENS, QUESTION_TOKENS = 56, 40
 """What is before the passages in every prompt, and what is behind them."""
 IDS_A_TEXT = 1 << 20
-_ROWS_AT_A_TIME = 512
 
 
 class Ask(NamedTuple):
@@ -30,14 +30,8 @@ def natural_stream(data: EvaluationData, *, passages: int) -> list[Ask]:
     """Returns all questions as they come, each with its exact best `passages`. Takes seconds."""
     corpus = read_vectors(data.vectors_path(CORPUS))
     vectors = read_vectors(data.vectors_path(TRAFFIC))
-    asks: list[Ask] = []
-    for begin in range(0, len(vectors), _ROWS_AT_A_TIME):
-        scores = vectors[begin : begin + _ROWS_AT_A_TIME] @ corpus.T
-        rows = np.argpartition(-scores, passages, axis=1)[:, :passages]
-        order = np.lexsort((rows, -np.take_along_axis(scores, rows, axis=1)), axis=1)
-        for best in np.take_along_axis(rows, order, axis=1).tolist():
-            asks.append(Ask(len(asks), tuple(best)))
-    return asks
+    _, rows = faiss.knn(vectors, corpus, passages, metric=faiss.METRIC_INNER_PRODUCT)
+    return [Ask(number, tuple(best)) for number, best in enumerate(rows.tolist())]
 
 
 def zipf_stream(natural: Sequence[Ask], seed: int) -> list[Ask]:

@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from bench.core.run import BenchRun
 from bench.data.clusters import open_clusters
-from bench.data.evaluation import distinct_order
+from bench.data.evaluation import distinct_order, read_vectors
 from bench.data.index import BenchIndex
 from bench.papers.options import VectorLiteOptions
 from bench.papers.vectorlite.held_out import HeldOut
 from bench.papers.vectorlite.printed import batch_time_eq5, clusters_as_printed
-from bench.search.questions import read_question_vectors
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import OpenCodes, OpenIndex
@@ -66,7 +65,7 @@ def run(options: VectorLiteOptions) -> bool:
     """
     run = BenchRun("vectorlite", options)
     index = open_clusters(options.index)
-    vectors = read_question_vectors(options.questions)
+    vectors = read_vectors(options.questions)
     vectors = vectors[distinct_order(vectors, options.seed)]
     if (codes := index.open_codes()) is None or len(vectors) < QUESTIONS_MIN:
         raise ConfigError(

@@ -1,25 +1,63 @@
-"""Equations 4 and 5 of VectorLiteRAG as they are printed, and the choice that they make."""
+"""Equations 3 to 5 of VectorLiteRAG as they are printed, and the choice that they make. Pure.
+
+Section 4.1: the hit rate differs from query to query, so hits are not binomial, but Beta-binomial.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from bench.papers.vectorlite.beta_binomial import BetaBinomial, hits_of
+import numpy as np
+import numpy.typing as npt
+
 from searcher.plan.hot_set import BATCH_MAX, NestedHotSets
 from searcher.plan.search_times import SearchTimes
 
+Float64 = npt.NDArray[np.float64]
 
-def least_hit_rate_eq4(hits: BetaBinomial, batch: int) -> float:
+_TINY = 1e-9
+"""Means and correlations are at least so far from 0 and 1, where the Beta distribution is none."""
+
+
+def hit_chances(mean: float, correlation: float, nprobe: int) -> Float64:
+    """Returns the probability of 0, 1, ... nprobe hits: (nprobe + 1,), together 1.
+
+    `mean`: the hit rate. `correlation`: of two probes of one query, 1 / (alpha + beta + 1); 0:
+    binomial, 1: all probes hit, or none.
+    """
+    share = min(correlation, 1 - _TINY)
+    rate = min(max(mean, _TINY), 1 - _TINY) * (1 - share)
+    hits = np.arange(nprobe)
+    misses = nprobe - 1 - hits
+    # P(k + 1) / P(k) = (nprobe - k) / (k + 1) * (alpha + k) / (beta + nprobe - k - 1)
+    ratios = (misses + 1) / (hits + 1) * (rate + hits * share) / (1 - share - rate + misses * share)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
+    weights: Float64 = np.exp(logs - logs.max())
+    return weights / weights.sum()
+
+
+def correlation_of(mean: float, variance: float, nprobe: int) -> float:
+    """Returns the correlation by the method of moments, from 0 to 1.
+
+    `mean`, `variance`: of the hit rates of queries with `nprobe` clusters. The variance of a
+    Beta-binomial hit rate is m (1 - m) (1 + (nprobe - 1) correlation) / nprobe. Where all queries
+    have the same hit rate, or `nprobe` is 1, the correlation is 0.
+    """
+    binomial = mean * (1 - mean) / nprobe
+    if nprobe == 1 or binomial <= 0:
+        return 0.0
+    return min(1.0, max(0.0, (variance / binomial - 1) / (nprobe - 1)))
+
+
+def least_hit_rate_eq4(chances: Float64, batch: int) -> float:
     """Returns the expected least hit rate of Eq. 4: the sum of k B P(k) P(hits > k)^(B-1).
 
-    It leaves out the batches in which two queries share the fewest hits.
+    `chances`: of `hit_chances`. Eq. 4 leaves out the batches in which two queries share the fewest
+    hits.
     """
-    chances = hits.distribution()
-    left, total = 1.0, 0.0
-    for count, chance in enumerate(chances.tolist()):
-        left = max(0.0, left - chance)
-        total += count * batch * chance * left ** (batch - 1)
-    return total / hits.nprobe
+    hits = np.arange(len(chances))
+    above = np.maximum(0.0, 1 - np.cumsum(chances))
+    return float((hits * batch * chances * above ** (batch - 1)).sum()) / hits[-1]
 
 
 def batch_time_eq5(times: SearchTimes, batch: int, hit_rate: float) -> float:
@@ -37,14 +75,15 @@ def clusters_as_printed(
 ) -> int:
     """Returns how many clusters Eq. 3 to 10 choose: the fewest that meet the targets."""
 
-    def meets(clusters: int, batch: int) -> bool:
-        least = least_hit_rate_eq4(hits_of(sets, clusters), batch)
-        took_us = batch_time_eq5(times, batch, least)
-        is_soon = not target_us or 2 * took_us <= target_us  # Eq. 9
-        return is_soon and batch * 1e6 / took_us >= queries_per_s  # Eq. 6 and 7
+    def meets(clusters: int) -> bool:
+        mean, variance = float(sets.means[clusters]), float(sets.variances[clusters])
+        correlation = correlation_of(mean, variance, sets.nprobe)
+        chances = hit_chances(mean, correlation, sets.nprobe)
+        for batch in range(1, BATCH_MAX + 1):
+            took_us = batch_time_eq5(times, batch, least_hit_rate_eq4(chances, batch))
+            is_soon = not target_us or 2 * took_us <= target_us  # Eq. 9
+            if is_soon and batch * 1e6 / took_us >= queries_per_s:  # Eq. 6 and 7
+                return True
+        return False
 
-    return bisect_left(
-        range(len(sets.clusters)),
-        True,
-        key=lambda clusters: any(meets(clusters, batch) for batch in range(1, BATCH_MAX + 1)),
-    )
+    return bisect_left(range(len(sets.clusters)), True, key=meets)

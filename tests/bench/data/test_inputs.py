@@ -37,31 +37,25 @@ def test_evidence_is_a_set_of_passages_a_query_and_a_bad_line_is_named(tmp_path:
 
 def test_passages_keep_the_order_of_the_corpus_and_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"id": "b", "text": "x"}\n{"id": 7}\n'))
-    assert [passage.id for passage in read_passages(path)] == ["b", 7]
-    path.write_bytes(gzip.compress(b'{"id": "b"}\n{"text": "x"}\n'))
-    with pytest.raises(ConfigError, match=":2: not a passage"):
-        read_passages(path)
-    path.write_bytes(b"not gzip")
-    with pytest.raises(ConfigError, match="cannot read the passages"):
+    path.write_bytes(gzip.compress(b'{"id": "b", "text": "x"}\n{"id": 7, "text": "y"}\n'))
+    assert [passage.doc_id for passage in read_passages(path)] == ["b", "7"]
+    path.write_bytes(gzip.compress(b'{"id": "b", "text": "x"}\n{"text": "x"}\n'))
+    with pytest.raises(ConfigError, match=r"gz:2: "):
         read_passages(path)
 
 
 def test_half_precision_vectors_come_out_at_length_one(tmp_path: Path) -> None:
     path = tmp_path / "vectors.npy"
-    np.save(path, np.array([[3, 4], [0.6, 0.8]], dtype=np.float16))
+    np.save(path, np.array([[0.6, 0.8], [0.5999, 0.8]] * 9_000, dtype=np.float16))
     vectors = read_vectors(path)
-    assert vectors.dtype == np.float32
-    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-7)
-    assert vectors[0] == pytest.approx([0.6, 0.8])
-    for wrong in ([0.0, 0.0], [np.inf, 1.0], [1.0, np.nan]):
-        np.save(path, np.array([[1.0, 0.0], [0.0, 1.0], wrong, [1.0, 1.0]], dtype=np.float32))
-        with pytest.raises(
-            ConfigError, match=r"vectors\.npy: the vector in row 2 .* is zero or not finite"
-        ):
-            read_vectors(path)
+    assert (vectors.dtype, len(vectors)) == (np.float32, 18_000)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
+    assert vectors[-2] == pytest.approx([0.6, 0.8], abs=1e-3)
+    np.save(path, np.array([[1.0, 0.0], [0.0, 0.0]], dtype=np.float32))
+    with pytest.raises(ConfigError, match=r"row 1 from .*vectors\.npy has length 0"):
+        read_vectors(path)
     np.save(path, np.array([1, 2]))
-    with pytest.raises(ConfigError, match="rows of floats"):
+    with pytest.raises(ConfigError, match="expected float16 or float32"):
         read_vectors(path)
 
 

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.papers.options import VectorLiteOptions
-from bench.papers.vectorlite.beta_binomial import BetaBinomial
 from bench.papers.vectorlite.figures import run
 from bench.papers.vectorlite.held_out import HeldOut
 from bench.papers.vectorlite.printed import (
     batch_time_eq5,
     clusters_as_printed,
+    correlation_of,
+    hit_chances,
     least_hit_rate_eq4,
 )
 from carpool.errors import ConfigError
@@ -68,7 +69,7 @@ def test_a_run_reports_every_target(
 def test_a_distribution_has_its_mean_and_variance(
     mean: float, correlation: float, nprobe: int
 ) -> None:
-    chances = BetaBinomial(mean, correlation, nprobe).distribution()
+    chances = hit_chances(mean, correlation, nprobe)
     rates = np.arange(nprobe + 1) / nprobe
     assert chances.min() >= 0
     assert chances.sum() == pytest.approx(1)
@@ -78,30 +79,25 @@ def test_a_distribution_has_its_mean_and_variance(
     assert variance == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("batch", "mean", "correlation"), [(2, 0.3, 0.0), (64, 0.9, 0.6)])
-def test_the_least_hit_rate_is_that_of_drawn_batches(
-    batch: int, mean: float, correlation: float
-) -> None:
-    random, nprobe, count = np.random.default_rng(1), 24, 8_000
-    scale = 1 / correlation - 1 if correlation else 1e9
-    alike = random.beta(mean * scale, (1 - mean) * scale, size=(count, batch))
-    rates = random.binomial(nprobe, alike) / nprobe
-    hits = BetaBinomial(mean, correlation, nprobe)
-    assert hits.expected_least(batch) == pytest.approx(rates.min(axis=1).mean(), abs=0.008)
-
-
 def test_the_least_hit_rate_of_equation_4_leaves_out_ties() -> None:
     # Two probes, both likely: P(0) = 1/4, P(1) = 1/2, P(2) = 1/4.
     # k = 1: 1 * 2 * 1/2 * P(> 1) = 1/4; k = 2: P(> 2) is 0; of two probes.
-    assert least_hit_rate_eq4(BetaBinomial(0.5, 0.0, 2), 2) == pytest.approx(1 / 8)
-    assert BetaBinomial(0.5, 0.0, 2).expected_least(2) == pytest.approx((9 / 16 + 1 / 16) / 2)
-    assert least_hit_rate_eq4(BetaBinomial(0.3, 0.2, 10), 1) == pytest.approx(0.3)
+    assert least_hit_rate_eq4(hit_chances(0.5, 0.0, 2), 2) == pytest.approx(1 / 8)
+    assert least_hit_rate_eq4(hit_chances(0.3, 0.2, 10), 1) == pytest.approx(0.3)
 
 
 def test_equation_5_takes_the_fewest_hits_of_a_batch_and_the_model_their_mean() -> None:
-    hits = BetaBinomial(0.5, 0.2, 12)
-    assert batch_time_eq5(TIMES, 8, hits.mean) == pytest.approx(batch_time_us(TIMES, hits.mean, 8))
-    assert batch_time_eq5(TIMES, 8, hits.expected_least(8)) > batch_time_us(TIMES, hits.mean, 8)
+    assert batch_time_eq5(TIMES, 8, 0.5) == pytest.approx(batch_time_us(TIMES, 0.5, 8))
+    least = least_hit_rate_eq4(hit_chances(0.5, 0.2, 12), 8)
+    assert batch_time_eq5(TIMES, 8, least) > batch_time_us(TIMES, 0.5, 8)
+
+
+def test_a_correlation_is_found_again_from_mean_and_variance() -> None:
+    rates = np.arange(13) / 12
+    chances = hit_chances(0.4, 0.3, 12)
+    variance = float(chances @ (rates - 0.4) ** 2)
+    assert correlation_of(0.4, variance, 12) == pytest.approx(0.3)
+    assert correlation_of(0.4, 0.0, 12) == correlation_of(1.0, 0.0, 12) == 0.0
 
 
 def test_the_oracle_is_what_a_sweep_finds_and_the_printed_equations_choose_more() -> None:

@@ -7,7 +7,6 @@ from msgspec import structs
 
 from bench.core.spread import Spread
 from bench.search.child import ContestantFigures, TunedFigures
-from bench.search.plot import Point, plot
 from bench.search.processes import Status
 from bench.search.report import (
     ALONE,
@@ -74,12 +73,6 @@ def test_each_end_of_a_cell_is_a_line() -> None:
     assert cell_line(CELLS[0]).endswith("build: settings 5, None; the highest one finds 0.9700")
     assert "setting 5, 100.0 queries/s" in cell_line(CELLS[2])
     assert cell_line(ended("out of memory")).endswith("alone: out of memory: killed")
-
-
-def test_points_are_drawn_with_their_names() -> None:
-    drawn = plot([Point("a<b", "recall 0.95", 100, 10), Point("c", "recall 0.98", 200, 1000)])
-    assert drawn.count("<circle") == 2 and "a&lt;b, recall 0.95: 10; 100 MB" in drawn
-    assert plot([Point("a", "all", 100, 10)]).count("<circle") == 1
 
 
 @pytest.mark.parametrize(

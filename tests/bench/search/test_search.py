@@ -13,9 +13,8 @@ from bench.search.child import ChildRequest, ContestantFigures
 from bench.search.contestants.registry import ENTRIES
 from bench.search.options import SearchOptions
 from bench.search.processes import run_child
-from bench.search.questions import halves, read_question_vectors
 from bench.search.report import ALONE, BUILD, CLIENTS, WINDOWS, Cell
-from bench.search.run import check_folders, run, run_cells
+from bench.search.run import check_folders, halves, run, run_cells
 from carpool.errors import ConfigError
 from tests.bench.search.conftest import make_options
 from tests.waiting import WAIT_S
@@ -100,7 +99,7 @@ def test_a_process_that_takes_too_long_or_fails_is_a_result(tmp_path: Path) -> N
 
 
 def test_questions_are_distinct_and_in_an_order_of_the_seed(collection: Path) -> None:
-    asked = np.concatenate([read_question_vectors(collection / "queries.npy")] * 2)
+    asked = np.concatenate([np.load(collection / "queries.npy")] * 2)
     (one, left), (same, _), (other, _) = (halves(asked, 16, seed) for seed in (1, 1, 2))
     assert (one == same).all()
     assert not (one == other).all()
@@ -108,8 +107,6 @@ def test_questions_are_distinct_and_in_an_order_of_the_seed(collection: Path) ->
     assert len(np.unique(np.concatenate([one, left]), axis=0)) == 120
     with pytest.raises(ConfigError, match="of dimension 8"):
         halves(asked, 8, 0)
-    with pytest.raises(ConfigError, match="there are no questions at nowhere"):
-        read_question_vectors(Path("nowhere"))
 
 
 def test_options_that_cannot_run_are_refused(tmp_path: Path, collection: Path) -> None:
