@@ -7,7 +7,12 @@ import typer
 
 from bench.core.command import command_of
 from bench.data.options import GrowOptions
-from bench.papers.cli import paper
+from bench.papers.options import (
+    CagrOptions,
+    RagCacheOptions,
+    SpeculationOptions,
+    VectorLiteOptions,
+)
 from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
 from bench.services.options import (
@@ -28,23 +33,14 @@ app = typer.Typer(
 
 claims, answers and traffic start the services as processes and an embedded broker, publish
 questions, and read every answer. priorities, overhead, chaos and torn do the same on Apache Kafka
-that they start from KAFKA_HOME. The others need no broker: search runs contestants
-in processes, paper runs plans. The JSON of each run names its machine, versions, data and settings.
-
-\b
-Is the right thing found?      carpool bench claims --data DATA
-Is the answer right?           carpool bench answers --data DATA
-Which order saves tokens?      carpool bench paper ragcache orders --data DATA
-How fast, how many bytes?      carpool bench traffic --data DATA
-Against others?                carpool bench search --collection DIR
-How many bytes on the GPU?     carpool bench paper vectorlite bytes --index DIR --questions FILE
-What are warm-ups worth?       carpool bench paper aquapipe speculation --data DATA
-Does batch work delay others?  carpool bench priorities
-A figure of a paper, here?     carpool bench paper cagr hits --index DIR
-More vectors than there are?   carpool bench data --out DIR
-What does exactly-once cost?   carpool bench overhead
-Is anything lost or repeated?  carpool bench chaos, torn
+that they start from KAFKA_HOME. The others need no broker. The JSON of each run names its machine,
+versions, data and settings.
 """,
+)
+paper = typer.Typer(
+    name="paper",
+    no_args_is_help=True,
+    help="A figure of a paper: what it states, its algorithm run again, ours, and an oracle.",
 )
 
 COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -58,8 +54,15 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "torn": (TornOptions, "bench.reliability.torn"),
     "search": (SearchOptions, "bench.search.run"),
 }
+PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "cagr": (CagrOptions, "bench.papers.cagr.figures"),
+    "vectorlite": (VectorLiteOptions, "bench.papers.vectorlite.figures"),
+    "ragcache": (RagCacheOptions, "bench.papers.ragcache.orders"),
+    "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
+}
 """The options of each command, and the module whose `run` takes them."""
 
-for name, (options, module) in COMMANDS.items():
-    app.command(name=name)(command_of(options, module))
-app.add_typer(paper, name="paper")
+for group, commands in (app, COMMANDS), (paper, PAPERS):
+    for name, (options, module) in commands.items():
+        group.command(name=name)(command_of(options, module))
+app.add_typer(paper)

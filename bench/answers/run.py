@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import sqrt
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,6 @@ from tokenizers import Tokenizer
 from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
 from bench.core.accounting import Accounting, account
 from bench.core.stack import LOOPBACK, ServiceProcess
-from bench.core.wilson import Share, share_of
 from bench.services.corpus import CorpusRun
 from bench.services.options import AnswersOptions
 from bench.services.results import answers_of
@@ -29,6 +29,7 @@ from carpool.vllm import (
     vllm_command,
     vllm_environment,
 )
+from producers.arrival_times import even
 from producers.read_questions import Question
 from schemas.answer import Answer
 from schemas.topics import ANSWERS
@@ -42,6 +43,38 @@ START_TIMEOUT_S = 600.0
 _MARKER = re.compile(r"\s*\[\s*\d{1,3}(?:\s*[,;]\s*\d{1,3})*\s*\]", re.ASCII)
 GOLD_WITH_QUOTE_MIN = 0.75
 BEYOND_TEXT_MAX = 0.15
+Z_95 = 1.959964
+"""The number of standard deviations around the mean that hold 95 % of a normal distribution."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """The true share is between `low` and `high` in 95 of 100 such runs."""
+
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Returns the share and its interval, such as `0.38 (0.29 to 0.48)`."""
+        return f"{self.share:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def share_of(yes: Iterable[bool]) -> Share:
+    """Returns the share of True with Wilson's score interval; 0 to 1 where there are no values.
+
+    Wilson's interval, unlike the normal one, holds for shares near 0 and 1 and for few values.
+    """
+    values = list(yes)
+    count, total = sum(values), len(values)
+    if not total:
+        return Share(share=0.0, low=0.0, high=1.0)
+    share, z2 = count / total, Z_95 * Z_95
+    # (p + z^2/2n ± z * sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+    middle = share + z2 / (2 * total)
+    half = Z_95 * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    scale = 1 + z2 / total
+    low, high = (middle - half) / scale, (middle + half) / scale
+    return Share(share=share, low=max(0.0, low), high=min(1.0, high))
 
 
 class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +112,7 @@ def run(options: AnswersOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     corpus = CorpusRun("answers", options)
     gold = read_gold()[: options.limit]
-    vllm = VllmSettings(model_dir=options.llm) if options.llm else VllmSettings()
+    vllm = VllmSettings()
     with running_vllm(vllm, corpus.folder) as url:
         accounting, rows = measure(corpus, gold, vllm, url)
     figures = figures_of(rows)
@@ -125,7 +158,7 @@ def measure(
         load = session.ask(
             questions,
             run.plan,
-            rate_per_s=RATE_PER_S,
+            even(RATE_PER_S),
             topics=(ANSWERS.name,),
             stalled_s=STALLED_S,
             settle_s=SETTLE_S,

@@ -65,14 +65,3 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     work: WorkOption = WORK
     settings: ServiceSettingOption = []
     json_file: JsonOption = None
-
-
-def counts_of(option: str, text: str) -> tuple[int, ...]:
-    """Returns the counts of an option, such as 1,8,32. Raises `BadParameter`."""
-    try:
-        counts = tuple(int(count) for count in text.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise typer.BadParameter(f"{option} {text}: name counts of 1 or more, such as 1,8,32")
-    return counts

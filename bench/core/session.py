@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from bench.core.kafka import kafka_settings
 from bench.core.stack import Stack
@@ -15,7 +14,6 @@ from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker
-from producers.arrival_times import even, poisson
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan, QuestionSender, SentQuestion, run_load
@@ -37,20 +35,14 @@ class Session:
     publisher: QuestionSender
 
     def send(
-        self,
-        questions: Sequence[Question],
-        plan: LoadPlan,
-        *,
-        rate_per_s: float,
-        arrivals: Literal["even", "poisson"] = "even",
-        seed: int = 0,
+        self, questions: Sequence[Question], plan: LoadPlan, times_us: Iterable[int]
     ) -> SentLoad:
         """Sends each question once, at its time, whether or not earlier ones were answered. Blocks.
 
-        `rate_per_s`: on average. Raises `CarpoolError` when a question could not be sent.
+        `times_us`: see `producers.arrival_times`. Raises `CarpoolError` when a question could not
+        be sent.
         """
         sent: list[SentQuestion] = []
-        times_us = even(rate_per_s) if arrivals == "even" else poisson(rate_per_s, seed)
         require_all_sent(
             run_load(
                 self.publisher,
@@ -67,10 +59,8 @@ class Session:
         self,
         questions: Sequence[Question],
         plan: LoadPlan,
+        times_us: Iterable[int],
         *,
-        rate_per_s: float,
-        arrivals: Literal["even", "poisson"] = "even",
-        seed: int = 0,
         topics: Sequence[str] = (RETRIEVALS.name, ANSWERS.name),
         stalled_s: float = STALLED_S,
         settle_s: float = 0.0,
@@ -80,7 +70,7 @@ class Session:
         Blocks. Waits `settle_s` longer for records that come twice; gives up after `stalled_s`
         without any record.
         """
-        load = self.send(questions, plan, rate_per_s=rate_per_s, arrivals=arrivals, seed=seed)
+        load = self.send(questions, plan, times_us)
         self.recorder.wait(load.keys(), topics, stalled_s=stalled_s, settle_s=settle_s)
         return load
 

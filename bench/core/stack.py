@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,6 +23,7 @@ from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 SERVICES = ("grouper", "searcher", "generator")
 LOOPBACK = "127.0.0.1"
 LOG_TAIL_CHARS = 3_000
+PAGE_TIMEOUT_S = 10.0
 STAND_IN = "carpool.testing.llm_server"
 READY_TIMEOUT_S = 180.0
 """Generous: a slow, busy machine loads a model in a minute."""
@@ -93,10 +94,14 @@ class ServiceProcess:
         """Returns the end of the log."""
         return self.log_file.read_text(errors="replace")[-chars:] if self.log_file.exists() else ""
 
-    def page(self, path: str) -> tuple[int, str]:
-        """Returns (status, text) of one of its HTTP pages; status 0 when nothing answers."""
+    def page(self, path: str, body: bytes | None = None) -> tuple[int, str]:
+        """Returns (status, text) of one of its HTTP pages; status 0 when nothing answers.
+
+        `body`: of a POST.
+        """
+        url = f"http://{LOOPBACK}:{self.port}{path}"
         try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(url, body, timeout=PAGE_TIMEOUT_S) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode(errors="replace")
@@ -290,11 +295,6 @@ class Stack:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends all processes."""
         self.stop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence, Set
-from types import TracebackType
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING
@@ -141,12 +140,7 @@ class TopicRecorder:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stops reading."""
         self._stopping.set()
         self._thread.join()

@@ -58,7 +58,7 @@ def corpus_index(
         if model != wanted:
             raise ConfigError(
                 f"the index at {index_dir} is of the model {model}, not {wanted}: name another "
-                "--index or --model"
+                "--work or --model"
             )
         return found
     vectors = read_vectors(data.vectors_path(CORPUS))

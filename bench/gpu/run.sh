@@ -39,7 +39,7 @@ index() {
 }
 conformance() { $front "$python" -m pytest -q -p no:cacheprovider tests/searcher/test_shard_devices.py \
   $([ "$device" = cuda ] && echo "-m gpu" || echo "-k on-cpu"); }
-scans() { $front "$python" -m bench.gpu.scans --device "$device" --rows "${SCAN_ROWS:-50000,100000,200000,1000000}" \
+scans() { $front "$python" -m bench.gpu.scans --device "$device" $(printf -- "--rows %s " ${SCAN_ROWS:-50000 100000 200000 1000000}) \
   --nprobe "$nprobe" --seconds 0.4 --json "$out/shard-$device.json"; }
 search() { # CORES: 2, as the machine of the other figures, then all
   local contestants=carpool
@@ -49,7 +49,7 @@ search() { # CORES: 2, as the machine of the other figures, then all
     --work "$work/search" --json "$out/search-$device-$1.json"
 }
 hot_set() { # the hot set that the model of the codes' times chooses
-  taskset -c 0-1 "$python" -m carpool bench paper vectorlite bytes --index "$work/index" \
+  taskset -c 0-1 "$python" -m carpool bench paper vectorlite --index "$work/index" \
     --questions "$work/grown/queries.npy" --nprobe "$nprobe" --rounds 8 --json "$out/hot-set.json"
 }
 

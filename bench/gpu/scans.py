@@ -17,7 +17,7 @@ import torch
 import typer
 
 from bench.core.command import command_of
-from bench.core.options import JsonOption, NprobeOption, counts_of
+from bench.core.options import JsonOption, NprobeOption
 from bench.core.run import BenchRun
 from bench.core.spread import Spread, spread
 from carpool.disk.rotation import random_rotation
@@ -51,9 +51,9 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How fast does a device of the hot shard scan and load?"""
 
     device: Annotated[str, typer.Option("--device", help="cuda or cpu.")] = "cuda"
-    rows: Annotated[str, typer.Option("--rows", metavar="N,N", help="Rows of the shard.")] = (
-        "100000,400000"
-    )
+    rows: Annotated[
+        list[int], typer.Option("--rows", min=1, help="Rows of the shard; may be repeated.")
+    ]
     nprobe: NprobeOption = 32
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, help="Of each measurement, at least.")
@@ -147,7 +147,7 @@ def run(options: ScanOptions) -> bool:
     copied_bytes_per_s = copy_bytes_per_s(options.device)
     rows = []
     for numbers in get_args(ShardNumbers):
-        for count in counts_of("--rows", options.rows):
+        for count in options.rows:
             shard = FilledShard(options.device, numbers, count, options.nprobe)
             found = measure(shard, options.seconds, copied_bytes_per_s)
             rows.append({"numbers": numbers, "rows": count, **found})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
@@ -22,16 +22,12 @@ class CagrOptions(PaperOptions, frozen=True, kw_only=True):
     """CaGR-RAG: query grouping. Hits and bytes of its algorithm, beside Carpool's plan.
 
     Real questions in batches of a random size from 20 to 100, nprobe 10, a cache of 40 clusters
-    (EdgeRAG's), theta 0.1, 0.5 and 0.9; Carpool has the bytes of 40 clusters. The oracle is the
-    best fixed set of clusters in the same memory, others are read once a batch. docs/figures/ says
-    what was found, latencies too, and what differs from the paper.
+    (EdgeRAG's), theta 0.1, 0.5 and 0.9; Carpool has the bytes of 40 clusters. docs/figures/ says
+    what was found, and what differs from the paper.
 
     Ends with 1 when Carpool reads more than half of the bytes of EdgeRAG.
-
-    Example:  carpool bench paper cagr hits --index my-index --data DATA
     """
 
-    figure: Annotated[Literal["hits"], typer.Argument(metavar="hits", show_default=False)]
     index: Annotated[Path, typer.Option("--index", metavar="DIR", help="The index: nlist 100.")]
     data: DataOption = None
 
@@ -39,17 +35,14 @@ class CagrOptions(PaperOptions, frozen=True, kw_only=True):
 class VectorLiteOptions(PaperOptions, frozen=True, kw_only=True):
     """VectorLiteRAG: does the model of the hot set choose few bytes that are enough?
 
-    Half of the questions are profiled, the others judge: they choose nothing. For five targets: the
-    chosen hot set, that of Eq. 3 to 10 as printed, and the oracle: the smallest one that meets the
-    target with questions of the other half, in a simulation with the measured times of scans.
+    Half of the questions are profiled, the others judge. For five targets: the chosen hot set, that
+    of Eq. 3 to 10 as printed, and the oracle: the smallest one that meets the target with questions
+    of the other half, in a simulation with the measured times of scans.
 
     Ends with 1 when hot sets take more than 1.15 times the least bytes, or do not meet their
     targets: the median of three splits of the questions.
-
-    Example:  carpool bench paper vectorlite bytes --index my-index --questions questions.npy
     """
 
-    figure: Annotated[Literal["bytes"], typer.Argument(metavar="bytes", show_default=False)]
     index: Annotated[Path, typer.Option("--index", metavar="DIR", help="An index with codes.")]
     questions: Annotated[
         Path,
@@ -70,18 +63,13 @@ class RagCacheOptions(PaperOptions, frozen=True, kw_only=True):
     """RAGCache: which order of prompts saves most tokens (5.2)?
 
     Sends streams of prompts, of real questions and passages, through the generator's queue to a
-    simulated vLLM, which evicts blocks by LRU: in the order of arrival, in RAGCache's order, in
-    ours, and as if no block were computed twice (the oracle: memory without end, all prompts
-    known). Streams: the questions as they come (natural), and drawn by Zipf 1.0 (zipf). Speculative
-    pipelining (5.3) is a row of `carpool bench paper aquapipe speculation`.
+    simulated vLLM: in the order of arrival, in RAGCache's order, in ours, and as if no block were
+    computed twice (the oracle).
 
     Ends with 1 when our order and a backlog of 1,024 find less than 14 % of the tokens of the
     natural stream in the cache, or 65 % by Zipf.
-
-    Example:  carpool bench paper ragcache orders --data DATA
     """
 
-    figure: Annotated[Literal["orders"], typer.Argument(metavar="orders", show_default=False)]
     data: DataOption = None
 
 
@@ -89,18 +77,11 @@ class SpeculationOptions(PaperOptions, frozen=True, kw_only=True):
     """AquaPipe, HedraRAG 4.3, RAGCache 5.3: which passages are computed while a search runs?
 
     Searches 400 HotpotQA questions cluster by cluster, the nearest first, with nlist 100 and 1000,
-    and tells each paper's policy, ours (auto) and an oracle what each draft would have had.
-    Searches, warm-ups and prompts take place on virtual time, one question after the other, with a
-    server that works in steps. Saved: the share of the prompts' tokens that were computed when the
-    search ended. In vain: tokens computed for nothing, over the tokens of the prompts.
+    and tells each paper's policy, ours (auto) and an oracle what each draft would have had, on
+    virtual time.
 
     Ends with 1 when `auto` saves less than 0.75 of what the oracle saves for searches of a second,
     or 0.6 for half a second, or computes more than a fifth of the tokens in vain.
-
-    Example:  carpool bench paper aquapipe speculation --data DATA
     """
 
-    figure: Annotated[
-        Literal["speculation"], typer.Argument(metavar="speculation", show_default=False)
-    ]
     data: DataOption = None

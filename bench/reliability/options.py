@@ -12,21 +12,15 @@ from bench.core.options import ServiceOptions
 class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
     """Is anything lost or repeated while services and brokers are killed and paused?
 
-    Starts three brokers of Apache Kafka from KAFKA_HOME, a proxy before each, two of each service
-    and two stand-ins for the LLM. Publishes questions of both classes at a steady rate; some are
-    repeated, withdrawn, or fail at the LLM. Meanwhile processes are killed and paused, the network
-    breaks, and the deployment changes. docs/reference/bench-rules.md lists load and faults.
+    Publishes questions of both classes at a steady rate; meanwhile processes are killed and paused,
+    the network breaks, and the deployment changes. At the end each question is looked for in each
+    topic. docs/reference/bench-rules.md lists load, faults and what is counted.
 
-    At the end every topic is read as a consumer of committed records reads it, and each question is
-    looked for in each topic. Ends with 1 when a promise is broken: a question without an answer,
-    anything twice, an answer that failed without a cause in the load or that has other passages
-    than without faults, offsets that stay behind, LLM calls that no fault explains, fewer faults
-    than asked for, or more than 20 minutes.
+    Ends with 1 when anything is lost, there twice, or other than without faults, fewer faults than
+    asked for were injected, or it took more than 20 minutes.
 
     --mutant N runs a copy of the services with one known defect of the delivery, and ends with 1
     when no promise about the data was broken. So it shows that this benchmark finds such a defect.
-
-    Example:  carpool bench chaos --queries 20000 --kills 60 --network 60 --json chaos.json
     """
 
     queries: Annotated[
@@ -72,9 +66,7 @@ class TornOptions(ServiceOptions, frozen=True, kw_only=True):
     the next transaction: after its records, or, with a kill of the grouper, before them. At the end
     every group is read as a consumer of committed records reads it.
 
-    Ends with 1 when a promise is broken: a question that is in no group, or in two.
-
-    Example:  carpool bench torn --ends 1000 --kills 200
+    Ends with 1 when a question is in no group, or in two.
     """
 
     ends: Annotated[

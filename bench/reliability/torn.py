@@ -29,6 +29,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.embedded import free_port
 from carpool.testing.fault_proxy import END_TXN, PRODUCE, TXN_OFFSET_COMMIT, FaultProxy
 from carpool.testing.kafka import KafkaServer, free_ports
+from producers.arrival_times import even
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.codec import decode
@@ -137,7 +138,7 @@ def _send_until(ending: Event, session: Session) -> SentLoad:
     questions = [Question(text=each.text) for each in made_up_questions(QUESTIONS_AT_ONCE)]
     sent: SentLoad = {}
     while not ending.is_set():
-        sent |= session.send(questions, LoadPlan(), rate_per_s=RATE_PER_S)
+        sent |= session.send(questions, LoadPlan(), even(RATE_PER_S))
     return sent
 
 

@@ -14,19 +14,12 @@ from bench.core.options import JsonOption
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What does each way of searching cost for the same recall?
 
-    Each contestant builds its files from the vectors, and the bench searches for its lowest setting
-    that reaches each recall on one half of the questions. Then it is asked the other half, in a
-    process and a memory cgroup of its own, from a cold start: in windows of 100, alone, and by 16
-    clients that each wait for an answer. All contestants take turns in a random order.
+    Each contestant is asked at its own lowest setting that reaches each recall, in a process and a
+    memory cgroup of its own: in windows of 100, alone, and by 16 clients that each wait for an
+    answer. docs/reference/bench-rules.md describes the rules and the contestants. Those whose
+    package is not installed are left out.
 
-    \b
-    setting   of its own knob: nprobe, ef, search window, rows that are re-ranked
-    recall    share of the best ten of all rows that is found, by the other half
-    peak mb   of the whole process in windows, page cache included, by the kernel
-
-    docs/reference/bench-rules.md describes the contestants. Those whose package is not installed
-    are left out. Ends with 1 when a contestant fails but for lack of memory or time, or there is no
-    result.
+    Ends with 1 when a contestant fails but for lack of memory or time, or there is no result.
 
     Example:  carpool bench search --collection grown-1m --memory 0.2
     """

@@ -25,6 +25,7 @@ from bench.services.results import (
     retrieval_accounting,
 )
 from carpool.errors import CarpoolError
+from producers.arrival_times import even
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
@@ -66,7 +67,7 @@ def run(options: ClaimsOptions) -> bool:
     run = CorpusRun("claims", options)
     claims = run.questions(CLAIMS)
     with run.session(SERVICES) as session:
-        load = session.ask(claims, run.plan, rate_per_s=RATE_PER_S, settle_s=SETTLE_S)
+        load = session.ask(claims, run.plan, even(RATE_PER_S), settle_s=SETTLE_S)
         ids, recorder = load.keys(), session.recorder
         records = recorder.records(RETRIEVALS.name)
         answers = answers_of(recorder.records(ANSWERS.name), ids)

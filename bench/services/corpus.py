@@ -30,10 +30,9 @@ class CorpusRun(ServicesRun):
         super().__init__(benchmark, options, "embedded")
         self.folder.mkdir(parents=True, exist_ok=True)
         embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
-        index_dir = options.index or options.work / f"index-{options.nlist}-{options.seed}"
         self.index = corpus_index(
             self.data,
-            index_dir=index_dir.resolve(),
+            index_dir=(options.work / f"index-{options.nlist}-{options.seed}").resolve(),
             nlist=options.nlist,
             seed=options.seed,
             embedding=embedding,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from bench.core.options import DataOption, NlistOption, ServiceOptions
@@ -26,16 +24,6 @@ class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
     """Options of claims, traffic and answers."""
 
     data: DataOption = None
-    index: Annotated[
-        Path | None,
-        typer.Option(
-            "--index",
-            metavar="DIR",
-            help="The index, built there from the precomputed vectors if absent. Default: under "
-            "--work.",
-            show_default=False,
-        ),
-    ] = None
     nlist: NlistOption = 100
     model: Annotated[
         str | None,
@@ -56,43 +44,24 @@ class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
 class ClaimsOptions(CorpusOptions, frozen=True, kw_only=True):
     """Do the services find what an exact search finds, and is it evidence?
 
-    Publishes FEVER's claims and compares each retrieval with FAISS IVF-Flat in memory: same
-    vectors, same centroids, same nprobe, and the query vectors that the grouper used. Counts how
-    often an evidence page is among the first five, compared with an exact search.
+    Publishes FEVER's claims and compares each retrieval with FAISS IVF-Flat in memory, and how
+    often an evidence page is among the first five with an exact search.
 
-    Ends with 1 when a promise is broken: a claim lost or retrieved twice, other ids where scores
-    differ by 0.00001 or more, evidence over one point below exact search.
-
-    Example:  carpool bench claims --data DATA --json claims.json
+    Ends with 1 when a claim is lost, retrieved twice or has other ids, or evidence is found over
+    one point less often.
     """
 
 
 class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
     """How fast, and with how many bytes from disk, is a stream of questions searched?
 
-    Publishes HotpotQA's questions twice: as text, which the grouper embeds, then as vectors. The
-    load is open: a question is sent at its time whether or not earlier ones were answered, and its
-    total counts from then until its retrieval is read. Reports p50 and p99 of every stage over all
-    questions, the share of clusters found in memory, bytes read a query, and memory.
+    Publishes HotpotQA's questions twice: 50 a second as text, which the grouper embeds, then 200 a
+    second as vectors. Reports p50 and p99 of every stage over all questions, the share of clusters
+    found in memory, bytes read a query, and memory.
 
-    Ends with 1 when a promise is broken: a question lost or retrieved twice, or memory over its
-    bounds.
-
-    Example:  carpool bench traffic --data DATA --text-rate 0 --vector-rate 500
+    Ends with 1 when a question is lost or retrieved twice, or memory is over its bounds.
     """
 
-    text_rate_per_s: Annotated[
-        float,
-        typer.Option(
-            "--text-rate", min=0, help="Questions a second as text; 0 leaves this run out."
-        ),
-    ] = 50.0
-    vector_rate_per_s: Annotated[
-        float,
-        typer.Option(
-            "--vector-rate", min=0, help="Questions a second as vectors; 0 leaves this run out."
-        ),
-    ] = 200.0
     budget_share: Annotated[
         float,
         typer.Option(
@@ -107,19 +76,11 @@ class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
 class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
     """What does the way through the services cost: exactly once and at least once?
 
-    Starts Apache Kafka from KAFKA_HOME, one broker or three, the services on a small index, and
-    sends questions with vectors at a steady rate. No model embeds and none answers, so what is left
-    is the way through three services and four topics. A question's time counts from when it was due
-    until its committed answer is read.
+    Sends questions with vectors at a steady rate through the services on Apache Kafka, one broker
+    or three, without models. The baseline on the same brokers are bare hops: three processes in a
+    chain that only copy records.
 
-    The baseline on the same brokers: bare hops, three processes in a chain that only copy records
-    from topic to topic, with plain clients, the same settings and the same commit interval. The
-    table shows Carpool over bare hops.
-
-    Ends with 1 when a promise is broken: a percentile over its bound, a question without an answer
-    or with two.
-
-    Example:  carpool bench overhead --json overhead.json
+    Ends with 1 when a percentile is over its bound, or a question has no answer or two.
     """
 
     rate_per_s: Annotated[float, typer.Option("--rate", min=0.1, help="Questions a second.")] = (
@@ -127,39 +88,21 @@ class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
     )
     seconds: SecondsOption = 60.0
     warm_up_s: WarmUpOption = 90.0
-    contestants: Annotated[
-        list[str],
-        typer.Option(
-            "--contestant",
-            metavar="NAME",
-            help="Only this one: exactly-once-1, exactly-once-3 or at-least-once-1; may be "
-            "repeated.",
-            show_default=False,
-        ),
-    ] = msgspec.field(default_factory=list)
 
 
 class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     """Do batch questions, or a tenant that asks a lot, make others wait?
 
-    The whole way through grouper, searcher and generator without models, over a made-up index, on
-    an Apache Kafka from KAFKA_HOME. Interactive questions are asked alone, then
-    with --batch questions of the class batch queued before them; the questions of a quiet tenant
-    alone, then with those of a loud tenant.
+    Interactive questions are asked alone, then with --batch questions of the class batch queued
+    before them; the questions of a quiet tenant alone, then with those of a loud tenant.
 
-    Ends with 1 when a promise is broken: interactive p99 over twice, the quiet tenant's p99 over
-    one and a half times what it is alone, a question without its one answer, or a backlog that was
-    empty before the end.
-
-    Example:  KAFKA_HOME=kafka carpool bench priorities --seconds 30 --json priorities.json
+    Ends with 1 when the interactive p99 is over twice, or the quiet tenant's over one and a half
+    times what it is alone, a question has not one answer, or the backlog was empty before the end.
     """
 
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Batch questions that are queued first.")
     ] = 20_000
-    rate_per_s: Annotated[
-        float, typer.Option("--rate", min=0.1, help="Interactive questions a second.")
-    ] = 20.0
     tenant_rate_per_s: Annotated[
         float,
         typer.Option(
@@ -173,23 +116,10 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
     """Are the answers right, and what do they cost?
 
-    Asks 100 questions whose answers are known through grouper, searcher and generator, with a vLLM
-    that the run starts. Counts where a gold answer is: in the answer, in the answer or its quote.
-    Counts the share of output tokens that are not the text. Shares come with Wilson's 95 %
-    intervals.
+    Asks 100 questions whose answers are known, with a vLLM that the run starts. Counts where a gold
+    answer is: in the answer, in the answer or its quote; and the share of output tokens that are
+    not the text. Shares come with Wilson's 95 % intervals.
 
-    Ends with 1 when a promise is broken: a question without one terminal answer, less than 0.75
-    with gold in answer or quote, more than 15 % of tokens beyond the text.
-
-    Example:  carpool bench answers --json answers.json
+    Ends with 1 when a question has not one terminal answer, less than 0.75 have gold in answer or
+    quote, or more than 15 % of tokens are beyond the text.
     """
-
-    llm: Annotated[
-        str | None,
-        typer.Option(
-            "--llm",
-            metavar="DIR",
-            help="Folder of the model that vLLM serves. Default: vllm.model_dir.",
-            show_default=False,
-        ),
-    ] = None

@@ -25,10 +25,10 @@ from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import OverheadOptions
 from bench.services.results import answer_accounting, answers_of
 from carpool.clock import SystemClock
-from carpool.errors import ConfigError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
+from producers.arrival_times import even
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
@@ -76,15 +76,12 @@ class SideResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: OverheadOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
-    names = options.contestants or list(CONTESTANTS)
-    if unknown := set(names) - CONTESTANTS.keys():
-        raise ConfigError(f"there is no contestant {unknown}; there are {', '.join(CONTESTANTS)}")
     run = ServicesRun("overhead", options)
     index = made_up_index(run.folder)
     found: dict[str, tuple[SideResult, SideResult]] = {}
-    for name in names:
+    for name, contestant in CONTESTANTS.items():
         run.note(name)
-        with _open_sides(CONTESTANTS[name], index, run.settings, run.folder / name) as sides:
+        with _open_sides(contestant, index, run.settings, run.folder / name) as sides:
             found[name] = _measure(sides, index, options)
     return run.finish(
         {
@@ -124,7 +121,7 @@ class _Side:
 
     def ask(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> SentLoad:
         """Sends a load through it and waits for the answers."""
-        return self.session.ask(questions, plan, rate_per_s=rate_per_s, topics=(ANSWERS.name,))
+        return self.session.ask(questions, plan, even(rate_per_s), topics=(ANSWERS.name,))
 
     def measure(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
         """Sends a load and keeps what it took. Blocks."""
@@ -222,5 +219,5 @@ def _open_hops(
         opened.callback(publisher.close, 5.0)
         session = Session(stack=services.stack, recorder=recorder, publisher=publisher)
         first = [Question(text="the first")]
-        session.ask(first, LoadPlan(), rate_per_s=1, topics=(ANSWERS.name,))
+        session.ask(first, LoadPlan(), even(1), topics=(ANSWERS.name,))
         yield session, pids

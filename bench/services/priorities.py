@@ -20,10 +20,13 @@ from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import PrioritiesOptions
 from bench.services.results import answer_accounting, answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
+from producers.arrival_times import even, poisson
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS
 
+RATE_PER_S = 20.0
+"""Of interactive questions."""
 BATCH_RATE_PER_S = 4_000.0
 LOUD_SHARE = 0.9
 WARM_UP_SHARE = 5
@@ -110,12 +113,12 @@ class _Conditions:
         quiet_per_s = options.tenant_rate_per_s * (1 - LOUD_SHARE)
         loud_per_s = options.tenant_rate_per_s * LOUD_SHARE
         first_batch = self._send_batch(max(1, options.batch // WARM_UP_SHARE))
-        self._wait(self._send(plain, options.rate_per_s, options.warm_up_s))
+        self._wait(self._send(plain, RATE_PER_S, options.warm_up_s))
         self._wait(first_batch)
-        found["interactive alone"] = self._wait(self._send(plain, options.rate_per_s))
+        found["interactive alone"] = self._wait(self._send(plain, RATE_PER_S))
         batch = self._send_batch(options.batch)
         before = self._answered(batch)
-        beside = self._send(plain, options.rate_per_s)
+        beside = self._send(plain, RATE_PER_S)
         after = self._answered(batch)
         found["interactive beside batch"] = self._wait(beside)
         found["batch"] = self._wait(batch)
@@ -133,16 +136,11 @@ class _Conditions:
 
     def _send_batch(self, count: int) -> SentLoad:
         plan = LoadPlan(priority="batch")
-        return self._session.send(self._questions(count), plan, rate_per_s=BATCH_RATE_PER_S)
+        return self._session.send(self._questions(count), plan, even(BATCH_RATE_PER_S))
 
     def _send(self, plan: LoadPlan, rate_per_s: float, seconds: float | None = None) -> SentLoad:
         count = round(rate_per_s * (seconds or self._options.seconds))
-        return self._session.send(
-            self._questions(max(1, count)),
-            plan,
-            rate_per_s=rate_per_s,
-            arrivals="poisson",
-        )
+        return self._session.send(self._questions(max(1, count)), plan, poisson(rate_per_s, 0))
 
     def _questions(self, count: int) -> list[Question]:
         return [Question(text=each.text) for each in made_up_questions(count)]

@@ -19,12 +19,14 @@ from bench.services.options import TrafficOptions
 from bench.services.results import answers_of, final_retrievals, retrieval_accounting
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
+from producers.arrival_times import even, poisson
 from producers.send_load import SentQuestion
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, RETRIEVALS
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 
 SERVICES = ("grouper", "searcher")
+RATES_PER_S: dict[Kind, float] = {"text": 50.0, "vectors": 200.0}
 SETTLE_S = 2.0
 WARM_UP = 20
 """Questions that are sent first and not measured: a model's first batch is slow."""
@@ -64,12 +66,8 @@ def run(options: TrafficOptions) -> bool:
     if budget_name in run.settings:
         raise ConfigError("set the searcher's budget with --budget-share, not with --set")
     run.settings[budget_name] = str(budget_bytes)
-    rates: tuple[tuple[Kind, float], ...] = (
-        ("text", options.text_rate_per_s),
-        ("vectors", options.vector_rate_per_s),
-    )
     results: dict[str, TrafficResult] = {
-        kind: measure(run, kind, rate_per_s) for kind, rate_per_s in rates if rate_per_s
+        kind: measure(run, kind, rate) for kind, rate in RATES_PER_S.items()
     }
     return run.finish(
         results,
@@ -84,13 +82,11 @@ def measure(run: CorpusRun, kind: Kind, rate_per_s: float) -> TrafficResult:
     questions = run.questions(TRAFFIC, kind)
     run.note(f"{kind}: {len(questions):,} questions, {rate_per_s:g} a second")
     with run.session(SERVICES, kind) as session:
-        session.ask(questions[:WARM_UP], run.plan, rate_per_s=rate_per_s)
+        session.ask(questions[:WARM_UP], run.plan, even(rate_per_s))
         load = session.ask(
             questions,
             run.plan,
-            rate_per_s=rate_per_s,
-            arrivals="poisson",
-            seed=run.options.seed,
+            poisson(rate_per_s, run.options.seed),
             settle_s=SETTLE_S,
         )
         return _result(session, load, rate_per_s)

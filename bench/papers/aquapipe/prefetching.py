@@ -7,6 +7,7 @@ because a prompt has its passages by score and is computed from its first token 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from generator.plan.speculation import protocol
@@ -23,28 +24,51 @@ class _Pipeline:
     next_at: int = 1
 
 
-class AquaPipe:
-    """A `SpeculationPolicy`. A draft costs O(passages). Wrong elements are prefilled again."""
+class PrefixPolicy(ABC):
+    """A `SpeculationPolicy` that keeps the first passages of each draft warm."""
 
     def __init__(self) -> None:
-        self._pipelines: dict[str, _Pipeline] = {}
         self._warm_ups = WarmUps()
+
+    @abstractmethod
+    def wished(self, draft: protocol.DraftFound) -> int:
+        """Returns how many passages of a draft are to be warm."""
+
+    def forget(self, query: str) -> None:
+        """The search of a query has ended."""
+        self._warm_ups.forget(query)
 
     def step(
         self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
     ) -> tuple[protocol.SpeculationAction, ...]:
-        """Prefetches when Equation 1 says so, and removes from the pool what moved."""
+        """Starts and cancels warm-ups as drafts change. Wrong passages are prefilled again."""
         match event:
             case protocol.DraftFound():
-                one = self._pipelines.setdefault(event.query, _Pipeline())
-                self._prefetch(one, event.passages, event.clusters_done)
-                return self._warm_ups.follow(event, one.pool, load)
+                return self._warm_ups.follow(event, self.wished(event), load)
             case protocol.WarmUpEnded():
                 return self._warm_ups.ended(event, load)
             case protocol.SearchEnded() | protocol.QueryAnswered():
-                self._warm_ups.forget(event.query)
-                self._pipelines.pop(event.query, None)
+                self.forget(event.query)
                 return ()
+
+
+class AquaPipe(PrefixPolicy):
+    """Prefetches when Equation 1 says so, and removes from the pool what moved. O(passages)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pipelines: dict[str, _Pipeline] = {}
+
+    def forget(self, query: str) -> None:
+        """See `PrefixPolicy`."""
+        super().forget(query)
+        self._pipelines.pop(query, None)
+
+    def wished(self, draft: protocol.DraftFound) -> int:
+        """Returns the size of the pool."""
+        one = self._pipelines.setdefault(draft.query, _Pipeline())
+        self._prefetch(one, draft.passages, draft.clusters_done)
+        return one.pool
 
     def _prefetch(self, one: _Pipeline, found: Passages, done: int) -> None:
         pairs = list(zip(one.results, found, strict=False))

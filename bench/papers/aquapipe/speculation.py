@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.core.tables import table_of
-from bench.data.evaluation import CORPUS, find_data
-from bench.papers.aquapipe.prefetching import AquaPipe
-from bench.papers.aquapipe.searches import searches
+from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data, read_vectors
+from bench.data.grown import cluster
+from bench.papers.aquapipe.prefetching import AquaPipe, PrefixPolicy
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.options import SpeculationOptions
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.papers.ragcache.streams import passage_tokens
-from bench.simulator.warm_ups import WarmUpFigures, WarmUpLoad, WarmUpSimulation
+from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation
+from carpool.disk.centroids import probe
 from generator.plan.speculation import protocol
 from generator.plan.speculation.auto import Auto
 from generator.plan.speculation.likely import Likely, common
 from generator.plan.speculation.protocol import NoSpeculation
-from generator.plan.speculation.warm_ups import Passages, WarmUps
+from generator.plan.speculation.warm_ups import Passages
+from indexer.plan.defaults import default_nprobe
+from indexer.vectors import open_precomputed
 
 STATED = (
     "RAGCache: with speculative pipelining the first token comes up to 1.6 times sooner, and 1.5 "
@@ -39,6 +43,7 @@ POLICIES: dict[str, Callable[[], protocol.SpeculationPolicy]] = {
     "auto": lambda: Auto(Likely()),
 }
 """`auto` is what the generator has."""
+PASSAGES, QUESTIONS = 3, 400
 NLISTS = (100, 1000)
 SAVED_MIN = {500_000: 0.6, 1_000_000: 0.75}
 """By the time of a search in microseconds: promised of `auto`, the least share of what the oracle
@@ -46,27 +51,17 @@ saves."""
 IN_VAIN_MAX = 0.2
 
 
-class Oracle:
+class Oracle(PrefixPolicy):
     """Warms what a draft has of the final prompt, as soon as there is a draft that has it."""
 
     def __init__(self, final: Mapping[str, Passages]) -> None:
         """`final`: the passages of each question."""
+        super().__init__()
         self._final = final
-        self._warm_ups = WarmUps()
 
-    def step(
-        self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
-    ) -> tuple[protocol.SpeculationAction, ...]:
-        """Wishes for the final passages that the draft begins with."""
-        match event:
-            case protocol.DraftFound():
-                right = common(event.passages, self._final[event.query])
-                return self._warm_ups.follow(event, right, load)
-            case protocol.WarmUpEnded():
-                return self._warm_ups.ended(event, load)
-            case protocol.SearchEnded() | protocol.QueryAnswered():
-                self._warm_ups.forget(event.query)
-                return ()
+    def wished(self, draft: protocol.DraftFound) -> int:
+        """Returns how many final passages the draft begins with."""
+        return common(draft.passages, self._final[draft.query])
 
 
 def run(options: SpeculationOptions) -> bool:
@@ -108,3 +103,31 @@ def run(options: SpeculationOptions) -> bool:
         results=tables,
         data=(data_file(data.corpus_path), data_file(data.vectors_path(CORPUS))),
     )
+
+
+def searches(
+    data: EvaluationData, *, nlist: int, seed: int, questions: int = QUESTIONS
+) -> Iterator[tuple[Found, ...]]:
+    """Yields what each of some questions has found. A search takes the time of its rows."""
+    path = data.vectors_path(CORPUS)
+    corpus = read_vectors(path)
+    vectors = read_vectors(data.vectors_path(TRAFFIC))
+    chosen = np.random.default_rng(seed).permutation(len(vectors))[:questions]
+    centroids, clusters = cluster(
+        open_precomputed(data.vectors_path(CORPUS)), nlist=nlist, seed=seed
+    )
+    rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
+    for vector in vectors[chosen]:
+        probed = probe(centroids, vector[None], default_nprobe(len(corpus), nlist))[0].tolist()
+        total = sum(len(rows_of[number]) for number in probed)
+        rows = np.array([], dtype=np.int64)
+        done, found = 0, []
+        for number in probed:
+            rows = np.concatenate([rows, rows_of[number]])
+            scores = corpus[rows] @ vector
+            best = np.lexsort((rows, -scores))[:PASSAGES]
+            rows, scores = rows[best], scores[best]
+            done += len(rows_of[number])
+            passages = tuple(map(str, rows.tolist()))
+            found.append(Found(passages=passages, scores=tuple(scores.tolist()), at=done / total))
+        yield tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -12,16 +12,14 @@ from rich.console import Console
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.core.tables import table_of
-from bench.data.clusters import open_clusters
 from bench.data.evaluation import distinct_order, find_data, read_vectors
 from bench.data.index import BenchIndex
-from bench.data.oracles import static_oracle_bytes
 from bench.papers.cagr.published import PublishedSearch
 from bench.papers.options import CagrOptions
 from bench.simulator.search_plane import PlanSimulation
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenIndex
+from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import ConfigError
 from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
@@ -30,6 +28,7 @@ from searcher.plan.cut import Slices
 from searcher.settings import SearcherSettings
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 STATED = (
     "Figure 4: CaGR-RAG stays over 60 % of hits, close to 100 % on hotpotqa; EdgeRAG drops to 0 % "
@@ -71,7 +70,8 @@ class CagrRow(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: CagrOptions) -> bool:
     """Counts, prints and reports; returns whether every promise was kept. Raises `ConfigError`."""
     begun = BenchRun("paper cagr", options)
-    data, index = find_data(options.data), open_clusters(options.index)
+    data, index = find_data(options.data), open_index(options.index)
+    index.close()  # no documents are read
     nlist, dimension = index.centroids.shape
     if nlist <= ENTRIES:
         raise ConfigError(
@@ -154,3 +154,24 @@ def our_bytes(index: OpenIndex, asked: Sequence[Int32], budget_bytes: int) -> in
         count += len(wanted)
     plane.planner.check_integrity()
     return simulation.bytes_read
+
+
+def static_oracle_bytes(windows: Iterable[Int32], cluster_bytes: Int64, budget_bytes: int) -> int:
+    """Returns the bytes of reading what each window wants, but for the best set within the budget.
+
+    `windows`: the probes of each, of any shape, in the order of arrival; `cluster_bytes`: (nlist,).
+    The set is any parts of clusters, chosen with all questions known; the run begins with nothing
+    in memory. Keeping a part of cluster c saves its size times (windows that want c - 1), so the
+    best set takes clusters by falling count, and what still fits of the next one: the fractional
+    knapsack. No reader that keeps a fixed set of clusters or slices reads less. It is no bound for
+    a cache whose set changes, or for windows that overlap.
+    """
+    counts = np.zeros(len(cluster_bytes), np.int64)
+    for probes in windows:
+        counts[np.unique(probes)] += 1
+    order = np.lexsort((np.arange(len(counts)), -counts))
+    order = order[counts[order] > 1]
+    sizes = cluster_bytes[order]
+    kept = np.clip(budget_bytes - (np.cumsum(sizes) - sizes), 0, sizes)
+    saved_bytes = int(((counts[order] - 1) * kept).sum())
+    return int(counts @ cluster_bytes) - saved_bytes

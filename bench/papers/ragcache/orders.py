@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from bench.core.machine import data_file
@@ -9,7 +11,6 @@ from bench.core.run import BenchRun
 from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, TRAFFIC, find_data
 from bench.papers.options import RagCacheOptions
-from bench.papers.ragcache.cache_aware import Arrival, CacheAware
 from bench.papers.ragcache.streams import natural_stream, passage_tokens, rendered, zipf_stream
 from bench.simulator.prompt_cache import CacheSize, computed_once, replay
 from generator.plan.cached_prefixes import CachedPrefixes
@@ -25,6 +26,30 @@ SIZE = CacheSize(blocks=727)
 OURS = "cached_prefix"
 SHARE_MIN = {"natural": 0.14, "zipf": 0.65}
 """Promised of ours."""
+
+
+class CacheAware(CachedPrefixes):
+    """Chooses the prompt with most cached tokens for each token to compute.
+
+    The paper's window, within which each request is processed, is the queue's: every 16th prompt is
+    the oldest. The order ranks prompts of which nothing is cached as equal: ours does better with a
+    large backlog.
+    """
+
+    def choose(self, ids: Sequence[int]) -> int:
+        """If equal, and while no blocks are known, it is the first. O(prompts)."""
+        # OrderPriority = Cached Length / Computation Length
+        return max(ids, key=lambda id: self.cached_over_computed(id) or 0.0)
+
+
+class Arrival(CachedPrefixes):
+    """Chooses the prompt that came first."""
+
+    def choose(self, ids: Sequence[int]) -> int:
+        """Returns the first."""
+        return ids[0]
+
+
 ORDERS: dict[str, type[CachedPrefixes]] = {
     "arrival": Arrival,
     "cache_aware": CacheAware,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
@@ -9,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.run import BenchRun
-from bench.data.clusters import open_clusters
 from bench.data.evaluation import distinct_order, read_vectors
 from bench.data.index import BenchIndex
 from bench.papers.options import VectorLiteOptions
-from bench.papers.vectorlite.held_out import HeldOut
 from bench.papers.vectorlite.printed import batch_time_eq5, clusters_as_printed
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
-from carpool.disk.index import OpenCodes, OpenIndex
+from carpool.disk.index import OpenCodes, OpenIndex, open_index
 from carpool.errors import ConfigError
 from searcher.measure_times import BatchScans, TimeRounds
 from searcher.plan.hot_set import BATCH_MAX, choose_hot_set, nested_hot_sets
@@ -25,6 +24,10 @@ from searcher.plan.search_times import SearchTimes, fit_search_times
 from searcher.settings import SearcherSettings
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""The sizes of batches that are tried for a target."""
 
 SPLITS = 3
 """Random halves of the questions, for which bytes are chosen."""
@@ -41,6 +44,48 @@ class BytesRow(msgspec.Struct, frozen=True, kw_only=True):
     least_mb: float
     chosen_over: float
     printed_over: float
+
+
+class HeldOut:
+    """Questions that chose nothing, judged by the hot sets of others.
+
+    The times are of the mean batch: threads share the scans, and a question takes the time of its
+    misses.
+    """
+
+    def __init__(self, probes: Int64, clusters: Int64) -> None:
+        """`probes`: (questions, nprobe); `clusters`: (nlist,), the hottest first."""
+        places = np.empty(len(clusters), np.int64)
+        places[clusters] = np.arange(len(clusters))
+        self._places = places[probes]
+        self._nlist = len(clusters)
+
+    def meets(
+        self, times: SearchTimes, clusters: int, *, target_us: float, queries_per_s: float
+    ) -> bool:
+        """Returns whether the hottest `clusters` meet the targets, with the best size of batch.
+
+        Twice the time of a batch is within `target_us`, because a question waits for
+        its batch as long as it is searched. A target of 0 is none.
+        """
+        misses = float((self._places >= clusters).mean())
+        for batch in BATCHES:
+            scans_us = times.scan_us * batch * misses / times.threads
+            took_us = times.fixed_us + times.other_us * batch + scans_us
+            is_soon = not target_us or 2 * took_us <= target_us
+            if is_soon and batch * 1e6 / took_us >= queries_per_s:
+                return True
+        return False
+
+    def fewest(self, times: SearchTimes, *, target_us: float, queries_per_s: float) -> int:
+        """Returns the fewest of the hottest clusters that meet the targets; all where none do.
+
+        Bisects: more clusters take less time.
+        """
+        target = {"target_us": target_us, "queries_per_s": queries_per_s}
+        return bisect_left(
+            range(self._nlist), True, key=lambda clusters: self.meets(times, clusters, **target)
+        )
 
 
 class Split:
@@ -64,7 +109,8 @@ def run(options: VectorLiteOptions) -> bool:
     the times do not fit a line.
     """
     run = BenchRun("vectorlite", options)
-    index = open_clusters(options.index)
+    index = open_index(options.index)
+    index.close()  # no documents are read
     vectors = read_vectors(options.questions)
     vectors = vectors[distinct_order(vectors, options.seed)]
     if (codes := index.open_codes()) is None or len(vectors) < QUESTIONS_MIN:

@@ -32,8 +32,9 @@ def hit_chances(mean: float, correlation: float, nprobe: int) -> Float64:
     # P(k + 1) / P(k) = (nprobe - k) / (k + 1) * (alpha + k) / (beta + nprobe - k - 1)
     ratios = (misses + 1) / (hits + 1) * (rate + hits * share) / (1 - share - rate + misses * share)
     logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
-    weights: Float64 = np.exp(logs - logs.max())
-    return weights / weights.sum()
+    weights = np.exp(logs - logs.max())
+    chances: Float64 = weights / weights.sum()
+    return chances
 
 
 def correlation_of(mean: float, variance: float, nprobe: int) -> float:
@@ -57,7 +58,7 @@ def least_hit_rate_eq4(chances: Float64, batch: int) -> float:
     """
     hits = np.arange(len(chances))
     above = np.maximum(0.0, 1 - np.cumsum(chances))
-    return float((hits * batch * chances * above ** (batch - 1)).sum()) / hits[-1]
+    return float((hits * batch * chances * above ** (batch - 1)).sum() / hits[-1])
 
 
 def batch_time_eq5(times: SearchTimes, batch: int, hit_rate: float) -> float:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bench.core.stack import LOOPBACK, ServiceProcess
+from bench.core.stack import ServiceProcess
 from carpool.errors import RetryableError
 from carpool.testing.llm_api import LlmRequests
 
-TIMEOUT_S = 10.0
 WARM_UP = "/warm-up"
 """How the id of a warm-up's request ends."""
 
 
-def requests_of(page: bytes) -> LlmRequests:
+def requests_of(page: str) -> LlmRequests:
     """Returns what a stand-in says of its requests."""
     return msgspec.json.decode(page, type=LlmRequests, dec_hook=lambda _, counts: Counter(counts))
 
@@ -83,20 +81,18 @@ class LlmStandIn:
         """Ends it as a crash does."""
         with self._lock:
             self._before = self.calls()
-            left = self._page("/_broken", b"{}").decode()
+            left = self._page("/_broken", b"{}")
             self._process.command = (*self._command, "--broken", left)
             self._process.kill()
 
     def _requests(self) -> LlmRequests:
         return requests_of(self._page("/_requests"))
 
-    def _page(self, path: str, body: bytes | None = None) -> bytes:
-        url = f"http://{LOOPBACK}:{self._process.port}{path}"
-        try:
-            with urllib.request.urlopen(url, body, timeout=TIMEOUT_S) as reply:
-                return bytes(reply.read())
-        except OSError as error:
-            raise RetryableError(f"the LLM stand-in does not answer: {error}") from error
+    def _page(self, path: str, body: bytes | None = None) -> str:
+        status, text = self._process.page(path, body)
+        if status != 200:
+            raise RetryableError(f"the LLM stand-in does not answer: {text}")
+        return text
 
 
 def break_on(stand_ins: Sequence[LlmStandIn], words: Mapping[str, int]) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.memory import memory_of
-from bench.data.clusters import clusters_bytes, open_clusters
 from bench.search.contestants import contestant as seam
 from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.document_rows import read_document_rows
-from carpool.disk.index import OpenIndex
+from carpool.disk.index import OpenIndex, open_index
 from carpool.errors import RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import SearchMode
@@ -87,10 +86,12 @@ class Carpool(Contestant):
     def open(self, data: SearchData) -> None:
         """Opens the index in the memory of `budget_for`; reads codes, and the hot shard."""
         threadpool_limits(limits=1, user_api="blas")
-        index = self._index = open_clusters(data.index or data.prepared / INDEX_NAME)
+        index = self._index = open_index(data.index or data.prepared / INDEX_NAME)
+        index.close()  # no documents are read
+        size_bytes = sum(extent.size_bytes for extent in index.extents)
         self._documents = read_document_rows(index.dir, index.manifest, index.extents)
         settings = SearcherSettings(
-            budget_bytes=budget_for(data.memory_bytes, clusters_bytes(index)),
+            budget_bytes=budget_for(data.memory_bytes, size_bytes),
             scoring_threads=seam.THREADS,
             read_timeout_ms=READ_TIMEOUT_MS,
         )

@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_reports_scans_and_loads(tmp_path: Path) -> None:
-    path, rows = tmp_path / "shard.json", str(4 * CLUSTER_ROWS)
+    path, rows = tmp_path / "shard.json", [4 * CLUSTER_ROWS]
     assert run(ScanOptions(device="cpu", rows=rows, nprobe=8, seconds=0.0, json_file=path))
     found = msgspec.json.decode(path.read_bytes())["results"]["rows"]
     assert [row["numbers"] for row in found] == ["float16", "sq8"]

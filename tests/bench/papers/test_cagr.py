@@ -34,9 +34,7 @@ def test_the_figure_has_every_method_and_an_oracle(
     rng = np.random.default_rng(3)
     for name in figures.DATASETS:
         write_embedded(tmp_path, name, [], unit_rows(rng, 300, 16))
-    options = CagrOptions(
-        figure="hits", index=tiny_index, data=tmp_path, json_file=tmp_path / "report.json"
-    )
+    options = CagrOptions(index=tiny_index, data=tmp_path, json_file=tmp_path / "report.json")
     with pytest.raises(ConfigError, match="name one of nlist 100"):
         figures.run(options)
     for name, value in (("NPROBE", 3), ("ENTRIES", 4)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.papers.ragcache.cache_aware import CacheAware
+from bench.papers.ragcache.orders import CacheAware
 from bench.papers.ragcache.streams import Ask, rendered, zipf_stream
 from generator.plan.kv_tree import KvTree
 from tests.generator.test_order import A, B, C, seeing_tree, store

@@ -8,7 +8,7 @@ import pytest
 
 from bench.data.evaluation import find_data
 from bench.papers.aquapipe.prefetching import AquaPipe
-from bench.papers.aquapipe.searches import PASSAGES, searches
+from bench.papers.aquapipe.speculation import PASSAGES, searches
 from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.simulator.warm_ups import ScoredDraft

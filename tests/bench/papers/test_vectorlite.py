@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.papers.options import VectorLiteOptions
-from bench.papers.vectorlite.figures import run
-from bench.papers.vectorlite.held_out import HeldOut
+from bench.papers.vectorlite.figures import HeldOut, run
 from bench.papers.vectorlite.printed import (
     batch_time_eq5,
     clusters_as_printed,
@@ -54,7 +53,7 @@ def test_a_run_reports_every_target(
     index: SmallIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search_times, "ERROR_MAX", 10.0)  # other tests run on the same cores
-    given = {"figure": "bytes", "index": index.dir, "nprobe": 8}
+    given = {"index": index.dir, "nprobe": 8}
     report = tmp_path / "report.json"
     run(VectorLiteOptions(questions=asked(tmp_path, 300), rounds=2, json_file=report, **given))
     found = msgspec.json.decode(report.read_bytes())["results"]

@@ -178,7 +178,7 @@ def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None
     ids = {"a": 1, "b": 2, "a/warm-up": 3}
     done = {"a": 1, "a/warm-up": 2}
     counts = {"started": 6, "faulted": 1, "started_by_id": ids, "completed_by_id": done}
-    found = calls_of(requests_of(msgspec.json.encode(counts)))
+    found = calls_of(requests_of(msgspec.json.encode(counts).decode()))
     assert found == {"started": 3, "faulted": 1, "warm_ups": 2}
     assert found + found == {"started": 6, "faulted": 2, "warm_ups": 4}
 

@@ -73,7 +73,6 @@ def test_a_small_run_answers_each_question_once_in_every_condition(tmp_path: Pat
     options = PrioritiesOptions(
         work=tmp_path,
         batch=60,
-        rate_per_s=10,
         tenant_rate_per_s=10,
         seconds=2,
         warm_up_s=1,
@@ -84,5 +83,5 @@ def test_a_small_run_answers_each_question_once_in_every_condition(tmp_path: Pat
     assert report["promises"][ONE_ANSWER]
     found = report["results"]["conditions"]
     published = [each["accounting"]["published"] for each in found.values()]
-    assert published == [20, 20, 60, 2, 2, 18]
-    assert found["interactive alone"]["total_ms"]["count"] == 20
+    assert published == [40, 40, 60, 2, 2, 18]
+    assert found["interactive alone"]["total_ms"]["count"] == 40

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.papers.ragcache.cache_aware import Arrival, CacheAware
+from bench.papers.ragcache.orders import Arrival, CacheAware
 from bench.simulator.prompt_cache import (
     BlockSimulator,
     CacheSize,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.data.oracles import static_oracle_bytes
+from bench.papers.cagr.figures import static_oracle_bytes
 
 
 @given(
