@@ -87,7 +87,7 @@ def test_any_of_the_answers_is_right_and_none_is_never_right() -> None:
 @pytest.mark.data
 def test_each_first_answer_stands_in_its_passage_and_none_in_the_title() -> None:
     data = EvaluationData(folder=Path(os.environ["CARPOOL_DATA"]))
-    passages = {passage.id: passage for passage in read_passages(data.corpus_path)}
+    passages = {passage.doc_id: passage for passage in read_passages(data.corpus_path)}
     for gold in GOLD:
         passage = passages[gold.passage]
         assert gold.answers[0].casefold() in passage.text.casefold(), gold
