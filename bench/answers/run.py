@@ -111,7 +111,7 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: AnswersOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     corpus = CorpusRun("answers", options)
-    gold = read_gold()[: options.limit]
+    gold = read_gold()
     vllm = VllmSettings()
     with running_vllm(vllm, corpus.folder) as url:
         accounting, rows = measure(corpus, gold, vllm, url)
@@ -119,7 +119,7 @@ def run(options: AnswersOptions) -> bool:
     shown = {name: _shown(value) for name, value in structs.asdict(figures).items()}
     model = {"llm_model": model_name(vllm)}
     return corpus.finish(
-        {"answers to gold questions": shown},
+        {"answers": {"to gold questions": shown}},
         promises=promises_of(accounting, figures),
         results={**model, "accounting": accounting, "figures": figures, "rows": rows},
         **corpus.facts(GOLD_FILE),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from bench.core.command import reported
@@ -25,8 +24,8 @@ from carpool.testing.kafka import kafka_version
 TABLE_WIDTH = 170
 """The width of tables where there is no terminal."""
 
-Shown = Mapping[str, Any] | Callable[[Console], None]
-"""The results of a table, by column, or what prints tables."""
+Tables = Mapping[str, Mapping[str, Any]]
+"""The columns of each table, by its title."""
 
 
 class BenchRun:
@@ -54,7 +53,7 @@ class BenchRun:
         }
 
     def finish(
-        self, shown: Shown, *, promises: dict[str, bool], results: Any, **facts: Any
+        self, tables: Tables, *, promises: dict[str, bool], results: Any, **facts: Any
     ) -> bool:
         """Writes the JSON, prints tables and promises; returns whether every promise was kept.
 
@@ -70,10 +69,8 @@ class BenchRun:
         console = TerminalConsole(stderr=uses_stderr)
         if not console.is_terminal:
             console = TerminalConsole(stderr=uses_stderr, width=TABLE_WIDTH)
-        if callable(shown):
-            shown(console)
-        else:
-            console.print(table_of(self.benchmark, shown))
+        for title, columns in tables.items():
+            console.print(table_of(title, columns))
         for promise, is_kept in promises.items():
             console.print(Text("holds ", "green") if is_kept else Text("BROKEN", "red"), promise)
         return all(promises.values())

@@ -8,7 +8,8 @@ passages.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -47,9 +48,9 @@ class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
         """The vectors of `name`, (rows, dim) floats in a .npy file."""
         return self.file(f"embeddings/{name}.npy")
 
-    def questions(self, name: str, limit: int | None = None) -> tuple[Question, ...]:
-        """Returns the questions `name`, or the first `limit` of them."""
-        return read_questions(self.file(f"{name}.jsonl.gz"), limit)
+    def questions(self, name: str) -> tuple[Question, ...]:
+        """Returns the questions `name`."""
+        return read_questions(self.file(f"{name}.jsonl.gz"))
 
     def file(self, name: str) -> Path:
         """Returns the path of a file. Raises `ConfigError` where there is none."""
@@ -108,6 +109,16 @@ def read_vectors(path: Path) -> Float32:
     vectors = open_precomputed(path)
     check_stored(vectors, str(path), lambda _: None)
     return np.concatenate([chunk.copy() for _, chunk in vectors.chunks()])
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[None]:
+    """Makes a folder that a set is written to. Raises `ConfigError` where that fails."""
+    try:
+        path.mkdir(parents=True)
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error}); remove it, and make room") from error
 
 
 def distinct_order(vectors: Float32, seed: int) -> npt.NDArray[np.int64]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from indexer.kmeans import faiss
 
 Float32 = npt.NDArray[np.float32]
+Verdict = Literal["same", "tied", "different"]
 
 TOLERANCE = 1e-5
 """Scores nearer than this are equal: the order of float32 sums changes the last bits."""
@@ -25,28 +26,6 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: tuple[str, ...]
     scores: tuple[float, ...]
-
-
-def compare(
-    found: Ranking, expected: Ranking, true_scores: Sequence[float]
-) -> Literal["same", "tied", "different"]:
-    """Returns the verdict on one query. `true_scores`: those of `found.ids`, from the vectors.
-
-    `same`: equal ids at every rank. `tied`: where ids differ, the true score is within `TOLERANCE`
-    of the expected one at that rank. Anything else is `different`: fewer or more hits, an id twice,
-    a score that is wrong by `TOLERANCE` or more.
-    """
-
-    def are_equal(one: Sequence[float], other: Sequence[float]) -> bool:
-        # Also False for NaN, the true score of an unknown id.
-        return all(abs(a - b) < TOLERANCE for a, b in zip(one, other, strict=True))
-
-    is_whole = len(found.ids) == len(expected.ids) == len(set(found.ids))
-    if not (is_whole and are_equal(found.scores, true_scores)):
-        return "different"
-    if found.ids == expected.ids:
-        return "same"
-    return "tied" if are_equal(true_scores, expected.scores) else "different"
 
 
 class MemorySearch:
@@ -81,14 +60,23 @@ class MemorySearch:
         self._ivf.nprobe = nprobe
         return self._rankings(*self._ivf.search(queries, top_k))
 
-    def true_scores(self, query: Float32, ids: Sequence[str]) -> list[float]:
-        """Returns the inner product of `query`, (dim,), with each passage; NaN for unknown ids."""
-        rows = [self._row_of.get(passage_id) for passage_id in ids]
-        wide = query.astype(np.float64)
-        return [
-            float("nan") if row is None else float(self._vectors[row].astype(np.float64) @ wide)
-            for row in rows
-        ]
+    def verdict(self, query: Float32, found: Ranking, expected: Ranking) -> Verdict:
+        """Returns the verdict on what a search found for a query: (dim,).
+
+        `same`: equal ids at every rank. `tied`: where ids differ, the true score is within
+        `TOLERANCE` of the expected one at that rank. Anything else is `different`: fewer or more
+        hits, an unknown id, an id twice, a score that is wrong by more than `TOLERANCE`.
+        """
+        rows = [self._row_of[each] for each in found.ids if each in self._row_of]
+        if not len(found.ids) == len(rows) == len(set(rows)) == len(expected.ids):
+            return "different"
+        scores = self._vectors[rows].astype(np.float64) @ query.astype(np.float64)
+        if not np.allclose(found.scores, scores, rtol=0, atol=TOLERANCE):
+            return "different"
+        if found.ids == expected.ids:
+            return "same"
+        is_tied = np.allclose(expected.scores, scores, rtol=0, atol=TOLERANCE)
+        return "tied" if is_tied else "different"
 
     def _rankings(self, scores: Float32, rows: npt.NDArray[np.int64]) -> list[Ranking]:
         # FAISS pads with -1 where the clusters hold fewer.

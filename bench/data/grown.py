@@ -23,6 +23,7 @@ from bench.data.evaluation import (
     CORPUS,
     Float32,
     find_data,
+    new_folder,
     read_passages,
     read_vectors,
     real_questions,
@@ -70,16 +71,11 @@ def run(options: GrowOptions) -> bool:
     questions = real_questions(data, options.seed)
     count = len(questions) // JUDGES_PART
     judges = questions[-count:]
-    if out.exists():
-        raise ConfigError(f"{out} is there already; remove it, or name another --out")
     spread = options.spread or usual_spread(options.rows)
     run.note(f"growing {options.rows:,} rows of spread {spread:.3f}")
-    try:
-        out.mkdir(parents=True)
+    with new_folder(out):
         grow(passages, titles, out, rows=options.rows, seed=options.seed, spread=spread)
         np.save(out / "queries.npy", questions[:-count], allow_pickle=False)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error}); remove it, and make room") from error
     run.note(f"searching both sets for {len(judges):,} questions, to compare them")
     recalls = {
         name: recall_ceiling(open_precomputed(path), judges, options.seed)
@@ -87,7 +83,7 @@ def run(options: GrowOptions) -> bool:
     }
     difference = abs(recalls["grown"] - recalls["real"])
     return run.finish(
-        {"recall of the nearest clusters": recalls},
+        {"data": {"recall of the nearest clusters": recalls}},
         promises={
             f"recall@{TOP_K} at nlist {NLIST}, nprobe {NPROBE} within {TOLERANCE} of the real "
             "set's (a larger --spread lowers it)": difference <= TOLERANCE
@@ -149,14 +145,10 @@ def cluster(vectors: Vectors, *, nlist: int, seed: int) -> tuple[Float32, Int32]
 def recall_ceiling(vectors: Vectors, questions: Float32, seed: int) -> float:
     """Returns the share of each question's best rows that are in the clusters that it probes."""
     centroids, clusters = cluster(vectors, nlist=NLIST, seed=seed)
-    scores = np.full((len(questions), TOP_K), -np.inf, np.float32)
-    rows = np.zeros((len(questions), TOP_K), np.int64)
+    best = faiss.ResultHeap(len(questions), TOP_K, keep_max=True)
     for first, chunk in vectors.chunks():
-        found, at = faiss.knn(questions, chunk, TOP_K, metric=faiss.METRIC_INNER_PRODUCT)
-        scores, rows = np.hstack([scores, found]), np.hstack([rows, at + first])
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
-        scores = np.take_along_axis(scores, best, 1)
-        rows = np.take_along_axis(rows, best, 1)
+        scores, rows = faiss.knn(questions, chunk, TOP_K, metric=faiss.METRIC_INNER_PRODUCT)
+        best.add_result(scores, rows + first)
     probed = probe(centroids, questions, NPROBE)
-    inside = clusters[rows][:, :, None] == probed[:, None, :]
+    inside = clusters[best.I][:, :, None] == probed[:, None, :]
     return float(inside.any(axis=2).mean())

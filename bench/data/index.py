@@ -16,7 +16,6 @@ from carpool.disk.centroids import read_centroids
 from carpool.disk.extents import segment_name
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
 from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
-from carpool.errors import ConfigError
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
@@ -46,21 +45,15 @@ class BenchIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def corpus_index(
-    data: EvaluationData, *, index_dir: Path, nlist: int, seed: int, embedding: EmbeddingSettings
+    data: EvaluationData, *, folder: Path, nlist: int, seed: int, embedding: EmbeddingSettings
 ) -> BenchIndex:
-    """Returns the index of the corpus in `index_dir`, built from precomputed vectors if missing.
+    """Returns the index of the corpus in `folder`, built from precomputed vectors if missing.
 
-    One that is there may be of other passages. Raises `ConfigError` where it is of another model.
+    One that is there may be of other passages.
     """
+    index_dir = folder / f"index-{nlist}-{seed}-{fingerprint_of(embedding)}"
     if (index_dir / MANIFEST_NAME).exists():
-        found = BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
-        model, wanted = found.manifest.embedding_model, fingerprint_of(embedding)
-        if model != wanted:
-            raise ConfigError(
-                f"the index at {index_dir} is of the model {model}, not {wanted}: name another "
-                "--work or --model"
-            )
-        return found
+        return BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
     vectors = read_vectors(data.vectors_path(CORPUS))
     config = IndexerConfig(embedding=embedding)
     return _build(data.corpus_path, vectors, index_dir, nlist=nlist, seed=seed, config=config)

@@ -19,8 +19,6 @@ class GrowOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Ends with 1 when the set does not behave as the real one: at nlist 100 and nprobe 10, the recall
     of other real questions differs by more than 0.02.
-
-    Example:  carpool bench data --rows 1000000 --out grown-1m
     """
 
     out: Annotated[

@@ -11,13 +11,13 @@ from bench.core.run import BenchRun
 from bench.data.evaluation import (
     CORPUS,
     find_data,
+    new_folder,
     read_passages,
     read_vectors,
     real_questions,
 )
 from bench.data.options import GrowOptions
 from carpool.embedding import EmbeddingSettings, load_embedder
-from carpool.errors import ConfigError
 from generator.plan.sentences import sentence_spans
 
 CHARS_MIN = 60
@@ -42,13 +42,10 @@ def run(options: GrowOptions) -> bool:
     began_s = time.monotonic()
     embedded = load_embedder(EmbeddingSettings()).encode(sentences)
     embedding_s = time.monotonic() - began_s
-    try:
-        out.mkdir(parents=True)
+    with new_folder(out):
         np.save(out / "vectors.npy", np.concatenate([vectors, embedded]).astype(np.float16))
         np.save(out / "queries.npy", real_questions(data, options.seed))
         lines = [{"id": f"row-{row}", **each} for row, each in enumerate(documents)]
         (out / "corpus.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error}); remove it, and make room") from error
     found = {"rows": len(documents), "embedding_s": round(embedding_s)}
-    return run.finish({"set": found}, promises={}, results=found)
+    return run.finish({"data": {"set": found}}, promises={}, results=found)

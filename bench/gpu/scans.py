@@ -154,7 +154,7 @@ def run(options: ScanOptions) -> bool:
             shard.device.close()
     is_gpu = options.device == "cuda"
     return run.finish(
-        {f"{each['numbers']}, {each['rows']:,} rows": each for each in rows},
+        {"scans": {f"{each['numbers']}, {each['rows']:,} rows": each for each in rows}},
         promises=gpu_promises(rows) if is_gpu else {},
         results={
             "device": str(torch.cuda.get_device_name()) if is_gpu else "memory",

@@ -20,8 +20,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     package is not installed are left out.
 
     Ends with 1 when a contestant fails but for lack of memory or time, or there is no result.
-
-    Example:  carpool bench search --collection grown-1m --memory 0.2
     """
 
     collection: Annotated[
@@ -49,7 +47,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         typer.Option(
             "--contestants",
             metavar="NAME,NAME",
-            help="Who takes part, such as carpool*,faiss-memory. Default: all but other modes of "
+            help="Who takes part, such as carpool,faiss-memory. Default: all but other modes of "
             "Carpool and its shards on a GPU.",
             show_default=False,
         ),
@@ -71,9 +69,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             min=0.001,
             max=100,
             metavar="SHARE",
-            help="Limit of a contestant's whole process, interpreter and page cache included, as a "
-            "share of the bytes of the vectors in float32. Python, NumPy and FAISS take about "
-            "60 MB. Default: no limit, the kernel only counts.",
+            help="Limit of a contestant's whole process, page cache included, as a share of the "
+            "bytes of the vectors in float32. Default: no limit, the kernel only counts.",
             show_default=False,
         ),
     ] = None

@@ -43,15 +43,9 @@ class BestRows(NamedTuple):
 def exact_answers(vectors: Path, queries: Float32, top_k: int) -> BestRows:
     """Scores every row for every query: (n, dim) float32. Reads `vectors` once, in chunks."""
     count = top_k + MARGIN
-    best = BestRows(
-        np.full((len(queries), count), -1, np.int64),
-        np.full((len(queries), count), -np.inf, np.float32),
-    )
+    best = faiss.ResultHeap(len(queries), count, keep_max=True)
     for start, chunk in chunks_of(vectors):
         scores, rows = faiss.knn(queries, chunk, count, metric=faiss.METRIC_INNER_PRODUCT)
-        rows[rows >= 0] += start
-        scores = np.concatenate([best.scores, np.where(rows < 0, -np.inf, scores)], axis=1)
-        kept = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        rows = np.take_along_axis(np.concatenate([best.rows, rows], axis=1), kept, 1)
-        best = BestRows(rows, np.take_along_axis(scores, kept, 1))
-    return best
+        best.add_result(scores, np.where(rows < 0, -1, rows + start))
+    best.finalize()
+    return BestRows(best.I, best.D)

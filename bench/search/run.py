@@ -9,12 +9,9 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import structs
-from rich.console import Console
-from rich.text import Text
 
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
-from bench.core.tables import table_of
 from bench.data.evaluation import distinct_order, read_vectors
 from bench.search.cgroup import drop_page_cache
 from bench.search.child import ARRAYS, IDS_NAME, ChildRequest, TunedFigures
@@ -63,17 +60,13 @@ def run(options: SearchOptions) -> bool:
     cells = with_promises(cells, options.work)
     rows = rows_of(cells, options.recall or RECALLS)
 
-    def show(output: Console) -> None:
-        for title, columns in rows.items():
-            output.print(table_of(title, by_figure(columns)))
-        for cell in cells:
-            if cell.status != "ok" or cell.mode == BUILD or cell.at_probes is not None:
-                output.print(Text(cell_line(cell), "yellow"), soft_wrap=True)
-        if options.memory_held_by == "none":
-            output.print("no process was limited: contestants took any memory", style="yellow")
-
+    for cell in cells:
+        if cell.at_probes is not None:
+            begun.note(cell_line(cell))
+    if options.memory_held_by == "none":
+        begun.note("no process was limited: contestants took any memory")
     return begun.finish(
-        show,
+        {title: by_figure(columns) for title, columns in rows.items()},
         promises=promises_of(cells),
         results={"rows": rows, "cells": cells},
         data=[data_file(each / "vectors.npy") for each in options.collection],

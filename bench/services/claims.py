@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.core.accounting import Accounting
 from bench.data.evaluation import CLAIMS, EVIDENCE, Float32, read_evidence
-from bench.data.exact import MemorySearch, Ranking, compare
+from bench.data.exact import MemorySearch, Ranking
 from bench.data.index import memory_search
 from bench.services.corpus import CorpusRun
 from bench.services.options import ClaimsOptions
@@ -41,7 +41,7 @@ DIFFERENT_MAX = 20
 class ClaimsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result. Evidence: the share of claims with an evidence page among the first five.
 
-    `ids`: retrievals by the verdict of `compare`. `different`: up to 20 claims with that verdict.
+    `ids`: retrievals by their verdict. `different`: up to 20 claims with that verdict.
     """
 
     retrievals: Accounting
@@ -93,7 +93,7 @@ def run(options: ClaimsOptions) -> bool:
         evidence_exact=evidence_share(exact, evidence),
     )
     return run.finish(
-        {"claims": result},
+        {"claims": {"services": result}},
         promises=result.promises(),
         results=result,
         **run.facts(run.data.file(f"{CLAIMS}.jsonl.gz"), evidence_path),
@@ -107,7 +107,7 @@ def verdicts_of(
     top_k = max(len(ranking.ids) for ranking in ours.values()) or FIRST
     expected = search.ivf(queries, top_k, nprobe)
     return {
-        claim: compare(ranking, wanted, search.true_scores(query, ranking.ids))
+        claim: search.verdict(query, ranking, wanted)
         for (claim, ranking), wanted, query in zip(ours.items(), expected, queries, strict=True)
     }
 

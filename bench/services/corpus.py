@@ -32,7 +32,7 @@ class CorpusRun(ServicesRun):
         embedding = EmbeddingSettings(model=options.model) if options.model else EmbeddingSettings()
         self.index = corpus_index(
             self.data,
-            index_dir=(options.work / f"index-{options.nlist}-{options.seed}").resolve(),
+            folder=options.work.resolve(),
             nlist=options.nlist,
             seed=options.seed,
             embedding=embedding,
@@ -43,7 +43,7 @@ class CorpusRun(ServicesRun):
 
     def questions(self, name: str, kind: Kind = "text") -> tuple[Question, ...]:
         """Returns the questions `name` as text, or with precomputed vectors and without text."""
-        questions = self.data.questions(name, self.options.limit)
+        questions = self.data.questions(name)
         if kind == "text":
             return questions
         vectors = read_vectors(self.data.vectors_path(name)).astype("<f4")

@@ -34,10 +34,6 @@ class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
             show_default=False,
         ),
     ] = None
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, help="Only the first of the questions.", show_default=False),
-    ] = None
     seed: Annotated[int, typer.Option("--seed", help="Seed of clusters and arrivals.")] = 0
 
 
@@ -56,8 +52,7 @@ class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
     """How fast, and with how many bytes from disk, is a stream of questions searched?
 
     Publishes HotpotQA's questions twice: 50 a second as text, which the grouper embeds, then 200 a
-    second as vectors. Reports p50 and p99 of every stage over all questions, the share of clusters
-    found in memory, bytes read a query, and memory.
+    second as vectors. Reports p50 and p99 of every stage over all questions, and memory.
 
     Ends with 1 when a question is lost or retrieved twice, or memory is over its bounds.
     """

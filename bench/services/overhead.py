@@ -85,9 +85,8 @@ def run(options: OverheadOptions) -> bool:
             found[name] = _measure(sides, index, options)
     return run.finish(
         {
-            f"{name}, {side}": result
+            name: dict(zip(("Carpool", "bare hops"), results, strict=True))
             for name, results in found.items()
-            for side, result in zip(("Carpool", "bare hops"), results, strict=True)
         },
         promises=promises(found),
         results=found,

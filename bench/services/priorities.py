@@ -95,7 +95,10 @@ def run(options: PrioritiesOptions) -> bool:
         )
         result = _Conditions(session, options).measure()
     return run.finish(
-        result.conditions, promises=result.promises(), results=result, index=index.facts
+        {"priorities": result.conditions},
+        promises=result.promises(),
+        results=result,
+        index=index.facts,
     )
 
 

@@ -33,28 +33,14 @@ WARM_UP = 20
 MIB = 1024 * 1024
 BESIDE_BUDGET_BYTES_MAX = 150 * MIB
 GROUPER_BYTES_MAX = 900 * MIB
-STAGES = (
-    *("send_delay", "kafka_wait", "window_wait", "encode", "group", "queue_search", "load"),
-    *("search", "passages", "return", "total"),
-)
-"""The stages of a query in order.
-
-The benchmark measures `send_delay`, `return` and `total`; the services report the others.
-"""
 
 
 class TrafficResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one load. Times in ms over all its queries.
-
-    `hit_share`: of probed clusters that were in memory; `bytes_a_query`: read for it, as the
-    retrievals say.
-    """
+    """The result of one load. Times in ms over all its queries."""
 
     offered_per_s: float
     accounting: Accounting
     stages_ms: dict[str, Spread]
-    hit_share: float
-    bytes_a_query: float
     memory: dict[str, MemoryUse]
 
 
@@ -70,7 +56,7 @@ def run(options: TrafficOptions) -> bool:
         kind: measure(run, kind, rate) for kind, rate in RATES_PER_S.items()
     }
     return run.finish(
-        results,
+        {"traffic": results},
         promises=traffic_promises(results, budget_bytes),
         results={"budget_bytes": budget_bytes, **results},
         **run.facts(run.data.file(f"{TRAFFIC}.jsonl.gz"), run.data.vectors_path(TRAFFIC)),
@@ -96,16 +82,12 @@ def _result(session: Session, load: SentLoad, rate_per_s: float) -> TrafficResul
     ids, recorder = load.keys(), session.recorder
     records = recorder.records(RETRIEVALS.name)
     found = final_retrievals(records, ids)
-    retrievals = [retrieval for retrieval, _ in found.values()]
-    tiers = [probe.tier for retrieval in retrievals for probe in retrieval.probes]
     return TrafficResult(
         offered_per_s=rate_per_s,
         accounting=retrieval_accounting(
             ids, records, answers_of(recorder.records(ANSWERS.name), ids)
         ),
         stages_ms=stages_ms(load, found),
-        hit_share=tiers.count("ram") / max(1, len(tiers)),
-        bytes_a_query=sum(each.bytes_read for each in retrievals) / max(1, len(retrievals)),
         memory={name: memory_of(session.stack[name].pid) for name in SERVICES},
     )
 
@@ -113,12 +95,13 @@ def _result(session: Session, load: SentLoad, rate_per_s: float) -> TrafficResul
 def stages_ms(
     sent: Mapping[str, SentQuestion], found: Mapping[str, tuple[Retrieval, int]]
 ) -> dict[str, Spread]:
-    """Returns the spread of each stage: those of `STAGES` in their order, then any others.
+    """Returns the spread of each stage.
 
+    The benchmark measures `send_delay`, `return` and `total`; the services report the others.
     `found`: each retrieval and when it was read, epoch us. A query counts only for the stages that
     it went through.
     """
-    by_stage: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    by_stage: dict[str, list[float]] = {}
     for query_id, (retrieval, received_us) in found.items():
         question = sent[query_id]
         timings_us = {

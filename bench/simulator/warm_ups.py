@@ -53,7 +53,6 @@ class WarmUpFigures(msgspec.Struct, frozen=True, kw_only=True):
     saved: float
     in_vain: float
     ttft_ms: float
-    warm_ups_a_question: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +101,7 @@ class WarmUpSimulation:
         self._now_us = 0
         self._begun: list[_Request] = []  # of the question that is asked
         self._running: _Request | None = None  # its warm-up, begun or not
-        self._saved = self._useful = self._computed = self._warm_ups = 0
+        self._saved = self._useful = self._computed = 0
         self._ttfts_us: list[int] = []
 
     def run(self) -> WarmUpFigures:
@@ -113,7 +112,6 @@ class WarmUpSimulation:
             saved=self._saved / self._useful,
             in_vain=self._computed / self._useful - 1,
             ttft_ms=median(self._ttfts_us) / 1_000,
-            warm_ups_a_question=self._warm_ups / len(self._searches),
         )
 
     def _ask(self, query: str, search: Sequence[Found]) -> None:
@@ -143,7 +141,6 @@ class WarmUpSimulation:
         self._tell(protocol.QueryAnswered(query=query, wait_us=self._ttfts_us[-1]))
         self._useful += prompt.length
         self._computed += sum(one.length - one.cached for one in self._begun)
-        self._warm_ups += len(self._begun) - 1
 
     def _work_until(self, query: str, until_us: int) -> None:
         """Begins the warm-up that waits when the server is idle, and tells the policy of ends."""

@@ -7,7 +7,7 @@ because a prompt has its passages by score and is computed from its first token 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from generator.plan.speculation import protocol
@@ -24,19 +24,12 @@ class _Pipeline:
     next_at: int = 1
 
 
-class PrefixPolicy(ABC):
+class PrefixPolicy:
     """A `SpeculationPolicy` that keeps the first passages of each draft warm."""
 
-    def __init__(self) -> None:
-        self._warm_ups = WarmUps()
-
-    @abstractmethod
-    def wished(self, draft: protocol.DraftFound) -> int:
-        """Returns how many passages of a draft are to be warm."""
-
-    def forget(self, query: str) -> None:
-        """The search of a query has ended."""
-        self._warm_ups.forget(query)
+    def __init__(self, wished: Callable[[protocol.DraftFound], int]) -> None:
+        """`wished`: how many passages of a draft are to be warm."""
+        self._wished, self._warm_ups = wished, WarmUps()
 
     def step(
         self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
@@ -44,11 +37,11 @@ class PrefixPolicy(ABC):
         """Starts and cancels warm-ups as drafts change. Wrong passages are prefilled again."""
         match event:
             case protocol.DraftFound():
-                return self._warm_ups.follow(event, self.wished(event), load)
+                return self._warm_ups.follow(event, self._wished(event), load)
             case protocol.WarmUpEnded():
                 return self._warm_ups.ended(event, load)
             case protocol.SearchEnded() | protocol.QueryAnswered():
-                self.forget(event.query)
+                self._warm_ups.forget(event.query)
                 return ()
 
 
@@ -56,16 +49,10 @@ class AquaPipe(PrefixPolicy):
     """Prefetches when Equation 1 says so, and removes from the pool what moved. O(passages)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._pool_of)
         self._pipelines: dict[str, _Pipeline] = {}
 
-    def forget(self, query: str) -> None:
-        """See `PrefixPolicy`."""
-        super().forget(query)
-        self._pipelines.pop(query, None)
-
-    def wished(self, draft: protocol.DraftFound) -> int:
-        """Returns the size of the pool."""
+    def _pool_of(self, draft: protocol.DraftFound) -> int:
         one = self._pipelines.setdefault(draft.query, _Pipeline())
         self._prefetch(one, draft.passages, draft.clusters_done)
         return one.pool

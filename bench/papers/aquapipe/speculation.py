@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-from rich.console import Console
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
-from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, TRAFFIC, EvaluationData, find_data, read_vectors
 from bench.data.grown import cluster
 from bench.papers.aquapipe.prefetching import AquaPipe, PrefixPolicy
@@ -51,22 +49,15 @@ saves."""
 IN_VAIN_MAX = 0.2
 
 
-class Oracle(PrefixPolicy):
-    """Warms what a draft has of the final prompt, as soon as there is a draft that has it."""
-
-    def __init__(self, final: Mapping[str, Passages]) -> None:
-        """`final`: the passages of each question."""
-        super().__init__()
-        self._final = final
-
-    def wished(self, draft: protocol.DraftFound) -> int:
-        """Returns how many final passages the draft begins with."""
-        return common(draft.passages, self._final[draft.query])
+def oracle_of(final: Mapping[str, Passages]) -> PrefixPolicy:
+    """Returns a policy that warms what each draft has of the final passages of its question."""
+    return PrefixPolicy(lambda draft: common(draft.passages, final[draft.query]))
 
 
 def run(options: SpeculationOptions) -> bool:
     """Runs the figure; returns whether every promise was kept. Raises `ConfigError`."""
     run = BenchRun("speculation", options)
+    run.note(f"The papers: {STATED}")
     data = find_data(options.data)
     tokens = passage_tokens(data)
     tables: dict[str, dict[str, WarmUpFigures]] = {}
@@ -75,7 +66,7 @@ def run(options: SpeculationOptions) -> bool:
         run.note(f"nlist {nlist}")
         with threadpool_limits(limits=1):
             searched = tuple(searches(data, nlist=nlist, seed=options.seed))
-        oracle = Oracle({str(at): found[-1].passages for at, found in enumerate(searched)})
+        oracle = oracle_of({str(at): found[-1].passages for at, found in enumerate(searched)})
         for search_us, share_min in SAVED_MIN.items():
             policies = {name: make() for name, make in POLICIES.items()} | {"oracle": oracle}
             found = {
@@ -92,13 +83,8 @@ def run(options: SpeculationOptions) -> bool:
                 "vain"
             ] = auto.saved >= share_min * best and auto.in_vain <= IN_VAIN_MAX
 
-    def show(console: Console) -> None:
-        console.print(STATED)
-        for title, columns in tables.items():
-            console.print(table_of(title, columns))
-
     return run.finish(
-        show,
+        tables,
         promises=promises,
         results=tables,
         data=(data_file(data.corpus_path), data_file(data.vectors_path(CORPUS))),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
-from bench.core.tables import table_of
 from bench.data.evaluation import distinct_order, find_data, read_vectors
 from bench.data.index import BenchIndex
 from bench.papers.cagr.published import PublishedSearch
@@ -53,23 +50,18 @@ METHODS = {
 """By name: theta, and whether there is a prefetch."""
 
 
-class CagrRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a method. None: it has no such figure.
+CagrRow = dict[str, float]
+"""The figures of a method.
 
-    `hits`: the mean share of a query's clusters found in memory; `hits_least`: of one query.
-    `prefetched`: the share of the bytes. `groups`: in a batch.
-    """
-
-    mb_a_query: float
-    hits: float | None = None
-    hits_least: float | None = None
-    prefetched: float | None = None
-    groups: float | None = None
+`hits`: the mean share of a query's clusters found in memory; `hits_least`: of one query.
+`prefetched`: the share of the bytes. `groups`: in a batch.
+"""
 
 
 def run(options: CagrOptions) -> bool:
     """Counts, prints and reports; returns whether every promise was kept. Raises `ConfigError`."""
     begun = BenchRun("paper cagr", options)
+    begun.note(f"The paper: {STATED}")
     data, index = find_data(options.data), open_index(options.index)
     index.close()  # no documents are read
     nlist, dimension = index.centroids.shape
@@ -86,16 +78,12 @@ def run(options: CagrOptions) -> bool:
         asked = vectors[distinct_order(vectors, options.seed)[:QUERIES]]
         found[name] = rows_of(index, probe(index.centroids, asked, NPROBE), options.seed)
     ours, edge_rag = (
-        sum(rows[method].mb_a_query for rows in found.values()) for method in ("Carpool", "EdgeRAG")
+        sum(rows[method]["mb_a_query"] for rows in found.values())
+        for method in ("Carpool", "EdgeRAG")
     )
 
-    def show(console: Console) -> None:
-        console.print(f"The paper: {STATED}", soft_wrap=True)
-        for name, rows in found.items():
-            console.print(table_of(name, rows))
-
     return begun.finish(
-        show,
+        found,
         promises={"Carpool reads at most half of the bytes of EdgeRAG": ours <= edge_rag / 2},
         results=found,
         data=tuple(data_file(data.vectors_path(name)) for name in DATASETS),
@@ -114,17 +102,17 @@ def rows_of(index: OpenIndex, probes: Int32, seed: int) -> dict[str, CagrRow]:
             search.search(batch.tolist())
         hits = np.array(search.hits) / probes.shape[1]
         read = search.bytes_read + search.prefetched_bytes
-        rows[name] = CagrRow(
-            mb_a_query=read / mb,
-            hits=float(hits.mean()),
-            hits_least=float(hits.min()),
-            prefetched=search.prefetched_bytes / read,
-            groups=search.groups / len(asked),
-        )
+        rows[name] = {
+            "mb_a_query": read / mb,
+            "hits": float(hits.mean()),
+            "hits_least": float(hits.min()),
+            "prefetched": search.prefetched_bytes / read,
+            "groups": search.groups / len(asked),
+        }
     budget_bytes = int(sizes.mean() * ENTRIES)
-    rows["Carpool"] = CagrRow(mb_a_query=our_bytes(index, asked, budget_bytes) / mb)
+    rows["Carpool"] = {"mb_a_query": our_bytes(index, asked, budget_bytes) / mb}
     oracle_bytes = static_oracle_bytes(asked, sizes, budget_bytes)
-    rows["oracle: the best fixed clusters"] = CagrRow(mb_a_query=oracle_bytes / mb)
+    rows["oracle: the best fixed clusters"] = {"mb_a_query": oracle_bytes / mb}
     return rows
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
-from bench.core.tables import table_of
 from bench.data.evaluation import CORPUS, TRAFFIC, find_data
 from bench.papers.options import RagCacheOptions
 from bench.papers.ragcache.streams import natural_stream, passage_tokens, rendered, zipf_stream
@@ -63,6 +60,7 @@ def run(options: RagCacheOptions) -> bool:
     Raises `ConfigError`.
     """
     run = BenchRun("ragcache orders", options)
+    run.note(f"The paper: {STATED}")
     data = find_data(options.data)
     natural, tokens = natural_stream(data, passages=PASSAGES), passage_tokens(data)
     shares: dict[str, dict[str, float]] = {}
@@ -75,14 +73,9 @@ def run(options: RagCacheOptions) -> bool:
         found["oracle"] = computed_once(prompts, SIZE.block_tokens)
         shares[name] = {order: each.cached_share for order, each in found.items()}
 
-    def show(console: Console) -> None:
-        console.print(STATED)
-        title = f"Cached share of the prompt tokens, with a backlog of {BACKLOG}"
-        console.print(table_of(title, shares))
-
     paths = (data.corpus_path, data.vectors_path(CORPUS), data.vectors_path(TRAFFIC))
     return run.finish(
-        show,
+        {f"Cached share of the prompt tokens, with a backlog of {BACKLOG}": shares},
         promises={
             f"{name}: {OURS} finds {share_min:.0%} or more": shares[name][OURS] >= share_min
             for name, share_min in SHARE_MIN.items()

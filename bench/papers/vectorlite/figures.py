@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,15 +34,11 @@ BYTES_OVER_MAX = 1.15
 QUESTIONS_MIN = 200
 
 
-class BytesRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes for a target: the least that are enough for the other half of the questions.
+BytesRow = dict[str, float]
+"""The bytes for a target: the least that are enough for the other half of the questions.
 
-    And those of the model, and of Eq. 3 to 10 as printed, over the least. Medians of the splits.
-    """
-
-    least_mb: float
-    chosen_over: float
-    printed_over: float
+And those of the model, and of Eq. 3 to 10 as printed, over the least. Medians of the splits.
+"""
 
 
 class HeldOut:
@@ -127,9 +122,9 @@ def run(options: VectorLiteOptions) -> bool:
         )
         for number, (target_us, queries_per_s) in enumerate(targets_of(times), 1)
     }
-    overs = [row.chosen_over for row in rows.values()]
+    overs = [row["chosen_over"] for row in rows.values()]
     return run.finish(
-        rows,
+        {"bytes": rows},
         promises={
             "hot sets meet their targets with held-out questions, in half of the splits or more": (
                 min(overs) >= 1
@@ -183,8 +178,5 @@ def bytes_row(splits: Sequence[Split], times: SearchTimes, **target: float) -> B
         found.append(split.sets.size_bytes[[least, chosen, printed]])
     sizes = np.array(found, np.float64)
     over = np.median(sizes[:, 1:] / np.maximum(1, sizes[:, :1]), axis=0)
-    return BytesRow(
-        least_mb=float(np.median(sizes[:, 0])) / 1e6,
-        chosen_over=float(over[0]),
-        printed_over=float(over[1]),
-    )
+    least_mb = float(np.median(sizes[:, 0])) / 1e6
+    return {"least_mb": least_mb, "chosen_over": float(over[0]), "printed_over": float(over[1])}

@@ -59,7 +59,9 @@ def run(options: ChaosOptions) -> bool:
         broken = [promise for promise, is_kept in promises.items() if not is_kept]
         run.note(f"mutant {mutant.number} broke: {'; '.join(broken) or 'no promise'}")
         promises = {f"mutant {mutant.number} is found: {mutant.what}": bool(broken)}
-    return run.finish({"chaos": result}, promises=promises, results=result, index=index.facts)
+    return run.finish(
+        {"chaos": {"found": result}}, promises=promises, results=result, index=index.facts
+    )
 
 
 def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) -> ChaosPlan:

@@ -115,12 +115,9 @@ class LiveRun:
 
     def status(self, injected: int) -> str:
         """Returns the progress as one line of text."""
-        processes = self.supervisor.processes.items()
-        down = ", ".join(f"{name} {each.state}" for name, each in processes if each.state != "up")
         return (
             f"{self.now_s():.0f} s: {self.published():,} sent, {self.answered():,} answered, "
             f"{injected} faults, {len(self.supervisor.exits)} ended by themselves"
-            f"{f'; {down}' if down else ''}"
         )
 
     def open_transactions(self) -> tuple[str, ...]:

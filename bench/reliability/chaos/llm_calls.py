@@ -16,11 +16,6 @@ WARM_UP = "/warm-up"
 """How the id of a warm-up's request ends."""
 
 
-def requests_of(page: str) -> LlmRequests:
-    """Returns what a stand-in says of its requests."""
-    return msgspec.json.decode(page, type=LlmRequests, dec_hook=lambda _, counts: Counter(counts))
-
-
 def calls_of(requests: LlmRequests) -> Counter[str]:
     """Returns the requests for an answer that `started`, and those that the load made fail.
 
@@ -86,7 +81,9 @@ class LlmStandIn:
             self._process.kill()
 
     def _requests(self) -> LlmRequests:
-        return requests_of(self._page("/_requests"))
+        return msgspec.json.decode(
+            self._page("/_requests"), type=LlmRequests, dec_hook=lambda _, counts: Counter(counts)
+        )
 
     def _page(self, path: str, body: bytes | None = None) -> str:
         status, text = self._process.page(path, body)

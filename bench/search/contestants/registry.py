@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
@@ -56,19 +55,15 @@ ENTRIES = {
 
 
 def chosen_names(text: str | None) -> tuple[str, ...]:
-    """Returns the names of `a,b`; `gpu-*` means every name that begins with `gpu-`.
-
-    None: those by default. Raises `ConfigError` for an unknown name.
-    """
+    """Returns the names of `a,b`, or those by default. Raises `ConfigError` for an unknown one."""
     if text is None:
         return tuple(name for name, entry in ENTRIES.items() if entry.is_default)
-    names: list[str] = []
-    for part in (part.strip() for part in text.split(",")):
-        matching = [name for name in ENTRIES if fnmatch(name, part)]
-        if not matching:
-            raise ConfigError(f"there is no contestant {part!r}; choose from {', '.join(ENTRIES)}")
-        names += matching
-    return tuple(dict.fromkeys(names))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in ENTRIES]:
+        raise ConfigError(
+            f"there is no contestant {unknown[0]!r}; choose from {', '.join(ENTRIES)}"
+        )
+    return names
 
 
 def missing_packages(names: tuple[str, ...]) -> dict[str, str]:

@@ -93,7 +93,7 @@ def test_a_set_that_does_not_behave_as_the_real_one_ends_with_1(
     assert said.exit_code == 1
     assert "BROKEN" in said.output
     said = grow(data, tmp_path / "set")
-    assert isinstance(said.exception, ConfigError) and "is there already" in str(said.exception)
+    assert isinstance(said.exception, ConfigError) and "File exists" in str(said.exception)
 
 
 @settings(max_examples=3, deadline=None)

@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
 
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
-from bench.reliability.chaos.llm_calls import calls_of, requests_of
+from bench.reliability.chaos.llm_calls import calls_of
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_faults, shares_of
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chaos_questions
@@ -25,6 +24,7 @@ from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProc
 from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
+from carpool.testing.llm_api import LlmRequests
 from carpool.testing.transactions import DescribedTransaction
 from producers.read_questions import Question
 
@@ -177,8 +177,10 @@ def test_the_quiet_time_after_a_fault_ends_with_the_next_fault() -> None:
 def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None:
     ids = {"a": 1, "b": 2, "a/warm-up": 3}
     done = {"a": 1, "a/warm-up": 2}
-    counts = {"started": 6, "faulted": 1, "started_by_id": ids, "completed_by_id": done}
-    found = calls_of(requests_of(msgspec.json.encode(counts).decode()))
+    requests = LlmRequests(
+        started=6, faulted=1, started_by_id=Counter(ids), completed_by_id=Counter(done)
+    )
+    found = calls_of(requests)
     assert found == {"started": 3, "faulted": 1, "warm_ups": 2}
     assert found + found == {"started": 6, "faulted": 2, "warm_ups": 4}
 

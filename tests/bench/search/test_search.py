@@ -51,7 +51,7 @@ def test_contestants_are_built_tuned_and_measured_and_the_report_says_so(
         assert high[name]["setting"] >= row["setting"]
     assert low["faiss-memory"]["build_s"] > 0 and low["carpool"]["build_s"] is None
     shown = capsys.readouterr()
-    assert "no process was limited" in shown.out
+    assert "no process was limited" in shown.err
     assert "absent is left out: its package is not installed (no_such_package)" in shown.err
 
 

@@ -72,7 +72,6 @@ def test_traffic_comes_back_once_with_a_time_for_each_stage(corpus: dict[str, An
     for kind in ("text", "vectors"):
         run = report["results"][kind]
         assert run["accounting"]["answered"] == run["stages_ms"]["total"]["count"] == 60
-        assert 0 < run["hit_share"] < 1 and run["bytes_a_query"] > 0
         assert services_say <= run["stages_ms"].keys()
 
 
