@@ -35,7 +35,7 @@ from carpool.telemetry.logs import configure_logs
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.settings import HttpSettings, LogSettings
 from schemas.answer import Stage as StageName
-from schemas.topics import TOPICS, Topic, is_batch
+from schemas.topics import RETRY_TOPICS, TOPICS, Topic, is_batch
 
 log = structlog.get_logger()
 
@@ -50,6 +50,8 @@ Python's default of 5 ms, one busy thread delays all others.
 
 INTERACTIVE_WEIGHT = 16
 """Records of the class interactive that are taken in for one of batch, while both have some."""
+STEPS_WEIGHT = 8
+"""Bytes of steps of workflows, and of retries, that are taken in for one of new questions."""
 BATCH_HELD_SHARE = 0.25
 """Largest share of class batch in the queries that a service has in progress."""
 BATCH_CPU_WAIT_US_MAX = 120
@@ -61,17 +63,22 @@ def of_all_topics(intake: Intake[R], topics: Sequence[Topic], queries_max: int) 
 
     Those of the class `batch` have a share of `queries_max`, the queries that the service takes in.
     """
+    batch_max = max(1, int(BATCH_HELD_SHARE * queries_max))
     extra_classes = tuple(
         PriorityClass(
             topic=topic.name,
-            unfinished_max=max(1, int(BATCH_HELD_SHARE * queries_max)),
-            cpu_wait_us_max=BATCH_CPU_WAIT_US_MAX,
+            weight=_weight(topic.name),
+            unfinished_max=batch_max if is_batch(topic.name) else None,
+            cpu_wait_us_max=BATCH_CPU_WAIT_US_MAX if is_batch(topic.name) else 0,
         )
-        if is_batch(topic.name)
-        else PriorityClass(topic=topic.name, weight=INTERACTIVE_WEIGHT)
         for topic in topics[1:]
     )
-    return replace(intake, weight=INTERACTIVE_WEIGHT, extra_classes=extra_classes)
+    return replace(intake, weight=_weight(topics[0].name), extra_classes=extra_classes)
+
+
+def _weight(topic: str) -> int:
+    weight = 1 if is_batch(topic) else INTERACTIVE_WEIGHT
+    return weight * STEPS_WEIGHT if topic in RETRY_TOPICS else weight
 
 
 def run_service(

@@ -66,7 +66,9 @@ from generator.server_requests import ServerRequests
 from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.warming.warmer import Warmed, Warmer
 from generator.workflow.turns import GenerateNext, SearchNext, Turn, turn_of
+from schemas.codec import tenant_of
 from schemas.errors import RecordError
+from schemas.query import finished_steps
 from schemas.retrieval import Retrieval
 
 log = structlog.get_logger()
@@ -263,14 +265,15 @@ class GeneratorStage:
 
     def _add(self, work: QueryInProgress, warmed_at: int | None = None) -> None:
         """Adds a prompt."""
-        retrieval = work.unit.record
+        retrieval, texts = work.unit.record, work.texts
         prompt = Prompt(
             id=work.id,
             arrival_us=work.progress.arrived_us,
             priority=work.prepared.request.priority,
             deadline_us=deadline_us_of(retrieval),
-            tenant=retrieval.query.tenant or "",
+            tenant=tenant_of(retrieval.headers),
             warmed_at=warmed_at,
+            steps_done=finished_steps(retrieval.query if texts is None else texts.turn.query),
         )
         with self._lock:
             self._queries[work.id] = work

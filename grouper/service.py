@@ -38,7 +38,7 @@ from grouper.work import PreparedWindow, WindowWork
 from grouper.workflows import first_step
 from schemas.codec import tenant_of
 from schemas.errors import RecordError
-from schemas.query import Query
+from schemas.query import Query, finished_steps
 from schemas.topics import is_batch
 
 log = structlog.get_logger()
@@ -134,6 +134,7 @@ class GrouperStage:
             tenant=tenant_of(unit.message.headers),
             size_bytes=unit.message.size_bytes,
             deadline_us=query.deadline_us,
+            steps_done=finished_steps(unit.record),
         )
         with self._lock:
             self._scheduler.add(added, now_us)

@@ -106,6 +106,11 @@ def root_of(query: Query) -> Query:
     return query if query.journal is None else query.journal.root
 
 
+def finished_steps(query: Query) -> int:
+    """Returns how many steps of a workflow are finished; 0 for a query that has not begun one."""
+    return 0 if query.journal is None else sum(map(len, query.journal.rounds))
+
+
 NOT_YET: tuple[tuple[str, str], ...] = (
     (
         "tenant",

@@ -21,7 +21,7 @@ class Prompt:
 
     `due_us`: the deadline of another query that waits for the same answer; it affects the order
     only. `token_ids`: empty while they are not known. `warmed_at`: the server that was warmed for
-    the prompt.
+    the prompt. `steps_done`: finished steps of its workflow.
     """
 
     id: int
@@ -32,6 +32,7 @@ class Prompt:
     tenant: str = ""
     token_ids: Sequence[int] = ()
     warmed_at: int | None = None
+    steps_done: int = 0
 
     def is_late(self, now_us: int) -> bool:
         """Returns whether the deadline has passed."""
@@ -80,10 +81,11 @@ class PromptQueue:
     """The waiting prompts. Choosing one costs O(waiting).
 
     The next one is of the best priority, and has the earliest deadline. Prompts without a deadline
-    come after those with one, in the order of arrival. If it is followed what the servers have
-    cached, tenants take turns among these prompts, and each server chooses among the prompts of
-    one tenant by what it has cached. The prompt goes to the server that has most of it cached; if
-    they are equal, to the first.
+    come after those with one, in the order of arrival. If workflows that have begun are among
+    these, or it is followed what the servers have cached, tenants take turns. Of one tenant, the
+    workflows with most finished steps go first. Among equal ones each server chooses by what it
+    has cached. The prompt goes to the server that has most of it cached; if they are equal, to the
+    first.
     """
 
     def __init__(self, *caches: CachedPrefixes) -> None:
@@ -159,9 +161,12 @@ class PromptQueue:
         first = min(ready, key=Prompt.urgency)
         if (self._taken + 1) % OLDEST_EVERY == 0:
             return self._take(min(ready, key=Prompt.arrival).id, servers)
-        if not self._caches or first.orders_by_us() is not None:
+        equal = [prompt for prompt in ready if prompt.is_equal_to(first)]
+        if not equal or not (self._caches or any(prompt.steps_done for prompt in equal)):
             return self._take(first.id, servers)
-        ids = self._of_tenant([prompt for prompt in ready if prompt.is_equal_to(first)])
+        ids = self._of_tenant(equal)
+        if not self._caches:
+            return self._take(ids[0], servers)
         choices = [(server, self._caches[server].choose(ids)) for server in servers]
         server, id = max(choices, key=lambda choice: self._gain(*choice))
         return self._take(id, (server,))
@@ -171,7 +176,10 @@ class PromptQueue:
         return any(queued.not_before_us <= now_us for queued in self)
 
     def _of_tenant(self, prompts: Sequence[Prompt]) -> list[int]:
-        """Returns the prompts of the tenant whose turn it is, in the order of arrival."""
+        """Returns the next prompts of the tenant whose turn it is, in the order of arrival.
+
+        They are those with most finished steps.
+        """
         of_tenant: dict[str, list[Prompt]] = {}
         for prompt in prompts:
             of_tenant.setdefault(prompt.tenant, []).append(prompt)
@@ -182,7 +190,9 @@ class PromptQueue:
         self._with_work = set(of_tenant)
         turn = self._tenants.next(lambda _: 1)
         assert turn is not None, "a prompt is ready, so its tenant has work"
-        return [prompt.id for prompt in sorted(of_tenant[turn], key=Prompt.arrival)]
+        most = max(prompt.steps_done for prompt in of_tenant[turn])
+        first = [prompt for prompt in of_tenant[turn] if prompt.steps_done == most]
+        return [prompt.id for prompt in sorted(first, key=Prompt.arrival)]
 
     def _gain(self, server: int, id: int) -> float:
         prefixes = self._caches[server] if self._caches else None

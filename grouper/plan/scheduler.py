@@ -35,13 +35,17 @@ class WindowLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewQuery:
-    """A query, for the scheduler. `deadline_us`: None if it has no deadline."""
+    """A query, for the scheduler. `deadline_us`: None if it has no deadline.
+
+    `steps_done`: finished steps of its workflow.
+    """
 
     query_id: int
     priority: str
     tenant: str
     size_bytes: int
     deadline_us: int | None
+    steps_done: int = 0
 
 
 class WindowScheduler:
@@ -114,7 +118,7 @@ class WindowScheduler:
     def add(self, query: NewQuery, now_us: int) -> None:
         """Gathers a query for a later window."""
         planner = self._planners[query.priority]
-        planner.add(query.query_id, query.size_bytes, now_us, query.tenant)
+        planner.add(query.query_id, query.size_bytes, now_us, query.tenant, query.steps_done)
         self._added_us[query.priority] = now_us
         self._is_tick_due = True
         if query.deadline_us is not None:

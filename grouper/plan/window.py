@@ -8,6 +8,8 @@ from itertools import count
 
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 
+STEP_WINDOWS = 8
+"""A finished step of a workflow counts as much as waiting for so many windows."""
 STALL_WINDOWS = 4
 """How many times `window_us_max` a window below `queries_min` waits for pending records."""
 
@@ -34,6 +36,7 @@ class _Gathered:
     size_bytes: int
     added_us: int
     tenant: str
+    rank: int
 
 
 class WindowPlanner:
@@ -49,9 +52,12 @@ class WindowPlanner:
 
     If more queries are gathered than fit, tenants take part by deficit round robin. Each query
     costs one, and a turn is worth the tenant's weight: the k-th query of a tenant is in a window
-    before any other tenant gets more than k turns.
+    before any other tenant gets more than k turns. Of one tenant, workflows that have begun go
+    first, those with most finished steps before others. A query that has waited for `STEP_WINDOWS`
+    windows counts as if it had one step more, so none starves.
 
-    Not thread-safe. Every call is O(1) except for the queries it returns or drops.
+    Not thread-safe. Every call is O(1) except for the queries it returns or drops; `close` sorts
+    the gathered queries if they do not fit.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class WindowPlanner:
         self._window_us_max = window_us_max
         self._gathered: dict[int, _Gathered] = {}
         self._size_bytes = 0
+        self._closed = 0
         self._window_ids = window_ids if window_ids is not None else count()
         self._by_tenant: dict[str, dict[int, None]] = {}
         self._turns = DeficitRoundRobin(quantum=1, weight_of=weight_of)
@@ -87,10 +94,17 @@ class WindowPlanner:
         """Yields the ids of the gathered queries, in order of arrival."""
         return iter(self._gathered)
 
-    def add(self, query_id: int, size_bytes: int, now_us: int, tenant: str = "") -> None:
-        """Adds a query, which is not gathered yet."""
+    def add(
+        self, query_id: int, size_bytes: int, now_us: int, tenant: str = "", steps_done: int = 0
+    ) -> None:
+        """Adds a query, which is not gathered yet. `steps_done`: of its workflow."""
         assert query_id not in self._gathered, f"query {query_id} is in the window already"
-        self._gathered[query_id] = _Gathered(size_bytes=size_bytes, added_us=now_us, tenant=tenant)
+        self._gathered[query_id] = _Gathered(
+            size_bytes=size_bytes,
+            added_us=now_us,
+            tenant=tenant,
+            rank=self._closed - STEP_WINDOWS * steps_done,
+        )
         self._size_bytes += size_bytes
         self._by_tenant.setdefault(tenant, {})[query_id] = None
         self._turns.join(tenant)
@@ -131,6 +145,7 @@ class WindowPlanner:
         query_ids = tuple(query_id for query_id in self._gathered if query_id in chosen)
         for query_id in query_ids:
             self._remove(query_id)
+        self._closed += 1
         return Window(
             window_id=next(self._window_ids),
             query_ids=query_ids,
@@ -153,7 +168,10 @@ class WindowPlanner:
 
     def _in_turn(self) -> Iterator[int]:
         """The ids of the queries that fill a window."""
-        waiting = {tenant: iter(ids) for tenant, ids in self._by_tenant.items()}
+        waiting = {
+            tenant: iter(sorted(ids, key=lambda query_id: self._gathered[query_id].rank))
+            for tenant, ids in self._by_tenant.items()
+        }
         left = {tenant: len(ids) for tenant, ids in self._by_tenant.items()}
         for _ in range(self._queries_max):
             tenant = self._turns.next(lambda tenant: 1 if left[tenant] else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -123,6 +123,18 @@ def test_the_books_agree_with_a_count_from_nothing(
         prefixes.check_integrity()
 
 
+def check_order(prompt: Prompt, others: Collection[Prompt], *, by_arrival: bool) -> None:
+    """Checks a prompt that is sent before others. `by_arrival`: no cache decides."""
+    equal = [other for other in others if other.is_equal_to(prompt)]
+    if by_arrival and not any(each.steps_done for each in (prompt, *equal)):
+        assert all(prompt.urgency() < other.urgency() for other in others)
+    assert all(other.urgency()[:2] >= prompt.urgency()[:2] for other in others)
+    for other in equal:
+        if other.tenant == prompt.tenant:
+            is_first = not by_arrival or prompt.arrival() < other.arrival()
+            assert prompt.steps_done > other.steps_done - is_first
+
+
 class LastFirst(CachedPrefixes):
     def choose(self, ids: Sequence[int]) -> int:
         return ids[-1]
@@ -135,6 +147,7 @@ class LastFirst(CachedPrefixes):
             st.sampled_from("ab"),  # tenant
             st.sampled_from([None, None, None, 50, 90]),  # deadline
             st.integers(0, 2),  # prompts sent after it came
+            st.integers(0, 3),  # finished steps of its workflow
         ),
         max_size=80,
     ),
@@ -142,7 +155,7 @@ class LastFirst(CachedPrefixes):
 )
 @settings(max_examples=300, deadline=None)
 def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt(
-    arriving: list[tuple[int, str, int | None, int]], order: type[CachedPrefixes] | None
+    arriving: list[tuple[int, str, int | None, int, int]], order: type[CachedPrefixes] | None
 ) -> None:
     caches = [] if order is None else [order(seeing_tree())]
     queue = PromptQueue(*caches)
@@ -164,17 +177,16 @@ def test_no_order_breaks_priorities_deadlines_or_turns_and_none_starves_a_prompt
         if taken % OLDEST_EVERY == 0:
             assert all(prompt.arrival() < other.arrival() for other in others)
             return
-        by = 4 if order is None else 2  # priority, deadline, then arrival
-        for other in others:
-            assert other.urgency()[:by] >= prompt.urgency()[:by]
+        check_order(prompt, others, by_arrival=order is None)
 
-    for id, (priority, tenant, deadline, sends) in enumerate(arriving):
+    for id, (priority, tenant, deadline, sends, steps_done) in enumerate(arriving):
         prompt = Prompt(
             id=id,
             arrival_us=id,
             priority=priority,
             tenant=tenant,
             deadline_us=deadline,
+            steps_done=steps_done,
             token_ids=(*(tenant == "a",) * 9, id) if id % 3 else (),
         )
         waiting[id] = prompt
@@ -200,3 +212,15 @@ def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
     while (queued := queue.take_next(now_us=0)) is not None:
         tenants.append(queued.prompt.tenant)
     assert tenants[:6] == ["many", "few"] * 3
+
+
+def test_workflows_that_have_begun_go_first_within_the_turns_of_tenants() -> None:
+    queue = PromptQueue()
+    asked = [("a", 0), ("a", 1), ("b", 0), ("a", 4), ("b", 2), ("b", 0)]
+    for id, (tenant, steps_done) in enumerate(asked):
+        prompt = Prompt(id=id, arrival_us=id, tenant=tenant, steps_done=steps_done)
+        queue.add(QueuedPrompt(prompt))
+    sent = []
+    while (queued := queue.take_next(now_us=0)) is not None:
+        sent.append(queued.prompt.id)
+    assert sent == [3, 4, 1, 0, 2, 5], "in turns; then, without workflows, by arrival"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.plan.window import Wait, Window, WindowPlanner
+from grouper.plan.window import STEP_WINDOWS, Wait, Window, WindowPlanner
 
 
 def planner(*, least: int = 2, most: int = 4, window_us: int = 100) -> WindowPlanner:
@@ -194,7 +194,7 @@ def with_tenants(tenants: str, most: int, **weights: int) -> WindowPlanner:
 
 
 def closed(made: WindowPlanner) -> tuple[int, ...]:
-    window = step(made, 0, waiting=9, busy=False)
+    window = step(made, 0, waiting=0, busy=False)
     assert isinstance(window, Window)
     made.check_integrity()
     return window.query_ids
@@ -232,3 +232,49 @@ def test_the_k_th_query_of_a_tenant_waits_for_at_most_k_turns_of_the_others(
                 overtook = sum(tenants[each] == other for each in before)
                 # And what fits into the same window leaves with it, in order of arrival.
                 assert overtook <= k * weights[other] + most
+
+
+def test_workflows_that_have_begun_go_before_new_questions_and_the_most_advanced_first() -> None:
+    made = planner(most=2)
+    for query_id, steps_done in enumerate((0, 1, 3, 0, 1)):
+        made.add(query_id, 10, 0, steps_done=steps_done)
+    assert [closed(made), closed(made), closed(made)] == [(1, 2), (0, 4), (3,)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.booleans()), min_size=1, max_size=80
+    ),
+    st.integers(1, 5),
+)
+def test_steps_change_no_turn_of_a_tenant_and_starve_no_question(
+    arriving: list[tuple[str, int, bool]], most: int
+) -> None:
+    """Against windows without steps: the same tenants, and of one tenant the rule, dumbly."""
+    made, plain = planner(least=1, most=most), planner(least=1, most=most)
+    gathered: dict[int, tuple[str, int, int]] = {}  # tenant, steps done, windows closed before it
+    windows = 0
+
+    def close() -> None:
+        nonlocal windows
+        left, expected = closed(made), closed(plain)
+        assert left == tuple(sorted(left)), "in order of arrival"
+        assert sorted(arriving[id][0] for id in left) == sorted(arriving[id][0] for id in expected)
+        for tenant in "ab":
+            own = [id for id in gathered if gathered[id][0] == tenant]
+            own.sort(key=lambda id: -gathered[id][1] * STEP_WINDOWS - (windows - gathered[id][2]))
+            ours = [id for id in left if arriving[id][0] == tenant]
+            assert sorted(own[: len(ours)]) == ours
+        for id in left:
+            del gathered[id]
+        windows += 1
+
+    for id, (tenant, steps_done, closes) in enumerate(arriving):
+        made.add(id, 1, 0, tenant, steps_done)
+        plain.add(id, 1, 0, tenant)
+        gathered[id] = (tenant, steps_done, windows)
+        if closes:
+            close()
+    while gathered:
+        close()
+    assert made.queries == plain.queries == 0

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.priority.intake_queues import IntakeQueues, PriorityClass
+from carpool.loop.priority.intake_queues import Intake, IntakeQueues, PriorityClass
+from carpool.run_service import of_all_topics
+from schemas.topics import QUERIES, RETRIES, RETRIES_BATCH, read_with
 from tests.records import a_message
 
 URGENT, BATCH = "rag.queries.v1", "rag.queries.batch.v1"
@@ -37,6 +39,22 @@ def test_while_both_classes_have_records_batch_gets_its_share() -> None:
         each.source.topic for each in (queues.next({}) for _ in range(170)) if each is not None
     )
     assert 8 <= taken[BATCH] <= 16  # one in 17 is 10, and turns are of 8
+
+
+def test_steps_of_workflows_are_taken_in_before_new_questions_of_their_class() -> None:
+    new = Intake(topic=URGENT, decode=lambda message: message, bad_input="stop")
+    intake = of_all_topics(new, read_with(QUERIES), queries_max=1_000)
+    queues = IntakeQueues(
+        (PriorityClass(topic=URGENT, weight=intake.weight), *intake.extra_classes)
+    )
+    for topic in intake.topics:
+        for offset in range(1_000):
+            queues.add(message(topic, offset, size_bytes=7_000))
+    first = [queues.next({}) for _ in range(1_200)]
+    taken = Counter(each.source.topic for each in first if each is not None)
+    assert taken[RETRIES.name] > 6 * taken[URGENT] > 0
+    assert taken[URGENT] > 8 * taken[BATCH] > 0
+    assert taken[RETRIES_BATCH.name] > 4 * taken[BATCH]
 
 
 def test_a_queue_full_of_records_or_bytes_pauses_only_its_topic_until_it_is_half_empty() -> None:
