@@ -1,5 +1,6 @@
 // Writes a question to Kafka and waits for its answer; needs Java 17 and the jars of Kafka:
-//     java -cp "$KAFKA_HOME/libs/*" examples/Ask.java client.properties "Who wrote Moby-Dick?"
+//     java -cp "$KAFKA_HOME/libs/*" examples/Ask.java client.properties "Who wrote Moby-Dick?" hyde
+// The last word is a workflow, and may be left out: a name, or a graph as JSON: {"graph": ...}.
 // client.properties has the settings of Kafka's Java clients: bootstrap.servers=127.0.0.1:9092 and
 // those of the brokers' security, such as security.protocol=SASL_SSL.
 
@@ -33,9 +34,10 @@ public class Ask {
             client.load(file);
         }
         String question = args[1];
+        String workflow = args.length > 2 ? args[2] : "one_shot";
         try (KafkaConsumer<String, String> answers = readerAtTheEnd(client)) {
             String id = UUID.randomUUID().toString();
-            RecordMetadata place = publish(client, id, question);
+            RecordMetadata place = publish(client, id, question, workflow);
             JsonNode answer = await(answers, id, place, Duration.ofSeconds(120));
             System.out.println(answer.get("status").asText() + ": " + answer.path("answer").asText());
             for (JsonNode citation : answer.path("citations")) {
@@ -65,8 +67,11 @@ public class Ask {
         return reader;
     }
 
-    static RecordMetadata publish(Properties client, String id, String question) throws Exception {
-        String query = JSON.writeValueAsString(Map.of("text", question, "top_k", 3));
+    static RecordMetadata publish(Properties client, String id, String question, String workflow)
+            throws Exception {
+        Object named = workflow.startsWith("{") ? JSON.readTree(workflow) : workflow;
+        String query = JSON.writeValueAsString(
+                Map.of("text", question, "top_k", 3, "workflow", named));
         try (KafkaProducer<String, String> producer = new KafkaProducer<>(
                 with(client, "acks", "all"),
                 new StringSerializer(), new StringSerializer())) {

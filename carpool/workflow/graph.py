@@ -215,8 +215,9 @@ def program_of(graph: Graph) -> Program:
     for source, edges in by_source.items():
         only = edges[0] if len(edges) == 1 and edges[0].when is None else None
         ours.add_edge(source, only.to if only is not None else _choice(source, edges))
+    program = ours.program(INLINE)
     _check_ends(graph, by_source)
-    return replace(ours.program(INLINE), digest=text_digest(_encoder.encode(graph).decode()))
+    return replace(program, digest=text_digest(_encoder.encode(graph).decode()))
 
 
 def _choice(source: str, edges: Sequence[GraphEdge]) -> Callable[[Mapping[str, Any]], Node]:

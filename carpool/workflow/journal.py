@@ -107,5 +107,9 @@ def search_query(query: Query, steps: Sequence[Retrieve], now_us: int) -> Query:
     beside = tuple(SideText(text=step.text, top_k=step.top_k) for step in others)
     journal = msgspec.structs.replace(query.journal, beside=beside, began_us=now_us)
     return msgspec.structs.replace(
-        query, text=first.text, top_k=first.top_k or root_of(query).top_k, journal=journal
+        query,
+        text=first.text,
+        vector=None,
+        top_k=first.top_k or root_of(query).top_k,
+        journal=journal,
     )

@@ -1,0 +1,96 @@
+"""Workflows on whole services: by name, as a graph, of an operator's module, and from Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.core.stack import Stack
+from carpool.testing.llm_server import LlmServer
+from schemas.topics import ANSWERS, QUERIES
+from tests.deploy.doc_blocks import ROOT
+from tests.e2e.support import Publisher, quick_settings, read_all
+from tests.loop.test_workflows import GRAPH, STEPS_OF
+from tests.waiting import WAIT_S
+
+pytestmark = pytest.mark.slow
+
+LISTINGS = """
+from carpool.workflow import END, START, RAGraph
+
+g1 = RAGraph()
+g1.add_generation(0, prompt="Generate a hypothesis for {input}.", output="hypopara")
+g1.add_retrieval(1, topk=5, query="hypopara", output="docs")
+g1.add_generation(2, prompt="Answer {query} using {docs}.")
+g1.add_edge(START, 0); g1.add_edge(0, 1); g1.add_edge(1, 2); g1.add_edge(2, END)
+hyde = g1.program("listing-hyde")
+
+g2 = RAGraph()
+g2.add_generation(0, prompt="Decompose {input} into subquestions.", output="subquestion")
+g2.add_retrieval(1, topk=2, query="subquestion", output="docs")
+g2.add_generation(2, prompt="Answer {subquestion} using {docs}.")
+g2.add_edge(START, 0); g2.add_edge(0, 1); g2.add_edge(1, 2)
+g2.add_edge(2, lambda s: 1 if s.get("subquestion") and s["rounds"] < 2 else END)
+multistep = g2.program("listing-multistep")
+"""
+LISTED = ("listing-hyde", "listing-multistep")
+BUILT_IN = ("one_shot", "hyde", "multistep", "irg", "recomp", "corrective")
+QUESTION = "what of the river glacier?"
+
+
+def said_by_java(bootstrap: str, workflow: str, folder: Path) -> str:
+    properties = folder / "client.properties"
+    properties.write_text(f"bootstrap.servers={bootstrap}\n")
+    java = ["java", "-cp", f"{os.environ['KAFKA_HOME']}/libs/*", str(ROOT / "examples/Ask.java")]
+    command = [*java, str(properties), QUESTION, workflow]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=WAIT_S
+    ).stdout
+
+
+def test_every_program_is_answered_once_and_a_java_program_starts_one(
+    fresh_broker: str, small_index: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "listings.py").write_text(LISTINGS)
+    settings = {"CARPOOL_WORKFLOW_MODULES": str(tmp_path / "listings.py")}
+    with (
+        LlmServer() as llm,
+        Stack(
+            bootstrap=fresh_broker,
+            index_dir=small_index,
+            work_dir=tmp_path,
+            settings=quick_settings() | settings | {"CARPOOL_LLM_MODEL": llm.model},
+            llm_url=llm.url,
+        ),
+    ):
+        publisher = Publisher(fresh_broker)
+        workflows: dict[str, Any] = {name: name for name in (*BUILT_IN, *LISTED, "unknown")}
+        workflows["graph"] = {"graph": GRAPH}
+        for name, workflow in workflows.items():
+            body = {"query_id": name, "text": QUESTION, "workflow": workflow}
+            publisher.send(QUERIES.name, json.dumps(body).encode(), key=name)
+        if "KAFKA_HOME" in os.environ:
+            for workflow in ("hyde", json.dumps({"graph": GRAPH})):
+                assert said_by_java(fresh_broker, workflow, tmp_path).startswith("ok: ")
+        records = read_all(
+            fresh_broker,
+            ANSWERS.name,
+            until=lambda some: workflows.keys() <= {each.body["query_id"] for each in some},
+        )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(record.body["query_id"], []).append(record.body)
+    assert set(Counter(map(len, found.values()))) == {1}, "each is answered once"
+    for name, (answer,) in ((name, found[name]) for name in workflows):
+        assert answer["status"] == ("failed" if name == "unknown" else "ok"), answer
+    assert "there is no workflow 'unknown'" in found["unknown"][0]["error"]["message"]
+    assert "steps" not in found["one_shot"][0]
+    kinds = [step["kind"] for step in found["listing-hyde"][0]["steps"]]
+    assert kinds == STEPS_OF["hyde"]
+    assert len(found["listing-multistep"][0]["steps"]) == 5
