@@ -33,6 +33,7 @@ NOT_RUN = {
     ],
     "docs/guides/operating.md": ["curl http"],
     "docs/guides/own-corpus.md": ["carpool index tune"],
+    "docs/guides/workflows.md": ["carpool ask --workflow", "carpool workflows check"],
     "docs/guides/own-kafka.md": ["export CARPOOL"],
 }
 """Blocks that need what a test has not; each begins so."""
