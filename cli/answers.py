@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from schemas.answer import Answer
+from schemas.answer import Answer, StepDone
 
 STAGE_ORDER = (
     "kafka_wait",
@@ -29,6 +29,8 @@ STAGE_ORDER = (
 ANSWERED = ("ok", "partial")
 """The statuses of an answer that has a text."""
 LAST_WORDS = 5
+STEP_CHARS = 60
+"""Characters of a step's text that its line shows."""
 
 
 def stages_of(answers: Sequence[Answer]) -> tuple[str, ...]:
@@ -109,6 +111,24 @@ def citation_lines(answer: Answer) -> list[Text]:
         found = ", ".join(passage.id for passage in answer.retrieved if passage.in_prompt)
         lines.append(Text(f"  no citation; the model was given: {found}", style="dim"))
     return lines
+
+
+def quoted(text: str) -> str:
+    """Returns the begin of a text in quotation marks, as one line."""
+    line = " ".join(text.split())
+    return f"“{line if len(line) <= STEP_CHARS else line[: STEP_CHARS - 1].rstrip() + '…'}”"
+
+
+def step_line(step: StepDone) -> Text:
+    """Returns a step of a workflow as a line: what it is, its text, what was found, seconds."""
+    if step.kind == "retrieve":
+        titles = zip(step.titles or step.doc_ids, step.doc_ids, strict=True)
+        found = "; ".join(title or id for title, id in titles) or "nothing"
+        what, result = "searched", f"  found {found}"
+    else:
+        what, result = "wrote   ", f"  {step.tokens} tokens"
+    line = Text(f"{step.n:>3} ", "cyan") + Text(f"{what} {quoted(step.text)}", style="default")
+    return line + Text(f"{result}  {step.ms / 1_000:.2f} s", style="dim")
 
 
 def timing_line(answer: Answer) -> Text:

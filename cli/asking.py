@@ -21,6 +21,7 @@ from cli.answers import (
     answer_text,
     citation_lines,
     quote_lines,
+    step_line,
     text_after,
     timing_line,
 )
@@ -28,6 +29,7 @@ from cli.console import output, people, print_json, print_json_line, print_plain
 from cli.exit_codes import FAILED
 from cli.options import Beside, JsonOption, spread
 from cli.settings import ClientSide
+from cli.workflows import workflow_of
 from producers import Client
 from producers.build_query import QuestionArgs
 from schemas.answer import Answer, PartialAnswer
@@ -57,6 +59,13 @@ def ask(
         "--extractive",
         help="Answer with a sentence of a passage, without the language model.",
     ),
+    workflow: str | None = typer.Option(
+        None,
+        "--workflow",
+        metavar="NAME|FILE.json",
+        help="A program of `carpool workflows`, or a graph: several searches and generations. Each "
+        "step is shown on standard error when it has finished.",
+    ),
     timeout: float | None = typer.Option(
         None,
         "--timeout",
@@ -78,6 +87,7 @@ def ask(
       carpool ask "Who wrote Moby-Dick?" --top-k 3 --timeout 20 --json
       carpool ask "Who wrote Moby-Dick?" --extractive
       carpool ask "Who wrote Moby-Dick?" --bootstrap kafka:9092
+      carpool ask --workflow multistep "Is the author of Moby-Dick older than that of Emma?"
     """
     settings = beside.settings()
     arguments: QuestionArgs = {
@@ -87,10 +97,15 @@ def ask(
         "generation": Generation(max_tokens=max_tokens, extractive=extractive)
         if max_tokens is not None or extractive
         else None,
+        "workflow": workflow_of(workflow),
     }
     console = output()
     streams = console.is_terminal and not as_json
-    answer = asyncio.run(_ask(settings, question, timeout, arguments, console if streams else None))
+    if as_json or not (streams or workflow):
+        answer = asyncio.run(_ask(settings, question, timeout, arguments))
+    else:
+        shown_on = console if streams else None
+        answer = asyncio.run(_ask_and_show(settings, question, timeout, arguments, shown_on))
     if as_json:
         print_json(answer)
     else:
@@ -103,30 +118,46 @@ def ask(
 
 
 async def _ask(
+    settings: ClientSide, question: str, timeout_s: float | None, arguments: QuestionArgs
+) -> Answer:
+    """Returns the terminal answer."""
+    async with Client(kafka=settings.kafka, settings=settings.client) as client:
+        return await client.ask(question, timeout_s=timeout_s, **arguments)
+
+
+async def _ask_and_show(
     settings: ClientSide,
     question: str,
     timeout_s: float | None,
     arguments: QuestionArgs,
     console: Console | None,
 ) -> Answer:
-    """Returns the terminal answer. With a console, its text is printed while it arrives."""
+    """Returns the terminal answer. Its steps are printed when they have finished.
+
+    With a console, its text is printed while it arrives.
+    """
     async with Client(kafka=settings.kafka, settings=settings.client) as client:
-        if console is None:
-            return await client.ask(question, timeout_s=timeout_s, **arguments)
-        shown, generation_id = "", None
+        shown, generation_id, steps = "", None, set[int]()
         async with aclosing(
             client.ask_stream(question, timeout_s=timeout_s, **arguments)
         ) as events:
             async for event in events:
-                if isinstance(event, PartialAnswer):
+                if isinstance(event, PartialAnswer) and event.step is not None:
+                    steps.add(event.seq)
+                    people().print(step_line(event.step))
+                elif isinstance(event, PartialAnswer) and console is not None:
                     if generation_id not in (None, event.generation_id):
                         console.print("\n(begun again)", style="dim")
                         shown = ""
                     generation_id = event.generation_id
                     shown += event.text
                     console.print(Text(event.text), end="", soft_wrap=True)
-                else:
-                    console.print(text_after(shown, event), soft_wrap=True)
+                elif isinstance(event, Answer):
+                    if console is not None:
+                        console.print(text_after(shown, event), soft_wrap=True)
+                    for seq, step in enumerate(event.steps):
+                        if seq not in steps:  # it was not told: such pieces may be lost
+                            people().print(step_line(step))
                     return event
     raise AssertionError("a stream of events ends with an answer or an error")
 

@@ -12,7 +12,7 @@ import typer
 
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from carpool.terminal import fit_terminal
-from cli import acls, asking, configuring, dlq, groups, services, status, topics, up
+from cli import acls, asking, configuring, dlq, groups, services, status, topics, up, workflows
 from cli.console import people, print_plain
 from cli.exit_codes import CHANGE_NEEDED, FAILED, OK
 from schemas.record import well_formed
@@ -76,6 +76,7 @@ app.command()(asking.ask)
 app.command()(asking.publish)
 app.command()(asking.cancel)
 app.command()(status.status)
+app.add_typer(workflows.app)
 app.add_typer(topics.app)
 app.add_typer(dlq.app)
 app.add_typer(groups.app)

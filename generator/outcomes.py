@@ -44,8 +44,9 @@ from generator.tracing import inference
 from generator.warming.warmer import Warmed
 from generator.workflow.next_record import next_output
 from generator.workflow.turns import Turn, turn_after
-from schemas.answer import Answer, ErrorType
+from schemas.answer import Answer, ErrorType, steps_done
 from schemas.codec import tenant_of
+from schemas.query import Query
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
 
@@ -166,6 +167,14 @@ class Outcomes:
             now_us = self._clock.now_us()
             self.sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
+    def tell_steps(self, retrieval: Retrieval, before: Query, after: Query, now_us: int) -> None:
+        """Sends the steps of a workflow that have finished between two journals."""
+        if self._settings.partials:
+            assert self.sink is not None, STARTED
+            told, steps_id = len(steps_done(before)), f"{retrieval.source.place}/steps"
+            for seq, step in enumerate(steps_done(after)[told:], start=told):
+                self.sink.hint(partial_output(retrieval, steps_id, seq, "", now_us, step))
+
     def charge(self, unit_id: int, error: Exception) -> None:
         """Ends a try of a query."""
         assert self.sink is not None, STARTED
@@ -231,6 +240,7 @@ class Outcomes:
         query, unit = texts.turn.query, work.unit
         try:
             turn = turn_after(query, results, unit.record, self._workflows, now_us)
+            self.tell_steps(unit.record, query, turn.query, now_us)
             self.go_on(unit, turn, now_us, texts.operations)
         except WorkflowError as error:
             with_journal = msgspec.structs.replace(unit.record, query=query)

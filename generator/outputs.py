@@ -1,11 +1,11 @@
-"""The records that the generator writes: terminal answers, and pieces of answers."""
+"""The records that the generator writes: terminal answers, pieces of answers, finished steps."""
 
 from __future__ import annotations
 
 from carpool.kafka.records import Output
 from carpool.kafka.sizes import fits, record_bytes
 from carpool.loop.answers import answer_output
-from schemas.answer import Answer, PartialAnswer, unanswered
+from schemas.answer import Answer, PartialAnswer, StepDone, unanswered
 from schemas.codec import encode
 from schemas.record import Headers
 from schemas.retrieval import Retrieval
@@ -37,12 +37,19 @@ def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Outp
 
 
 def partial_output(
-    retrieval: Retrieval, generation_id: str, seq: int, text: str, now_us: int
+    retrieval: Retrieval,
+    generation_id: str,
+    seq: int,
+    text: str,
+    now_us: int,
+    step: StepDone | None = None,
 ) -> Output:
-    """Returns the record of a piece of an answer."""
+    """Returns the record of a piece of an answer, or of a finished step."""
     query_id = retrieval.query.query_id
     value, headers = encode(
-        PartialAnswer(query_id=query_id, generation_id=generation_id, seq=seq, text=text),
+        PartialAnswer(
+            query_id=query_id, generation_id=generation_id, seq=seq, text=text, step=step
+        ),
         event_id=f"{generation_id}/{seq}",
         source=SOURCE,
         time_us=now_us,

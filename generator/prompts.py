@@ -162,6 +162,23 @@ def prepare_prompt(
     )
 
 
+def check_prompt(
+    step: Generate, settings: GeneratorSettings, templates: Mapping[str, Template]
+) -> None:
+    """Raises `RecordError` where the prompt of a step of a workflow cannot be made."""
+    forms: tuple[AnswerForm, ...] = ("json", "text")
+    for form in forms:
+        fill(
+            _template(step.template, templates, form)
+            if step.prompt is None
+            else inline_template(step.prompt),
+            step.values,
+            passages_max=settings.passages_max,
+            passage_chars_max=settings.passage_chars_max,
+            prompt_chars_max=settings.prompt_chars_max,
+        )
+
+
 def inline_template(prompt: str) -> Template:
     """Returns the template of a prompt with names in braces, such as `{question}`."""
     user = _BRACES.sub(lambda match: f"{{{{{match[1]}}}}}", prompt)

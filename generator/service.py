@@ -215,7 +215,9 @@ class GeneratorStage:
         """Returns what follows a record of a workflow; None: it is no workflow."""
         if retrieval.query.journal is None:
             return None
-        return turn_of(retrieval, self._workflows, now_us)
+        turn = turn_of(retrieval, self._workflows, now_us)
+        self._outcomes.tell_steps(retrieval, retrieval.query, turn.query, now_us)
+        return turn
 
     def _answer(
         self, unit: Unit[Retrieval], progress: QueryProgress, step: AnswerStep | None

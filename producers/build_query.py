@@ -6,8 +6,10 @@ import struct
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
+from carpool.workflow.graph import program_of
+from carpool.workflow.steps import WorkflowError
 from producers.match_answers import Place
 from schemas.cancel import Cancel
 from schemas.codec import decode, encode
@@ -16,6 +18,7 @@ from schemas.headers import TENANT_HEADER
 from schemas.query import QUERY_BYTES_MAX, Generation, Query, check_query
 from schemas.record import Headers, Source, well_formed
 from schemas.topics import CANCELS, QUERIES, QUERIES_BATCH
+from schemas.workflow import InlineWorkflow
 
 SOURCE_NAME = "urn:carpool:client"
 
@@ -31,6 +34,7 @@ class QuestionArgs(TypedDict, total=False):
     fingerprint of its `embedding_model`. `query_id`: by default a new UUIDv4. `priority`: lower is
     sooner; "batch" uses a topic of lower priority. `tenant`: see the header `rag-tenant`.
     `headers`: traceparent, tracestate, correlation_id and reply_to are copied to the answer.
+    `workflow`: the name of a program, or a graph as in JSON: `nodes` and `edges`.
     """
 
     vector: Vector | None
@@ -42,6 +46,7 @@ class QuestionArgs(TypedDict, total=False):
     tenant: str | None
     conversation_id: str | None
     generation: Generation | None
+    workflow: str | Mapping[str, Any] | None
     headers: Mapping[str, str] | None
 
 
@@ -85,6 +90,7 @@ def build_record(
         priority=0 if priority == "batch" else priority,
         conversation_id=question.get("conversation_id"),
         generation=question.get("generation"),
+        workflow=_as_in_record(question.get("workflow")),
     )
     passed_on: Headers = tuple(
         (name, well_formed(text).encode()) for name, text in (question.get("headers") or {}).items()
@@ -99,9 +105,26 @@ def build_record(
     if tenant is not None:
         headers += ((TENANT_HEADER, well_formed(tenant).encode()),)
     # The grouper decodes it in the same way: bad values are found before the record is sent.
-    check_query(decode(Query, value, headers))
+    query = decode(Query, value, headers)
+    check_query(query)
+    _check_graph(query)
     topic = QUERIES_BATCH if priority == "batch" else QUERIES
     return QueryRecord(topic=topic.name, query_id=query.query_id, value=value, headers=headers)
+
+
+def _as_in_record(workflow: str | Mapping[str, Any] | None) -> Any:
+    """Returns a workflow in the form of a query; its types are checked when it is decoded."""
+    if isinstance(workflow, Mapping) and "graph" not in workflow:
+        return {"graph": workflow}
+    return workflow
+
+
+def _check_graph(query: Query) -> None:
+    if isinstance(query.workflow, InlineWorkflow):
+        try:
+            program_of(query.workflow.graph)
+        except WorkflowError as error:
+            raise RecordError("invalid_value", f"workflow: {error}", field="$.workflow") from None
 
 
 def source_of(question: QueryRecord, place: Place | None) -> Source | None:

@@ -191,7 +191,8 @@ class Client:
         """As `ask`, but yields pieces of the answer as they are written, then the answer.
 
         Pieces are best effort: some or all may be missing. A piece with a new `generation_id`
-        discards the text so far. Only the terminal answer counts.
+        discards the text so far. One with `step` has no text: it tells a finished step of a
+        `workflow`. Only the terminal answer counts, which has all `steps`.
         """
         await asyncio.to_thread(self._opened(self._reader).follow_partials)
         async with aclosing(self._events(text, timeout_s, question, stream=True)) as events:

@@ -104,7 +104,7 @@ def _answers(answer: Answer, waiter: _Waiter) -> bool:
 
 
 class PartialText:
-    """The text so far, of pieces that may be repeated, late or lost.
+    """The text so far, of pieces that may be repeated, late or lost. Steps are no text.
 
     A new generation discards the one before.
     """
@@ -114,9 +114,13 @@ class PartialText:
         self.generation_id: str | None = None
         self._discarded: set[str] = set()
         self._seq = -1
+        self._step_seq = -1
 
     def add(self, piece: PartialAnswer) -> bool:
         """Takes a piece; returns False if it is repeated, late or of a discarded generation."""
+        if piece.step is not None:
+            is_new, self._step_seq = piece.seq > self._step_seq, max(piece.seq, self._step_seq)
+            return is_new
         if piece.generation_id in self._discarded:
             return False
         if piece.generation_id != self.generation_id:

@@ -78,7 +78,7 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A finished step of a workflow. `n`: from 1; steps side by side have one number.
 
     `text`: what was searched, or what the model wrote, its first `STEP_CHARS_MAX` characters.
-    `tokens`: that the model wrote; `doc_ids`: what was found.
+    `tokens`: that the model wrote; `doc_ids` and `titles`: of what was found.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1)]
@@ -87,6 +87,7 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     ms: float = 0.0
     tokens: NonNegative = 0
     doc_ids: tuple[str, ...] = ()
+    titles: tuple[str, ...] = ()
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -182,6 +183,7 @@ def steps_done(query: Query) -> tuple[StepDone, ...]:
             ms=result.took_ms,
             tokens=result.output_tokens,
             doc_ids=tuple(hit.doc_id for hit in result.hits or ()),
+            titles=tuple(hit.title for hit in result.hits or ()),
         )
         for number, round in enumerate(rounds, start=1)
         for result in round
@@ -220,10 +222,15 @@ def unanswered(
     )
 
 
-class PartialAnswer(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """A piece of an answer; a new `generation_id` discards the text so far. Best effort."""
+class PartialAnswer(Record, frozen=True, kw_only=True):
+    """A piece of an answer; a new `generation_id` discards the text so far. Best effort.
+
+    With `step` it is no piece of the answer: a step of the workflow has finished, `text` is empty,
+    and `seq` counts the steps from 0.
+    """
 
     query_id: Identifier
     generation_id: Identifier
     seq: NonNegative
     text: str
+    step: StepDone | None = None

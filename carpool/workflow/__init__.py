@@ -16,7 +16,7 @@ process, and gets the results of the finished steps.
 """
 
 from carpool.workflow.graph import END, START, RAGraph
-from carpool.workflow.program import Program, workflow
+from carpool.workflow.program import Program, Run, workflow
 from carpool.workflow.steps import AnswerStep as Answer
 from carpool.workflow.steps import Found, Generate, Retrieve, Said, WorkflowError
 
@@ -29,6 +29,7 @@ __all__ = [
     "Program",
     "RAGraph",
     "Retrieve",
+    "Run",
     "Said",
     "WorkflowError",
     "workflow",

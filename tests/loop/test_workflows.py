@@ -19,7 +19,7 @@ from schemas.topics import ANSWERS
 from tests.e2e.support import build_index, question
 from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import LLM, WORKFLOWS
-from tests.loop.pipeline import SERVICES, Pipeline
+from tests.loop.pipeline import PARTIALS, SERVICES, Pipeline
 from tests.rig.steps import Steps, silent_deaths
 
 PROGRAMS = ("hyde", "multistep", "irg", "recomp", "corrective")
@@ -87,6 +87,18 @@ def answers(pipeline: Pipeline) -> list[dict[str, Any]]:
     return [json.loads(message.value or b"") for message in pipeline.broker.records(ANSWERS.name)]
 
 
+def steps_told(pipeline: Pipeline) -> dict[str, list[dict[str, Any]]]:
+    """The steps that pieces of answers tell, by query; every other piece is text alone."""
+    told: dict[str, list[dict[str, Any]]] = {}
+    for message in pipeline.broker.records(PARTIALS):
+        piece = json.loads(message.value or b"")
+        if "step" in piece:
+            steps = told.setdefault(piece["query_id"], [])
+            assert (piece["text"], piece["seq"]) == ("", len(steps))
+            steps.append(piece["step"])
+    return told
+
+
 def run(pipeline: Pipeline, *bodies: dict[str, object]) -> dict[str, dict[str, Any]]:
     pipeline.publish(*bodies)
     pipeline.turn(until=lambda: len(answers(pipeline)) >= len(bodies))
@@ -112,6 +124,17 @@ def test_every_program_ends_in_one_answer_that_tells_its_steps(
     assert found["corrective"]["citations"][0]["doc_id"] in {
         each["id"] for each in found["corrective"]["retrieved"]
     }
+
+
+def test_each_step_is_told_when_it_has_finished_as_the_answer_tells_it(
+    index: Path, model: MemoryLlm
+) -> None:
+    pipeline = Pipeline(index, {})
+    found = run(pipeline, *asked())
+    pipeline.stop()
+    assert steps_told(pipeline) == {name: found[name]["steps"] for name in STEPS_OF}
+    searched = found["hyde"]["steps"][1]
+    assert searched["titles"] and len(searched["titles"]) == len(searched["doc_ids"])
 
 
 def test_no_finished_step_runs_again_when_services_are_killed(

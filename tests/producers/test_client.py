@@ -3,105 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+import msgspec
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 import producers.client as client_module
 from carpool.errors import ConfigError, RecordError, RetryableError
-from carpool.kafka.admin import create_topics
-from carpool.kafka.client_config import client_config, producer_config
 from carpool.kafka.embedded import EmbeddedBroker
-from carpool.kafka.settings import KafkaSettings
 from producers import AnswerFailed, AnswerTimeout, Client, raise_for_status
-from schemas.answer import Answer, PartialAnswer
+from schemas.answer import Answer, PartialAnswer, StepDone
 from schemas.cancel import Cancel
-from schemas.codec import decode, decode_query, encode
+from schemas.codec import decode
 from schemas.query import Query
 from schemas.record import Record, Source
-from schemas.topics import ANSWERS, CANCELS, PARTIAL_ANSWERS, QUERIES
+from schemas.topics import ANSWERS, CANCELS, QUERIES
 from tests.clocks import NOW_US, HandClock
 from tests.e2e.support import read_to_end
+from tests.producers.responder import Responder, answer_to
 from tests.records import an_answer
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S
 
-Reply = Callable[[Query, Source], list[Record]]
-
-
-def answer_to(query: Query, source: Source | None, text: str | None = None) -> Answer:
-    return an_answer(query.query_id, source=source, answer=query.text if text is None else text)
-
-
-class Responder:
-    """Answers every question of a broker with the records of `reply`, on its own thread."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-        kafka = KafkaSettings(bootstrap=bootstrap)
-        create_topics(kafka)
-        self.reply: Reply = lambda query, source: [answer_to(query, source)]
-        self.seen: list[Query] = []
-        self._producer = Producer(producer_config(kafka) | {"linger.ms": 0})
-        self._consumer = Consumer(
-            client_config(kafka)
-            | {
-                "group.id": "responder",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 10,
-                "auto.offset.reset": "earliest",
-            }
-        )
-        partitions = self._consumer.list_topics(timeout=WAIT_S).topics[QUERIES.name].partitions
-        self._consumer.assign(
-            [
-                TopicPartition(QUERIES.name, partition, self._end_of(partition))
-                for partition in partitions
-            ]
-        )
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _end_of(self, partition: int) -> int:
-        at = TopicPartition(QUERIES.name, partition)
-
-        def bounds() -> tuple[int, int] | None:
-            try:
-                return self._consumer.get_watermark_offsets(at, timeout=10)
-            except KafkaException:  # a topic that was just made has no leader for a moment
-                return None
-
-        found = wait_until(bounds, f"{QUERIES.name}[{partition}] has a leader")
-        assert found is not None
-        return found[1]
-
-    def close(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-        self._consumer.close()
-        self._producer.flush(WAIT_S)
-
-    def write(self, record: Record, key: str) -> None:
-        topic = PARTIAL_ANSWERS if isinstance(record, PartialAnswer) else ANSWERS
-        value, headers = encode(record, event_id="e", source="test", time_us=1)
-        self._producer.produce(topic.name, key=key, value=value, headers=list(headers))
-        self._producer.poll(0)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            message = self._consumer.poll(0.05)
-            if message is None or message.error() is not None:
-                continue
-            source = Source(
-                topic=QUERIES.name, partition=message.partition(), offset=message.offset()
-            )
-            query = decode_query(message.value(), tuple(message.headers() or ()), source)
-            self.seen.append(query)
-            for record in self.reply(query, source):
-                self.write(record, query.query_id)
+GRAPH = {
+    "nodes": [{"id": "a", "prompt": "{input}"}],
+    "edges": [{"from": "START", "to": "a"}, {"from": "a", "to": "END"}],
+}
 
 
 @pytest.fixture
@@ -196,6 +124,38 @@ def test_pieces_come_before_the_answer_without_repeats(responder: Responder) -> 
         return shown
 
     assert asyncio.run(ask()) == ["a", "b", "c", "answer c"]
+
+
+def test_a_workflow_is_sent_and_its_steps_come_before_its_answer(responder: Responder) -> None:
+    steps = (
+        StepDone(n=1, kind="generate", text="Who wrote it?", tokens=4),
+        StepDone(n=2, kind="retrieve", text="Who wrote it?", doc_ids=("a",), titles=("A",)),
+    )
+
+    def reply(query: Query, source: Source) -> list[Record]:
+        first, last = (
+            PartialAnswer(query_id=query.query_id, generation_id="s", seq=seq, text="", step=step)
+            for seq, step in enumerate(steps)
+        )
+        return [first, first, last, piece_of(query)]
+
+    responder.reply = reply
+
+    async def ask() -> list[object]:
+        events: list[object] = []
+        async with Client(responder.bootstrap) as client:
+            with pytest.raises(RecordError, match="node 'a' leads to 'b'"):
+                await client.ask("?", workflow=GRAPH | {"edges": [{"from": "a", "to": "b"}]})
+            async for event in client.ask_stream("?", workflow=GRAPH, timeout_s=WAIT_S):
+                is_piece = isinstance(event, PartialAnswer)
+                events.append((event.step or event.text) if is_piece else event.answer)
+                if events[-1] == "In":
+                    responder.write(answer_to(responder.seen[-1], None, "In 1851"), event.query_id)
+        return events
+
+    assert asyncio.run(ask()) == [*steps, "In", "In 1851"]
+    assert json.loads(msgspec.json.encode(responder.seen[-1].workflow)) == {"graph": GRAPH}
+    assert "?" not in [query.text for query in responder.seen[:-1]], "the bad graph was not sent"
 
 
 def test_an_ask_that_ends_without_an_answer_withdraws_its_question(responder: Responder) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from producers.match_answers import ExpectedAnswers, PartialText, Place, Ticket
-from schemas.answer import Answer, PartialAnswer
+from schemas.answer import Answer, PartialAnswer, StepDone
 from tests.records import a_source, an_answer
 
 
@@ -112,6 +112,17 @@ def test_pieces_that_are_repeated_or_late_are_no_news() -> None:
         text.add(each)
         for each in (piece(0, "In "), piece(0, "In "), piece(1, "1785"), piece(0, "In "))
     ] == [True, False, True, False]
+    assert text.text == "In 1785"
+
+
+def test_finished_steps_are_news_once_and_no_text() -> None:
+    def step(seq: int) -> PartialAnswer:
+        done = StepDone(n=seq + 1, kind="generate", text="Who?")
+        return PartialAnswer(query_id="q", generation_id="s", seq=seq, text="", step=done)
+
+    text = PartialText()
+    taken = [step(0), step(2), step(2), piece(0, "In "), step(1), step(3), piece(1, "1785")]
+    assert [text.add(each) for each in taken] == [True, True, False, True, False, True, True]
     assert text.text == "In 1785"
 
 

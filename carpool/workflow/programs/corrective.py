@@ -1,7 +1,6 @@
 """Corrective RAG (Yan et al. 2024, arXiv:2401.15884): search again if the passages do not fit."""
 
-from carpool.workflow import Answer, Generate, Retrieve, workflow
-from carpool.workflow.program import Run
+from carpool.workflow import Answer, Generate, Retrieve, Run, workflow
 
 
 @workflow("corrective", version=1)

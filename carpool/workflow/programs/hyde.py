@@ -1,7 +1,6 @@
 """HyDE (Gao et al. 2023, arXiv:2212.10496): search with a passage that the model makes up."""
 
-from carpool.workflow import Answer, Generate, Retrieve, workflow
-from carpool.workflow.program import Run
+from carpool.workflow import Answer, Generate, Retrieve, Run, workflow
 
 
 @workflow("hyde", version=1)

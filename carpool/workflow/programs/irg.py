@@ -1,7 +1,6 @@
 """IRG, or Iter-RetGen (Shao et al. 2023, arXiv:2305.15294): search with the last answer, again."""
 
-from carpool.workflow import Answer, Generate, Retrieve, workflow
-from carpool.workflow.program import Run
+from carpool.workflow import Answer, Generate, Retrieve, Run, workflow
 
 ROUNDS = 2
 

@@ -1,7 +1,6 @@
 """Multistep: take the question apart, and search for each part (LlamaIndex's query engine)."""
 
-from carpool.workflow import Answer, Generate, Retrieve, workflow
-from carpool.workflow.program import Run
+from carpool.workflow import Answer, Generate, Retrieve, Run, workflow
 
 PARTS_MAX = 3
 

@@ -1,7 +1,6 @@
 """One search and one answer: what a query gets that names no workflow."""
 
-from carpool.workflow import Answer, Retrieve, workflow
-from carpool.workflow.program import Run
+from carpool.workflow import Answer, Retrieve, Run, workflow
 
 
 @workflow("one_shot", version=1)

@@ -1,7 +1,6 @@
 """RECOMP (Xu et al. 2023, arXiv:2310.04408): summarise each passage, then answer from these."""
 
-from carpool.workflow import Answer, Generate, Retrieve, workflow
-from carpool.workflow.program import Run
+from carpool.workflow import Answer, Generate, Retrieve, Run, workflow
 
 
 @workflow("recomp", version=1)

@@ -1,0 +1,277 @@
+"""`carpool workflows`: list the programs, explain one, and check those of a file."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from carpool.errors import ConfigError, RecordError
+from carpool.workflow.graph import program_of
+from carpool.workflow.program import Program, find
+from carpool.workflow.settings import WorkflowSettings
+from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError
+from cli.answers import quoted
+from cli.console import output, print_json, print_plain, table
+from cli.exit_codes import FAILED
+from cli.options import ConfigOption, JsonOption, SetOption, given
+from cli.settings import load
+from generator.settings import GeneratorSettings
+from producers.build_query import build_record
+from schemas.codec import decode
+from schemas.hit import Hit
+from schemas.query import Query
+from schemas.record import ClusterId
+from schemas.workflow import InlineWorkflow
+
+app = typer.Typer(name="workflows", rich_markup_mode=None)
+
+QUESTION = "Which made-up question is asked?"
+HITS = 3
+
+
+class WorkflowSections(msgspec.Struct, frozen=True, kw_only=True):
+    """The sections with modules of programs, their limits, and their prompts."""
+
+    workflow: WorkflowSettings
+    generator: GeneratorSettings
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A dry run of a program. `error`: why it did not reach its answer."""
+
+    program: str
+    steps: tuple[str, ...]
+    answer: str | None
+    error: str | None
+
+
+@app.callback(invoke_without_command=True)
+def workflows(
+    context: typer.Context,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List workflows: the programs that `carpool ask --workflow NAME` can name.
+
+    A program searches and asks the model several times for one answer. There are built-in ones,
+    and those of the modules that `workflow.modules` names. A question gets the newest version.
+    These commands read the settings alone: the services may have others.
+
+    \b
+    Examples:
+      carpool workflows
+      carpool workflows --set workflow.modules=my_workflows.py
+      carpool workflows show multistep
+      carpool workflows check my_workflows.py
+    """
+    if context.invoked_subcommand is not None:
+        return
+    programs = _programs(config, assignments).values()
+    if as_json:
+        print_json([_facts(program) for program in programs])
+        return
+    rows = table("name", "version", "steps", "summary", right=("version", "steps"), whole=("name",))
+    for program in programs:
+        numbers = (str(program.version), str(program.steps_max))
+        rows.add_row(program.name, *numbers, program.summary)
+    output().print(rows)
+
+
+@app.command()
+def show(
+    name: str = typer.Argument(help="A name of `carpool workflows`; name@version for an old one."),
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain a program: what it does, its file, how many steps it may take, and its source.
+
+    \b
+    Examples:
+      carpool workflows show hyde
+      carpool workflows show hyde@1 --json
+    """
+    programs = _programs(config, assignments)
+    bare, _, version = name.partition("@")
+    program = find(programs, bare, int(version) if version.isdecimal() else None)
+    if program is None:
+        known = ", ".join(each.label for each in programs.values())
+        raise ConfigError(f"there is no workflow {name!r}; there are: {known} (workflow.modules)")
+    facts = _facts(program)
+    if as_json:
+        print_json(facts)
+        return
+    for label in ("explanation", "steps_max", "file"):
+        if facts[label]:
+            output().print(Text(f"{label:<12}", "bold"), facts[label], soft_wrap=True)
+    if facts["source"]:
+        print_plain(f"\n{facts['source'].rstrip()}")
+
+
+@app.command()
+def check(
+    file: Path = typer.Argument(help="A .py module of programs, or a graph as .json."),
+    question: str = typer.Option(QUESTION, "--question", help="What is asked."),
+    texts: list[str] | None = typer.Option(
+        None,
+        "--text",
+        metavar="TEXT",
+        help="What the model writes in the first step that asks it, the second, and so on; later "
+        "ones get made-up texts.",
+    ),
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run each program of a file against made-up results, and print the steps that it asks for.
+
+    Finds what services would refuse: imports that a program may not use, steps that cannot be,
+    prompts that cannot be filled, endless loops, and programs that ask for other steps when they
+    run again. Give --text to see another path. Needs no broker and no model. Exit code 1: a program
+    does not reach its answer; the output says why. Exit code 2: the file cannot be used.
+
+    \b
+    Examples:
+      carpool workflows check my_workflows.py
+      carpool workflows check my_workflows.py --text yes --text "In which city was she born?"
+      carpool workflows check graph.json --json
+    """
+    programs, settings = (
+        _of_file(file, question),
+        load(WorkflowSections, given(config, assignments)),
+    )
+    checked = [_dry_run(each, question, texts or (), settings) for each in programs]
+    if as_json:
+        print_json(checked)
+    else:
+        for each in checked:
+            output().print(each.program, style="bold")
+            for number, step in enumerate(each.steps, start=1):
+                output().print(f"{number:>3}  {step}", soft_wrap=True)
+            output().print(
+                Text(f"error: {each.error}", "red")
+                if each.error
+                else f"     answer  {each.answer}",
+                soft_wrap=True,
+            )
+    if any(each.error for each in checked):
+        raise typer.Exit(FAILED)
+
+
+def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
+    """Returns the name of a program as it is, or the graph of a .json file. Raises `ConfigError`"""
+    if named is None or Path(named).suffix != ".json":
+        return named
+    try:
+        graph = msgspec.json.decode(Path(named).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"the graph {named} cannot be read: {error}") from None
+    if not isinstance(graph, dict):
+        raise ConfigError(f"{named} is no graph: it needs an object with `nodes` and `edges`")
+    return graph
+
+
+def _of_file(file: Path, question: str) -> list[Program]:
+    """Returns the programs of a file. Raises `ConfigError`."""
+    from carpool.workflow.load import load_module
+
+    if file.suffix == ".json":
+        try:
+            record = build_record(question, now_us=0, workflow=workflow_of(str(file)))
+        except RecordError as error:
+            raise ConfigError(f"{file}: {error}") from None
+        inline = decode(Query, record.value, record.headers).workflow
+        assert isinstance(inline, InlineWorkflow), "a file has a graph"
+        return [program_of(inline.graph)]
+    if not file.is_file() or file.suffix != ".py":
+        raise ConfigError(f"{file} is no file that ends in .py or .json")
+    return [each for each in vars(load_module(str(file))).values() if isinstance(each, Program)]
+
+
+def _programs(
+    config: Path | None, assignments: list[str] | None
+) -> Mapping[tuple[str, int], Program]:
+    from carpool.workflow.load import load_programs
+
+    return load_programs(load(WorkflowSections, given(config, assignments)).workflow.modules)
+
+
+def _facts(program: Program) -> dict[str, Any]:
+    function, is_graph = program.function, inspect.ismethod(program.function)
+    doc = program.summary if is_graph else inspect.getdoc(function)
+    return {
+        "name": program.name,
+        "version": program.version,
+        "steps_max": program.steps_max,
+        "summary": program.summary,
+        "explanation": f"{program.label}: {doc}",
+        "file": None if is_graph else inspect.getsourcefile(function),
+        "source": None if is_graph else inspect.getsource(function),
+    }
+
+
+def _dry_run(
+    program: Program, question: str, texts: Iterable[str], settings: WorkflowSections
+) -> Checked:
+    from carpool.testing.workflow import run
+    from generator.prompts import check_prompt, load_templates
+
+    prompts, templates = settings.generator, load_templates(settings.generator)
+    said = itertools.chain(texts, (f"made-up text {number}" for number in itertools.count(1)))
+    steps: list[str] = []
+
+    def result(step: Step) -> Found | Said:
+        if isinstance(step, Retrieve):
+            found = made_up(step.top_k or HITS)
+            ids = ", ".join(hit.doc_id for hit in found)
+            steps.append(f"search  {quoted(step.text)} -> {ids}")
+            return found
+        text = Said(next(said))
+        steps.append(f"write   {_prompt(step)} -> {quoted(text.text)}")
+        check_prompt(step, prompts, templates)
+        return text
+
+    answer, wrong = None, None
+    try:
+        end = run(program, result, question=question, limits=settings.workflow).answer
+        answer = _prompt(end)
+        if not end.is_written:
+            check_prompt(end, prompts, templates)
+    except WorkflowError as error:
+        wrong = str(error)
+    except RecordError as error:
+        where = f"step {len(steps)}" if answer is None else "its answer"
+        wrong = f"{program.label}, {where}: {error}"
+    return Checked(program=program.label, steps=tuple(steps), answer=answer, error=wrong)
+
+
+def made_up(count: int) -> Found:
+    """Returns so many passages."""
+    return Found(
+        [
+            Hit(
+                doc_id=f"doc-{number}",
+                score=1 / number,
+                cluster=ClusterId(0),
+                title=f"Title {number}",
+                text=f"The text of made-up passage {number}.",
+            )
+            for number in range(1, count + 1)
+        ]
+    )
+
+
+def _prompt(step: Generate) -> str:
+    """Returns what a prompt is made of."""
+    if isinstance(step, AnswerStep) and step.is_written:
+        return f"the text {quoted(str(step.values['text']))}, {len(step.passages)} passages"
+    of = f"template {step.template}" if step.prompt is None else quoted(step.prompt)
+    return f"{of} with {', '.join(step.values) or 'no values'}"

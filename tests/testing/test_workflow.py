@@ -1,0 +1,94 @@
+"""`carpool.testing.workflow`: a program is run as services run it, with the results of a test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carpool.testing.workflow import Given, run
+from carpool.workflow import Answer, Found, Generate, Retrieve, Run, Said, WorkflowError, workflow
+from carpool.workflow.programs.corrective import corrective
+from carpool.workflow.programs.hyde import hyde
+from carpool.workflow.programs.recomp import recomp
+from carpool.workflow.settings import WorkflowSettings
+
+ROOT = Path(__file__).parents[2]
+LIGHT = {"carpool", "schemas", "msgspec", "typing_extensions"}
+
+
+def test_results_in_order_give_the_steps_and_the_answer() -> None:
+    steps, answer = run(hyde, ["It is in Rome.", ["A text.", "Another."]], question="Where?")
+    assert steps == (
+        Generate("hyde", question="Where?", max_tokens=96),
+        Retrieve("It is in Rome."),
+    )
+    assert [hit.text for hit in answer.passages] == ["A text.", "Another."]
+
+
+@pytest.mark.parametrize(("grade", "kinds"), [("Yes.", 2), ("No.", 4)])
+def test_a_function_of_the_step_chooses_the_path(grade: str, kinds: int) -> None:
+    def result(step: Retrieve | Generate) -> Given:
+        if isinstance(step, Retrieve):
+            return [f"about {step.text}"]
+        return Said(grade if step.template == "grade" else "in other words", tokens=2)
+
+    assert len(run(corrective, result).steps) == kinds
+
+
+def test_steps_side_by_side_get_one_result_each() -> None:
+    steps, answer = run(recomp, [["a", "b"], "on a", "on b"])
+    assert [type(step) for step in steps] == [Retrieve, Generate, Generate]
+    assert answer.values["notes"] == [("", "on a"), ("", "on b")]
+
+
+def test_a_search_gets_no_more_than_it_asks_for() -> None:
+    @workflow("one", version=1)
+    def one(question: str) -> Run:
+        found = yield Retrieve(question, top_k=1)
+        return Answer("cited", question=question, passages=found)
+
+    assert len(run(one, [["a", "b"]]).answer.passages) == 1
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        (["a text"], r"hyde@1, step 2: the test gives 1 results, and none for Retrieve"),
+        ([["a passage"]], r"hyde@1, step 1: its result is a text, and the test gives \['a pa"),
+        (["a text", "a text"], r"hyde@1, step 2: its result is passages, and the test gives 'a t"),
+    ],
+)
+def test_a_result_that_is_missing_or_does_not_fit_is_named(
+    results: list[Given], words: str
+) -> None:
+    with pytest.raises(WorkflowError, match=words):
+        run(hyde, results)
+
+
+def test_a_program_that_is_not_pure_or_takes_too_much_fails_as_in_a_service() -> None:
+    answers = iter("abc")
+
+    @workflow("moody", version=1)
+    def moody(question: str) -> Run:
+        for _ in range(3):
+            yield Generate(prompt=next(answers))
+        return Answer("cited", question=question, passages=Found())
+
+    with pytest.raises(WorkflowError, match="moody@1, step 1: the program asks for another step"):
+        run(moody, lambda step: "text")
+    with pytest.raises(WorkflowError, match="its steps took 9 tokens, and 8 are allowed"):
+        run(hyde, [Said("text", tokens=9)], limits=WorkflowSettings(tokens_max=8))
+
+
+def test_programs_and_their_tests_need_the_base_install_only() -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import carpool.workflow, carpool.workflow.load, carpool.testing.workflow\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*sorted(new - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "carpool" in (new := set(done.stdout.split())) and new <= LIGHT, done.stderr
