@@ -114,8 +114,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
     partials: Annotated[
         bool,
         Meta(
-            description="Send answers as they are written to rag.answers.partial.v1; off saves a "
-            "record for each token"
+            description="Send answers as they are written, and the steps of workflows as they "
+            "finish, to rag.answers.partial.v1; off saves a record for each token"
         ),
     ] = True
 

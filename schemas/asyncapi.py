@@ -81,7 +81,8 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
             "sendPartialAnswer": {
                 "action": "send",
                 "channel": _channel_of(PARTIAL_ANSWERS),
-                "summary": "A piece of an answer as it is written; best effort.",
+                "summary": "A piece of an answer as it is written, or, with `step`, a finished "
+                "step of a workflow; best effort.",
             },
         },
         "components": {

@@ -85,7 +85,7 @@ PARTIAL_ANSWERS = Topic(
     name="rag.answers.partial.v1",
     retention_ms=HOUR_MS,
     best_effort=True,
-    purpose="pieces of answers as they are written, best effort",
+    purpose="pieces of answers as they are written, and finished steps of workflows, best effort",
 )
 CANCELS = Topic(
     name="rag.cancels.v1",

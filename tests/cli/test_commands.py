@@ -36,6 +36,7 @@ COMMANDS = (
     *("up", "ask", "publish", "cancel", "status", "config"),
     *("grouper", "searcher", "generator"),
     *("topics create", "topics check"),
+    *("workflows show", "workflows check"),
     *("dlq list", "dlq show", "dlq replay", "dlq drop", "index build", "bench claims"),
 )
 
