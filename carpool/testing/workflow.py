@@ -23,7 +23,7 @@ from schemas.record import ClusterId
 from schemas.workflow import StepResult
 
 Given: TypeAlias = str | Said | Sequence[Hit] | Sequence[str]
-"""The result of a step: a text of the model; or passages, as `Found`, or as their texts alone."""
+"""A text of the model; or passages, as `Found`, or as their texts, which are their ids too."""
 Results: TypeAlias = Callable[[Step], Given] | Sequence[Given]
 
 QUESTION = "Which question is asked?"
@@ -89,4 +89,4 @@ def _result(where: str, step: Step, given: Given) -> StepResult:
 def _hit(number: int, passage: Hit | str) -> Hit:
     if isinstance(passage, Hit):
         return passage
-    return Hit(doc_id=f"doc-{number}", score=1 / number, cluster=ClusterId(0), text=passage)
+    return Hit(doc_id=passage, score=1 / number, cluster=ClusterId(0), text=passage)

@@ -53,7 +53,9 @@ class Found(Sequence[Hit]):
 
     def __add__(self, other: Sequence[Hit]) -> Found:
         """Returns the passages of both, each once: those of `self` first."""
-        return Found(tuple({hit.doc_id: hit for hit in (*self._hits[::-1], *other)[::-1]}.values()))
+        ours = {hit.doc_id: hit for hit in self._hits}
+        theirs = {hit.doc_id: hit for hit in other if hit.doc_id not in ours}
+        return Found((*ours.values(), *theirs.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,9 @@ def test_a_workflow_is_sent_and_its_steps_come_before_its_answer(responder: Resp
     async def ask() -> list[object]:
         events: list[object] = []
         async with Client(responder.bootstrap) as client:
+            bad = [GRAPH["edges"][0], {"from": "a", "to": "b"}]
             with pytest.raises(RecordError, match="node 'a' leads to 'b'"):
-                await client.ask("?", workflow=GRAPH | {"edges": [{"from": "a", "to": "b"}]})
+                await client.ask("?", workflow=GRAPH | {"edges": bad})
             async for event in client.ask_stream("?", workflow=GRAPH, timeout_s=WAIT_S):
                 is_piece = isinstance(event, PartialAnswer)
                 events.append((event.step or event.text) if is_piece else event.answer)
