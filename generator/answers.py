@@ -86,6 +86,7 @@ def answered(
             input_tokens=finished.input_tokens + before.input_tokens,
             output_tokens=finished.output_tokens + before.output_tokens,
             cached_tokens=finished.cached_tokens + before.cached_tokens,
+            reused_tokens=before.reused_tokens,
             warmed_tokens=warmed.used,
             warmed_in_vain_tokens=warmed.in_vain,
         ),
@@ -171,8 +172,12 @@ def ended_early(
 def _usage_of_steps(retrieval: Retrieval) -> Usage:
     """Returns the tokens of the finished steps of a workflow."""
     journal = retrieval.query.journal
-    results = [] if journal is None else [one for round in journal.rounds for one in round]
+    all_results = [] if journal is None else [one for round in journal.rounds for one in round]
+    results = [result for result in all_results if not result.is_shared]
     return Usage(
+        reused_tokens=sum(
+            result.input_tokens + result.output_tokens for result in all_results if result.is_shared
+        ),
         input_tokens=sum(result.input_tokens for result in results),
         output_tokens=sum(result.output_tokens for result in results),
         cached_tokens=sum(result.cached_tokens for result in results),
@@ -244,6 +249,7 @@ def given_again(
             Retrieved(id=hit.doc_id, score=hit.score, in_prompt=hit.doc_id in in_prompt)
             for hit in retrieval.hits
         ),
+        steps=steps_done(retrieval.query),
         search=retrieval.search,
         cache=_cache_use(retrieval, 0),
         provenance=_provenance(

@@ -40,13 +40,13 @@ from generator.query_in_progress import (
     query_failure,
 )
 from generator.settings import GeneratorSettings
-from generator.tracing import inference
+from generator.tracing import inference, step_span
 from generator.warming.warmer import Warmed
 from generator.workflow.next_record import next_output
 from generator.workflow.turns import Turn, turn_after
 from schemas.answer import Answer, ErrorType, steps_done
 from schemas.codec import tenant_of
-from schemas.query import Query
+from schemas.query import Query, finished_steps
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
 
@@ -101,7 +101,7 @@ class Outcomes:
             self._hand_over(work.unit, answer, now_us)
         else:
             assert isinstance(outcome, Answered)
-            self._submit(outcome)
+            self._submit(retrieval, outcome)
 
     def go_on(
         self,
@@ -130,7 +130,8 @@ class Outcomes:
     def write(self, unit: Unit[Retrieval], text: str, progress: QueryProgress, now_us: int) -> None:
         """Answers a workflow with a text that an earlier step wrote."""
         answer = written_before(unit.record, text, progress, now_us)
-        self._hand_over(unit, answer, now_us, late=self._late(unit.record, progress))
+        late = self._late(unit.record, progress)
+        self._hand_over(unit, answer, now_us, progress.searches, late=late)
 
     def extract(
         self,
@@ -145,7 +146,8 @@ class Outcomes:
             self._hand_over(unit, expired(retrieval, progress, now_us), now_us)
             return
         answer = extracted(retrieval, prepared, progress, now_us)
-        self._hand_over(unit, answer, now_us, late=self._late(retrieval, progress))
+        late = self._late(retrieval, progress)
+        self._hand_over(unit, answer, now_us, progress.searches, late=late)
 
     def refuse(
         self,
@@ -204,7 +206,8 @@ class Outcomes:
         url = self._servers[work.server].address
         operation = inference(work, finished, now_us, model=self._model, url=url)
         late = self._late(work.unit.record, work.progress)
-        made = _ended(work.unit, answer, now_us, (operation,), late=late)
+        operations = (*work.progress.searches, operation)
+        made = _ended(work.unit, answer, now_us, operations, late=late)
         metrics = self._metrics.generator
         self.count(work, "output", finished)
         metrics.citations.labels(result="valid").inc(len(citations.valid))
@@ -214,19 +217,42 @@ class Outcomes:
     def _step_result(
         self, work: QueryInProgress, texts: StepTexts, generated: Generated, now_us: int
     ) -> StepResult:
-        finished = generated.finished
+        finished, arrived_us = generated.finished, work.progress.arrived_us
         url = self._servers[work.server].address
+        texts.operations.append(step_span("generate", texts.turn.query, arrived_us, now_us))
         texts.operations.append(inference(work, finished, now_us, model=self._model, url=url))
+        self._metrics.workflow.steps.labels(kind="generate").inc()
         self.count(work, "output", finished)
         return StepResult(
             digest=texts.turn.steps[work.place].digest(),
             text=generated.written.answer,
             is_cut=finished.finish_reason == "length",
-            took_ms=(now_us - work.progress.arrived_us) / 1_000,
+            took_ms=(now_us - arrived_us) / 1_000,
             input_tokens=finished.input_tokens,
             output_tokens=finished.output_tokens,
             cached_tokens=finished.cached_tokens,
         )
+
+    def share(self, other: QueryInProgress | None, work: QueryInProgress) -> bool:
+        """Gives a step the text of an equal one, of this or another workflow; False: it has none.
+
+        `other`: None if it was revoked.
+        """
+        result, texts = None if other is None else other.outcome, work.texts
+        if texts is None or not isinstance(result, StepResult):
+            return False
+        now_us, arrived_us = self._clock.now_us(), work.progress.arrived_us
+        texts.operations.append(step_span("generate", texts.turn.query, arrived_us, now_us))
+        self._metrics.workflow.steps.labels(kind="shared").inc()
+        tokens, tenant = result.input_tokens + result.output_tokens, work.unit.record.headers
+        self._metrics.generator.tokens.add("reused", tenant_of(tenant), tokens)
+        work.outcome = msgspec.structs.replace(
+            result,
+            digest=texts.turn.steps[work.place].digest(),
+            took_ms=(now_us - arrived_us) / 1_000,
+            is_shared=True,
+        )
+        return True
 
     def _written(
         self, work: QueryInProgress, texts: StepTexts, result: StepResult, now_us: int
@@ -274,14 +300,21 @@ class Outcomes:
         unit: Unit[Retrieval],
         answer: Answer,
         now_us: int,
+        operations: tuple[Operation, ...] = (),
         failure: QueryFailure | None = None,
         late: LateOutputs | None = None,
     ) -> None:
-        self._submit(_ended(unit, answer, now_us, failure=failure, late=late))
+        self._submit(unit.record, _ended(unit, answer, now_us, operations, failure, late))
 
-    def _submit(self, answered: Answered) -> None:
+    def _submit(self, retrieval: Retrieval, answered: Answered) -> None:
         assert self.sink is not None, STARTED
         answer, done = answered
+        journal = retrieval.query.journal
+        if journal is not None and (done.failure is None or done.failure.is_refusal):
+            metrics = self._metrics.workflow
+            metrics.ended.labels(program=journal.program, status=answer.status).inc()
+            metrics.length_steps.observe(finished_steps(retrieval.query))
+            metrics.length_rounds.observe(len(journal.rounds))
         if done.failure is None:  # else the loop counts it, once it has decided on a retry
             self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         for stage in ("queue_llm", "decode", "total"):

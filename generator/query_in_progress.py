@@ -22,7 +22,7 @@ class QueryProgress:
     """The requests of a query so far. Times are epoch microseconds; None: it did not happen.
 
     `sent_us` and `first_token_us` are those of the last request, `trouble` is why the last one that
-    failed did.
+    failed did. `searches`: spans of the searches of a workflow that have just ended.
     """
 
     arrived_us: int
@@ -30,6 +30,7 @@ class QueryProgress:
     sent_us: int | None = None
     first_token_us: int | None = None
     trouble: str | None = None
+    searches: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +92,8 @@ class QueryInProgress:
     `id`: of the prompt: that of its unit, unless it is one of several `texts` of a workflow, at
     `place` among them.
 
-    `prompt_key`: None if its answer is not given again to equal prompts. `token_ids`: its
-    prompt; empty while they are not known, and where text is sent.
+    `prompt_key`: None if its answer, or its text for a step, is not given to equal prompts.
+    `token_ids`: its prompt; empty while they are not known, and where text is sent.
     """
 
     id: int

@@ -64,6 +64,7 @@ from generator.query_in_progress import (
 from generator.requests_in_flight import RequestsInFlight
 from generator.server_requests import ServerRequests
 from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
+from generator.tracing import search_spans
 from generator.warming.warmer import Warmed, Warmer
 from generator.workflow.turns import GenerateNext, SearchNext, Turn, turn_of
 from schemas.codec import tenant_of
@@ -167,6 +168,7 @@ class GeneratorStage:
         self._at_servers = ServerRequests(
             servers, self._outcomes, self._happened, metrics.generator, clock
         )
+        metrics.workflow.steps_in_progress.labels(kind="generate").set_function(self._texts)
 
     # ---- the polling thread
 
@@ -197,11 +199,11 @@ class GeneratorStage:
         """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
         progress = QueryProgress(arrived_us=now_us)
         try:
-            turn = self._turn(unit.record, now_us)
+            turn = self._turn(unit.record, progress)
             if isinstance(turn, SearchNext):
-                self._outcomes.go_on(unit, turn, now_us)
+                self._outcomes.go_on(unit, turn, now_us, progress.searches)
             elif isinstance(turn, GenerateNext):
-                self._generate(unit, turn, now_us)
+                self._generate(unit, turn, progress)
             else:
                 if turn is not None:
                     unit = replace(unit, record=turn.retrieval)
@@ -211,12 +213,15 @@ class GeneratorStage:
         except RecordError as error:
             self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
 
-    def _turn(self, retrieval: Retrieval, now_us: int) -> Turn | None:
+    def _turn(self, retrieval: Retrieval, progress: QueryProgress) -> Turn | None:
         """Returns what follows a record of a workflow; None: it is no workflow."""
         if retrieval.query.journal is None:
             return None
-        turn = turn_of(retrieval, self._workflows, now_us)
-        self._outcomes.tell_steps(retrieval, retrieval.query, turn.query, now_us)
+        turn = turn_of(retrieval, self._workflows, progress.arrived_us)
+        found = finished_steps(turn.query) - finished_steps(retrieval.query)
+        self._metrics.workflow.steps.labels(kind="retrieve").inc(found)
+        progress.searches = search_spans(retrieval, found, progress.arrived_us)
+        self._outcomes.tell_steps(retrieval, retrieval.query, turn.query, progress.arrived_us)
         return turn
 
     def _answer(
@@ -243,12 +248,13 @@ class GeneratorStage:
             if not self._is_closed:
                 self._requests.soon(partial(self._warmer.searched, retrieval))
 
-    def _generate(self, unit: Unit[Retrieval], turn: GenerateNext, now_us: int) -> None:
+    def _generate(self, unit: Unit[Retrieval], turn: GenerateNext, progress: QueryProgress) -> None:
         """Generates the texts of a step, side by side. Raises `RecordError`."""
         if not self._has_model:
             raise RecordError("unsupported", NO_MODEL, field="$.workflow")
-        prepared = [self._prepare(turn.retrieval_of(step), step) for step in turn.steps]
-        texts = StepTexts(turn=turn)
+        asked = [turn.retrieval_of(step) for step in turn.steps]
+        prepared = [self._prepare(*each) for each in zip(asked, turn.steps, strict=True)]
+        texts = StepTexts(turn=turn, operations=list(progress.searches))
         with self._lock:
             ids = self._step_prompts.add(unit.id, len(prepared))
         works = [
@@ -256,9 +262,10 @@ class GeneratorStage:
                 id=id,
                 unit=unit,
                 prepared=each,
-                progress=QueryProgress(arrived_us=now_us),
+                progress=QueryProgress(arrived_us=progress.arrived_us),
                 texts=texts,
                 place=place,
+                prompt_key=reusable_key(asked[place], each, self._settings, self._model),
             )
             for place, (id, each) in enumerate(zip(ids, prepared, strict=True))
         ]
@@ -276,6 +283,7 @@ class GeneratorStage:
             tenant=tenant_of(retrieval.headers),
             warmed_at=warmed_at,
             steps_done=finished_steps(retrieval.query if texts is None else texts.turn.query),
+            key=None if texts is None else work.prompt_key,
         )
         with self._lock:
             self._queries[work.id] = work
@@ -399,6 +407,10 @@ class GeneratorStage:
             step=step,
         )
 
+    def _texts(self) -> int:
+        with self._lock:
+            return sum(work.texts is not None for work in self._queries.values())
+
     def _get(self, unit_id: int) -> QueryInProgress | None:
         with self._lock:
             return self._queries.get(unit_id)
@@ -461,13 +473,20 @@ class GeneratorStage:
             case CancelRequest(id=id):
                 if self._requests.cancel(id):
                     self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
-            case EndQuery(id=id, how=how):
+            case EndQuery(id=id):
                 if (work := self._remove(id)) is not None:  # else revoked
-                    self._outcomes.end(how, work)
-                    if work.texts is not None and work.texts.is_over:
-                        with self._lock:
-                            beside = self._step_prompts.pop(work.unit.id)
-                        self._forget(beside)
+                    self._end(action, work)
+
+    def _end(self, action: EndQuery, work: QueryInProgress) -> None:
+        other = action.text_of
+        if other is not None and not self._outcomes.share(self._get(other), work):
+            self._add(work)  # the other one was revoked, or its prompt refused
+            return
+        self._outcomes.end(action.how, work)
+        if work.texts is not None and work.texts.is_over:
+            with self._lock:
+                beside = self._step_prompts.pop(work.unit.id)
+            self._forget(beside)
 
     def _broke(self, id: int | None, error: Exception) -> None:
         """Ends the try of the query `id` after an unexpected error; without one, the service."""

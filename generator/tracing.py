@@ -1,4 +1,4 @@
-"""The span of a request to the model, by OpenTelemetry's conventions for generative AI."""
+"""The spans of a request to the model, by OpenTelemetry's conventions, and of finished steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from carpool.loop.tracing.operation import Attribute, Operation
 from generator.llm.protocol import LlmFinished
 from generator.query_in_progress import QueryInProgress
+from schemas.query import Query
+from schemas.retrieval import Retrieval
 
 
 def inference(
@@ -47,3 +49,28 @@ def inference(
         kind="client",
         attributes=attributes,
     )
+
+
+def step_span(kind: str, query: Query, started_us: int, ended_us: int) -> Operation:
+    """Returns the span of a step of a workflow: `step retrieve` or `step generate`.
+
+    `query`: before the step has ended.
+    """
+    journal = query.journal
+    assert journal is not None, "it is a workflow"
+    return Operation(
+        name=f"step {kind}",
+        started_us=started_us,
+        ended_us=ended_us,
+        attributes={
+            "carpool.workflow.program": journal.program,
+            "carpool.workflow.round": len(journal.rounds) + 1,
+        },
+    )
+
+
+def search_spans(retrieval: Retrieval, searches: int, now_us: int) -> tuple[Operation, ...]:
+    """Returns the spans of the searches whose results a retrieval has."""
+    journal, ended_us = retrieval.query.journal, retrieval.completed_us or now_us
+    began_us = ended_us if journal is None or not journal.began_us else journal.began_us
+    return (step_span("retrieve", retrieval.query, began_us, ended_us),) * searches

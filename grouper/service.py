@@ -91,6 +91,7 @@ class GrouperStage:
         self._is_draining = False
         self._is_closed = False
         self._failure: str | None = None
+        metrics.workflow.steps_in_progress.labels(kind="retrieve").set_function(self._searches)
 
     def start(self, sink: Sink) -> None:
         """Starts the threads; one of them loads index and model."""
@@ -261,6 +262,10 @@ class GrouperStage:
         while not (self._is_closed or self._failure is not None or is_ready()):
             condition.wait()
         return not self._is_closed and self._failure is None
+
+    def _searches(self) -> int:
+        with self._lock:
+            return sum(each.unit.record.journal is not None for each in self._queries.values())
 
     # On the preparing thread.
 

@@ -70,6 +70,8 @@ class StepResult(Record, frozen=True, kw_only=True):
 
     `text`: what was searched, or what the model wrote. `hits`: what was found; None: it is no
     search. `clusters`: the nearest that the search probed. `is_cut`: the text ended at its limit.
+    `is_shared`: it was generated for an equal step of another workflow, so its tokens were not
+    paid.
     """
 
     digest: str
@@ -77,6 +79,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     hits: tuple[Hit, ...] | None = None
     clusters: tuple[int, ...] = ()
     is_cut: bool = False
+    is_shared: bool = False
     took_ms: float = 0.0
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0

@@ -9,6 +9,7 @@ from schemas.errors import REASONS
 
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 SECONDS = (*SHORT_SECONDS, 1, 2.5, 5, 10, 30, 60, 120)
+STEPS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 64)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -25,6 +26,7 @@ class Metrics:
         self.grouper = GrouperMetrics(make)
         self.searcher = SearcherMetrics(make)
         self.generator = GeneratorMetrics(make)
+        self.workflow = WorkflowMetrics(make)
 
 
 class _Factory:
@@ -317,4 +319,35 @@ class GeneratorMetrics:
             "events come late.",
             "server",
             "event",
+        )
+
+
+class WorkflowMetrics:
+    """Steps of workflows, and workflows that a generator has ended.
+
+    A workflow is in one record at a time, so no service knows how many have begun.
+    """
+
+    def __init__(self, make: _Factory) -> None:
+        self.steps_in_progress = make.gauge(
+            "workflow_steps_in_progress",
+            "Steps in this service: retrieve (in a grouper), generate (in a generator). A rise: "
+            "backlog.",
+            "kind",
+        )
+        self.steps = make.counter(
+            "workflow_steps_total",
+            "Finished steps: retrieve; generate; shared (the text of an equal step).",
+            "kind",
+        )
+        self.ended = make.counter(
+            "workflows_total", "Workflows that ended, by status of the answer.", "program", "status"
+        )
+        self.length_steps = make.histogram(
+            "workflow_length_steps", "Steps of a workflow that ended, without its answer.", STEPS
+        )
+        self.length_rounds = make.histogram(
+            "workflow_length_rounds",
+            "Rounds of a workflow that ended: steps side by side are one round.",
+            STEPS,
         )

@@ -244,6 +244,8 @@ class Dispatcher:
         expected = queued.cached_tokens
         if server.tree is not None and expected is not None and event.cached_tokens is not None:
             server.tree.check(expected, event.cached_tokens)
+        for id in self._queue.take_equal(queued.prompt):  # while the stage has the text
+            actions.append(EndQuery(id=id, how="answered", text_of=event.id))
         actions.append(EndQuery(id=event.id, how="answered"))
 
     def _refuse(self, event: RequestRefused, actions: list[DispatchAction]) -> None:
@@ -320,6 +322,7 @@ class Dispatcher:
     def _take_back(self, id: int) -> QueuedPrompt:
         queued = self._in_flight.pop(id)
         self.servers[queued.server].in_flight -= 1
+        self._queue.came_back(queued.prompt)
         return queued
 
     def _send(self, actions: list[DispatchAction]) -> None:

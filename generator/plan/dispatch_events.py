@@ -167,11 +167,13 @@ class CancelRequest:
 class EndQuery:
     """Answer this query: with the result of its request, or with why there is none.
 
-    `given_up`: the server failed on it too often, though not on all.
+    `given_up`: the server failed on it too often, though not on all. `text_of`: the prompt with an
+    equal key whose text is that of this one; None: it has its own.
     """
 
     id: int
     how: QueryEnd
+    text_of: int | None = None
 
 
 DispatchAction: TypeAlias = SendPrompt | CheckServer | ReplayCache | CancelRequest | EndQuery

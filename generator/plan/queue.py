@@ -21,7 +21,8 @@ class Prompt:
 
     `due_us`: the deadline of another query that waits for the same answer; it affects the order
     only. `token_ids`: empty while they are not known. `warmed_at`: the server that was warmed for
-    the prompt. `steps_done`: finished steps of its workflow.
+    the prompt. `steps_done`: finished steps of its workflow. `key`: of prompts with an equal key
+    one is sent at a time, and its text is that of all; None: there is none.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Prompt:
     token_ids: Sequence[int] = ()
     warmed_at: int | None = None
     steps_done: int = 0
+    key: str | None = None
 
     def is_late(self, now_us: int) -> bool:
         """Returns whether the deadline has passed."""
@@ -85,13 +87,14 @@ class PromptQueue:
     these, or it is followed what the servers have cached, tenants take turns. Of one tenant, the
     workflows with most finished steps go first. Among equal ones each server chooses by what it
     has cached. The prompt goes to the server that has most of it cached; if they are equal, to the
-    first.
+    first. A prompt waits while one with an equal key is at a server.
     """
 
     def __init__(self, *caches: CachedPrefixes) -> None:
         """`caches`: what each server has cached of the waiting prompts; none: not followed."""
         self._waiting: dict[int, QueuedPrompt] = {}
         self._taken = 0
+        self._sent_keys: set[str] = set()
         self._caches = caches
         self._tenants = DeficitRoundRobin(quantum=1, weight_of=lambda _: 1)
         self._with_work: set[str] = set()
@@ -143,11 +146,11 @@ class PromptQueue:
 
         A prompt that may itself have caused a failure says nothing about the server.
         """
-        return any(queued.failures == 0 for queued in self)
+        return any(queued.failures == 0 and self._may_go(queued) for queued in self)
 
     def take_probe(self, server: int) -> QueuedPrompt:
         """Removes and returns the prompt to probe the server with; `has_probe` was True."""
-        fit = [queued.prompt for queued in self if queued.failures == 0]
+        fit = [queued.prompt for queued in self if queued.failures == 0 and self._may_go(queued)]
         return self._take(min(fit, key=Prompt.urgency).id, (server,))
 
     def take_next(self, now_us: int, servers: Sequence[int] = (0,)) -> QueuedPrompt | None:
@@ -155,7 +158,7 @@ class PromptQueue:
 
         `servers`: those that may take it, the preferred first; at least one.
         """
-        ready = [queued.prompt for queued in self if queued.not_before_us <= now_us]
+        ready = [queued.prompt for queued in self if self._may_go(queued, now_us)]
         if not ready:
             return None
         first = min(ready, key=Prompt.urgency)
@@ -173,7 +176,26 @@ class PromptQueue:
 
     def has_ready(self, now_us: int) -> bool:
         """Returns whether a prompt may be sent now."""
-        return any(queued.not_before_us <= now_us for queued in self)
+        return any(self._may_go(queued, now_us) for queued in self)
+
+    def came_back(self, prompt: Prompt) -> None:
+        """Notes that a prompt is at no server any more, so an equal one may be sent."""
+        if prompt.key is not None:
+            self._sent_keys.discard(prompt.key)
+
+    def take_equal(self, prompt: Prompt) -> list[int]:
+        """Removes the waiting prompts with the key of an answered one; returns their ids."""
+        if prompt.key is None:
+            return []
+        ids = [id for id, queued in self._waiting.items() if queued.prompt.key == prompt.key]
+        for id in ids:
+            self.remove(id)
+        return ids
+
+    def _may_go(self, queued: QueuedPrompt, now_us: int | None = None) -> bool:
+        """Returns whether no equal prompt is at a server and, with a time, it is not too early."""
+        is_early = now_us is not None and queued.not_before_us > now_us
+        return not is_early and queued.prompt.key not in self._sent_keys
 
     def _of_tenant(self, prompts: Sequence[Prompt]) -> list[int]:
         """Returns the next prompts of the tenant whose turn it is, in the order of arrival.
@@ -209,5 +231,7 @@ class PromptQueue:
         queued = self.remove(id)
         assert queued is not None, f"prompt {id} does not wait"
         self._taken += 1
+        if queued.prompt.key is not None:
+            self._sent_keys.add(queued.prompt.key)
         queued.server, queued.cached_tokens = server, cached_tokens
         return queued

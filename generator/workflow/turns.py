@@ -104,6 +104,7 @@ def _as_asked(retrieval: Retrieval, query: Query, step: Generate) -> Retrieval:
         max_tokens=step.max_tokens or wishes.max_tokens,
         temperature=step.temperature or wishes.temperature,
         seed=wishes.seed if step.seed is None else step.seed,
+        reuse=root.generation is None or root.generation.reuse,
     )
     return msgspec.structs.replace(
         retrieval,

@@ -79,7 +79,10 @@ class DispatchTranscript:
         return [*output, self._state()]
 
     def _line(self, action: DispatchAction) -> str:
-        shown = [name for name in action.__slots__ if name not in ("server", "form")]
+        hidden = ["server", "form"]
+        if isinstance(action, EndQuery) and action.text_of is None:
+            hidden.append("text_of")
+        shown = [name for name in action.__slots__ if name not in hidden]
         if isinstance(action, SendPrompt | CheckServer) and len(self.dispatcher.servers) > 1:
             shown.append("server")
         return " ".join([type(action).__name__, *(str(getattr(action, name)) for name in shown)])
@@ -217,6 +220,8 @@ class Accounts:
             match action:
                 case SendPrompt(id=id, attempt=attempt, server=server):
                     assert id in self.prompts and id not in self.server_of
+                    keys = {self.prompts[one].key for one in self.server_of}
+                    assert self.prompts[id].key not in keys - {None}, "an equal one is sent"
                     self.server_of[id] = server
                     self.attempts[id] += 1
                     assert attempt == self.attempts[id]
@@ -224,8 +229,11 @@ class Accounts:
                 case CheckServer(server=server):
                     assert server not in self.checked
                     self.checked.add(server)
-                case EndQuery(id=id, how=how):
-                    assert how != "answered" or id in self.server_of
+                case EndQuery(id=id, how=how, text_of=other):
+                    if other is not None:
+                        assert other in self.server_of and id not in self.server_of
+                        assert self.prompts[id].key == self.prompts[other].key is not None
+                    assert how != "answered" or other is not None or id in self.server_of
                     assert how != "expired" or self.prompts[id].is_late(now_us)
                     assert how != "given_up" or self.attempts[id] >= tries_max
                     self.end(id)
@@ -249,6 +257,7 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
                     priority=number % 2,
                     deadline_us=deadline_us,
                     token_ids=PROMPTS[next_id % 2],
+                    key=(None, None, "a")[next_id % 3],
                 )
             )
         case "check" if accounts.checked:

@@ -157,9 +157,8 @@ def test_every_metric_has_the_prefix_a_unit_and_a_meaning() -> None:
         assert family.name.startswith("carpool_"), family.name
         assert family.documentation.endswith("."), family.name
         if family.type == "histogram":
-            assert family.name.rpartition("_")[2] in {"seconds", "queries", "ratio", "windows"}, (
-                family.name
-            )
+            units = {"seconds", "queries", "ratio", "windows", "steps", "rounds"}
+            assert family.name.rpartition("_")[2] in units, family.name
     for reason in REASONS:  # the first letter of each is a rise from zero
         labels = {"reason": reason}
         assert metrics.registry.get_sample_value("carpool_dead_letters_total", labels) == 0
