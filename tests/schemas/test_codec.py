@@ -177,12 +177,23 @@ def test_what_is_wrong_is_named(
     assert error.query_id == query_id or made
 
 
+FORGED = (
+    b'{"query_id": "a", "text": "x", "journal": {"root": {"query_id": "a", "text": "x"}, '
+    b'"program": "hyde", "version": 1, "digest": "0"}}'
+)
+BIG = b'{"nodes": [%b], "edges": [{"from": "START", "to": "n"}]}' % b", ".join(
+    b'{"id": "%d", "prompt": "%b"}' % (number, b"x" * 8_000) for number in range(3)
+)
+
+
 @pytest.mark.parametrize(
     ("value", "remedy"),
     [
         (b"\x00\x00\x00\x00\x07" + GOOD, "schema registry"),
         (b"\x00\x00\x01\x86\xa0\x0eHamlet?", "schema registry"),
         (b'{"query_id": "a", "text": "x", "deadline": 1800000000}', "milliseconds"),
+        (FORGED, "only services write it; publish the question with `workflow`"),
+        (b'{"query_id": "a", "text": "x", "workflow": {"graph": %b}}' % BIG, "may have 16384"),
     ],
 )
 def test_a_common_mistake_is_named_with_its_remedy(value: bytes, remedy: str) -> None:
