@@ -23,6 +23,7 @@ from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.retry import read_query
 from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.settings import WorkflowSettings
 from generator.dedup.stage import DedupStage
 from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings
@@ -56,6 +57,7 @@ from tests.rig.steps import (
 from tests.waiting import wait_until
 
 PARTITIONS = 2
+WORKFLOW = WorkflowSettings(modules=str(Path(__file__).parent / "kinds_of_steps.py"))
 PARTIALS = "rag.answers.partial.v1"
 Answered = tuple[str, str, tuple[str, ...]]
 """(query id, status, ids of what was retrieved)."""
@@ -87,6 +89,7 @@ SERVICES = {
                 EmbeddingSettings(model=MODEL),
                 metrics,
                 pipeline.clock,
+                WORKFLOW,
                 lanes=PARTITIONS if pipeline.scatter else 1,
             ),
         ),

@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from generator.llm.servers import LlmServers
-from generator.prompts import load_templates
-from generator.service import GeneratorStage
-from generator.settings import GeneratorSettings
 from schemas.topics import ANSWERS
 from tests.e2e.support import build_index, question
-from tests.generator.memory_llm import MemoryLlm
-from tests.generator.stage import LLM, WORKFLOWS
+from tests.loop.paid_calls import PaidCalls, committed, use
 from tests.loop.pipeline import PARTIALS, SERVICES, Pipeline
 from tests.rig.steps import Steps, silent_deaths
 
@@ -53,24 +47,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> MemoryLlm:
-    """The model of all generators; its `requests` are all calls that were paid."""
-    engine = MemoryLlm(form="text")
-    settings = GeneratorSettings()
-    built = replace(
-        SERVICES["generator"],
-        build=lambda pipeline, metrics: GeneratorStage(
-            settings,
-            LLM,
-            load_templates(settings),
-            LlmServers([engine]),
-            WORKFLOWS,
-            metrics,
-            pipeline.clock,
-        ),
-    )
-    monkeypatch.setitem(SERVICES, "generator", built)
-    return engine
+def model(monkeypatch: pytest.MonkeyPatch) -> PaidCalls:
+    return use(monkeypatch)
 
 
 def asked() -> list[dict[str, object]]:
@@ -110,7 +88,7 @@ def run(pipeline: Pipeline, *bodies: dict[str, object]) -> dict[str, dict[str, A
 
 
 def test_every_program_ends_in_one_answer_that_tells_its_steps(
-    index: Path, model: MemoryLlm
+    index: Path, model: PaidCalls
 ) -> None:
     pipeline = Pipeline(index, {})
     found = run(pipeline, *asked())
@@ -127,7 +105,7 @@ def test_every_program_ends_in_one_answer_that_tells_its_steps(
 
 
 def test_each_step_is_told_when_it_has_finished_as_the_answer_tells_it(
-    index: Path, model: MemoryLlm
+    index: Path, model: PaidCalls
 ) -> None:
     pipeline = Pipeline(index, {})
     found = run(pipeline, *asked())
@@ -137,26 +115,25 @@ def test_each_step_is_told_when_it_has_finished_as_the_answer_tells_it(
     assert searched["titles"] and len(searched["titles"]) == len(searched["doc_ids"])
 
 
-def test_no_finished_step_runs_again_when_services_are_killed(
-    index: Path, model: MemoryLlm
+def test_no_finished_step_of_mixed_workflows_runs_again_when_services_are_killed(
+    index: Path, model: PaidCalls
 ) -> None:
     pipeline = Pipeline(index, {})
     run(pipeline, *asked())
     pipeline.stop()
-    needed = Counter((request.system, request.user) for request in model.requests)
-    model.requests.clear()
+    wanted, needed = Counter(committed(pipeline.broker)), dict(model.turns)
+    model.turns.clear()
     seed = random.randrange(10**6)
     kills = random.Random(seed)
-    steps = {
-        name: Steps("producer.commit", nth=kills.randrange(2, 6))
-        for name in ("grouper", "searcher", "generator")
-    }
+    steps = {name: Steps("producer.commit", nth=kills.randrange(2, 6)) for name in SERVICES}
     with silent_deaths():
         killed = Pipeline(index, steps)
         found = run(killed, *asked())
         killed.stop()
     assert killed.kills >= 1, f"seed {seed}"
     assert all(each["status"] == "ok" for each in found.values())
-    paid = Counter((request.system, request.user) for request in model.requests)
-    again = paid - needed
-    assert again.total() <= 10, f"seed {seed}: only what was in flight is paid again"
+    assert Counter(committed(killed.broker)) == wanted, f"seed {seed}: a step has two records"
+    assert model.turns.keys() == needed.keys()
+    for call, turns in model.turns.items():
+        assert set(turns) == set(needed[call]), f"seed {seed}: a call came again after its commit"
+        assert len(turns) <= len(needed[call]) + 1, f"seed {seed}: the generator was killed once"
