@@ -29,6 +29,8 @@ STAGE_ORDER = (
 ANSWERED = ("ok", "partial")
 """The statuses of an answer that has a text."""
 LAST_WORDS = 5
+STEP_TITLES = 5
+"""Passages of a step that its line names."""
 STEP_CHARS = 60
 """Characters of a step's text that its line shows."""
 
@@ -123,7 +125,9 @@ def step_line(step: StepDone) -> Text:
     """Returns a step of a workflow as a line: what it is, its text, what was found, seconds."""
     if step.kind == "retrieve":
         titles = zip(step.titles or step.doc_ids, step.doc_ids, strict=True)
-        found = "; ".join(title or id for title, id in titles) or "nothing"
+        found = "; ".join(title or id for title, id in list(titles)[:STEP_TITLES]) or "nothing"
+        if (more := len(step.doc_ids) - STEP_TITLES) > 0:
+            found += f"; {more} more"
         what, result = "searched", f"  found {found}"
     else:
         what, result = "wrote   ", f"  {step.tokens} tokens"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.answers import step_line
 from schemas.answer import PartialAnswer, StepDone
 from schemas.query import Query
 from schemas.record import Record, Source
@@ -111,6 +112,14 @@ STEPS = (
     StepDone(n=1, kind="generate", text="Who wrote\nit?", ms=820, tokens=4),
     StepDone(n=2, kind="retrieve", text="Who?", ms=50, doc_ids=("d1", "d2"), titles=("Emma", "")),
 )
+
+
+def test_the_line_of_a_step_stays_short() -> None:
+    ids = tuple("abcdefg")
+    step = StepDone(n=12, kind="retrieve", text="word " * 30, ms=1_234, doc_ids=ids, titles=ids)
+    line = step_line(step).plain
+    assert line.startswith(" 12 searched “word word") and "…”" in line
+    assert line.endswith("found a; b; c; d; e; 2 more  1.23 s")
 
 
 @pytest.fixture
