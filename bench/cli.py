@@ -9,6 +9,7 @@ from bench.core.command import command_of
 from bench.data.options import GrowOptions
 from bench.papers.options import (
     CagrOptions,
+    HedraRagOptions,
     RagCacheOptions,
     SpeculationOptions,
     VectorLiteOptions,
@@ -58,6 +59,7 @@ PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "cagr": (CagrOptions, "bench.papers.cagr.figures"),
     "vectorlite": (VectorLiteOptions, "bench.papers.vectorlite.figures"),
     "ragcache": (RagCacheOptions, "bench.papers.ragcache.orders"),
+    "hedrarag": (HedraRagOptions, "bench.papers.hedrarag.workflows"),
     "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
 }
 """The options of each command, and the module whose `run` takes them."""

@@ -93,12 +93,13 @@ def open_session(
     services: Sequence[str],
     settings: Mapping[str, str],
     llm_url: str | None = None,
+    topics: Sequence[str] = (GROUPS.name, RETRIEVALS.name, ANSWERS.name),
 ) -> Iterator[Session]:
     """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
 
     `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
-    where `services` has the generator. Logs are written to `work_dir`. Raises `CarpoolError` with
-    the end of a service's log when it does not start.
+    where `services` has the generator. `topics`: that are recorded. Logs are written to `work_dir`.
+    Raises `CarpoolError` with the end of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
@@ -107,7 +108,6 @@ def open_session(
             bootstrap = opened.enter_context(embedded).bootstrap
         kafka = kafka_settings(settings, bootstrap=bootstrap)
         create_topics(kafka)
-        topics = [GROUPS.name, RETRIEVALS.name, ANSWERS.name]
         recorder = opened.enter_context(TopicRecorder(kafka, topics, SystemClock()))
         stack = opened.enter_context(
             Stack(

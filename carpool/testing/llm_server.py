@@ -17,8 +17,8 @@ import argparse
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -200,6 +200,21 @@ class LlmServer:
         if chat.prompt is None and not self._takes_chats:
             raise RefusedRequest(400, NO_TEMPLATE)
 
+    def text(self, chat: ChatRequest) -> str:
+        """Returns what the server writes."""
+        return write(prompt_text(chat.messages), chat.response_format)
+
+    async def pace(self, responder: Responder, prompt_tokens: int) -> AsyncGenerator[None, None]:
+        """Yields when the server has read the prompt, and when each token may be written."""
+        await responder.wait(self._latency_s)
+        yield
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            due_s += self._token_s  # not later for a busy machine
+            await responder.wait(max(0.0, due_s - loop.time()))
+            yield
+
     def load(self) -> tuple[int, int]:
         """Returns how many requests run, and how many wait."""
         return self.requests.in_flight, 0
@@ -269,8 +284,7 @@ class LlmServer:
         self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
     ) -> None:
         """Writes the answer as tokens, as a whole, or up to the fault."""
-        text = write(prompt_text(chat.messages), chat.response_format)
-        tokens = words(text)
+        tokens = words(self.text(chat))
         limits = (chat.max_tokens, chat.max_completion_tokens, len(tokens))
         limit = next(each for each in limits if each is not None)
         cut, finish_reason = tokens[:limit], "stop" if len(tokens) <= limit else "length"
@@ -280,23 +294,21 @@ class LlmServer:
         kind = "chat.completion" if is_chat else "text_completion"
         head = {"id": request_id, "created": 0, "model": self.model, "object": kind}
         chunk = head | {"object": "chat.completion.chunk" if is_chat else kind}
-        await responder.wait(self._latency_s)
         odd = ODD_EVENTS if fault.mode == "odd" and chat.stream else ()
         fault = NO_FAULT if odd else fault
-        for event in odd:
-            await responder.raw_event(event)
         written = []
-        loop = asyncio.get_running_loop()
-        due_s = loop.time()
-        for index, token in enumerate(cut):
-            if fault.mode != "none" and index >= fault.after_tokens:
-                break
-            due_s += self._token_s  # not later for a busy machine
-            await responder.wait(max(0.0, due_s - loop.time()))
-            written.append(token)
-            if chat.stream:
-                choice = _choice("delta" if is_chat else "text", token, None)
-                await responder.event({**chunk, "choices": [choice]})
+        async with aclosing(self.pace(responder, len(ids))) as pace:
+            await anext(pace)
+            for event in odd:
+                await responder.raw_event(event)
+            for index, token in enumerate(cut):
+                if fault.mode != "none" and index >= fault.after_tokens:
+                    break
+                await anext(pace)
+                written.append(token)
+                if chat.stream:
+                    choice = _choice("delta" if is_chat else "text", token, None)
+                    await responder.event({**chunk, "choices": [choice]})
         if fault.mode != "none":
             self.requests.faulted += 1
             await _fail(fault, responder)

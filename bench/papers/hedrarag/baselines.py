@@ -1,0 +1,198 @@
+"""What Carpool is compared with, as a process: it reads questions, and writes a line an answer.
+
+`blocking` runs batches of questions, as scripts with LangChain do: each step of a batch waits for
+its slowest. `langgraph` runs each question alone, in a graph of LangGraph with its SQLite
+checkpointer; one that was killed goes on from the checkpoints. Both run the same programs with the
+same prompts, index and server as Carpool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias, TypedDict
+
+import msgspec
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from carpool.testing.llm_text import NAME as STAND_IN_MODEL
+from carpool.workflow.load import load_programs
+from carpool.workflow.program import find
+from carpool.workflow.resume import NextSteps, resume
+from carpool.workflow.steps import Generate, Retrieve
+from generator.plan.prompt import fill
+from generator.prompts import load_templates
+from generator.settings import GeneratorSettings
+from schemas.workflow import StepResult
+from searcher.local import LocalSearcher
+from searcher.settings import SearcherSettings
+
+BATCH_MAX = 32
+"""Questions of a batch: as many as the server runs at once."""
+STEPS_MAX = 50
+DURABILITY = "async"
+"""LangGraph's default: a checkpoint is written while the next step runs."""
+TOP_K = SearcherSettings().top_k_default
+READY = "ready"
+
+Round: TypeAlias = tuple[StepResult, ...]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A question, as a line of the input."""
+
+    id: str
+    question: str
+    workflow: str
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """An answer, as a line of the output. `texts`: that the model wrote for it."""
+
+    id: str
+    texts: int
+
+
+class State(TypedDict):
+    """The state of a graph of LangGraph: what each checkpoint has."""
+
+    asked: bytes
+    rounds: Annotated[list[bytes], operator.add]
+    is_over: bool
+
+
+class Work:
+    """Questions that wait, the programs, the index, the templates and the server."""
+
+    def __init__(self, index: str, url: str) -> None:
+        """Blocks until the model that embeds is loaded."""
+        self.questions: asyncio.Queue[Asked] = asyncio.Queue()
+        self._programs, self._settings = load_programs(), GeneratorSettings()
+        self._templates = load_templates(self._settings)
+        self._searcher = LocalSearcher(index)
+        self._searcher.search(["The first text loads the model."])
+        client = DefaultAsyncHttpxClient(trust_env=False)
+        self._llm = AsyncOpenAI(base_url=url, api_key="-", http_client=client)
+
+    def next_steps(self, asked: Asked, rounds: Sequence[Round]) -> NextSteps:
+        """Returns what the program of a question asks for next."""
+        program = find(self._programs, asked.workflow)
+        assert program is not None, asked.workflow
+        return resume(program, asked.question, rounds)
+
+    async def perform(self, steps: Sequence[Retrieve | Generate]) -> list[StepResult]:
+        """Performs steps side by side: the searches in one batch, on a thread."""
+        searches = [step for step in steps if isinstance(step, Retrieve)]
+        said = asyncio.gather(*(self._said(step) for step in steps if isinstance(step, Generate)))
+        found = iter(await asyncio.to_thread(self._found, searches) if searches else ())
+        texts = iter(await said)
+        return [next(found if isinstance(step, Retrieve) else texts) for step in steps]
+
+    def _found(self, steps: Sequence[Retrieve]) -> list[StepResult]:
+        counts = [step.top_k or TOP_K for step in steps]
+        results = self._searcher.search([step.text for step in steps], top_k=max(counts))
+        return [
+            StepResult(digest=step.digest(), text=step.text, hits=result.hits[:count])
+            for step, count, result in zip(steps, counts, results, strict=True)
+        ]
+
+    async def _said(self, step: Generate) -> StepResult:
+        settings = self._settings
+        prompt = fill(
+            self._templates[step.template],
+            step.values,
+            passages_max=settings.passages_max,
+            passage_chars_max=settings.passage_chars_max,
+            prompt_chars_max=settings.prompt_chars_max,
+        )
+        reply = await self._llm.chat.completions.create(
+            model=STAND_IN_MODEL,
+            messages=[
+                {"role": "system", "content": prompt.system},
+                {"role": "user", "content": prompt.user},
+            ],
+            max_tokens=step.max_tokens or settings.max_tokens,
+            temperature=0.0,
+        )
+        return StepResult(digest=step.digest(), text=reply.choices[0].message.content or "")
+
+
+async def blocking(work: Work) -> None:
+    """Runs batches: the next one begins when the last question of this one has ended."""
+    while True:
+        live: list[tuple[Asked, list[Round]]] = [(await work.questions.get(), [])]
+        while not work.questions.empty() and len(live) < BATCH_MAX:
+            live.append((work.questions.get_nowait(), []))
+        while live:
+            wanted = [work.next_steps(*one) for one in live]
+            results = iter(await work.perform([step for one in wanted for step in one.steps]))
+            for one, (asked, rounds) in zip(wanted, live, strict=True):
+                rounds.append(tuple(next(results) for _ in one.steps))
+                if one.answer is not None:
+                    ended(asked, rounds)
+            live = [one for one, steps in zip(live, wanted, strict=True) if steps.answer is None]
+
+
+async def langgraph(work: Work, checkpoints: str) -> None:
+    """Runs each question alone; first those that have begun, by the checkpoints."""
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # type: ignore[import-not-found]
+    from langgraph.graph import END, START, StateGraph  # type: ignore[import-not-found]
+
+    async def step(state: State) -> dict[str, Any]:
+        asked = msgspec.json.decode(state["asked"], type=Asked)
+        wanted = work.next_steps(asked, decoded(state["rounds"]))
+        done = msgspec.json.encode(await work.perform(wanted.steps))
+        return {"rounds": [done], "is_over": wanted.answer is not None}
+
+    async def run(id: str, given: State | None) -> None:
+        config = {"configurable": {"thread_id": id}, "recursion_limit": STEPS_MAX}
+        state = await graph.ainvoke(given, config, durability=DURABILITY)
+        ended(msgspec.json.decode(state["asked"], type=Asked), decoded(state["rounds"]))
+
+    builder = StateGraph(State)
+    builder.add_node("step", step)
+    builder.add_edge(START, "step")
+    builder.add_conditional_edges("step", lambda state: END if state["is_over"] else "step")
+    async with AsyncSqliteSaver.from_conn_string(checkpoints) as saver, asyncio.TaskGroup() as all:
+        graph = builder.compile(checkpointer=saver)
+        await saver.setup()
+        for id in {one.config["configurable"]["thread_id"] async for one in saver.alist(None)}:
+            if (await graph.aget_state({"configurable": {"thread_id": id}})).next:
+                all.create_task(run(id, None))
+        while True:
+            asked = await work.questions.get()
+            new = State(asked=msgspec.json.encode(asked), rounds=[], is_over=False)
+            all.create_task(run(asked.id, new))
+
+
+def decoded(rounds: Sequence[bytes]) -> list[Round]:
+    """Returns the rounds of a state."""
+    return [msgspec.json.decode(one, type=Round) for one in rounds]
+
+
+def ended(asked: Asked, rounds: Sequence[Round]) -> None:
+    """Writes the line of an answer."""
+    texts = sum(result.hits is None for one in rounds for result in one)
+    sys.stdout.buffer.write(msgspec.json.encode(Ended(asked.id, texts)) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def main(index: str, url: str, checkpoints: str) -> None:
+    """Runs LangGraph if there is a file for `checkpoints`, else batches, until it is killed."""
+    work, loop = Work(index, url), asyncio.get_running_loop()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            asked = msgspec.json.decode(line, type=Asked)
+            loop.call_soon_threadsafe(work.questions.put_nowait, asked)
+
+    threading.Thread(target=read, daemon=True).start()
+    ended(Asked(READY, "", ""), [])
+    await (langgraph(work, checkpoints) if checkpoints else blocking(work))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

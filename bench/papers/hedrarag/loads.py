@@ -1,0 +1,160 @@
+"""The loads of `carpool bench paper hedrarag`: offline, at rising rates, and with a kill."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from bench.core.spread import Spread, spread
+from bench.core.stack import ServiceProcess
+from bench.core.tables import figures
+from bench.papers.hedrarag.baselines import Asked
+from bench.papers.hedrarag.contestants import Contestant, cpu_s, wait_until
+from carpool.clock import SystemClock
+from producers.arrival_times import poisson
+
+FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
+SLO_S = 10.0
+OFFLINE = 64
+"""Questions of an offline load."""
+RATES = tuple(0.25 * 1.25**step for step in range(30))
+QUESTIONS_MIN = 10
+DRAIN_S = 120.0
+KILL_PER_S, KILL_QUESTIONS = 2.0, 40
+SETTLE_S = 2.0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One load; `rate_per_s` 0: offline. `latency_s`: from when a question was due to its answer.
+
+    `steps`: in a row, on average, the answer among them.
+    """
+
+    rate_per_s: float
+    questions: int
+    answered: int
+    errors: tuple[str, ...]
+    took_s: float
+    latency_s: Spread | None
+    steps: float
+    cpu_ms_a_question: float
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each question has an answer."""
+        return self.answered == self.questions and not self.errors
+
+    @property
+    def holds(self) -> bool:
+        """Whether each question has an answer, and 99 of 100 within the SLO."""
+        return self.is_complete and self.latency_s is not None and self.latency_s.p99 <= SLO_S
+
+
+class Loads:
+    """Asks questions: for each load the same ones of every contestant, with new ids."""
+
+    def __init__(
+        self, texts: Sequence[str], seed: int, seconds: float, note: Callable[[str], None]
+    ) -> None:
+        """`seconds`: of a load at a rate. `note`: gets a line for each load."""
+        self._texts, self._seed, self._seconds, self._note = texts, seed, seconds, note
+        self._run = 0
+
+    def ask(self, contestant: Contestant, workflow: str, rate_per_s: float, count: int) -> Load:
+        """Sends questions at times of a Poisson process, and waits for the answers. Blocks."""
+        questions = self._questions(workflow, rate_per_s, count)
+        times_us = poisson(rate_per_s, self._seed) if rate_per_s else iter([0] * count)
+        before_s, due_us = cpu_s(contestant), {}
+        began_us = SystemClock().now_us()
+        for asked, at_us in zip(questions, times_us, strict=False):
+            due_us[asked.id] = began_us + at_us
+            time.sleep(max(0, due_us[asked.id] - SystemClock().now_us()) / 1e6)
+            contestant.send(asked)
+        wait_until(lambda: due_us.keys() <= contestant.seen().keys(), DRAIN_S)
+        took_s = (SystemClock().now_us() - began_us) / 1e6
+        seen = {key: each[0] for key, each in contestant.seen().items() if key in due_us}
+        load = Load(
+            rate_per_s=rate_per_s,
+            questions=len(questions),
+            answered=len(seen),
+            errors=tuple(each.error for each in seen.values() if each.error),
+            took_s=took_s,
+            latency_s=spread((one.at_us - due_us[key]) / 1e6 for key, one in seen.items()),
+            steps=sum(one.steps for one in seen.values()) / max(1, len(seen)),
+            cpu_ms_a_question=1e3 * (cpu_s(contestant) - before_s) / len(questions),
+        )
+        self._note(f"{workflow}: {dict(figures(load))}")
+        return load
+
+    def curve(self, contestant: Contestant, workflow: str) -> dict[str, Any]:
+        """Asks offline, then at rates from 0.4 of that up to the first over the SLO. Blocks."""
+        loads = [self.ask(contestant, workflow, 0.0, OFFLINE)]
+        offline_per_s = OFFLINE / loads[0].took_s
+        for rate_per_s in (rate for rate in RATES if rate > 0.4 * offline_per_s):
+            count = max(QUESTIONS_MIN, round(rate_per_s * self._seconds))
+            loads.append(self.ask(contestant, workflow, rate_per_s, count))
+            if not loads[-1].holds:
+                break
+        best = max(
+            (one for one in loads[1:] if one.holds), key=lambda one: one.rate_per_s, default=None
+        )
+        return {
+            "offline_per_s": offline_per_s,
+            "at_slo": best,  # the load at the highest rate within the SLO
+            "loads": tuple(loads),
+        }
+
+    def kill(self, contestant: Contestant, llm: ServiceProcess) -> dict[str, float]:
+        """Kills the contestant in the middle of a mixed load, and starts it again. Blocks.
+
+        `paid_twice`: calls beyond one for each text that an answer needed. `silent_s`: from the
+        restart to the next answer.
+        """
+        questions, before, killed_us = (
+            self._questions("mixed", -1.0, KILL_QUESTIONS),
+            _calls(llm),
+            0,
+        )
+        for at, asked in enumerate(questions):
+            if at == len(questions) // 2:
+                contestant.kill_and_restart()
+                killed_us = SystemClock().now_us()
+            contestant.send(asked)
+            time.sleep(1 / KILL_PER_S)
+        ids = {asked.id for asked in questions}
+        wait_until(lambda: ids <= contestant.seen().keys(), DRAIN_S / 2)
+        time.sleep(SETTLE_S)
+        seen = {key: each for key, each in contestant.seen().items() if key in ids}
+        texts = sum(each[0].texts for each in seen.values())
+        after = [each[0].at_us for each in seen.values() if each[0].at_us > killed_us]
+        found = {
+            "questions": len(ids),
+            "lost": len(ids - seen.keys()),
+            "answered_twice": sum(len(each) - 1 for each in seen.values()),
+            "texts": texts,
+            "paid_twice": _calls(llm) - before - texts,
+            "silent_s": (min(after, default=killed_us) - killed_us) / 1e6,
+        }
+        self._note(f"kill: {found}")
+        return found
+
+    def _questions(self, workflow: str, rate_per_s: float, count: int) -> list[Asked]:
+        self._run += 1
+        drawn = random.Random(f"{self._seed} {workflow} {rate_per_s}").sample(self._texts, count)
+        return [
+            Asked(f"{self._run}-{at}", text, FIVE[at % 5] if workflow == "mixed" else workflow)
+            for at, text in enumerate(drawn)
+        ]
+
+
+class _Calls(msgspec.Struct):
+    started: int
+
+
+def _calls(llm: ServiceProcess) -> int:
+    """Returns the requests that the server has begun."""
+    return msgspec.json.decode(llm.page("/_requests")[1].encode(), type=_Calls).started

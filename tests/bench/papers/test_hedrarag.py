@@ -1,0 +1,74 @@
+"""The load of `carpool bench paper hedrarag`: its LLM server, and a baseline as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from bench.papers.hedrarag.baselines import Asked
+from bench.papers.hedrarag.contestants import Baseline, wait_until
+from bench.papers.hedrarag.loads import FIVE
+from bench.papers.hedrarag.stepped_llm import DECODE_S, PREFILL_S, STEP_S, SteppedLlm
+from bench.papers.hedrarag.workflows import promises
+from tests.e2e.support import build_index
+
+SPEED = 10.0
+TEXTS = {"hyde": {2}, "multistep": {4, 6, 7}, "irg": {3}, "recomp": {5}, "corrective": {2, 3}}
+"""The texts of each program, its answer among them."""
+
+
+async def written(url: str, model: str, requests: int) -> tuple[float, list[int], int]:
+    """Returns the seconds of equal requests at once, the tokens of each, and of the prompt."""
+    message: Any = {"role": "user", "content": "some words " * 200}
+    async with AsyncOpenAI(
+        base_url=url, api_key="-", http_client=DefaultAsyncHttpxClient(trust_env=False)
+    ) as client:
+        ask = client.chat.completions.create
+        began_s = time.monotonic()
+        replies = await asyncio.gather(
+            *(ask(model=model, messages=[message], max_tokens=40) for _ in range(requests))
+        )
+    took_s, used = time.monotonic() - began_s, [reply.usage for reply in replies]
+    assert all(used)
+    tokens = [one.completion_tokens for one in used if one]
+    return took_s, tokens, used[0].prompt_tokens if used[0] else 0
+
+
+def test_no_text_is_written_sooner_than_the_measured_server_writes_it() -> None:
+    with SteppedLlm(port=0, speed=SPEED) as server:
+        for requests in (1, 4):
+            took_s, tokens, ids = asyncio.run(written(server.url, server.model, requests))
+            assert tokens == tokens[:1] * requests, "an equal prompt has an equal text"
+            prefill_s = requests * ids / 1.7 * PREFILL_S
+            steps_s = tokens[0] * STEP_S + (tokens[0] - 1) * requests * DECODE_S
+            assert took_s >= 0.98 * (prefill_s + steps_s) / SPEED
+        assert server.load() == (0, 0), "requests that ended have left"
+
+
+def test_a_batch_runs_the_programs_and_answers_each_question_once(tmp_path: Path) -> None:
+    index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
+    questions = [Asked(f"{name}-{at}", f"Question {at}?", name) for name in FIVE for at in (1, 2)]
+    with SteppedLlm(port=0, speed=0.0) as server:
+        baseline = Baseline("blocking", index, server.url, tmp_path)
+        for asked in questions:
+            baseline.send(asked)
+        wait_until(lambda: len(baseline.seen()) == len(questions), 60.0)
+        baseline.close()
+        seen = baseline.seen()
+        assert seen.keys() == {asked.id for asked in questions}
+        assert all(
+            len(each) == 1 and each[0].texts in TEXTS[id.partition("-")[0]]
+            for id, each in seen.items()
+        )
+        assert server.requests.started == sum(each[0].texts for each in seen.values())
+
+
+def test_an_answer_that_is_lost_after_a_kill_breaks_a_promise() -> None:
+    kept = {"lost": 0.0, "answered_twice": 0.0}
+    assert all(promises({}, {"carpool": kept, "langgraph": {**kept, "lost": 1.0}}).values())
+    for count in kept:
+        assert not any(promises({}, {"carpool": {**kept, count: 1.0}}).values())
