@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from carpool.workflow.program import STEPS_MAX, Program, Run, text_digest
-from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, WorkflowError
+from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, WorkflowError
 from schemas.workflow import Condition, Graph, GraphEdge
 
 START: Final = "START"
 END: Final = "END"
 QUESTION = ("input", "query")
+NO_OUTPUTS = frozenset({*QUESTION, "rounds", *(each.name for each in fields(Generate)), "self"})
+"""Names that an output cannot have: of the question, of the rounds, of arguments of a step."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 INLINE = "graph"
 """The name of the program of a graph that a query brings along."""
@@ -65,7 +67,8 @@ class RAGraph:
     ) -> None:
         """Adds a node that asks the model. `prompt`: text with outputs in braces, as `{docs}`.
 
-        `template` instead: the name of a prompt template, which gets all outputs.
+        `template` instead: the name of a prompt template, which gets all texts by name, the
+        question as `question`, and what was found last as `passages`.
         """
         self._add(node, _Generation(prompt, template, output or f"output_{node}", max_tokens))
 
@@ -102,7 +105,7 @@ class RAGraph:
         """Runs the graph. The answer is what the last generation wrote."""
         state: State = dict.fromkeys(QUESTION, question)
         visits: Counter[Node] = Counter()
-        said, passages = Said(""), Found()
+        said, passages = None, Found()
         at = self._after(START, state)
         while at != END:
             node = self._nodes[at]
@@ -110,31 +113,36 @@ class RAGraph:
             state["rounds"] = visits[at]
             if isinstance(node, _Retrieval):
                 text = _output(state, node.query, at)
-                found = yield Retrieve(str(text), node.top_k)
-                state[node.output] = passages = found
+                if isinstance(text, Found):
+                    raise WorkflowError(f"node {at!r} searches passages; name a text as query")
+                state[node.output] = passages = yield Retrieve(str(text), node.top_k)
             elif self._next.get(at) == END:
                 return AnswerStep(
                     node.template,
                     prompt=node.prompt,
                     max_tokens=node.max_tokens,
-                    **_values(node, state, at),
+                    **_values(node, state, at, passages),
                 )
             else:
                 step = Generate(
                     node.template,
                     prompt=node.prompt,
                     max_tokens=node.max_tokens,
-                    **_values(node, state, at),
+                    **_values(node, state, at, passages),
                 )
                 said = yield step
                 state[node.output] = said
                 passages = step.passages or passages
             at = self._after(at, state)
+        if said is None:
+            raise WorkflowError("it came to END before a node wrote a text: nothing is the answer")
         return AnswerStep(text=said, passages=passages)
 
     def _add(self, node: Node, what: _Generation | _Retrieval) -> None:
         if node in self._nodes or node in (START, END):
             raise WorkflowError(f"node {node!r}: there is one of this name already")
+        if what.output in NO_OUTPUTS:
+            raise WorkflowError(f"node {node!r}: an output cannot be named {what.output!r}")
         if isinstance(what, _Generation) and bool(what.template) == (what.prompt is not None):
             raise WorkflowError(f"node {node!r} needs a prompt or a template, and not both")
         self._nodes[node] = what
@@ -174,15 +182,11 @@ def _names(node: _Generation | _Retrieval) -> list[str]:
     return PLACEHOLDER.findall(node.prompt or "")
 
 
-def _values(node: _Generation, state: State, at: Node) -> dict[str, Any]:
+def _values(node: _Generation, state: State, at: Node, passages: Found) -> dict[str, Any]:
     if node.prompt is None:
-        return {**state, "question": state["input"], "passages": _last_found(state)}
+        texts = {name: value for name, value in state.items() if not isinstance(value, Found)}
+        return {"question": state["input"], **texts, "passages": passages}
     return {name: _output(state, name, at) for name in dict.fromkeys(_names(node))}
-
-
-def _last_found(state: State) -> Found:
-    found = [value for value in state.values() if isinstance(value, Found)]
-    return found[-1] if found else Found()
 
 
 def _output(state: State, name: str, at: Node) -> Any:

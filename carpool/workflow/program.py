@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ Run: TypeAlias = Generator[Asks, Any, AnswerStep]
 class Program:
     """A workflow that can be run. `function` gets the question and returns a generator of steps.
 
-    `digest`: of its source, without comments; a workflow goes on only with the digest that it began
+    `digest`: of its source (`source_digest`); a workflow goes on only with the digest that it began
     with. `summary`: the first line of its docstring.
     """
 
@@ -66,7 +66,7 @@ def workflow(
             name=name,
             version=version,
             function=function,
-            digest=source_digest(sys.modules[function.__module__]),
+            digest=source_digest(function),
             steps_max=steps_max,
             summary=(inspect.getdoc(function) or "").partition("\n")[0],
         )
@@ -74,9 +74,38 @@ def workflow(
     return made
 
 
-def source_digest(module: object) -> str:
-    """Returns a digest of the source of a module, the same where only comments differ."""
-    return text_digest(ast.unparse(ast.parse(inspect.getsource(module))))  # type: ignore[arg-type]
+def source_digest(function: Callable[[str], Run]) -> str:
+    """Returns a digest of the source of a function, and of all that it uses of its module.
+
+    Comments do not count, nor do other programs of the module.
+    """
+    tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))
+    used = {function.__qualname__.partition(".")[0]}
+    kept = list[ast.stmt]()
+    while more := [each for each in tree.body if each not in kept and _concerns(each, used)]:
+        kept += more
+        used |= {name for each in more for name, _ in _names(each)}
+    return text_digest("\n".join(ast.unparse(each) for each in tree.body if each in kept))
+
+
+def _concerns(statement: ast.stmt, used: Set[str]) -> bool:
+    """Returns whether a statement binds one of these names; or uses one, and binds none."""
+    names = list(_names(statement))
+    bound = {name for name, is_bound in names if is_bound}
+    return not used.isdisjoint(bound or {name for name, _ in names})
+
+
+def _names(statement: ast.stmt) -> Iterator[tuple[str, bool]]:
+    """Yields each name in a statement, and whether the statement binds it."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name, True
+        yield from ((node.id, False) for node in ast.walk(statement) if isinstance(node, ast.Name))
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            yield node.id, isinstance(node.ctx, ast.Store)
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0], True
 
 
 def text_digest(text: str) -> str:

@@ -38,10 +38,11 @@ class _EndlessLoop(BaseException):
 class NextSteps:
     """What a program asks for next: steps of one kind, or its answer. `done`: finished steps.
 
-    `is_list`: the program asked for a list, and gets one.
+    `digests`: of the steps. `is_list`: the program asked for a list, and gets one.
     """
 
     steps: tuple[Retrieve, ...] | tuple[Generate, ...]
+    digests: tuple[str, ...]
     done: int
     is_list: bool = False
 
@@ -59,19 +60,8 @@ def resume(
 
     `steps_max`: most steps of a run, if the program has not less. O(steps).
     """
-    with _lines_limited():
-        try:
-            return _resume(program, question, rounds, min(steps_max, program.steps_max))
-        except _EndlessLoop:
-            raise WorkflowError(
-                f"{program.label} ran {LINES_MAX} lines without a step: an endless loop"
-            ) from None
-
-
-def _resume(
-    program: Program, question: str, rounds: Sequence[Sequence[StepResult]], steps_max: int
-) -> NextSteps:
     done, run = 0, None
+    steps_max = min(steps_max, program.steps_max)
     results: Any = None
     for number in range(len(rounds) + 1):
         where = f"{program.label}, step {done + 1}"
@@ -81,6 +71,10 @@ def _resume(
             asked = _asked(_next(run, results), done)
         except WorkflowError as error:
             raise WorkflowError(f"{where}: {error}", error.kind) from None
+        except _EndlessLoop:
+            raise WorkflowError(
+                f"{where}: the program ran {LINES_MAX} lines without a step: an endless loop"
+            ) from None
         except Exception as error:
             what = f"{type(error).__name__}: {str(error)[:300]}"
             raise WorkflowError(f"{where}: the program raised {what}") from None
@@ -101,7 +95,8 @@ def _resume(
 
 def _next(run: Run, results: Any) -> Asks | AnswerStep:
     try:
-        return run.send(results)
+        with _lines_limited():
+            return run.send(results)
     except StopIteration as end:
         if not isinstance(end.value, AnswerStep):
             raise WorkflowError(
@@ -125,11 +120,12 @@ def _asked(asked: Asks | AnswerStep, done: int) -> NextSteps:
         )
     for step in steps:
         step.check()
-    return NextSteps(steps=steps, done=done, is_list=is_list)
+    digests = tuple(step.digest() for step in steps)  # raises where a value cannot be written
+    return NextSteps(steps=steps, digests=digests, done=done, is_list=is_list)
 
 
 def _check_same(where: str, asked: NextSteps, round: Sequence[StepResult]) -> None:
-    if tuple(step.digest() for step in asked.steps) != tuple(result.digest for result in round):
+    if asked.digests != tuple(result.digest for result in round):
         raise WorkflowError(
             f"{where}: the program asks for another step than when it ran before: it is not pure "
             "(a set, a clock, a random number), its version was not raised, or the journal is not "

@@ -200,6 +200,12 @@ class AnswerStep(Generate):
         """Whether the answer is a text that was written before."""
         return not self.template and self.prompt is None and "text" in self.values
 
+    @property
+    def written(self) -> Said:
+        """The text that was written before, of an answer that is one."""
+        text = self.values["text"]
+        return text if isinstance(text, Said) else Said(str(text))
+
 
 Step: TypeAlias = Retrieve | Generate
 

@@ -147,3 +147,39 @@ def test_a_node_that_cannot_run_is_refused(node: dict[str, Any], said: str) -> N
     with pytest.raises(WorkflowError) as error:
         program_of(graph(edge("START", "ask"), edge("ask", "END"), ask=node))
     assert said in str(error.value)
+
+
+def test_a_template_gets_the_texts_by_name_and_what_was_found_last_as_passages() -> None:
+    again = edge("first", "second", test="rounds_at_most", argument=1)
+    found = graph(
+        edge("START", "first"), again, edge("second", "first"), edge("first", "say"),
+        edge("say", "END"),
+        first={"query": "input", "output": "one"}, second={"query": "input", "output": "two"},
+        say={"template": "cited"},
+    )  # fmt: skip
+    program, rounds = program_of(found), list[tuple[StepResult, ...]]()
+    for count in (1, 2, 3):
+        (step,) = resume(program, "why?", rounds).steps
+        rounds.append((StepResult(digest=step.digest(), text="", hits=tuple(some_hits(count))),))
+    answer = resume(program, "why?", rounds).answer
+    assert answer is not None and answer.values["question"] == "why?"
+    assert len(answer.passages) == 3
+    assert not {"one", "two"} & answer.values.keys()
+
+
+@pytest.mark.parametrize("name", ["seed", "prompt", "self", "input", "rounds"])
+def test_an_output_cannot_take_the_name_of_something_else(name: str) -> None:
+    with pytest.raises(WorkflowError, match=f"node 'ask': an output cannot be named '{name}'"):
+        program_of(graph(edge("START", "ask"), edge("ask", "END"), ask={**ASK, "output": name}))
+
+
+def test_a_graph_that_searches_passages_or_ends_without_a_text_says_so() -> None:
+    found = graph(
+        edge("START", "a"), edge("a", "b"), edge("b", "END"),
+        a={"query": "input"}, b={"query": "docs"},
+    )  # fmt: skip
+    with pytest.raises(WorkflowError, match="node 'b' searches passages; name a text"):
+        run(program_of(found))
+    only = graph(edge("START", "a"), edge("a", "END"), a={"query": "input"})
+    with pytest.raises(WorkflowError, match="it came to END before a node wrote a text"):
+        run(program_of(only))

@@ -36,6 +36,45 @@ def test_a_module_adds_programs_and_versions_run_side_by_side(tmp_path: Path) ->
     assert load_programs(comment)["mine", 1].digest == programs["mine", 1].digest
 
 
+WITH_HELPER = """
+from carpool.workflow import Answer, Retrieve, workflow
+
+LIMIT = {limit}
+
+def first(text):
+    return text[:LIMIT]
+
+@workflow("mine", version=1)
+def mine(question):
+    found = yield Retrieve(first(question))
+    return Answer("cited", question=question, passages=found)
+
+{more}
+"""
+
+
+def test_a_digest_covers_what_a_program_uses_and_no_other_program_of_its_file(
+    tmp_path: Path,
+) -> None:
+    newer = """
+OTHER = 3
+
+@workflow("mine", version=2)
+def mine_2(question):
+    found = yield Retrieve(question, top_k=OTHER)
+    return Answer("cited", question=question, passages=found)
+"""
+
+    def digest(**parts: object) -> str:
+        text = WITH_HELPER.format(**{"limit": 9, "more": "", **parts})
+        return load_programs(written(tmp_path / "mine.py", text))["mine", 1].digest
+
+    before = digest()
+    assert digest(more=newer) == before
+    assert digest(limit=8) != before
+    assert digest(more="LIMIT += 1") != before
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

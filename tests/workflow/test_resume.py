@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from carpool.workflow import Answer, Found, Generate, Program, Retrieve, Said, workflow
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import Run
-from carpool.workflow.resume import NextSteps, resume
+from carpool.workflow.resume import LINES_MAX, NextSteps, resume
 from carpool.workflow.steps import WorkflowError
 from schemas.workflow import StepResult
 from tests.records import some_hits
@@ -123,6 +123,16 @@ def unfinished(question: str) -> Run:
     return question  # type: ignore[return-value]
 
 
+def half(question: str) -> Run:
+    yield Retrieve("half of a pair: \ud83d")
+    return Answer("cited", question=question, passages=[])
+
+
+def huge(question: str) -> Run:
+    yield Generate(prompt="{n}", n=10**5_000)
+    return Answer("cited", question=question, passages=[])
+
+
 def odd(question: str) -> Run:
     yield Generate("hyde", question=object())  # type: ignore[arg-type]
     return Answer("cited", question=question, passages=[])
@@ -131,7 +141,7 @@ def odd(question: str) -> Run:
 @pytest.mark.parametrize(
     ("body", "rounds", "kind", "said"),
     [
-        (silent, 0, "workflow_failed", "ran 100000 lines without a step: an endless loop"),
+        (silent, 0, "workflow_failed", "step 1: the program ran 100000 lines without a step"),
         (endless, 12, "workflow_limit", "mine@1, step 13: it asks for more than 12 steps"),
         (raising, 1, "workflow_failed", "mine@1, step 2: the program raised ValueError: no luck"),
         (many, 0, "workflow_failed", "mine@1, step 1: it asks for 10000 steps side by side"),
@@ -139,6 +149,8 @@ def odd(question: str) -> Run:
         (blank, 0, "workflow_failed", "Retrieve needs a text that is not blank"),
         (unfinished, 1, "workflow_failed", "it returned str, and must return an Answer"),
         (odd, 0, "workflow_failed", "question is object"),
+        (half, 0, "workflow_failed", "step 1: the program raised UnicodeEncodeError"),
+        (huge, 0, "workflow_failed", "step 1: the program raised ValueError"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -160,3 +172,16 @@ def test_a_program_that_asks_for_another_step_than_its_journal_says_has_changed(
     cut = resume(hyde, "why?", ())
     short = failure(hyde, ((*results(cut, "a", 0), forged),))
     assert short.kind == "workflow_changed"
+
+
+def test_the_lines_of_a_long_run_are_counted_for_each_step_alone() -> None:
+    def body(question: str) -> Run:
+        for _ in range(12):
+            words = 0
+            for _ in range(LINES_MAX // 4):
+                words += 1
+            yield Retrieve(question)
+        return Answer("cited", question=question, passages=[])
+
+    result = StepResult(digest=Retrieve("why?").digest(), text="", hits=())
+    assert resume(made(body), "why?", ((result,),) * 12).answer is not None
