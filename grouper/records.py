@@ -104,6 +104,7 @@ def expired(query: Admitted, now_us: int) -> Done:
         retryable=True,
         source=origin_of(message),
         timings_ms={"total": max(0, now_us - message.received_us) / 1_000},
+        query=record,
     )
     output = answer_output(
         answer, stage="grouper", now_us=now_us, passed_on=with_key(message.headers, message.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from carpool.loop.retry import origin_of
@@ -21,22 +22,23 @@ def first_step(
 ) -> Unit[Query] | Done:
     """Returns the unit with the query to search, or the finished work of one that generates first.
 
-    A query without a workflow, or one that is a later step, is returned as it is. Raises
-    `RecordError` for a workflow that cannot begin.
+    A query without a workflow, or one that is a later step, is returned as it is. A workflow whose
+    program fails is ended by the generator. Raises `RecordError` for one that cannot begin.
     """
     query = unit.record
     if not is_workflow(query) or query.journal is not None:
         return unit
     try:
         query = workflows.begin(query)
-        first = workflows.asked(query)
-        searches = [step for step in first.steps if isinstance(step, Retrieve)]
-        if searches:
-            return replace(unit, record=search_query(query, searches, now_us))
     except WorkflowError as error:
         raise RecordError(
             "invalid_value", f"workflow: {error}", field="$.workflow", query_id=query.query_id
         ) from None
+    with suppress(WorkflowError):  # the generator runs the program again, and ends the workflow
+        steps = workflows.asked(query).steps
+        searches = [step for step in steps if isinstance(step, Retrieve)]
+        if searches:
+            return replace(unit, record=search_query(query, searches, now_us))
     waiting = Retrieval(
         query=query,
         source=origin_of(unit.message),

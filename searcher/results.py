@@ -23,7 +23,7 @@ from carpool.telemetry.logs import about
 from schemas.answer import ErrorType, Status, unanswered
 from schemas.codec import encode
 from schemas.group import Group, GroupedQuery
-from schemas.query import Query
+from schemas.query import Query, finished_steps
 from schemas.retrieval import Hit, Retrieval, Searched
 from schemas.topics import RETRIEVAL_DRAFTS, RETRIEVALS, in_class_of
 from searcher.executor import ReadError, SearchDraft, SearchResult, hits_of
@@ -90,7 +90,8 @@ def finish(
     timings_us["passages"] = fetch_us
     retrieval = _retrieval(group, grouped, found, passages, measured_nprobe, timings_us, now_us)
     topic = in_class_of(grouped.source.topic, RETRIEVALS)
-    output = _retrieval_output(retrieval, "r1", topic.name)
+    steps = "" if retrieval.query.journal is None else f".{finished_steps(retrieval.query)}"
+    output = _retrieval_output(retrieval, f"r1{steps}", topic.name)
     if not fits(output, RETRIEVALS):
         message = (
             f"its {len(passages)} passages make a record of {len(output.value)} bytes, and "
@@ -252,6 +253,7 @@ def _unanswered(
         source=grouped.source,
         timings_ms={name: time_us / 1_000 for name, time_us in timings_us.items()},
         attempts=attempt_of(grouped.headers),
+        query=grouped.query,
     )
     output = answer_output(answer, stage="searcher", now_us=now_us, passed_on=grouped.headers)
     return Outcome(output=output, timings_us=timings_us, answered=status)

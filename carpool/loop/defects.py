@@ -69,6 +69,7 @@ def failed_part(
         retryable=True,
         source=source,
         attempts=attempt_of(headers),
+        query=query,
     )
     failure = (
         None

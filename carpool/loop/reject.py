@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from carpool.dead_letters.letter import Reason, make_letter
 from carpool.kafka.records import Message, Output
 from carpool.loop.answers import answer_output
@@ -10,6 +12,7 @@ from schemas.answer import Stage as StageName
 from schemas.answer import unanswered
 from schemas.codec import with_key
 from schemas.errors import RecordError
+from schemas.query import Query
 
 MESSAGE_CHARS_MAX = 2_000
 
@@ -21,8 +24,16 @@ def reject_outputs(
     group: str,
     stage: StageName,
     now_us: int,
+    query: Query | None = None,
 ) -> tuple[Output, ...]:
-    """Returns the dead letter and, where the error names a query id, the `failed` answer."""
+    """Returns the dead letter and, where the error names a query id, the `failed` answer.
+
+    `query`: of the record, if it could be read. The dead letter of a step of a workflow has the
+    published query, which can be replayed.
+    """
+    value = message.value
+    if query is not None and query.journal is not None:
+        value = msgspec.json.encode(query.journal.root)
     reason = Reason(
         group=group,
         stage=stage,
@@ -33,7 +44,7 @@ def reject_outputs(
     letter = make_letter(
         source=origin_of(message),
         key=message.key,
-        value=message.value,
+        value=value,
         headers=message.headers,
         reason=reason,
     )
@@ -46,6 +57,7 @@ def reject_outputs(
         error_type=error.reason,
         message=str(error)[:MESSAGE_CHARS_MAX],
         source=origin_of(message),
+        query=query,
     )
     passed_on = with_key(message.headers, message.key)
     return letter, answer_output(answer, stage=stage, now_us=now_us, passed_on=passed_on)

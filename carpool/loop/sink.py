@@ -24,6 +24,7 @@ from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import REASONS, RecordError
+from schemas.query import Query
 from schemas.topics import ANSWERS, BATCH, RETRIEVALS, RETRY_TOPICS, SCANS
 
 log = structlog.get_logger()
@@ -189,6 +190,7 @@ class LoopSink:
             group=self._group,
             stage=self._stage_name,
             now_us=self._clock.now_us(),
+            query=unit.record if isinstance(unit.record, Query) else None,
         )
 
     def leave_group(self, reason: str) -> None:

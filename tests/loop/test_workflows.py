@@ -10,10 +10,22 @@ from typing import Any
 
 import pytest
 
-from schemas.topics import ANSWERS
+from carpool.loop.reject import reject_outputs
+from carpool.loop.retry import read_query, send_back
+from carpool.workflow import Retrieve
+from carpool.workflow.journal import search_query, with_results
+from schemas.answer import Answer
+from schemas.codec import decode, decode_query
+from schemas.errors import RecordError
+from schemas.topics import ANSWERS, RETRIES
+from schemas.workflow import StepResult
+from tests.clocks import NOW_US
 from tests.e2e.support import build_index, question
+from tests.generator.memory_llm import MemoryLlm
+from tests.generator.stage import WORKFLOWS
 from tests.loop.paid_calls import PaidCalls, committed, use
 from tests.loop.pipeline import PARTIALS, SERVICES, Pipeline
+from tests.records import a_message, a_query, a_source
 from tests.rig.steps import Steps, silent_deaths
 
 PROGRAMS = ("hyde", "multistep", "irg", "recomp", "corrective")
@@ -137,3 +149,47 @@ def test_no_finished_step_of_mixed_workflows_runs_again_when_services_are_killed
     for call, turns in model.turns.items():
         assert set(turns) == set(needed[call]), f"seed {seed}: a call came again after its commit"
         assert len(turns) <= len(needed[call]) + 1, f"seed {seed}: the generator was killed once"
+
+
+def test_a_program_that_fails_at_its_first_step_ends_as_one_that_fails_later(
+    index: Path, model: MemoryLlm
+) -> None:
+    early = {
+        "nodes": [
+            {"id": "search", "query": "said"},
+            {"id": "say", "prompt": "Answer {input}.", "output": "said"},
+        ],
+        "edges": [
+            {"from": "START", "to": "search"},
+            {"from": "search", "to": "say"},
+            {"from": "say", "to": "END"},
+        ],
+    }
+    pipeline = Pipeline(index, {})
+    found = run(pipeline, {"query_id": "early", "text": "why?", "workflow": {"graph": early}})
+    pipeline.stop()
+    assert found["early"]["error"]["type"] == "workflow_failed"
+    assert "node 'search' uses {said}, which no node has made yet" in str(found["early"]["error"])
+
+
+def test_a_step_that_is_refused_is_told_with_those_before_it_and_its_letter_can_be_replayed() -> (
+    None
+):
+    begun = WORKFLOWS.begin(a_query(text="why?", workflow="hyde"))
+    (guess,) = WORKFLOWS.asked(begun).steps
+    query = with_results(begun, [StepResult(digest=guess.digest(), text="A guess.")])
+    (search,) = WORKFLOWS.asked(query).steps
+    assert isinstance(search, Retrieve)
+    output = send_back(
+        search_query(query, [search], NOW_US), a_source(7), (), stage="generator", now_us=NOW_US
+    )
+    assert output is not None
+    message = a_message(RETRIES.name, 3, key=output.key, value=output.value, headers=output.headers)
+    step = read_query(message)
+    error = RecordError("processing_failed", "no", query_id=step.query_id)
+    letter, answer = reject_outputs(
+        message, error, group="g", stage="grouper", now_us=NOW_US, query=step
+    )
+    assert decode_query(letter.value, output.headers, a_source(7)) == begun.journal.root
+    told = decode(Answer, answer.value, answer.headers)
+    assert [(each.kind, each.text) for each in told.steps] == [("generate", "A guess.")]
