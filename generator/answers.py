@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 import carpool
+from carpool.workflow.steps import Said
 from generator.plan.citations import Citations, Cited, cite
 from generator.plan.prompt import fitting_part
 from generator.plan.query_digest import query_digest
@@ -120,13 +121,20 @@ def extracted(
     )
 
 
-def written_before(retrieval: Retrieval, text: str, progress: QueryProgress, now_us: int) -> Answer:
-    """Returns the answer of a workflow that is a text which an earlier step wrote."""
-    citations, error = cite(text, (), passages=len(retrieval.hits)), _skipped(retrieval)
-    hits = retrieval.hits
+def written_before(
+    retrieval: Retrieval, said: Said, progress: QueryProgress, now_us: int
+) -> Answer:
+    """Returns the answer of a workflow that is a text which an earlier step wrote.
+
+    `ok`, `partial` and `failed` as of an answer that the model writes now (`answered`).
+    """
+    text, hits = said.text.strip(), retrieval.hits
+    citations, error = cite(text, (), passages=len(hits)), _skipped(retrieval)
+    finish_reason = "length" if said.is_cut else "stop"
+    is_whole = error is None and not said.is_cut
     return Answer(
         query_id=retrieval.query.query_id,
-        status="failed" if not text.strip() else "ok" if error is None else "partial",
+        status="failed" if not text else "ok" if is_whole else "partial",
         is_final=True,
         replayed=False,
         attempts=1,
@@ -149,12 +157,12 @@ def written_before(retrieval: Retrieval, text: str, progress: QueryProgress, now
         query_digest=query_digest(retrieval.query),
         steps=steps_done(retrieval.query),
         timings_ms=_timings_ms(retrieval, progress, now_us),
-        answer=text.strip() or None,
-        finish_reason="stop",
+        answer=text or None,
+        finish_reason=finish_reason,
         usage=_usage_of_steps(retrieval),
         search=retrieval.search,
         provenance=_provenance(retrieval, None),
-        error=error if text.strip() else _no_text("stop"),
+        error=error if text else _no_text(finish_reason),
     )
 
 

@@ -14,8 +14,8 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.journal import Workflows
-from carpool.workflow.steps import WorkflowError
+from carpool.workflow.journal import Workflows, with_results
+from carpool.workflow.steps import Said, WorkflowError
 from generator.answers import (
     answered,
     cancelled,
@@ -43,7 +43,7 @@ from generator.settings import GeneratorSettings
 from generator.tracing import inference, step_span
 from generator.warming.warmer import Warmed
 from generator.workflow.next_record import next_output
-from generator.workflow.turns import Turn, turn_after
+from generator.workflow.turns import Turn, next_turn
 from schemas.answer import Answer, ErrorType, steps_done
 from schemas.codec import tenant_of
 from schemas.query import Query, finished_steps
@@ -127,9 +127,11 @@ class Outcomes:
         answer = ended_early(unit.record, kind, str(error), progress, now_us)
         self._hand_over(unit, answer, now_us, late=self._late(unit.record, progress))
 
-    def write(self, unit: Unit[Retrieval], text: str, progress: QueryProgress, now_us: int) -> None:
+    def write(
+        self, unit: Unit[Retrieval], said: Said, progress: QueryProgress, now_us: int
+    ) -> None:
         """Answers a workflow with a text that an earlier step wrote."""
-        answer = written_before(unit.record, text, progress, now_us)
+        answer = written_before(unit.record, said, progress, now_us)
         late = self._late(unit.record, progress)
         self._hand_over(unit, answer, now_us, progress.searches, late=late)
 
@@ -169,11 +171,11 @@ class Outcomes:
             now_us = self._clock.now_us()
             self.sink.hint(partial_output(work.unit.record, generation_id, seq, text, now_us))
 
-    def tell_steps(self, retrieval: Retrieval, before: Query, after: Query, now_us: int) -> None:
-        """Sends the steps of a workflow that have finished between two journals."""
+    def tell_steps(self, retrieval: Retrieval, after: Query, now_us: int) -> None:
+        """Sends the steps of a workflow that have finished since a record, with their journal."""
         if self._settings.partials:
             assert self.sink is not None, STARTED
-            told, steps_id = len(steps_done(before)), f"{retrieval.source.place}/steps"
+            told, steps_id = finished_steps(retrieval.query), f"{retrieval.source.place}/steps"
             for seq, step in enumerate(steps_done(after)[told:], start=told):
                 self.sink.hint(partial_output(retrieval, steps_id, seq, "", now_us, step))
 
@@ -219,13 +221,13 @@ class Outcomes:
     ) -> StepResult:
         finished, arrived_us = generated.finished, work.progress.arrived_us
         url = self._servers[work.server].address
-        texts.operations.append(step_span("generate", texts.turn.query, arrived_us, now_us))
+        texts.operations.append(step_span("generate", work.unit.record.query, arrived_us, now_us))
         texts.operations.append(inference(work, finished, now_us, model=self._model, url=url))
         self._metrics.workflow.steps.labels(kind="generate").inc()
         self.count(work, "output", finished)
         return StepResult(
             digest=texts.turn.steps[work.place].digest(),
-            text=generated.written.answer,
+            text=_plain_text(generated.written.answer),
             is_cut=finished.finish_reason == "length",
             took_ms=(now_us - arrived_us) / 1_000,
             input_tokens=finished.input_tokens,
@@ -242,7 +244,7 @@ class Outcomes:
         if texts is None or not isinstance(result, StepResult):
             return False
         now_us, arrived_us = self._clock.now_us(), work.progress.arrived_us
-        texts.operations.append(step_span("generate", texts.turn.query, arrived_us, now_us))
+        texts.operations.append(step_span("generate", work.unit.record.query, arrived_us, now_us))
         self._metrics.workflow.steps.labels(kind="shared").inc()
         tokens, tenant = result.input_tokens + result.output_tokens, work.unit.record.headers
         self._metrics.generator.tokens.add("reused", tenant_of(tenant), tokens)
@@ -263,14 +265,16 @@ class Outcomes:
             return
         texts.is_over = True
         results = [texts.results[place] for place in range(len(texts.turn.steps))]
-        query, unit = texts.turn.query, work.unit
+        unit, retrieval = work.unit, work.unit.record
         try:
-            turn = turn_after(query, results, unit.record, self._workflows, now_us)
-            self.tell_steps(unit.record, query, turn.query, now_us)
-            self.go_on(unit, turn, now_us, texts.operations)
+            query = with_results(retrieval.query, results)
+            self.tell_steps(retrieval, query, now_us)
+            unit = replace(unit, record=msgspec.structs.replace(retrieval, query=query))
+            self.go_on(
+                unit, next_turn(unit.record, self._workflows, now_us), now_us, texts.operations
+            )
         except WorkflowError as error:
-            with_journal = msgspec.structs.replace(unit.record, query=query)
-            self.end_workflow(replace(unit, record=with_journal), work.progress, now_us, error)
+            self.end_workflow(unit, work.progress, now_us, error)
 
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record
@@ -340,6 +344,11 @@ def _ended(
         late=late,
     )
     return Answered(answer, done)
+
+
+def _plain_text(text: str) -> str:
+    """Returns a text that the next record can carry and a search can take."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "")
 
 
 def _is_late(retrieval: Retrieval, now_us: int) -> bool:

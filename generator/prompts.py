@@ -127,6 +127,7 @@ def prepare_prompt(
     if query.text is None and not is_extractive:
         raise RecordError("unsupported", NO_TEXT, field="$.text")
     is_answer = step is None or isinstance(step, AnswerStep)
+    form = form if is_answer else "text"
     if step is not None and step.prompt is not None:
         template = inline_template(step.prompt)
     else:
@@ -139,7 +140,7 @@ def prepare_prompt(
         prompt_chars_max=settings.prompt_chars_max,
     )
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
-    chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN if form == "json" and is_answer else None
+    chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN if form == "json" else None
     request = LlmRequest(
         id=retrieval.source.place,
         system=prompt.system,
@@ -167,7 +168,7 @@ def check_prompt(
 ) -> None:
     """Raises `RecordError` where the prompt of a step of a workflow cannot be made."""
     forms: tuple[AnswerForm, ...] = ("json", "text")
-    for form in forms:
+    for form in forms if isinstance(step, AnswerStep) else forms[1:]:
         fill(
             _template(step.template, templates, form)
             if step.prompt is None

@@ -66,7 +66,7 @@ from generator.server_requests import ServerRequests
 from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.tracing import search_spans
 from generator.warming.warmer import Warmed, Warmer
-from generator.workflow.turns import GenerateNext, SearchNext, Turn, turn_of
+from generator.workflow.turns import GenerateNext, SearchNext, next_turn, with_found
 from schemas.codec import tenant_of
 from schemas.errors import RecordError
 from schemas.query import finished_steps
@@ -199,30 +199,31 @@ class GeneratorStage:
         """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
         progress = QueryProgress(arrived_us=now_us)
         try:
-            turn = self._turn(unit.record, progress)
+            if unit.record.query.journal is None:
+                self._answer(unit, progress, None)
+                return
+            unit = replace(unit, record=self._with_found(unit.record, progress))
+            turn = next_turn(unit.record, self._workflows, now_us)
             if isinstance(turn, SearchNext):
                 self._outcomes.go_on(unit, turn, now_us, progress.searches)
             elif isinstance(turn, GenerateNext):
                 self._generate(unit, turn, progress)
             else:
-                if turn is not None:
-                    unit = replace(unit, record=turn.retrieval)
-                self._answer(unit, progress, None if turn is None else turn.answer)
+                self._answer(replace(unit, record=turn.retrieval), progress, turn.answer)
         except WorkflowError as error:
             self._outcomes.end_workflow(unit, progress, now_us, error)
         except RecordError as error:
             self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
 
-    def _turn(self, retrieval: Retrieval, progress: QueryProgress) -> Turn | None:
-        """Returns what follows a record of a workflow; None: it is no workflow."""
-        if retrieval.query.journal is None:
-            return None
-        turn = turn_of(retrieval, self._workflows, progress.arrived_us)
-        found = finished_steps(turn.query) - finished_steps(retrieval.query)
-        self._metrics.workflow.steps.labels(kind="retrieve").inc(found)
-        progress.searches = search_spans(retrieval, found, progress.arrived_us)
-        self._outcomes.tell_steps(retrieval, retrieval.query, turn.query, progress.arrived_us)
-        return turn
+    def _with_found(self, retrieval: Retrieval, progress: QueryProgress) -> Retrieval:
+        """Returns a record of a workflow with the searches that it brings in its journal."""
+        now_us = progress.arrived_us
+        found = with_found(retrieval, self._workflows, now_us)
+        searches = finished_steps(found.query) - finished_steps(retrieval.query)
+        self._metrics.workflow.steps.labels(kind="retrieve").inc(searches)
+        progress.searches = search_spans(retrieval, searches, now_us)
+        self._outcomes.tell_steps(retrieval, found.query, now_us)
+        return found
 
     def _answer(
         self, unit: Unit[Retrieval], progress: QueryProgress, step: AnswerStep | None
@@ -230,7 +231,7 @@ class GeneratorStage:
         """Answers a query, or a workflow as `step` says. Raises `RecordError`."""
         retrieval = unit.record
         if step is not None and step.is_written:
-            self._outcomes.write(unit, str(step.values["text"]), progress, progress.arrived_us)
+            self._outcomes.write(unit, step.written, progress, progress.arrived_us)
             return
         prepared = self._prepare(retrieval, step)
         if prepared.is_extractive:
@@ -282,7 +283,7 @@ class GeneratorStage:
             deadline_us=deadline_us_of(retrieval),
             tenant=tenant_of(retrieval.headers),
             warmed_at=warmed_at,
-            steps_done=finished_steps(retrieval.query if texts is None else texts.turn.query),
+            steps_done=finished_steps(retrieval.query),
             key=None if texts is None else work.prompt_key,
         )
         with self._lock:
@@ -475,7 +476,10 @@ class GeneratorStage:
                     self._metrics.generator.llm_requests.labels(outcome="cancelled").inc()
             case EndQuery(id=id):
                 if (work := self._remove(id)) is not None:  # else revoked
-                    self._end(action, work)
+                    try:
+                        self._end(action, work)
+                    except Exception as error:  # `work` is not found by its id any more
+                        self._charge(work.unit.id, error)
 
     def _end(self, action: EndQuery, work: QueryInProgress) -> None:
         other = action.text_of
@@ -492,9 +496,7 @@ class GeneratorStage:
         """Ends the try of the query `id` after an unexpected error; without one, the service."""
         if id is not None:
             work = self._get(id)
-            unit_id = id if work is None else work.unit.id
-            self.revoke(frozenset({unit_id}), frozenset())
-            self._outcomes.charge(unit_id, error)
+            self._charge(id if work is None else work.unit.id, error)
             return
         log.error("the generator failed with an unexpected error", exc_info=error)
         what = f"{type(error).__name__}: {error}"
@@ -504,6 +506,10 @@ class GeneratorStage:
                 "in progress are not acknowledged, so they are answered after the restart."
             )
         )
+
+    def _charge(self, unit_id: int, error: Exception) -> None:
+        self.revoke(frozenset({unit_id}), frozenset())
+        self._outcomes.charge(unit_id, error)
 
     async def _look_at_servers(self) -> None:
         """Asks the servers without end how many requests wait in them."""

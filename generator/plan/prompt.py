@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -140,8 +141,10 @@ def fill(
         else:
             texts[name] = _text_of(values[name], template.rows.get(name))
     question = texts.get(QUESTION, next(iter(texts.values()), ""))
-    bare = len(template.system) + len(_put(template.user, **texts, **dict.fromkeys(lists, "")))
-    left = prompt_chars_max - bare - len(template.nothing_found)
+    times = Counter(_PLACEHOLDER.findall(template.user))
+    bare = len(template.system) + len(_PLACEHOLDER.sub("", template.user))
+    bare += sum(times[name] * len(text) for name, text in texts.items())
+    left = prompt_chars_max - bare - len(template.nothing_found) * sum(times[one] for one in lists)
     if left < 0:
         raise RecordError(
             "too_large",
@@ -159,7 +162,7 @@ def fill(
                 title=one_line(hit.title, passage_chars_max),
                 text=fitting_part(question, hit.text, passage_chars_max),
             )
-            left -= len(text) + len(PASSAGE_SEPARATOR)
+            left -= times[name] * (len(text) + len(PASSAGE_SEPARATOR))
             if left < 0:
                 break
             shown[name].append(text)

@@ -13,14 +13,17 @@ from schemas.retrieval import Retrieval
 
 
 def next_output(turn: Turn, retrieval: Retrieval, now_us: int) -> Output:
-    """Returns the record of a turn. Raises `WorkflowError` where it would be too large."""
+    """Returns the record of a turn. Raises `WorkflowError` where it would be too large.
+
+    `retrieval`: the last record, whose journal has all finished steps.
+    """
     if isinstance(turn, SearchNext):
         output = send_back(
             turn.query, retrieval.source, retrieval.headers, stage="generator", now_us=now_us
         )
     else:
         waiting = msgspec.structs.replace(
-            retrieval, query=turn.query, hits=(), beside=(), probes=(), completed_us=now_us
+            retrieval, hits=(), beside=(), probes=(), completed_us=now_us
         )
         output = waiting_output(waiting, stage="generator", now_us=now_us)
     if output is None:

@@ -12,7 +12,6 @@ from typing import TypeAlias
 import msgspec
 
 from carpool.workflow.journal import Workflows, search_query, with_results
-from carpool.workflow.resume import NextSteps
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve
 from schemas.query import Generation, Query, root_of
 from schemas.retrieval import Retrieval
@@ -33,20 +32,18 @@ class SearchNext:
 class GenerateNext:
     """These texts are to be generated, side by side. `retrieval`: of one, as its prompt is made."""
 
-    query: Query
     steps: tuple[Generate, ...]
     retrieval: Retrieval
 
     def retrieval_of(self, step: Generate) -> Retrieval:
         """Returns a retrieval whose question and passages are those of a step."""
-        return _as_asked(self.retrieval, self.query, step)
+        return _as_asked(self.retrieval, step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerNext:
     """The workflow ends: `retrieval` is answered, as `answer` says."""
 
-    query: Query
     retrieval: Retrieval
     answer: AnswerStep
 
@@ -54,48 +51,38 @@ class AnswerNext:
 Turn: TypeAlias = SearchNext | GenerateNext | AnswerNext
 
 
-def turn_of(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Turn:
-    """Returns what follows a record of a workflow. Raises `WorkflowError`.
+def with_found(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Retrieval:
+    """Returns a record whose journal has the results of the searches that it brings, if any.
 
-    If the workflow waits for searches, the record has their results.
+    Raises `WorkflowError`.
     """
-    query = retrieval.query
-    wanted = workflows.asked(query)
-    if isinstance(wanted.steps[0], Retrieve):
-        query = with_results(query, _found(wanted, retrieval, now_us))
-        wanted = workflows.asked(query)
-    return _turn(query, wanted, retrieval, now_us)
+    query, journal = retrieval.query, retrieval.query.journal
+    assert journal is not None, "it was begun"
+    if not journal.began_us:
+        return retrieval
+    steps = [step for step in workflows.asked(query).steps if isinstance(step, Retrieve)]
+    results = _found(steps, retrieval, now_us)
+    return msgspec.structs.replace(retrieval, query=with_results(query, results))
 
 
-def turn_after(
-    query: Query,
-    results: Sequence[StepResult],
-    retrieval: Retrieval,
-    workflows: Workflows,
-    now_us: int,
-) -> Turn:
-    """Returns what follows generated texts. Raises `WorkflowError`."""
-    query = with_results(query, results)
-    return _turn(query, workflows.asked(query), retrieval, now_us)
-
-
-def _turn(query: Query, wanted: NextSteps, retrieval: Retrieval, now_us: int) -> Turn:
+def next_turn(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Turn:
+    """Returns what follows the steps in the journal of a record. Raises `WorkflowError`."""
+    wanted = workflows.asked(retrieval.query)
     if (answer := wanted.answer) is not None:
-        as_asked = _as_asked(retrieval, query, answer)
-        return AnswerNext(query=query, retrieval=as_asked, answer=answer)
+        return AnswerNext(retrieval=_as_asked(retrieval, answer), answer=answer)
     searches = [step for step in wanted.steps if isinstance(step, Retrieve)]
     if searches:
-        return SearchNext(query=search_query(query, searches, now_us))
+        return SearchNext(query=search_query(retrieval.query, searches, now_us))
     texts = tuple(step for step in wanted.steps if isinstance(step, Generate))
-    return GenerateNext(query=query, steps=texts, retrieval=retrieval)
+    return GenerateNext(steps=texts, retrieval=retrieval)
 
 
-def _as_asked(retrieval: Retrieval, query: Query, step: Generate) -> Retrieval:
+def _as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
     """Returns a retrieval with the question, the options and the passages of a step.
 
     An answer has the options of the published query where the step names none.
     """
-    root = root_of(query)
+    query, root = retrieval.query, root_of(retrieval.query)
     wishes = (root.generation if isinstance(step, AnswerStep) else None) or Generation()
     question = step.values.get("question")
     asked_for = msgspec.structs.replace(
@@ -119,12 +106,11 @@ def _as_asked(retrieval: Retrieval, query: Query, step: Generate) -> Retrieval:
     )
 
 
-def _found(wanted: NextSteps, retrieval: Retrieval, now_us: int) -> list[StepResult]:
+def _found(steps: Sequence[Retrieve], retrieval: Retrieval, now_us: int) -> list[StepResult]:
     journal = retrieval.query.journal
     began_us = 0 if journal is None else journal.began_us
     ended_us = retrieval.completed_us or now_us
     clusters = tuple(probe.cluster for probe in retrieval.probes[:CLUSTERS_MAX])
-    searches = [step for step in wanted.steps if isinstance(step, Retrieve)]
     return [
         StepResult(
             digest=step.digest(),
@@ -133,5 +119,5 @@ def _found(wanted: NextSteps, retrieval: Retrieval, now_us: int) -> list[StepRes
             clusters=clusters,
             took_ms=max(0, ended_us - began_us) / 1_000 if began_us else 0.0,
         )
-        for step, hits in zip(searches, (retrieval.hits, *retrieval.beside), strict=False)
+        for step, hits in zip(steps, (retrieval.hits, *retrieval.beside), strict=False)
     ]

@@ -15,6 +15,7 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.telemetry.tokens import TokenKind
+from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
 from generator.llm.protocol import LlmEngine
@@ -149,6 +150,7 @@ def running(
     clock: HandClock | None = None,
     *,
     until_open: bool = True,
+    workflows: Workflows = WORKFLOWS,
 ) -> Iterator[Running]:
     """Starts a stage over `engine`, or several, and waits until a server is open.
 
@@ -159,7 +161,7 @@ def running(
     metrics, sink = Metrics(CollectorRegistry()), ListSink()
     servers = LlmServers(engine if isinstance(engine, Sequence) else [engine])
     templates = load_templates(settings)
-    stage = GeneratorStage(settings, llm, templates, servers, WORKFLOWS, metrics, clock)
+    stage = GeneratorStage(settings, llm, templates, servers, workflows, metrics, clock)
     stage.start(sink)
     run = Running(stage, sink, clock, metrics)
     try:

@@ -177,9 +177,9 @@ def test_a_program_that_asks_for_another_step_than_its_journal_says_has_changed(
 def test_the_lines_of_a_long_run_are_counted_for_each_step_alone() -> None:
     def body(question: str) -> Run:
         for _ in range(12):
-            words = 0
+            words = [str(number) for number in range(10)]
             for _ in range(LINES_MAX // 4):
-                words += 1
+                words.reverse()
             yield Retrieve(question)
         return Answer("cited", question=question, passages=[])
 
