@@ -13,11 +13,12 @@ from carpool.foreign_files import refuse_foreign
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a file of questions."""
+    """One row of a file of questions. `workflow`: the name of a program."""
 
     id: str | int | None = None
     text: str | None = None
     vector: bytes | None = None
+    workflow: str | None = None
 
 
 def read_questions(path: Path, limit: int | None = None) -> tuple[Question, ...]:

@@ -92,6 +92,7 @@ def _record(question: Question, plan: LoadPlan, query_id: str, intended_us: int)
         "top_k": plan.top_k,
         "priority": plan.priority,
         "tenant": plan.tenant,
+        "workflow": question.workflow,
     }
     if question.vector is not None:
         arguments |= {"vector": question.vector, "embedding_model": plan.embedding_model}

@@ -41,6 +41,10 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
             "the generator's group deleted, records removed, an LLM server that answers oddly.",
         ),
     ] = 12
+    workflows: Annotated[
+        float,
+        typer.Option("--workflows", min=0, max=1, help="Share of the questions that take steps."),
+    ] = 0.1
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of victims, kinds and times of faults.")
     ] = 0

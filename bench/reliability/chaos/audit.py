@@ -1,7 +1,8 @@
 """The audit of every topic: each published question, and where records of it were seen. Pure.
 
 A question is known by its input record: the topic, partition and offset that every later record
-names. Topics of the class `batch` count as those of the class `interactive`.
+names. A workflow has a record for each of its steps: each record counts with the number of steps
+that were finished before it. Topics of the class `batch` count as those of the class `interactive`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
+from bench.reliability.chaos.workflows import wrong_in
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group, lane_of
 from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
+from schemas.hit import Hit
+from schemas.query import Query, finished_steps
 from schemas.record import Source, header
+from schemas.retrieval import Retrieval
 from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
@@ -48,16 +53,21 @@ OTHER_PASSAGES = "other passages than without faults"
 OTHER_TEXT = "another text than that of its question"
 AGAIN = "generated again"
 WRONG_ANSWERS = (FAILED, OTHER_PASSAGES, OTHER_TEXT, AGAIN)
+SIDE_BY_SIDE_MAX = 3
+"""Texts that a program of the run has generated at once."""
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """What the answers must be. `passages`: the right ids by query id; `texts`: the right text.
 
-    `dead`: ids that fail until they are replayed. `withdrawn`: ids that may end as `cancelled`.
+    `workflows`: program and question by query id; `corpus`: all passages. `dead`: ids that fail
+    until they are replayed. `withdrawn`: ids that may end as `cancelled`.
     """
 
     passages: Mapping[str, Sequence[str]] = {}
     texts: Mapping[str, str] = {}
+    workflows: Mapping[str, tuple[str, str]] = {}
+    corpus: Mapping[str, Hit] = {}
     dead: Set[str] = frozenset()
     withdrawn: Set[str] = frozenset()
 
@@ -68,6 +78,9 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     `statuses`: of the answers. `letters` and `replays`: dead letters, and records that replayed
     one. `removed`: without an answer, because the run removed records of them. `generated`: `ok`
     answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
+    `workflows`: `ok` answers of these; `steps`: records of their steps, `texts` of which were
+    generated. `read_again`: workflows that were open when offsets were deleted. `unfinished`: calls
+    that these, and withdrawn questions, may have had beside the generated ones.
     `slowest_s`: the longest time from a question to its answer. `wrong`: how many of each kind.
     `violations`: up to 20 of each kind, with the places where the record was seen.
     """
@@ -79,6 +92,11 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     removed: int
     generated: int
     reused: int
+    workflows: int
+    steps: int
+    texts: int
+    read_again: int
+    unfinished: int
     slowest_s: float
     wrong: dict[str, int]
     violations: tuple[str, ...]
@@ -92,12 +110,14 @@ class TopicAudit:
         self._started_ms = started_ms
         self._expected = expected
         self._query_ids: dict[str, str] = {}
+        self._texts: dict[str, tuple[int, int]] = {}  # finished steps, and generated texts of them
         self._asked: Counter[str] = Counter()
         self._replays: dict[str, bytes] = {}
-        self._retries: Counter[tuple[str, bytes]] = Counter()
+        self._retries: Counter[tuple[str, bytes, int]] = Counter()
         self._scans: Counter[tuple[str, str, int, int]] = Counter()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
+        self._records: Counter[tuple[str, str, int]] = Counter()  # by topic, question and steps
         self._answers: dict[str, tuple[Answer, int]] = {}
         self.ends: dict[TopicPartition, int] = {}
         """The offset after the last record of each partition."""
@@ -113,9 +133,7 @@ class TopicAudit:
         if at.topic in LETTERS:
             self._letters += 1
         elif at.topic in RETRY_TOPICS:
-            origin = header(record.headers, ORIGIN_HEADER) or b""
-            first = origin.decode().rpartition("/")[0]  # without its timestamp
-            self._retries[first, header(record.headers, ATTEMPT_HEADER) or b""] += 1
+            self._retry(record)
         elif topic == QUERIES.name:
             letter = header(record.headers, REPLAYED_FROM_HEADER)
             query_id = self._query_ids[at.place] = (record.key or b"").decode(errors="replace")
@@ -130,24 +148,46 @@ class TopicAudit:
             scan = decode(Scan, value, record.headers)
             self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
         elif topic == RETRIEVALS.name:
-            retrieval = decode_retrieval(value, record.headers)
-            if isinstance(retrieval, Answer) or retrieval.is_final:
-                self._note(topic, retrieval.source, place)
+            self._retrieval(decode_retrieval(value, record.headers), place)
         else:
             answer = decode(Answer, value, record.headers)
             if answer.source is not None:  # the first answer to each input record counts
                 self._answers.setdefault(answer.source.place, (answer, at.timestamp_ms))
             self._note(topic, answer.source, f"{place}, {answer.status}")
 
+    def _retry(self, record: Message) -> None:
+        origin = header(record.headers, ORIGIN_HEADER) or b""
+        first = origin.decode().rpartition("/")[0]  # without its timestamp
+        steps = self._steps(first, decode(Query, record.value, record.headers))
+        self._retries[first, header(record.headers, ATTEMPT_HEADER) or b"", steps] += 1
+
     def _group(self, group: Group, place: str) -> None:
         for part, grouped in enumerate(group.queries):
             home = lane_of(grouped.clusters[0], group.lane_count)
             if home == group.lane or not group.is_scattered:  # every lane has a scattered group
-                self._note(GROUPS.name, grouped.source, f"{place}, part {part} by {group.grouper}")
+                where = f"{place}, part {part} by {group.grouper}"
+                self._note(GROUPS.name, grouped.source, where, finished_steps(grouped.query))
 
-    def _note(self, topic: str, source: Source | None, place: str) -> None:
+    def _retrieval(self, retrieval: Retrieval | Answer, place: str) -> None:
+        if isinstance(retrieval, Answer):
+            self._note(RETRIEVALS.name, retrieval.source, place)
+        elif retrieval.is_final:
+            steps = self._steps(retrieval.source.place, retrieval.query)
+            self._note(RETRIEVALS.name, retrieval.source, place, steps)
+
+    def _note(self, topic: str, source: Source | None, place: str, steps: int = 0) -> None:
         record = "nowhere" if source is None else source.place
-        self._seen[topic].setdefault(record, []).append(place)
+        where = f"{place}, after {steps} steps" if steps else place
+        self._seen[topic].setdefault(record, []).append(where)
+        self._records[topic, record, steps] += 1
+
+    def _steps(self, record: str, query: Query) -> int:
+        """Returns how many steps are finished; notes which of them were generated."""
+        rounds = () if query.journal is None else query.journal.rounds
+        own = [one for round in rounds for one in round if one.hits is None and not one.is_shared]
+        found = finished_steps(query), len(own)
+        self._texts[record] = max(found, self._texts.get(record, (0, 0)))
+        return found[0]
 
     def behind(self, committed: Mapping[TopicPartition, int]) -> dict[str, int]:
         """Returns the partitions of inputs with records at or after their committed offset.
@@ -162,22 +202,32 @@ class TopicAudit:
         }
         return {place: gap for place, gap in gaps.items() if gap > 0}
 
-    def result(self, acknowledged: Iterable[str], removed: Collection[str] = ()) -> AuditResult:
+    def result(
+        self,
+        acknowledged: Iterable[str],
+        removed: Collection[str] = (),
+        deleted_ms: Sequence[int] = (),
+    ) -> AuditResult:
         """Returns the counts.
 
         `acknowledged`: the id of each question that the brokers acknowledged, with repetitions.
         `removed`: input records that may be lost, because the run removed records of them.
+        `deleted_ms`: when the offsets of the generator were deleted, epoch milliseconds: it reads
+        all records of workflows that were open again.
         """
+        again = self._open_at(deleted_ms)
         wanted = Counter(acknowledged)
         answers = [answer for answer, _ in self._answers.values()]
         ok = [each for each in answers if each.status == "ok"]
         own = {each.query_id for each in ok if not each.replayed}
         unanswered = self._query_ids.keys() - self._seen[ANSWERS.name].keys()
-        wrong = self._wrong(unanswered - set(removed)) | self._wrong_answers()
+        wrong = self._wrong(unanswered - set(removed), again) | self._wrong_answers()
         more = {
             "unpublished": (wanted - self._asked).total(),
             "published twice": (self._asked - wanted).total(),
-            "twice: retries": sum(count - 1 for count in self._retries.values()),
+            "twice: retries": sum(
+                count - 1 for key, count in self._retries.items() if key[0] not in again
+            ),
             "twice: replays": len(self._replays) - len(set(self._replays.values())),
             f"twice: {SCANS.name}": sum(count - 1 for count in self._scans.values()),
         }
@@ -194,6 +244,16 @@ class TopicAudit:
             removed=len(unanswered & set(removed)),
             generated=sum(not each.replayed for each in ok),
             reused=len({each.query_id for each in ok} - own),
+            workflows=sum(each.query_id in self._expected.workflows for each in ok),
+            steps=sum(steps for steps, _ in self._texts.values()),
+            texts=sum(texts for _, texts in self._texts.values()),
+            read_again=len(again),
+            unfinished=sum((1 + self._texts[record][1]) ** 2 for record in again)
+            + sum(
+                SIDE_BY_SIDE_MAX if each.query_id in self._expected.workflows else 1
+                for each in answers
+                if each.status == "cancelled"
+            ),
             slowest_s=max(waits_ms, default=0) / 1_000,
             wrong={what: len(records) for what, records in wrong.items()} | more,
             violations=tuple(
@@ -203,19 +263,31 @@ class TopicAudit:
             ),
         )
 
-    def _wrong(self, lost: Collection[str]) -> dict[str, list[str]]:
+    def _open_at(self, times_ms: Sequence[int]) -> set[str]:
+        """Returns the input records of workflows that were open at one of these times."""
+        return {
+            record
+            for record, (answer, written_ms) in self._answers.items()
+            if answer.query_id in self._expected.workflows and answer.source is not None
+            if any(answer.source.timestamp_ms <= at_ms <= written_ms for at_ms in times_ms)
+        }
+
+    def _wrong(self, lost: Collection[str], again: Collection[str]) -> dict[str, list[str]]:
         """Returns the input records with a wrong number of records, by what is wrong."""
-        tries = Counter(first for first, _ in self._retries)
+        tries = Counter((first, steps) for first, attempt, steps in self._retries if attempt)
         later = {record for topic in WAY[1:] for record in self._seen[topic]}
         wrong = {
             "lost": sorted(lost),
             "never published": sorted(later - self._query_ids.keys()),
         }
         for topic in WAY[1:]:
-            found = self._seen[topic].items()
-            may = tries if topic != ANSWERS.name else Counter[str]()
+            is_answer = topic == ANSWERS.name
             wrong[f"twice: {topic}"] = [
-                record for record, places in found if len(places) > 1 + may[record]
+                record
+                for (found, record, steps), count in self._records.items()
+                if found == topic
+                and count > 1 + (0 if is_answer else tries[record, steps])
+                and (is_answer or record not in again)
             ]
         return wrong
 
@@ -229,13 +301,16 @@ class TopicAudit:
                 continue
             if not is_ok and not self._may_fail(record, answer):
                 wrong[FAILED].append(record)
-            if is_ok and [each.id for each in answer.retrieved] != list(
-                expected.passages[query_id]
-            ):
-                wrong[OTHER_PASSAGES].append(record)
             has_text = is_ok or answer.answer is not None
-            if has_text and answer.answer != expected.texts[query_id]:
-                wrong[OTHER_TEXT].append(record)
+            if query_id in expected.workflows:
+                if has_text and wrong_in(answer, *expected.workflows[query_id], expected.corpus):
+                    wrong[OTHER_TEXT].append(record)
+            else:
+                found = [each.id for each in answer.retrieved]
+                if is_ok and found != list(expected.passages[query_id]):
+                    wrong[OTHER_PASSAGES].append(record)
+                if has_text and answer.answer != expected.texts[query_id]:
+                    wrong[OTHER_TEXT].append(record)
             if is_ok and not answer.replayed:
                 if query_id in generated:
                     wrong[AGAIN].append(record)

@@ -29,7 +29,7 @@ RIGHT = {
     "no record of a question that was not published": ("never published",),
     "no answer failed but those that the load made fail, or withdrew": (FAILED,),
     "every answer has the passages of a run without faults": (OTHER_PASSAGES,),
-    "every answer has the text of its own question": (OTHER_TEXT,),
+    "every answer has the text, and the steps, of its own question": (OTHER_TEXT,),
     "an id that was asked again got its answer again": (AGAIN,),
 }
 """What is promised, and what the audit calls wrong then."""
@@ -84,7 +84,9 @@ def _plan(options: ChaosOptions, index: BenchIndex, settings: dict[str, str]) ->
         )
     ]
     return ChaosPlan(
-        questions=drawn_questions(index, options.queries, options.seed),
+        questions=drawn_questions(
+            index, options.queries, options.seed, workflow_share=options.workflows
+        ),
         faults=tuple(sorted(faults, key=lambda each: each.at_s)),
         rate_per_s=options.queries / duration_s,
         seed=options.seed,
@@ -120,7 +122,7 @@ def promises_of_data(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
     """Returns what must hold whatever is injected, and whether it was kept."""
     audit, wrong = run.audit, run.audit.wrong
     found = {text: not any(wrong[what] for what in names) for text, names in RIGHT.items()} | {
-        "nothing twice, in any topic that a service writes": not any(
+        "nothing twice, and no finished step, in any topic that a service writes": not any(
             count for what, count in wrong.items() if what.startswith("twice")
         ),
         # The client's library may write a record twice when the leader of a partition changes
@@ -155,6 +157,7 @@ def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
         f"{inside} or more kills inside an open transaction": run.kills_in_transaction >= inside,
         "some answers were given again to an equal prompt": run.audit.reused > 0,
         "some questions ended as withdrawn": "cancelled" in run.audit.statuses,
+        "some workflows were answered": run.audit.workflows > 0 or not plan.questions.workflows,
         "some prefixes were warmed from drafts": run.calls.get("warm_ups", 0) > 0,
         f"done within {MINUTES_MAX} minutes": run.took_s <= MINUTES_MAX * 60,
     }

@@ -14,14 +14,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
 from bench.reliability.chaos.audit import Expected
+from bench.reliability.chaos.workflows import NAMES
 from carpool.testing.llm_text import write
 from generator.plan.prompt import fill
 from generator.prompts import load_templates
 from generator.settings import GeneratorSettings
 from producers.read_questions import Question
+from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from searcher.local import LocalSearcher
 
@@ -70,13 +73,16 @@ def chaos_questions(
     seed: int,
     *,
     batch_share: float = BATCH_SHARE,
+    workflow_share: float = 0.0,
     is_plain: bool = False,
 ) -> ChaosQuestions:
     """Returns as many questions as `given`, drawn from the seed. Pure.
 
-    Plain ones do not fail, have other texts than earlier ones, and are not withdrawn.
+    Plain ones do not fail, have other texts than earlier ones, are not withdrawn, and no
+    workflows. `workflow_share`: the share of workflows, of all programs.
     """
     rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
+    of_workflows = random.Random(f"{seed} workflows")
     withdrawn: set[str] = set()
     classes: dict[str, list[Question]] = {"i": [], "b": []}
     plain: dict[str, list[Question]] = {"i": [], "b": []}
@@ -99,12 +105,15 @@ def chaos_questions(
             text = f"{text} {word}"
             broken[word] = ALWAYS if is_dead else FAILS_AT_FIRST
             dead |= {query_id} if is_dead else set()
-        asked = Question(id=query_id, text=text, vector=question.vector)
+        workflow = None
+        if not is_plain and of_workflows.random() < workflow_share:
+            workflow = of_workflows.choice(NAMES)
+        asked = Question(id=query_id, text=text, vector=question.vector, workflow=workflow)
         if text == question.text:
             if not is_plain and of_shares.random() < EQUAL_TEXT_SHARE and plain[name]:
                 earlier = of_shares.choice(plain[name][-REPEATED_TEXT_WITHIN:])
                 rows[query_id] = rows[str(earlier.id)]
-                asked = Question(id=query_id, text=earlier.text, vector=earlier.vector)
+                asked = msgspec.structs.replace(earlier, id=query_id)
             if not is_plain and of_shares.random() < WITHDRAWN_SHARE:
                 withdrawn.add(query_id)
             plain[name].append(asked)
@@ -115,6 +124,11 @@ def chaos_questions(
         broken=broken,
         dead=frozenset(dead),
         withdrawn=frozenset(withdrawn),
+        workflows={
+            str(each.id): (each.workflow, each.text or "")
+            for each in (*classes["i"], *classes["b"])
+            if each.workflow is not None
+        },
         rows=rows,
     )
 
@@ -146,7 +160,19 @@ def drawn_questions(index: BenchIndex, count: int, seed: int, **shares: Any) -> 
         drawn,
         passages={id: [hit.doc_id for hit in found] for id, found in hits.items()},
         texts=_written({id: (text, hits[id]) for id, text in texts.items()}),
+        corpus=_corpus(index),
     )
+
+
+def _corpus(index: BenchIndex) -> dict[str, Hit]:
+    """Returns every passage of an index of texts, by id."""
+    documents = read_passages(index.dir.with_name(f"{index.dir.name}-corpus.jsonl"))
+    return {
+        each.doc_id: Hit(
+            doc_id=each.doc_id, score=0.0, cluster=ClusterId(0), title=each.title, text=each.text
+        )
+        for each in documents
+    }
 
 
 def _written(asked: Mapping[str, tuple[str, Sequence[Hit]]]) -> dict[str, str]:

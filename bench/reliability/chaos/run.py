@@ -30,6 +30,7 @@ from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.questions import TOP_K, TRIES_MAX, ChaosQuestions
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
+from bench.reliability.chaos.workflows import MODULE
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
@@ -55,6 +56,7 @@ BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
 ENVIRONMENT = {
+    "CARPOOL_WORKFLOW_MODULES": MODULE,
     "CARPOOL_EMBEDDING_MODEL": MODEL,
     "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX),
 }
@@ -95,10 +97,10 @@ class ChaosRun(msgspec.Struct, frozen=True, kw_only=True):
     """What happened. Times are seconds of the run.
 
     `exits`: processes that ended by themselves. `behind`: by how many offsets a group is behind the
-    end of a partition. `calls`: of the LLM; `repeated`: beyond one for each generated answer and
-    those that failed as the load wanted; `allowed`: of these, those of one second for each fault
-    and each process that ended, and one for each withdrawn question. `quiet_after_s`: the longest
-    time without an answer after a fault, by kind of fault.
+    end of a partition. `calls`: of the LLM; `repeated`: beyond one for each generated answer
+    and text of a step, and those that failed as the load wanted; `allowed`: of these, those of one
+    second for each fault and each process that ended, and those of questions that were withdrawn.
+    `quiet_after_s`: the longest time without an answer after a fault, by kind of fault.
     """
 
     took_s: float
@@ -129,12 +131,12 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         note("reading every topic to its end")
         audit = TopicAudit(int(run.started_s * 1_000), plan.questions)
         read_topics(run.kafka, audit)
-        found = audit.result(sent, run.states.removed)
+        found = audit.result(sent, run.states.removed, run.states.deleted_ms)
         injected, exits = injector.injected, run.supervisor.exits
-        allowed = math.ceil(plan.rate_per_s * (len(injected) + len(exits))) + found.statuses.get(
-            "cancelled", 0
-        )
-        repeated = calls["started"] - calls["faulted"] - found.generated
+        needed = found.generated + found.texts
+        calls_per_s = plan.rate_per_s * needed / max(1, found.published)
+        allowed = math.ceil(calls_per_s * (len(injected) + len(exits))) + found.unfinished
+        repeated = calls["started"] - calls["faulted"] - needed
         records = run.recorder.records(ANSWERS.name)
         answers_s = [each.received_us / 1_000_000 - run.started_s for each in records]
         return ChaosRun(

@@ -55,6 +55,8 @@ class StateFaults(PassingFaults):
     removed: dict[str, str] = field(default_factory=dict)
     """The input records whose retrievals were removed, perhaps after they were answered; each with
     its query id."""
+    deleted_ms: list[int] = field(default_factory=list, init=False)
+    """When a group was deleted, epoch milliseconds."""
     _is_removed: bool = field(default=False, init=False)
 
     def _admin(self) -> AdminClient:
@@ -112,6 +114,7 @@ class StateFaults(PassingFaults):
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:  # an earlier try did it
                 raise
+        self.deleted_ms.append(SystemClock().now_us() // 1_000)
         self._bring_back()
 
     def _remove(self, group: str) -> None:

@@ -21,6 +21,7 @@ from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chaos_questions
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
+from bench.reliability.chaos.workflows import NAMES
 from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
@@ -35,8 +36,11 @@ ENDED = DescribedTransaction(state="CompleteCommit")
 
 
 def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kinds() -> None:
-    found = chaos_questions(GIVEN, 1)
-    assert found == chaos_questions(GIVEN, 1) != chaos_questions(GIVEN, 2)
+    found = chaos_questions(GIVEN, 1, workflow_share=0.1)
+    assert found == chaos_questions(GIVEN, 1, workflow_share=0.1)
+    assert found != chaos_questions(GIVEN, 2, workflow_share=0.1)
+    assert 0.07 < len(found.workflows) / len(GIVEN) < 0.13
+    assert {name for name, _ in found.workflows.values()} == set(NAMES)
     assert len(found.interactive) + len(found.batch) == len(GIVEN)
     assert 0.2 < len(found.batch) / len(GIVEN) < 0.3
     asked = {str(each.id): each for each in (*found.interactive, *found.batch)}
@@ -52,7 +56,7 @@ def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kin
     assert 0.03 < len(found.withdrawn) / len(asked) < 0.07
     assert not found.withdrawn & found.dead
     plain = chaos_questions(GIVEN, 1, is_plain=True)
-    assert not (plain.broken or plain.dead or plain.withdrawn)
+    assert not (plain.broken or plain.dead or plain.withdrawn or plain.workflows)
     assert all(row == int(id[2:]) for id, row in plain.rows.items())
 
 
