@@ -10,7 +10,7 @@ from carpool.loop.stage import Done, Unit
 from carpool.loop.workflow_record import waiting_output
 from carpool.workflow.journal import Workflows, is_workflow, search_query
 from carpool.workflow.steps import Retrieve, WorkflowError
-from grouper.admission import IndexFacts
+from grouper.admission import IndexFacts, admit
 from grouper.tracing import trace_headers
 from schemas.errors import RecordError
 from schemas.query import Query
@@ -39,6 +39,7 @@ def first_step(
         searches = [step for step in steps if isinstance(step, Retrieve)]
         if searches:
             return replace(unit, record=search_query(query, searches, now_us))
+    admit(replace(unit, record=query), facts)  # what no search takes is refused before it is paid
     waiting = Retrieval(
         query=query,
         source=origin_of(unit.message),

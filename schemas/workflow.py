@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from schemas.hit import Hit
-from schemas.record import Identifier, NonNegative, Record
+from schemas.record import ClusterId, Identifier, NonNegative, Record
 
 GRAPH_BYTES_MAX = 16 * 1024
 JOURNAL_BYTES_MAX = 256 * 1024
@@ -69,7 +69,8 @@ class StepResult(Record, frozen=True, kw_only=True):
     """The result of a finished step. `digest`: of the step that it is the result of.
 
     `text`: what was searched, or what the model wrote. `hits`: what was found; None: it is no
-    search. `clusters`: the nearest that the search probed. `is_cut`: the text ended at its limit.
+    search. `clusters`: the nearest that the search probed. `skipped`: those that could not be read.
+    `is_cut`: the text ended at its limit.
     `is_shared`: it was generated for an equal step of another workflow, so its tokens were not
     paid.
     """
@@ -78,6 +79,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     text: str
     hits: tuple[Hit, ...] | None = None
     clusters: tuple[int, ...] = ()
+    skipped: tuple[ClusterId, ...] = ()
     is_cut: bool = False
     is_shared: bool = False
     took_ms: float = 0.0

@@ -40,7 +40,9 @@ MAY_IMPORT = frozenset(
     }
 )
 """What a module of programs may import: nothing with a clock, randomness, network or files."""
-MAY_NOT_CALL = frozenset({"open", "eval", "exec", "compile", "input", "__import__", "id", "hash"})
+MAY_NOT_USE = frozenset(
+    {"open", "eval", "exec", "compile", "input", "__import__", "id", "hash", "BaseException"}
+)
 
 
 def load_workflows(settings: WorkflowSettings) -> Workflows:
@@ -106,8 +108,13 @@ def check_source(text: str, name: str) -> None:
                     f"{imported!r}: it is run again after each step, and must ask for the same "
                     f"steps. It may import: {', '.join(sorted(MAY_IMPORT))}"
                 )
-        if isinstance(node, ast.Name) and node.id in MAY_NOT_CALL:
-            raise ConfigError(f"{name}, line {node.lineno}: a workflow may not use {node.id}()")
+        if isinstance(node, ast.Name) and node.id in MAY_NOT_USE:
+            raise ConfigError(f"{name}, line {node.lineno}: a workflow may not use {node.id}")
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            raise ConfigError(
+                f"{name}, line {node.lineno}: a workflow may not catch everything, because an "
+                "endless loop is ended by an exception; write `except Exception:`"
+            )
 
 
 def _imports(node: ast.AST) -> Iterable[str]:

@@ -14,6 +14,7 @@ import msgspec
 from carpool.workflow.journal import Workflows, search_query, with_results
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve
 from schemas.query import Generation, Query, root_of
+from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
 
@@ -103,7 +104,15 @@ def _as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
         ),
         hits=tuple(step.passages),
         beside=(),
+        skipped_clusters=_skipped(query),
     )
+
+
+def _skipped(query: Query) -> tuple[ClusterId, ...]:
+    """Returns the clusters that could not be read in a search of the workflow."""
+    rounds = () if query.journal is None else query.journal.rounds
+    skipped = (cluster for round in rounds for result in round for cluster in result.skipped)
+    return tuple(dict.fromkeys(skipped))
 
 
 def _found(steps: Sequence[Retrieve], retrieval: Retrieval, now_us: int) -> list[StepResult]:
@@ -117,6 +126,7 @@ def _found(steps: Sequence[Retrieve], retrieval: Retrieval, now_us: int) -> list
             text=step.text,
             hits=hits,
             clusters=clusters,
+            skipped=retrieval.skipped_clusters,
             took_ms=max(0, ended_us - began_us) / 1_000 if began_us else 0.0,
         )
         for step, hits in zip(steps, (retrieval.hits, *retrieval.beside), strict=False)

@@ -149,3 +149,35 @@ def test_passages_that_a_prompt_names_often_are_counted_as_often() -> None:
     retrieval = a_retrieval(a_query(text="why?"), some_hits(3))
     prepared = prepare_prompt(retrieval, SETTINGS, {}, step=often)
     assert len(prepared.request.user) <= SETTINGS.prompt_chars_max
+
+
+def test_an_answer_names_the_clusters_that_an_earlier_search_could_not_read() -> None:
+    one = graph(
+        ("START", "find"), ("find", "again"), ("again", "say"), ("say", "END"),
+        find={"query": "input"}, again={"query": "input", "output": "more"},
+        say={"prompt": "{more}"},
+    )  # fmt: skip
+    begun = WORKFLOWS.begin(a_query(text="why?", workflow=one))
+    searched = msgspec.structs.replace(begun.journal, began_us=1)
+    with running(MemoryLlm(form="text")) as run:
+        run.offer(unit("why?", query={"journal": searched}, skipped_clusters=(4,)))
+        journal = next_query(run).journal
+        run.offer(unit("why?", query={"journal": journal}))
+        answer = second_answer(run)
+    assert (answer.status, answer.error and answer.error.type) == ("partial", "index_damaged")
+
+
+def test_a_query_that_is_withdrawn_while_some_of_its_texts_are_written_ends_once() -> None:
+    engine = MemoryLlm(form="text", script=[Reply(text="One."), Reply(hangs_after=0)])
+    begun = WORKFLOWS.begin(a_query(text="why?", workflow="recomp"))
+    searched = msgspec.structs.replace(begun.journal, began_us=1)
+    with running(engine) as run:
+        one = unit("why?", query={"journal": searched})
+        run.offer(one)
+        run.wait(lambda: run.metric("workflow_steps_total", kind="generate") == 1)
+        run.stage.cancel(one.id)
+        (answer,) = run.wait_for_answers(1)
+        run.wait(lambda: run.metric("llm_requests_in_flight") == 0)
+        assert [each.status for each in run.sink.answers] == ["cancelled"]
+        assert run.metric("workflow_steps_in_progress", kind="generate") == 0
+    assert [step.kind for step in answer.steps] == ["retrieve"]

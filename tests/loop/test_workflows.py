@@ -193,3 +193,29 @@ def test_a_step_that_is_refused_is_told_with_those_before_it_and_its_letter_can_
     assert decode_query(letter.value, output.headers, a_source(7)) == begun.journal.root
     told = decode(Answer, answer.value, answer.headers)
     assert [(each.kind, each.text) for each in told.steps] == [("generate", "A guess.")]
+
+
+def test_what_no_search_takes_is_refused_before_a_step_is_paid(
+    index: Path, model: PaidCalls
+) -> None:
+    pipeline = Pipeline(index, {})
+    found = run(pipeline, {"query_id": "n", "text": "why?", "workflow": "hyde", "nprobe": 9_999})
+    pipeline.stop()
+    assert found["n"]["error"]["type"] == "invalid_value"
+    assert model.requests == []
+
+
+def test_two_records_of_one_id_get_one_text_and_another_question_a_conflict(
+    index: Path, model: PaidCalls
+) -> None:
+    pipeline = Pipeline(index, {})
+    body = {"query_id": "same", "text": "why?", "workflow": "recomp"}
+    for count, bodies in ((2, [body, body]), (3, [body]), (4, [{**body, "workflow": "irg"}])):
+        pipeline.publish(*bodies)
+        pipeline.turn(until=lambda count=count: len(answers(pipeline)) >= count)
+    pipeline.stop()
+    texts = [(each["status"], each["replayed"], each.get("answer")) for each in answers(pipeline)]
+    assert texts[0][:2] == ("ok", False)
+    assert texts[1:3] == [("ok", True, texts[0][2])] * 2
+    assert texts[3] == ("failed", False, None)
+    assert answers(pipeline)[3]["error"]["type"] == "conflict"
