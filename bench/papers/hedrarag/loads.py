@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from carpool.clock import SystemClock
 from producers.arrival_times import poisson
 
 FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
+IN_TURN = {"mixed": FIVE, "steps": ("one_shot", *FIVE)}
+"""The workflows of a load that has several, one question each in turn."""
 SLO_S = 10.0
 OFFLINE = 64
 """Questions of an offline load."""
@@ -31,7 +34,7 @@ SETTLE_S = 2.0
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """One load; `rate_per_s` 0: offline. `latency_s`: from when a question was due to its answer.
 
-    `steps`: in a row, on average, the answer among them.
+    By workflow: `p50_s`, and `steps` in a row, on average, the answer among them.
     """
 
     rate_per_s: float
@@ -40,7 +43,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[str, ...]
     took_s: float
     latency_s: Spread | None
-    steps: float
+    p50_s: dict[str, float]
+    steps: dict[str, float]
     cpu_ms_a_question: float
 
     @property
@@ -77,14 +81,20 @@ class Loads:
         wait_until(lambda: due_us.keys() <= contestant.seen().keys(), DRAIN_S)
         took_s = (SystemClock().now_us() - began_us) / 1e6
         seen = {key: each[0] for key, each in contestant.seen().items() if key in due_us}
+        took = {key: (one.at_us - due_us[key]) / 1e6 for key, one in seen.items()}
+        ids: dict[str, list[str]] = {}
+        for asked in questions:
+            if asked.id in seen:
+                ids.setdefault(asked.workflow, []).append(asked.id)
         load = Load(
             rate_per_s=rate_per_s,
             questions=len(questions),
             answered=len(seen),
             errors=tuple(each.error for each in seen.values() if each.error),
             took_s=took_s,
-            latency_s=spread((one.at_us - due_us[key]) / 1e6 for key, one in seen.items()),
-            steps=sum(one.steps for one in seen.values()) / max(1, len(seen)),
+            latency_s=spread(took.values()),
+            p50_s={name: median(took[key] for key in each) for name, each in ids.items()},
+            steps={name: fmean(seen[key].steps for key in each) for name, each in ids.items()},
             cpu_ms_a_question=1e3 * (cpu_s(contestant) - before_s) / len(questions),
         )
         self._note(f"{workflow}: {dict(figures(load))}")
@@ -144,9 +154,10 @@ class Loads:
 
     def _questions(self, workflow: str, rate_per_s: float, count: int) -> list[Asked]:
         self._run += 1
+        workflows = IN_TURN.get(workflow, (workflow,))
         drawn = random.Random(f"{self._seed} {workflow} {rate_per_s}").sample(self._texts, count)
         return [
-            Asked(f"{self._run}-{at}", text, FIVE[at % 5] if workflow == "mixed" else workflow)
+            Asked(f"{self._run}-{at}", text, workflows[at % len(workflows)])
             for at, text in enumerate(drawn)
         ]
 
