@@ -118,7 +118,7 @@ def show(
 
 @app.command()
 def check(
-    file: Path = typer.Argument(help="A .py module of programs, or a graph as .json."),
+    file: Path = typer.Argument(help="A .py module of programs, or a graph or a query as .json."),
     question: str = typer.Option(QUESTION, "--question", help="What is asked."),
     texts: list[str] | None = typer.Option(
         None,
@@ -167,7 +167,10 @@ def check(
 
 
 def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
-    """Returns the name of a program as it is, or the graph of a .json file. Raises `ConfigError`"""
+    """Returns the name of a program as it is, or the graph of a .json file.
+
+    The file may be a query, too. Raises `ConfigError`.
+    """
     if named is None or Path(named).suffix != ".json":
         return named
     try:
@@ -176,7 +179,8 @@ def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
         raise ConfigError(f"the graph {named} cannot be read: {error}") from None
     if not isinstance(graph, dict):
         raise ConfigError(f"{named} is no graph: it needs an object with `nodes` and `edges`")
-    return graph
+    whole = graph.get("workflow")  # of a whole query
+    return whole if isinstance(whole, dict) else graph
 
 
 def _of_file(file: Path, question: str) -> list[Program]:

@@ -1,4 +1,7 @@
-"""What records say of workflows: graphs that applications send, and results of finished steps."""
+"""What records say of workflows: graphs that applications send, and results of finished steps.
+
+A graph with an unknown field is refused: without it, other steps would be run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ NODES_MAX = 16
 Test = Literal["not_empty", "empty", "equals", "contains", "rounds_at_most"]
 
 
-class Condition(Record, frozen=True, kw_only=True):
+class Condition(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When an edge is taken: a test of the output `value`, or of how often its node ran.
 
     `argument`: the text that it must equal or contain (case is ignored), or the number of rounds.
@@ -28,7 +31,9 @@ class Condition(Record, frozen=True, kw_only=True):
     argument: str | int | None = None
 
 
-class GraphEdge(Record, frozen=True, kw_only=True, rename={"source": "from"}):
+class GraphEdge(
+    Record, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"source": "from"}
+):
     """From a node to another. START and END are nodes, too. The first edge that fits is taken."""
 
     source: Identifier
@@ -36,7 +41,7 @@ class GraphEdge(Record, frozen=True, kw_only=True, rename={"source": "from"}):
     when: Condition | None = None
 
 
-class GraphNode(Record, frozen=True, kw_only=True):
+class GraphNode(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step. A node with `query` searches that output; one with `prompt` or `template` generates.
 
     `prompt`: text with outputs in braces: `{input}` is the question, `{docs}` what the node with
@@ -52,14 +57,14 @@ class GraphNode(Record, frozen=True, kw_only=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
 
 
-class Graph(Record, frozen=True, kw_only=True):
+class Graph(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A workflow as a graph of at most 16 nodes (HedraRAG 4.1)."""
 
     nodes: Annotated[tuple[GraphNode, ...], msgspec.Meta(min_length=1, max_length=NODES_MAX)]
     edges: Annotated[tuple[GraphEdge, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
-class InlineWorkflow(Record, frozen=True, kw_only=True):
+class InlineWorkflow(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A workflow that a query brings along."""
 
     graph: Graph

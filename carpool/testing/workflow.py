@@ -48,7 +48,7 @@ def run(
 
     `results`: a function from a step to its result, or the results in order. Raises
     `WorkflowError` as a service would: for a step that cannot be, a program that is not pure, and
-    the limits; and for a result that does not fit its step, or that is missing.
+    the limits; and for a result that does not fit its step, is missing, or is left over.
     """
     workflows = Workflows(
         programs={(program.name, program.version): program},
@@ -69,6 +69,11 @@ def run(
             round.append(_result(where, step, given))
             steps.append(step)
         query = with_results(query, round)
+    if not callable(results) and len(results) > len(steps):
+        raise WorkflowError(
+            f"{program.label}: the test gives {len(results)} results, and the program asked for "
+            f"{len(steps)} steps"
+        )
     return Ran(tuple(steps), answer)
 
 

@@ -60,12 +60,21 @@ def load_programs(modules: str = "") -> Programs:
     Raises `ConfigError` that names module and line.
     """
     found: dict[tuple[str, int], Program] = {}
+    reserved = {module.__name__.rpartition(".")[2] for module in built_in.MODULES}
     for module in (*built_in.MODULES, *map(load_module, _names(modules))):
         for program in vars(module).values():
             if isinstance(program, Program):
                 key = (program.name, program.version)
+                if program.name in reserved and module not in built_in.MODULES:
+                    raise ConfigError(
+                        f"{module.__file__}: {program.name} is a built-in workflow; choose another "
+                        "name"
+                    )
                 if found.get(key, program).digest != program.digest:
-                    raise ConfigError(f"there are two programs {program.label}; raise the version")
+                    raise ConfigError(
+                        f"{module.__file__}: there are two programs {program.label}; raise the "
+                        "version"
+                    )
                 found[key] = program
     return MappingProxyType(found)
 

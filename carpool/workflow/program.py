@@ -62,11 +62,17 @@ def workflow(
     def made(function: Callable[[str], Run]) -> Program:
         if not inspect.isgeneratorfunction(function):
             raise ConfigError(f"workflow {name!r} yields no step; see `carpool workflows`")
+        try:
+            digest = source_digest(function)
+        except OSError:
+            raise ConfigError(
+                f"the source of workflow {name!r} cannot be read; save it in a file"
+            ) from None
         return Program(
             name=name,
             version=version,
             function=function,
-            digest=source_digest(function),
+            digest=digest,
             steps_max=steps_max,
             summary=(inspect.getdoc(function) or "").partition("\n")[0],
         )

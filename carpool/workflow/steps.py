@@ -156,9 +156,12 @@ class Generate:
             raise WorkflowError(f"{name} takes a whole number as seed, not {self.seed!r}")
         for value_name, value in self.values.items():
             if not _is_value(value):
+                what = type(value).__name__
+                if isinstance(value, Hit):
+                    what = "one passage: give its .text, or a slice such as found[:1]"
                 raise WorkflowError(
                     f"{name} takes texts, numbers, passages and lists of texts as values; "
-                    f"{value_name} is {type(value).__name__}"
+                    f"{value_name} is {what}"
                 )
 
     def digest(self) -> str:

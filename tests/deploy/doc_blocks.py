@@ -73,6 +73,8 @@ def run_page(page: Path, folder: Path, running: Running) -> None:
                 (folder / ".carpool" / "run").symlink_to(running.folder / ".carpool" / "run")
             case "sh":
                 running.run(["bash", "-euo", "pipefail", "-c", text], folder)
+            case "python compare.py":  # the reader saves it
+                (folder / "compare.py").write_text(text)
             case "python":
                 at = running.bootstrap
                 running.run([sys.executable, "-c", text], folder, CARPOOL_KAFKA_BOOTSTRAP=at)

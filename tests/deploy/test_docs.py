@@ -18,7 +18,7 @@ from tests.deploy.doc_blocks import BLOCK, ROOT, blocks_of, runnable_pages
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PRODUCT = ("schemas", "producers", "carpool", "grouper", "searcher", "generator", "indexer", "cli")
-RUN = ("sh", "sh up", "python", "json", "toml")
+RUN = ("sh", "sh up", "python", "python compare.py", "json", "toml")
 NOT_RUN = {
     "README.md": ["make demo"],
     "docs/guides/kubernetes.md": ["kubectl apply -k"] * 3,
@@ -33,7 +33,7 @@ NOT_RUN = {
     ],
     "docs/guides/operating.md": ["curl http"],
     "docs/guides/own-corpus.md": ["carpool index tune"],
-    "docs/guides/workflows.md": ["carpool ask --workflow", "carpool workflows check"],
+    "docs/guides/workflows.md": ["carpool ask --workflow"],
     "docs/guides/own-kafka.md": ["export CARPOOL"],
 }
 """Blocks that need what a test has not; each begins so."""
