@@ -31,7 +31,7 @@ class WorkflowError(Exception):
 
 
 class Found(Sequence[Hit]):
-    """The passages that a search found, best first. `probed`: the nearest clusters."""
+    """The passages that a search found, best first. A sequence."""
 
     def __init__(self, hits: Sequence[Hit] = ()) -> None:
         self._hits = tuple(hits)
