@@ -6,10 +6,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -21,6 +22,10 @@ GPU_MEMORY_OPTION = "--gpu-memory-utilization"
 """vLLM's share of the memory of a GPU, 0 to 1; without it 0.92 (vLLM 0.32)."""
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes as the path of a socket."""
+KV_POLICY = Path(__file__).parent / "kv_policies" / "pgdsf.py"
+"""The policy that vLLM does not have itself. Its process imports the module by its name alone."""
+
+KvHostPolicy = Literal["lru", "arc", "pgdsf"]
 
 
 class VllmSettings(Settings, frozen=True, kw_only=True):
@@ -33,6 +38,22 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port of its API; 0: a free one.")] = (
         8000
     )
+    kv_host_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of host memory, in /dev/shm, in which vLLM keeps keys and values of "
+            "prompts that its GPU has no room for; 0: none. Needs a GPU. Several times the GPU's "
+            "KV cache pay; less than that has little that the GPU does not have.",
+        ),
+    ] = 0
+    kv_host_policy: Annotated[
+        KvHostPolicy,
+        Meta(
+            description="What leaves that memory first: lru and arc are vLLM's, pgdsf is "
+            "RAGCache's, by frequency and time to compute."
+        ),
+    ] = "pgdsf"
     extra_args: Annotated[
         tuple[str, ...],
         Meta(
@@ -71,6 +92,33 @@ def check_vllm(settings: VllmSettings) -> None:
         raise ConfigError(
             f"{folder} is not a model folder: it has no config.json. Name one with --llm (the "
             "demo's is made by `make setup-vllm`), or a server that runs with --llm-url"
+        )
+    if settings.kv_host_bytes:
+        if is_cpu_build():
+            raise ConfigError(
+                "vllm.kv_host_bytes needs a GPU: vLLM on the CPU has one memory. Set it to 0, and "
+                "VLLM_CPU_KVCACHE_SPACE to the GiB of the KV cache"
+            )
+        check_kv_host_policy(settings.kv_host_policy)
+
+
+def check_kv_host_policy(policy: str) -> None:
+    """Lets vLLM's own loader load a policy, in another process. Blocks for some seconds.
+
+    A vLLM that is too old would ignore it. Raises `ConfigError`.
+    """
+    code = (
+        "from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory as factory; "
+        f"factory.get_cache_policy_cls({policy!r}, {KV_POLICY.stem!r})(cache_capacity=1)"
+    )
+    python = (sys.executable, "-P", "-c", code)
+    environ = vllm_environment(os.environ)
+    done = subprocess.run(python, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        *_, reason = done.stderr.splitlines() or ["it was ended"]
+        raise ConfigError(
+            f"vLLM cannot load the policy {policy} of its host memory ({reason}): install vLLM "
+            "0.32 or newer, choose another vllm.kv_host_policy, or set vllm.kv_host_bytes to 0"
         )
 
 
@@ -117,7 +165,23 @@ def vllm_command(
         command += ["--enforce-eager", "--block-size", "32", "--dtype", "float32"]
     if kv_events is not None:
         command += ["--kv-events-config", _kv_events_config(kv_events)]
+    if settings.kv_host_bytes:
+        command += ["--kv-transfer-config", json.dumps(kv_transfer_config(settings))]
     return [*command, *settings.extra_args]
+
+
+def kv_transfer_config(settings: VllmSettings) -> dict[str, Any]:
+    """Returns vLLM's option of that name, for a KV cache in host memory."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": settings.kv_host_bytes,
+            "eviction_policy": settings.kv_host_policy,
+            "cache_policy_module_path": KV_POLICY.stem,
+            "self_describing_kv_events": True,  # else they have no tokens
+        },
+    }
 
 
 def _kv_events_config(endpoint: str) -> str:
@@ -136,6 +200,8 @@ def vllm_environment(environ: Mapping[str, str]) -> dict[str, str]:
     What vLLM's own variables of `environ` say of cores and of the KV cache on a CPU stays.
     """
     added = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    paths = (str(KV_POLICY.parent), environ.get("PYTHONPATH", ""))
+    added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if is_cpu_build():
         # vLLM by itself takes one core only.
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))

@@ -308,7 +308,9 @@ class GeneratorMetrics:
             "server",
         )
         self.kv_blocks = make.gauge(
-            "kv_cache_blocks", "Blocks that a server is known to have cached.", "server"
+            "kv_cache_blocks",
+            "Blocks that a server is known to have cached, on its GPU and on the host.",
+            "server",
         )
         self.kv_events = make.counter(
             "kv_cache_events_total",

@@ -43,6 +43,8 @@ SILENT_S = 120.0
 """How long there may be no connection before a log line says so; vLLM takes a minute to start."""
 SEQ_BYTES = 8
 REPLAY_END = -1
+HOST = "CPU"
+"""The medium of blocks that vLLM keeps in host memory."""
 
 BlockName: TypeAlias = Annotated[bytes, Meta(max_length=64)] | int
 
@@ -51,7 +53,7 @@ class _Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     block_hashes: list[BlockName]
     parent_block_hash: BlockName | None
     token_ids: list[Annotated[int, Meta(ge=0, lt=1 << 62)]]
-    block_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    block_size: Annotated[int, Meta(ge=0, le=1 << 20)]
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
@@ -243,11 +245,13 @@ class KvEvents:
 
 
 def events_of(payload: bytes) -> tuple[KvEvent, ...]:
-    """Returns the events of a batch that are about prompts of the model alone, in its main memory.
+    """Returns the events of a batch that are about prompts of the model alone.
 
-    Left out: blocks of adapters, pictures and cache salts, which our prompts do not have; copies in
-    other memory; and all groups of layers but the first. Raises `ValueError` for a message that is
-    no batch, and for a server with data parallelism, where each rank has a cache of its own.
+    Left out: blocks of adapters, pictures and cache salts, which our prompts do not have (events of
+    the host do not say the last two); blocks without tokens, as vLLM sends of the host where
+    `self_describing_kv_events` is off; copies in other memory; and all groups of layers but the
+    first. Raises `ValueError` for a message that is no batch, and for a server with data
+    parallelism, where each rank has a cache of its own.
     """
     batch = _decoder.decode(payload)
     if batch.data_parallel_rank:
@@ -261,10 +265,12 @@ def events_of(payload: bytes) -> tuple[KvEvent, ...]:
                         names=tuple(event.block_hashes),
                         parent=event.parent_block_hash,
                         token_ids=event.token_ids,
+                        is_on_host=event.medium == HOST,
                     )
                 )
-            case _Removed(medium=None | "GPU", group_idx=None | 0):
-                events.append(BlocksRemoved(names=tuple(event.block_hashes)))
+            case _Removed(medium=None | "GPU" | "CPU", group_idx=None | 0):
+                names, is_on_host = tuple(event.block_hashes), event.medium == HOST
+                events.append(BlocksRemoved(names=names, is_on_host=is_on_host))
             case _Cleared():
                 events.append(BlocksCleared())
     return tuple(events)
@@ -272,7 +278,7 @@ def events_of(payload: bytes) -> tuple[KvEvent, ...]:
 
 def _is_ours(stored: _Stored) -> bool:
     return (
-        stored.medium in (None, "GPU")
+        stored.medium in (None, "GPU", HOST)
         and not stored.group_idx
         and stored.lora_name is None
         and not any(stored.extra_keys or ())

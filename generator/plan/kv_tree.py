@@ -5,6 +5,10 @@ all tokens from the beginning of the prompt to the block's end. So a set of dige
 parent of a block is the block before it, and a prefix is cached as far as its digests are in the
 set. The events use the server's own names of blocks; the tree translates them to digests.
 
+A server with a second memory on the host takes the beginning of a prompt from the GPU, and goes on
+in the host's memory from the first block that the GPU lacks. What the GPU has behind that block
+does not count.
+
 Batches of events are numbered from 0. Where numbers are missing, the tree asks for a replay, and
 holds later batches until it ends. If the replay lacks a number, the tree is emptied: a removal may
 have been missed. A number that jumps back means that the server was started anew, so it is emptied
@@ -50,18 +54,23 @@ def digests_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlocksStored:
-    """Blocks are cached that follow `parent` (None: the beginning), with their `token_ids`."""
+    """Blocks are cached that follow `parent` (None: the beginning), with their `token_ids`.
+
+    `is_on_host`: in the host's memory, else on the GPU.
+    """
 
     names: tuple[ServerBlockName, ...]
     parent: ServerBlockName | None
     token_ids: Sequence[int]
+    is_on_host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlocksRemoved:
-    """Blocks are no longer cached."""
+    """Blocks are no longer cached in one of the memories."""
 
     names: tuple[ServerBlockName, ...]
+    is_on_host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +133,9 @@ class KvTree:
         """Answers that were checked, and those with more or fewer cached tokens than expected."""
         self.overestimated = 0
         """Answers with fewer cached tokens than expected."""
-        self._digest_of: dict[ServerBlockName, BlockDigest] = {}
-        self._name_of: dict[BlockDigest, ServerBlockName] = {}
+        # Of the blocks on the GPU, and of those on the host: [is_on_host].
+        self._digest_of: tuple[dict[ServerBlockName, BlockDigest], ...] = ({}, {})
+        self._name_of: tuple[dict[BlockDigest, ServerBlockName], ...] = ({}, {})
         self._next_seq = 0
         self._last_live_seq = -1
         self._held: dict[int, KvBatch] = {}
@@ -134,18 +144,19 @@ class KvTree:
         self._is_emptied = False
 
     def __len__(self) -> int:
-        """Returns the number of blocks that are known to be cached."""
-        return len(self._name_of)
+        """Returns the number of blocks that are known to be cached; copies count."""
+        return sum(map(len, self._name_of))
 
     def __contains__(self, digest: BlockDigest) -> bool:
-        return digest in self._name_of
+        return any(digest in name_of for name_of in self._name_of)
 
     def cached_blocks(self, digests: Sequence[BlockDigest]) -> int:
         """Returns how many blocks at the beginning of a prompt are cached."""
-        for blocks, digest in enumerate(digests):
-            if digest not in self._name_of:
-                return blocks
-        return len(digests)
+        blocks = 0
+        for name_of in self._name_of:
+            while blocks < len(digests) and digests[blocks] in name_of:
+                blocks += 1
+        return blocks
 
     def cached_tokens(self, digests: Sequence[BlockDigest]) -> int:
         """Returns how many tokens at the beginning of a prompt are cached."""
@@ -186,10 +197,11 @@ class KvTree:
 
     def check_integrity(self) -> None:
         """Asserts what must be true between two steps."""
-        assert {digest: name for name, digest in self._digest_of.items()} == self._name_of
+        for digest_of, name_of in zip(self._digest_of, self._name_of, strict=True):
+            assert {digest: name for name, digest in digest_of.items()} == name_of
         assert self._is_replaying or not self._held, "batches wait for no replay"
         assert all(seq <= self._last_live_seq for seq in self._held), "a batch that never came"
-        assert not (self.is_blind and self._name_of), "a blind tree knows blocks"
+        assert not (self.is_blind and len(self)), "a blind tree knows blocks"
 
     def _take_live(self, batch: KvBatch) -> int | None:
         if batch.seq <= self._last_live_seq:  # the server was started anew
@@ -233,48 +245,65 @@ class KvTree:
         self.block_tokens = 0
 
     def _empty(self) -> None:
-        self._digest_of.clear()
-        self._name_of.clear()
+        for digest_of, name_of in zip(self._digest_of, self._name_of, strict=True):
+            digest_of.clear()
+            name_of.clear()
         self._is_emptied = True
 
     def _apply(self, batch: KvBatch) -> None:
         self._next_seq = batch.seq + 1
         if batch.seq == 0:
             self.is_blind = False  # a server begins with nothing
+        stored: list[BlocksStored] = []
         for event in batch.events:
+            if isinstance(event, BlocksStored):
+                stored.append(event)
+                continue
+            self._store_all(stored)
+            stored = []
             match event:
-                case BlocksStored():
-                    self._store(event)
                 case BlocksRemoved(names=names):
                     for name in names:
-                        self._remove(name)
+                        self._remove(name, event.is_on_host)
                 case BlocksCleared():
                     self._empty()
                     self.is_blind = False
+        self._store_all(stored)
 
-    def _store(self, stored: BlocksStored) -> None:
-        parent = None if stored.parent is None else self._digest_of.get(stored.parent)
-        if stored.parent is not None and parent is None:
-            return  # the blocks before these are not known
+    def _store_all(self, stored: list[BlocksStored]) -> None:
+        """Stores blocks whose parents may come after them: on the host they have no order."""
+        while waiting := [one for one in stored if not self._store(one)]:
+            if len(waiting) == len(stored):
+                return  # the blocks before these are not known
+            stored = waiting
+
+    def _store(self, stored: BlocksStored) -> bool:
+        """Returns whether the block before these is known."""
+        known = [each[stored.parent] for each in self._digest_of if stored.parent in each]
+        if stored.parent is not None and not known:
+            return False
+        parent = known[0] if known else None
         if self.block_tokens == 0 and stored.names:
             self.block_tokens = len(stored.token_ids) // len(stored.names)
         if not stored.names or len(stored.token_ids) != len(stored.names) * self.block_tokens:
-            return  # blocks of another size
+            return True  # blocks of another size
         if len(self) + len(stored.names) > BLOCKS_MAX:
             self._lose()
-            return
+            return True
         digests = digests_of(stored.token_ids, block_tokens=self.block_tokens, parent=parent)
         self.is_blind = False
+        digest_of, name_of = self._digest_of[stored.is_on_host], self._name_of[stored.is_on_host]
         for name, digest in zip(stored.names, digests, strict=True):
-            self._remove(name)
-            if (other := self._name_of.get(digest)) is not None:
-                self._remove(other)
-            self._digest_of[name] = digest
-            self._name_of[digest] = name
+            self._remove(name, stored.is_on_host)
+            if (other := name_of.get(digest)) is not None:
+                self._remove(other, stored.is_on_host)
+            digest_of[name] = digest
+            name_of[digest] = name
             self._changed.add(digest)
+        return True
 
-    def _remove(self, name: ServerBlockName) -> None:
-        digest = self._digest_of.pop(name, None)
+    def _remove(self, name: ServerBlockName, is_on_host: bool) -> None:
+        digest = self._digest_of[is_on_host].pop(name, None)
         if digest is not None:
-            del self._name_of[digest]
+            del self._name_of[is_on_host][digest]
             self._changed.add(digest)

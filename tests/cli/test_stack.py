@@ -17,6 +17,7 @@ from carpool.terminal import without_password
 from carpool.vllm import (
     SMALL_MODEL_BYTES,
     VllmSettings,
+    check_kv_host_policy,
     check_vllm,
     is_cpu_build,
     kv_events_in,
@@ -104,6 +105,59 @@ def test_vllm_is_started_on_loopback_with_what_the_settings_say(tmp_path: Path) 
     assert "CARPOOL_LLM_API_KEY" not in environ
     assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "2-3"
     assert (vllm_environment({}).get("VLLM_CPU_KVCACHE_SPACE") == "1") == is_cpu_build()
+
+
+def test_vllm_with_a_kv_cache_on_the_host_is_told_its_bytes_and_its_policy() -> None:
+    settings = VllmSettings(kv_host_bytes=1 << 34, kv_host_policy="arc", extra_args=("--seed", "1"))
+    command = vllm_command(settings, 8123)
+    option = json.loads(command[command.index("--kv-transfer-config") + 1])
+    told = option["kv_connector_extra_config"]
+    assert (told["cpu_bytes_to_use"], told["eviction_policy"]) == (1 << 34, "arc")
+    assert command[-2:] == ["--seed", "1"], "the last one wins"
+    assert "--kv-transfer-config" not in vllm_command(VllmSettings(), 8123)
+    paths = vllm_environment({"PYTHONPATH": "/mine"})["PYTHONPATH"].split(":")
+    assert paths[1:] == ["/mine"]
+    assert (Path(paths[0]) / f"{told['cache_policy_module_path']}.py").is_file()
+
+
+def test_vllm_on_the_cpu_has_no_second_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("carpool.vllm.is_cpu_build", lambda: True)
+    settings = VllmSettings(model_dir=str(tmp_path), kv_host_bytes=1)
+    with pytest.raises(ConfigError, match="kv_host_bytes needs a GPU"):
+        check_vllm(settings)
+    check_vllm(VllmSettings(model_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("", "cannot import name 'CachePolicyFactory'"),
+        (
+            "class CachePolicyFactory:\n"
+            "    def get_cache_policy_cls(name, module):\n"
+            "        raise ValueError(f'no {name} in {module}')\n",
+            "ValueError: no pgdsf in pgdsf",
+        ),
+    ],
+    ids=["too old", "without the policy"],
+)
+def test_a_vllm_that_cannot_load_the_policy_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, reason: str
+) -> None:
+    folder = tmp_path
+    for name in ("vllm", "v1", "kv_offload", "cpu", "policies"):
+        folder = folder / name
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (folder / "factory.py").write_text(factory, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="kv_host_policy") as raised:
+        check_kv_host_policy("pgdsf")
+    assert reason in str(raised.value)
 
 
 def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from carpool.settings import load_settings
+from carpool.vllm import KV_POLICY, VllmSettings, kv_transfer_config
 from cli.all_settings import CarpoolSettings
 from tests.cli.support import carpool
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 THREE_BROKERS = ROOT / "docker-compose.three-brokers.yml"
 GPU_SHARD = ROOT / "docker-compose.gpu-shard.yml"
+KV_HOST = ROOT / "docker-compose.kv-host.yml"
 PROFILES: tuple[tuple[str, ...], ...] = ((), ("cpu",), ("gpu",))
 RUN_AS_NON_ROOT_BY_THEIR_IMAGE = {"kafka", "kafka-ui"}
 END_BY_THEMSELVES = {"topics", "index", "models"}
@@ -128,6 +130,34 @@ def test_with_a_shard_on_the_gpu_the_searcher_has_the_gpu_and_waits_for_vllm() -
     changed = {name for name, it in shared.items() if it != alone[name]}
     assert changed == {"searcher"}
     assert "--gpu-memory-utilization=0.92" in alone["vllm-gpu"]["command"]
+
+
+@pytest.mark.compose
+def test_with_a_kv_cache_on_the_host_vllm_gets_the_option_that_up_gives_it() -> None:
+    alone, with_host = (parse(*files)["services"] for files in ([COMPOSE], [COMPOSE, KV_HOST]))
+    assert {name for name, it in with_host.items() if it != alone[name]} == {"vllm-gpu"}
+    vllm = with_host["vllm-gpu"]
+    assert vllm["command"] == alone["vllm-gpu"]["command"]
+    option = json.loads(environment(vllm)["KV_TRANSFER_CONFIG"])
+    assert option == kv_transfer_config(VllmSettings(kv_host_bytes=8 << 30))
+    mounted = {each["source"]: each["target"] for each in vllm["volumes"]}
+    assert mounted[str(KV_POLICY.parent)] == environment(vllm)["PYTHONPATH"]
+
+
+def test_the_script_that_starts_vllm_with_a_host_gives_it_all_arguments(tmp_path: Path) -> None:
+    vllm = yaml.safe_load(KV_HOST.read_text(encoding="utf-8"))["services"]["vllm-gpu"]
+    (tmp_path / "vllm").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    (tmp_path / "vllm").chmod(0o755)
+    command = [each.replace("$$", "$") for each in vllm["entrypoint"]]
+    done = subprocess.run(
+        [*command, "--model=a b", "--served-model-name", "c"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "KV_TRANSFER_CONFIG": '{"a": 1}'},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = ["serve", "--model=a b", "--served-model-name", "c", '--kv-transfer-config={"a": 1}']
+    assert done.stdout.splitlines() == told
 
 
 def test_prometheus_finds_every_replica_of_every_service_by_its_name() -> None:

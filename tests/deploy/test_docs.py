@@ -27,6 +27,8 @@ NOT_RUN = {
     "docs/guides/llm-servers.md": [
         "vllm serve /models",
         "vllm serve ... --kv-events-config",
+        "carpool up --index my-index",
+        "PYTHONPATH=",
         "OLLAMA_CONTEXT",
         "llama-server",
         "export CARPOOL_LLM",

@@ -118,7 +118,7 @@ def garbage(publisher: KvPublisher) -> dict[str, tuple[bytes, ...]]:
         "an unknown event": (b"", seq, encode([0.0, [{"type": "BlockMoved"}], 0])),
         "no list": (b"", seq, encode({"events": []})),
         "a token that is no id": (b"", seq, encode([0.0, [{**good, "token_ids": ["a"]}], 0])),
-        "a size of 0": (b"", seq, encode([0.0, [{**good, "block_size": 0}], 0])),
+        "a size below 0": (b"", seq, encode([0.0, [{**good, "block_size": -1}], 0])),
         "a name that is too long": (b"", seq, encode([0.0, [long], 0])),
         "another rank": (b"", seq, encode([0.0, [good], 1])),
     }
@@ -165,7 +165,7 @@ def test_what_our_prompts_cannot_use_is_left_out(publisher: KvPublisher) -> None
     good = publisher.store(A)
     assert read(good, publisher.remove(A), {"type": "AllBlocksCleared"}) == 3
     for field, value in {
-        "medium": "CPU",
+        "medium": "STORAGE",
         "lora_name": "adapter",
         "extra_keys": [None, ["salt"], None],
         "group_idx": 1,
@@ -174,8 +174,21 @@ def test_what_our_prompts_cannot_use_is_left_out(publisher: KvPublisher) -> None
     }.items():
         assert read({**good, field: value}) == 0, field
     assert read({**good, "extra_keys": [None, None, None], "session_id": "s", "later": 1}) == 1
-    for field, value in {"medium": "CPU", "group_idx": 1}.items():
+    for field, value in {"medium": "STORAGE", "group_idx": 1}.items():
         assert read({**publisher.remove(A), field: value}) == 0, field
+    placeholder = {"medium": "CPU", "token_ids": [], "block_size": 0, "parent_block_hash": None}
+    assert read({**good, **placeholder}) == 0
+
+
+def test_blocks_in_the_memory_of_the_host_are_followed(publisher: KvPublisher) -> None:
+    with following(publisher) as run:
+        publisher.publish(publisher.store(A), publisher.store(A, medium="CPU"))
+        publisher.publish({**publisher.remove(A, first=1), "medium": "GPU"})
+        publisher.publish(publisher.store(B))
+        run.until(lambda: run.cached(B) == 32)
+        assert run.cached(A) == 48, "one block from the GPU, two from the host"
+        publisher.publish({**publisher.remove(A, first=2), "medium": "CPU"})
+        run.until(lambda: run.cached(A) == 32)
 
 
 def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Policies of vLLM's KV cache on the host. vLLM's process imports them by file name alone."""
