@@ -58,8 +58,8 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "cagr": (CagrOptions, "bench.papers.cagr.figures"),
     "vectorlite": (VectorLiteOptions, "bench.papers.vectorlite.figures"),
-    "ragcache": (RagCacheOptions, "bench.papers.ragcache.orders"),
     "hedrarag": (HedraRagOptions, "bench.papers.hedrarag.workflows"),
+    "ragcache": (RagCacheOptions, "bench.papers.ragcache.figures"),
     "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
 }
 """The options of each command, and the module whose `run` takes them."""

@@ -66,14 +66,16 @@ class VectorLiteOptions(PaperOptions, frozen=True, kw_only=True):
 
 
 class RagCacheOptions(PaperOptions, frozen=True, kw_only=True):
-    """RAGCache: which order of prompts saves most tokens (5.2)?
+    """RAGCache: which order of prompts, and which policy of the host's memory, saves most tokens?
 
-    Sends streams of prompts, of real questions and passages, through the generator's queue to a
-    simulated vLLM: in the order of arrival, in RAGCache's order, in ours, and as if no block were
-    computed twice (the oracle).
+    Sends streams of prompts, of real questions and passages, to vLLM's own scheduler; only the
+    model and the copies to the host are left out. From a backlog of 1,024 through the generator's
+    queue: in the order of arrival, in RAGCache's order (5.2), in ours, and as if no block were
+    computed twice (the oracle). As they arrive, with 0, 1 and 4 times the GPU's memory on the host:
+    by LRU, ARC, PGDSF (5.1), and the farthest next use (the oracle).
 
-    Ends with 1 when our order and a backlog of 1,024 find less than 14 % of the tokens of the
-    natural stream in the cache, or 65 % by Zipf.
+    Needs vLLM. Ends with 1 when our order finds less than 14 % of the tokens of the natural stream
+    in the cache, 65 % by Zipf, 20 % in RAGPulse's shape, or PGDSF less than LRU.
     """
 
     data: DataOption = None

@@ -16,7 +16,8 @@ PASSAGE_TOKENS = 10
 """The number of a passage and the lines around it."""
 SYSTEM_TOKENS, QUESTION_TOKENS = 56, 40
 """What is before the passages in every prompt, and what is behind them."""
-IDS_A_TEXT = 1 << 20
+IDS_A_TEXT = FIRST_QUESTION = 1 << 20
+RECENT_ASKS, RECENT_SHARE, REPEATED_SHARE = 100, 0.49, 0.068
 
 
 class Ask(NamedTuple):
@@ -59,6 +60,39 @@ def rendered(ask: Ask, tokens: Sequence[int]) -> tuple[int, ...]:
     for row in ask.passages:
         first = (row + 1) * IDS_A_TEXT
         ids += range(first, first + tokens[row])
-    first = -(ask.question + 1) * IDS_A_TEXT
+    first = (FIRST_QUESTION + ask.question) * IDS_A_TEXT
     ids += range(first, first + QUESTION_TOKENS)
     return tuple(ids)
+
+
+def ragpulse_stream(natural: Sequence[Ask], seed: int) -> list[Ask]:
+    """Returns the natural questions with passages drawn in the shape of RAGPulse's trace.
+
+    That is a trace of a RAG service (arXiv 2511.12979): `REPEATED_SHARE` of its requests repeat an
+    ordered list of passages, `RECENT_SHARE` of the passages were in the last `RECENT_ASKS`
+    requests, and passages are popular by Zipf 0.8.
+    """
+    rng = np.random.default_rng(seed)
+    popular = rng.permutation(sorted({passage for ask in natural for passage in ask.passages}))
+    weights = np.arange(1, len(popular) + 1) ** -0.8
+    by_zipf = iter(rng.choice(popular, size=9 * len(natural), p=weights / weights.sum()).tolist())
+    stream: list[Ask] = []
+    seen = drawn = 0
+    for ask in natural:
+        recent = stream[-RECENT_ASKS:]
+        known = {passage for each in recent for passage in each.passages}
+        passages: list[int] = []
+        if recent and rng.random() < REPEATED_SHARE:
+            passages += recent[rng.integers(len(recent))].passages
+        while len(passages) < len(ask.passages):
+            # Some draws by Zipf are recent by chance; what is missing is drawn of the recent.
+            if recent and seen < RECENT_SHARE * drawn:
+                one = rng.choice(recent[rng.integers(len(recent))].passages).item()
+            else:
+                one = next(by_zipf)
+            if one not in passages:
+                passages.append(one)
+        seen += sum(passage in known for passage in passages)
+        drawn += len(passages)
+        stream.append(Ask(ask.question, tuple(passages)))
+    return stream

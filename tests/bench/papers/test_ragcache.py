@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
+from bench.data.evaluation import find_data
+from bench.papers.ragcache.host_tier import host_shares
 from bench.papers.ragcache.orders import CacheAware
-from bench.papers.ragcache.streams import Ask, rendered, zipf_stream
+from bench.papers.ragcache.streams import (
+    RECENT_ASKS,
+    RECENT_SHARE,
+    REPEATED_SHARE,
+    Ask,
+    natural_stream,
+    passage_tokens,
+    ragpulse_stream,
+    rendered,
+    zipf_stream,
+)
+from bench.simulator.prompt_cache import CacheSize, computed_once
 from generator.plan.kv_tree import KvTree
 from tests.generator.test_order import A, B, C, seeing_tree, store
 
@@ -42,3 +57,32 @@ def test_prompts_are_equal_as_far_as_their_passages_are() -> None:
     assert (len(one), len(other)) == (56 + 128 + 40, 56 + 114 + 40)
     assert one[:120] == other[:120]
     assert not set(one[120:]) & set(other[120:])
+
+
+def test_passages_repeat_in_the_shape_of_ragpulse() -> None:
+    natural = [Ask(n, (3 * n, 3 * n + 1, 3 * n + 2)) for n in range(2_000)]
+    stream = ragpulse_stream(natural, 0)
+    assert stream == ragpulse_stream(natural, 0) != ragpulse_stream(natural, 1)
+    lists = [ask.passages for ask in stream]
+    assert all(len(set(each)) == 3 for each in lists)
+    recent = repeated = 0
+    for at, passages in enumerate(lists):
+        before = lists[max(0, at - RECENT_ASKS) : at]
+        recent += len({one for each in before for one in each} & set(passages))
+        repeated += passages in before
+    assert recent / (3 * len(lists)) == pytest.approx(RECENT_SHARE, abs=0.02)
+    assert repeated / len(lists) == pytest.approx(REPEATED_SHARE, abs=0.02)
+
+
+@pytest.mark.vllm
+@pytest.mark.data
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pgdsf_finds_more_of_real_prompts_than_lru_and_less_than_the_oracle() -> None:
+    data = find_data(None)
+    natural, tokens = natural_stream(data, passages=3), passage_tokens(data)
+    prompts = [rendered(ask, tokens) for ask in zipf_stream(natural, 0)[:500]]
+    size = CacheSize(blocks=200)
+    (none,) = host_shares(prompts, size, 0).values()
+    found = host_shares(prompts, size, 1)
+    assert none < found["lru"] < found["pgdsf"] < found["oracle"]
+    assert found["oracle"] < computed_once(prompts, size.block_tokens).cached_share
