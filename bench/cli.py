@@ -10,6 +10,7 @@ from bench.data.options import GrowOptions
 from bench.papers.options import (
     CagrOptions,
     HedraRagOptions,
+    NearnessOptions,
     RagCacheOptions,
     SpeculationOptions,
     VectorLiteOptions,
@@ -61,6 +62,7 @@ PAPERS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "hedrarag": (HedraRagOptions, "bench.papers.hedrarag.workflows"),
     "ragcache": (RagCacheOptions, "bench.papers.ragcache.figures"),
     "aquapipe": (SpeculationOptions, "bench.papers.aquapipe.speculation"),
+    "hedrarag-nearness": (NearnessOptions, "bench.papers.hedrarag.nearness"),
 }
 """The options of each command, and the module whose `run` takes them."""
 

@@ -14,6 +14,7 @@ from searcher.plan.cluster_steps import (
     Event,
     FinishQuery,
     Joined,
+    Promote,
     Read,
     ReadEnded,
     SubstageEnded,
@@ -35,6 +36,14 @@ class PlanSimulation:
         self._reading: deque[SliceId] = deque()
         self._waiting = 0
         self.bytes_read = 0
+        self.bytes_waited_for = 0
+        """Of reads that had not ended when a query wanted them."""
+
+    def read_ahead(self, horizon: Mapping[SliceId, int]) -> None:
+        """Reads what the plan reads of a horizon while no query is searched."""
+        self._tell(Joined(queries=(), horizon=horizon))
+        while self._reading:
+            self._tell(ReadEnded(slice_id=self._reading.popleft()))
 
     def search(
         self, queries: Mapping[int, tuple[SliceId, ...]], horizon: Mapping[SliceId, int]
@@ -55,5 +64,9 @@ class PlanSimulation:
             if isinstance(action, Read):
                 self._reading.append(action.slice_id)
                 self.bytes_read += self._size_bytes[action.slice_id]
+                if action.query is not None:
+                    self.bytes_waited_for += self._size_bytes[action.slice_id]
+            elif isinstance(action, Promote):
+                self.bytes_waited_for += self._size_bytes[action.slice_id]
             elif isinstance(action, FinishQuery):
                 self._waiting -= 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from generator.plan.speculation import protocol
 from generator.plan.speculation.likely import common
@@ -62,6 +64,28 @@ class Found:
     passages: Passages
     scores: tuple[float, ...]
     at: float
+
+
+def found_in(
+    clusters: Sequence[int],
+    vector: npt.NDArray[np.float32],
+    corpus: npt.NDArray[np.float32],
+    rows_of: Sequence[npt.NDArray[np.int64]],
+    count: int,
+) -> tuple[Found, ...]:
+    """Returns the best `count` rows after each of `clusters`, which are read in this order."""
+    total = sum(len(rows_of[number]) for number in clusters)
+    rows = np.array([], dtype=np.int64)
+    done, found = 0, []
+    for number in clusters:
+        rows = np.concatenate([rows, rows_of[number]])
+        scores = corpus[rows] @ vector
+        best = np.lexsort((rows, -scores))[:count]
+        rows, scores = rows[best], scores[best]
+        done += len(rows_of[number])
+        passages = tuple(map(str, rows.tolist()))
+        found.append(Found(passages=passages, scores=tuple(scores.tolist()), at=done / total))
+    return tuple(found)
 
 
 @dataclass(slots=True, eq=False)

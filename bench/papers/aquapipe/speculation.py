@@ -16,7 +16,13 @@ from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.options import SpeculationOptions
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.papers.ragcache.streams import passage_tokens
-from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation
+from bench.simulator.warm_ups import (
+    Found,
+    WarmUpFigures,
+    WarmUpLoad,
+    WarmUpSimulation,
+    found_in,
+)
 from carpool.disk.centroids import probe
 from generator.plan.speculation import protocol
 from generator.plan.speculation.auto import Auto
@@ -104,16 +110,5 @@ def searches(
     )
     rows_of = [np.flatnonzero(clusters == number) for number in range(nlist)]
     for vector in vectors[chosen]:
-        probed = probe(centroids, vector[None], default_nprobe(len(corpus), nlist))[0].tolist()
-        total = sum(len(rows_of[number]) for number in probed)
-        rows = np.array([], dtype=np.int64)
-        done, found = 0, []
-        for number in probed:
-            rows = np.concatenate([rows, rows_of[number]])
-            scores = corpus[rows] @ vector
-            best = np.lexsort((rows, -scores))[:PASSAGES]
-            rows, scores = rows[best], scores[best]
-            done += len(rows_of[number])
-            passages = tuple(map(str, rows.tolist()))
-            found.append(Found(passages=passages, scores=tuple(scores.tolist()), at=done / total))
-        yield tuple(found)
+        probed = probe(centroids, vector[None], default_nprobe(len(corpus), nlist))[0]
+        yield found_in(probed.tolist(), vector, corpus, rows_of, PASSAGES)
