@@ -248,7 +248,7 @@ class TopicAudit:
             steps=sum(steps for steps, _ in self._texts.values()),
             texts=sum(texts for _, texts in self._texts.values()),
             read_again=len(again),
-            unfinished=sum((1 + self._texts[record][1]) ** 2 for record in again)
+            unfinished=sum((1 + self._texts.get(record, (0, 0))[1]) ** 2 for record in again)
             + sum(
                 SIDE_BY_SIDE_MAX if each.query_id in self._expected.workflows else 1
                 for each in answers

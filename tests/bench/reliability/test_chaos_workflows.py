@@ -120,6 +120,14 @@ def test_a_step_that_runs_again_is_found_unless_the_offsets_were_deleted_meanwhi
     assert topics.wrong(2_000) == {f"twice: {ANSWERS.name}": 1}, "of answers there is one"
 
 
+def test_a_workflow_that_ended_before_its_first_step_may_have_been_open_then_too() -> None:
+    topics = Topics()
+    topics.write(QUERIES.name, a_query("w"))
+    cancelled = an_answer("w", "cancelled", source=a_source(1, timestamp_ms=1_000), answer=None)
+    topics.write(ANSWERS.name, cancelled)
+    assert topics.audit.result(["w", "w"], deleted_ms=[2_000]).read_again == 1
+
+
 def test_another_text_than_that_of_the_program_is_found() -> None:
     topics = Topics()
     topics.answer(answer="another text")
