@@ -19,6 +19,7 @@ from bench.reliability.options import ChaosOptions, TornOptions
 from bench.search.options import SearchOptions
 from bench.services.options import (
     AnswersOptions,
+    BacklogOptions,
     ClaimsOptions,
     OverheadOptions,
     PrioritiesOptions,
@@ -34,9 +35,9 @@ app = typer.Typer(
     help="""Does it pay? Figures on evaluation data, as tables and as JSON.
 
 claims, answers and traffic start the services as processes and an embedded broker, publish
-questions, and read every answer. priorities, overhead, chaos and torn do the same on Apache Kafka
-that they start from KAFKA_HOME. The others need no broker. The JSON of each run names its machine,
-versions, data and settings.
+questions, and read every answer. priorities, overhead, backlog, chaos and torn do the same on
+Apache Kafka that they start from KAFKA_HOME. The others need no broker. The JSON of each run names
+its machine, versions, data and settings.
 """,
 )
 paper = typer.Typer(
@@ -51,6 +52,7 @@ COMMANDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "traffic": (TrafficOptions, "bench.services.traffic"),
     "priorities": (PrioritiesOptions, "bench.services.priorities"),
     "overhead": (OverheadOptions, "bench.services.overhead"),
+    "backlog": (BacklogOptions, "bench.services.backlog"),
     "data": (GrowOptions, "bench.data.grown"),
     "chaos": (ChaosOptions, "bench.reliability.chaos.command"),
     "torn": (TornOptions, "bench.reliability.torn"),

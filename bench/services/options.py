@@ -108,6 +108,19 @@ class PrioritiesOptions(ServiceOptions, frozen=True, kw_only=True):
     warm_up_s: WarmUpOption = 60.0
 
 
+class BacklogOptions(ServiceOptions, frozen=True, kw_only=True):
+    """Do services that start behind many open workflows go on at once, and in how much memory?
+
+    Writes --count workflows that wait for their next step into the topics, kills all services,
+    starts them, and waits for the first step. The same with questions that wait.
+
+    Ends with 1 when the first step comes later than a second after the services are ready.
+    """
+
+    count: Annotated[int, typer.Option("--count", min=2, help="Workflows that wait.")] = 100_000
+    seconds: SecondsOption = 30.0
+
+
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
     """Are the answers right, and what do they cost?
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.core.stack import SERVICES
 from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
-from bench.services import claims, overhead, traffic
-from bench.services.options import ClaimsOptions, OverheadOptions, TrafficOptions
+from bench.services import backlog, claims, overhead, traffic
+from bench.services.options import BacklogOptions, ClaimsOptions, OverheadOptions, TrafficOptions
 from carpool.embedding import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import find_broker_binary
@@ -73,6 +74,16 @@ def test_traffic_comes_back_once_with_a_time_for_each_stage(corpus: dict[str, An
         run = report["results"][kind]
         assert run["accounting"]["answered"] == run["stages_ms"]["total"]["count"] == 60
         assert services_say <= run["stages_ms"].keys()
+
+
+@pytest.mark.kafka
+@pytest.mark.long
+def test_workflows_that_wait_go_on_when_the_services_start(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    backlog.run(BacklogOptions(count=200, seconds=10, work=tmp_path / "work", json_file=report))
+    for kind, found in json.loads(report.read_text())["results"].items():
+        assert found["first_s"] >= 0 and found["records"] > 100, (kind, found)
+        assert min(found[f"{name}_bytes"] for name in SERVICES) > 0
 
 
 @pytest.mark.kafka
