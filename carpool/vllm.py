@@ -42,17 +42,13 @@ class VllmSettings(Settings, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="Bytes of host memory, in /dev/shm, in which vLLM keeps keys and values of "
-            "prompts that its GPU has no room for; 0: none. Needs a GPU. Several times the GPU's "
-            "KV cache pay; less than that has little that the GPU does not have.",
+            description="Bytes of the host's memory, in /dev/shm, for a second KV cache behind the "
+            "GPU's; 0: none. It has copies of most of what the GPU has: take several times that.",
         ),
     ] = 0
     kv_host_policy: Annotated[
         KvHostPolicy,
-        Meta(
-            description="What leaves that memory first: lru and arc are vLLM's, pgdsf is "
-            "RAGCache's, by frequency and time to compute."
-        ),
+        Meta(description="What leaves it first: lru and arc are vLLM's, pgdsf is RAGCache's."),
     ] = "pgdsf"
     extra_args: Annotated[
         tuple[str, ...],
@@ -103,10 +99,8 @@ def check_vllm(settings: VllmSettings) -> None:
 
 
 def check_kv_host_policy(policy: str) -> None:
-    """Lets vLLM's own loader load a policy, in another process. Blocks for some seconds.
-
-    A vLLM that is too old would ignore it. Raises `ConfigError`.
-    """
+    """Lets vLLM load a policy, in another process. Takes seconds. Raises `ConfigError`."""
+    # A vLLM that is too old would ignore the setting, and start.
     code = (
         "from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory as factory; "
         f"factory.get_cache_policy_cls({policy!r}, {KV_POLICY.stem!r})(cache_capacity=1)"

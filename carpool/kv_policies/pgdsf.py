@@ -7,7 +7,7 @@ chunks behind which no other chunk is in the tier, the one with the least priori
     Priority = Clock + Frequency * Cost / Size                                             (Eq. 1)
 
 Each tier has a policy, and so a clock, of its own. Not where what was used last is used next: LRU
-does the same there for less. A use and an eviction cost O(log chunks).
+does that too. A use and an eviction cost O(log chunks).
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ def prefill_ms(cached: int, new: int) -> float:
     """
     row, down = _between(CACHED_TOKENS, cached)
     column, along = _between(NEW_TOKENS, new)
-    low, high = (
-        PREFILL_MS[row][at] + down * (PREFILL_MS[row + 1][at] - PREFILL_MS[row][at])
-        for at in (column, column + 1)
-    )
+    (a, b), (c, d) = (PREFILL_MS[at][column : column + 2] for at in (row, row + 1))
+    low, high = a + down * (c - a), b + down * (d - b)
     return low + along * (high - low)
 
 
@@ -94,8 +92,7 @@ class Pgdsf(CachePolicy):  # type: ignore[misc]  # mypy does not follow vLLM
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         """Returns the chunk, if it is in the tier."""
-        node = self._nodes.get(key)
-        return None if node is None else node.chunk
+        return self._nodes[key].chunk if key in self._nodes else None
 
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Notes the cost of chunks that a request has computed and that may come in."""
@@ -115,13 +112,13 @@ class Pgdsf(CachePolicy):  # type: ignore[misc]  # mypy does not follow vLLM
             cost, node.position = self._offered[key]
             node.total_cost += cost
             node.times_computed += 1
-        self._use(node)
+        self._rank(node, uses=1)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Counts a use of each of these chunks."""
         for key in keys:
             if key in self._nodes:
-                self._use(self._nodes[key])
+                self._rank(self._nodes[key], uses=1)
 
     def on_request_finished(
         self,
@@ -137,13 +134,13 @@ class Pgdsf(CachePolicy):  # type: ignore[misc]  # mypy does not follow vLLM
             # A request that loads chunks does not name those before them that the GPU had.
             node = self._nodes.get(keys[0])
             while node is not None and (node := node.parent) is not None:
-                self._use(node)
+                self._rank(node, uses=1)
             for key in keys:
                 self._offered.pop(key, None)
 
     def mark_evictable(self, key: OffloadKey) -> None:
         """Lets a chunk that was stored or loaded go; its use is counted when its request ends."""
-        self._rank(self._nodes[key])
+        self._rank(self._nodes[key], uses=0)
 
     def evict(
         self, n: int, protected: set[OffloadKey]
@@ -187,11 +184,8 @@ class Pgdsf(CachePolicy):  # type: ignore[misc]  # mypy does not follow vLLM
             node.parent.children -= 1
             self._push(node.parent)
 
-    def _use(self, node: _Node) -> None:
-        node.frequency += 1
-        self._rank(node)
-
-    def _rank(self, node: _Node) -> None:
+    def _rank(self, node: _Node, *, uses: int) -> None:
+        node.frequency += uses
         # Cost / Size = 1 / m * (Cost_1 / NewSize_1 + ... + Cost_m / NewSize_m)              (Eq. 3)
         cost_over_size = node.total_cost / max(1, node.times_computed)
         node.priority = self._clock + node.frequency * cost_over_size
@@ -200,9 +194,7 @@ class Pgdsf(CachePolicy):  # type: ignore[misc]  # mypy does not follow vLLM
     def _link(self, keys: Sequence[OffloadKey]) -> None:
         """Learns that each of these chunks follows the one before it."""
         for parent, node in pairwise([self._nodes[key] for key in keys if key in self._nodes]):
-            if node.parent is not parent:
-                if node.parent is not None:
-                    node.parent.children -= 1
+            if node.parent is None:
                 node.parent = parent
                 parent.children += 1
 
