@@ -40,7 +40,7 @@ def topic_config(topic: Topic) -> dict[str, str]:
     return config
 
 
-def create_topics(settings: KafkaSettings) -> list[str]:
+def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> list[str]:
     """Creates the missing topics and returns their names at the brokers, which list them then.
 
     Raises `RetryableError` when no broker answers, `ConfigError` when the brokers refuse.
@@ -49,7 +49,7 @@ def create_topics(settings: KafkaSettings) -> list[str]:
     metadata = cluster_metadata(admin, settings, timeout_s)
     replicas = settings.replication_factor or min(3, max(1, len(metadata.brokers)))
     missing = [
-        topic for topic in named_at_brokers(settings, TOPICS) if topic.name not in metadata.topics
+        topic for topic in named_at_brokers(settings, topics) if topic.name not in metadata.topics
     ]
     if not missing:
         return []

@@ -101,7 +101,7 @@ def real_requests() -> list[LlmRequest]:
     data = find_data(None)
     passages = read_passages(data.corpus_path)
     rows = read_vectors(data.vectors_path("wikipedia-16k"))
-    questions = data.questions("queries-hotpotqa", PROMPTS)
+    questions = data.questions("queries-hotpotqa")[:PROMPTS]
     vectors = read_vectors(data.vectors_path("queries-hotpotqa"))[: len(questions)]
     nearest = (-(vectors @ rows.T)).argsort(axis=1)[:, :3]
     templates = load_templates(SETTINGS)
