@@ -109,7 +109,7 @@ def real_requests() -> list[LlmRequest]:
     for question, found in zip(questions, nearest, strict=True):
         hits = tuple(
             Hit(
-                doc_id=str(passages[row].id),
+                doc_id=passages[row].doc_id,
                 score=1.0,
                 cluster=ClusterId(0),
                 title=passages[row].title,
