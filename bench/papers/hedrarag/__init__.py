@@ -1,1 +1,1 @@
-"""HedraRAG (SOSP 2025): warm-ups that fill an underused server."""
+"""HedraRAG (SOSP 2025): workflows under load, searches ahead, warm-ups that fill a server."""

@@ -1,4 +1,4 @@
-"""What Carpool is compared with, as a process: it reads questions, and writes a line an answer.
+"""What Carpool is compared with, as a process that reads questions and writes a line per answer.
 
 `blocking` runs batches of questions, as scripts with LangChain do: each step of a batch waits for
 its slowest. `langgraph` runs each question alone, in a graph of LangGraph with its SQLite

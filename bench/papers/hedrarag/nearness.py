@@ -80,7 +80,7 @@ class Collection(NamedTuple):
 class Texts(NamedTuple):
     """Searches that follow a text, and what is embedded instead by name: (searches, dim) each.
 
-    `rounds`: how many of them are of one root.
+    `rounds`: how many of them are of one workflow.
     """
 
     whole: Float32

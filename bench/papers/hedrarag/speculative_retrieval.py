@@ -20,14 +20,14 @@ from searcher.plan.paged_codes import PagedCodesPlanner, ReadCodes
 from searcher.plan.slices import SliceId
 
 BEGIN, WINDOWS_A_TEXT = 2, 8
-"""Of a busy searcher: roots that begin in each window; windows while a text is generated."""
+"""Of a busy searcher: workflows that begin in each window; windows while a text is generated."""
 
 Clusters = Sequence[int]
 """Of a search, nearest first."""
 
 
 class Root(NamedTuple):
-    """`later`: what is announced while each text is generated, and what is then searched."""
+    """A workflow. `later`: what is announced while each text is generated, and then searched."""
 
     first: Clusters | None
     later: Sequence[tuple[Clusters, Clusters]]
@@ -93,7 +93,7 @@ PLANES: dict[str, type[ExactReads | PagedReads]] = {"exact": ExactReads, "paged"
 def alone(
     plane: str, roots: Iterable[Root], sizes: Sequence[int], budget_bytes: int
 ) -> list[float]:
-    """Roots one after the other; while a text is generated, what is announced is read.
+    """Runs workflows one after the other; while a text is generated, what is announced is read.
 
     Returns the bytes of the later searches over those of their clusters: of the reads that a search
     waited for, and of all reads.
@@ -119,7 +119,7 @@ def busy(
     sizes: Sequence[int],
     budget_bytes: int,
 ) -> float:
-    """Many roots in windows, with the searches `others`; the disk has no time to read ahead.
+    """Runs many workflows in windows, with the searches `others`; nothing is read ahead.
 
     Returns the bytes of all reads over those of the clusters of all searches.
     """

@@ -33,7 +33,7 @@ class Steps(msgspec.Struct, frozen=True):
 def run_program(
     program: Program, questions: Sequence[str], search: Search, write: Write
 ) -> list[Steps]:
-    """Returns the steps of each question. All must ask for a step of the same kind at a time."""
+    """Returns the steps of each question. All must ask for steps of one kind at the same time."""
     found = [Steps(program.name, question) for question in questions]
     runs = [program.function(question) for question in questions]
     asked = [next(run) for run in runs]

@@ -22,7 +22,7 @@ KILL, STEPS = "kill", "steps"
 LOADS = ("one_shot", *FIVE, "mixed", KILL, STEPS)
 DEFAULT_LOADS = LOADS[-3:]
 KILLED = ("langgraph", "carpool")
-"""The contestants that keep something."""
+"""The contestants whose workflows survive a kill."""
 WARM_UP_PER_S, WARM_UP = 4.0, 40
 STEPS_PER_S, STEPS_QUESTIONS = 4.0, 240
 """Of the load `steps`: low, so that no question waits for another."""

@@ -1,1 +1,1 @@
-"""RAGCache (2024): the order of prompts, and warm-ups of whole drafts."""
+"""RAGCache (2024): the order of prompts, the memory on the host, and warm-ups of whole drafts."""

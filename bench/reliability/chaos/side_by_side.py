@@ -1,4 +1,4 @@
-"""A program whose steps are side by side: the services of a run load it as an own module."""
+"""A program whose steps are side by side: the services of a run load this module."""
 
 from carpool.workflow import Answer, Generate, Retrieve, workflow
 
