@@ -131,9 +131,9 @@ def check(
     assignments: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run each program of a file against made-up results, and print the steps that it asks for.
+    """Run each program of a file with made-up results, and print the steps that it asks for.
 
-    Finds what services would refuse: imports that a program may not use, steps that cannot be,
+    Finds what services would refuse: imports that a program may not use, steps that are not valid,
     prompts that cannot be filled, endless loops, and programs that ask for other steps when they
     run again. Give --text to see another path. Needs no broker and no model. Exit code 1: a program
     does not reach its answer; the output says why. Exit code 2: the file cannot be used.
@@ -274,7 +274,7 @@ def made_up(count: int) -> Found:
 
 
 def _prompt(step: Generate) -> str:
-    """Returns what a prompt is made of."""
+    """Returns what a prompt is made of, in words."""
     if isinstance(step, AnswerStep) and step.is_written:
         return f"the text {quoted(str(step.values['text']))}, {len(step.passages)} passages"
     of = f"template {step.template}" if step.prompt is None else quoted(step.prompt)

@@ -1,4 +1,4 @@
-"""Hands over answers: of each query that has ended, and pieces of those that are written."""
+"""Hands over answers, pieces of answers that are written, and the next records of workflows."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class Outcomes:
     def _written(
         self, work: QueryInProgress, texts: StepTexts, result: StepResult, now_us: int
     ) -> None:
-        """Keeps a text of a workflow, which goes on when all texts of the step are written."""
+        """Keeps a text of a workflow, which goes on when all texts of the round are written."""
         texts.results[work.place] = result
         if len(texts.results) < len(texts.turn.steps):
             return

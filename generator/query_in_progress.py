@@ -1,4 +1,4 @@
-"""A query that the generator works on: its prompt, its progress, and its result."""
+"""A prompt that the generator works on, of a query or of a step: its progress and its result."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class Answered(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class StepTexts:
-    """The texts of a workflow that are generated side by side. `results`: of those written, by
-    place. `is_over`: the unit has ended, so texts that are still written are of no use.
+    """The texts of a round. `results`: of those that are written, by place.
+
+    `is_over`: the unit has ended, so the other texts are of no use.
     """
 
     turn: GenerateNext

@@ -216,7 +216,7 @@ class GeneratorStage:
             self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
 
     def _with_found(self, retrieval: Retrieval, progress: QueryProgress) -> Retrieval:
-        """Returns a record of a workflow with the searches that it brings in its journal."""
+        """Returns a record whose journal has the results of the searches that it brings."""
         now_us = progress.arrived_us
         found = with_found(retrieval, self._workflows, now_us)
         searches = finished_steps(found.query) - finished_steps(retrieval.query)
@@ -250,7 +250,7 @@ class GeneratorStage:
                 self._requests.soon(partial(self._warmer.searched, retrieval))
 
     def _generate(self, unit: Unit[Retrieval], turn: GenerateNext, progress: QueryProgress) -> None:
-        """Generates the texts of a step, side by side. Raises `RecordError`."""
+        """Generates the texts of a round, side by side. Raises `RecordError`."""
         if not self._has_model:
             raise RecordError("unsupported", NO_MODEL, field="$.workflow")
         asked = [turn.retrieval_of(step) for step in turn.steps]

@@ -75,7 +75,7 @@ class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """A finished step of a workflow. `n`: from 1; steps side by side have one number.
+    """A finished step of a workflow. `n`: the number of its round, from 1.
 
     `text`: what was searched, or what the model wrote, its first `STEP_CHARS_MAX` characters.
     `tokens`: that the model wrote; `doc_ids` and `titles`: of what was found.
@@ -91,7 +91,7 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
-    """Tokens, counted by the LLM server; those of all prompts, where a workflow has several.
+    """Tokens, counted by the LLM server: those of all prompts of a workflow together.
 
     Of the `input_tokens`, `cached_tokens` came from its prefix cache, and it computed the others.
     Warm-ups computed `warmed_tokens` of the cached ones while the search still ran, and

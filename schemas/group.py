@@ -11,7 +11,7 @@ from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, 
 
 
 class SideSearch(Record, frozen=True, kw_only=True):
-    """A search beside that of a query, in a workflow. `vector` and `clusters` as of the query."""
+    """A search side by side with that of the query. `vector` and `clusters` as of a query."""
 
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
@@ -23,7 +23,7 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
 
     `vector`: (dim,) little-endian float32, L2-normalised. `clusters`: C(q), nearest first. `query`:
     as published, without its vector. Times are epoch microseconds; `timings_us`: time by stage.
-    `beside`: searches whose results are in the same retrieval.
+    `beside`: the other searches of a round; their results are in the same retrieval.
     """
 
     query: Query

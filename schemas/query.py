@@ -95,7 +95,7 @@ class Journal(Record, frozen=True, kw_only=True):
 
 
 class SideText(Record, frozen=True, kw_only=True):
-    """A search beside another one of the same step."""
+    """A search side by side with that of the query's own text."""
 
     text: str
     top_k: int | None = None

@@ -47,7 +47,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     A draft (`is_final` is false, on `rag.retrievals.draft.v1`) has the best passages of the first
     `clusters_done` of `clusters_total` clusters, perhaps fewer than `top_k`, with their texts;
     `completed_us` is when it was made. Drafts of a query have growing revisions. The final
-    retrieval supersedes them all. `beside`: the hits of searches beside this one, of a workflow.
+    retrieval supersedes them all. `beside`: the hits of the other searches of a round.
     """
 
     query: Query

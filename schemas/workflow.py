@@ -1,4 +1,4 @@
-"""What records say of workflows: graphs that applications send, and results of finished steps.
+"""Workflows in records: graphs that applications send, and results of finished steps.
 
 A graph with an unknown field is refused: without it, other steps would be run.
 """
@@ -21,9 +21,10 @@ Test = Literal["not_empty", "empty", "equals", "contains", "rounds_at_most"]
 
 
 class Condition(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an edge is taken: a test of the output `value`, or of how often its node ran.
+    """When an edge is taken: a test of the output `value`, or of how often the node has run.
 
-    `argument`: the text that it must equal or contain (case is ignored), or the number of rounds.
+    `argument`: the text that the output must equal or contain (case is ignored); or how often the
+    node may have run.
     """
 
     test: Test
@@ -71,7 +72,7 @@ class InlineWorkflow(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StepResult(Record, frozen=True, kw_only=True):
-    """The result of a finished step. `digest`: of the step that it is the result of.
+    """The result of a finished step. `digest`: of the step itself.
 
     `text`: what was searched, or what the model wrote. `hits`: what was found; None: it is no
     search. `clusters`: the nearest that the search probed. `skipped`: those that could not be read.

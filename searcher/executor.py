@@ -117,7 +117,7 @@ class SearchResult:
 
 
 def together(results: Sequence[SearchResult]) -> SearchResult:
-    """Returns the results of searches that were made side by side as one."""
+    """Returns one result of searches that ran side by side."""
     if len(results) == 1:
         return results[0]
     return replace(

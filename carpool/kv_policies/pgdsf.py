@@ -6,8 +6,8 @@ chunks behind which no other chunk is in the tier, the one with the least priori
 
     Priority = Clock + Frequency * Cost / Size                                             (Eq. 1)
 
-Each tier has a policy, and so a clock, of its own. Not where what was used last is used next: LRU
-does that too. A use and an eviction cost O(log chunks).
+Each tier has a policy, and so a clock, of its own. Do not use it where the chunks that were used
+last are used next: LRU keeps these too. A use and an eviction cost O(log chunks).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from schemas.topics import RETRIEVALS, in_class_of
 
 
 def waiting_output(retrieval: Retrieval, *, stage: Stage, now_us: int) -> Output | None:
-    """Returns the record; None: it would be too large. `retrieval`: has a journal and no hits."""
+    """Returns the record; None: it would be too large. `retrieval` has a journal and no hits."""
     journal, place = retrieval.query.journal, retrieval.source.place
     assert journal is not None, "only workflows wait for the model"
     value, headers = encode(

@@ -1,5 +1,4 @@
-"""Test tools, also for applications: a real Kafka, a stand-in for an LLM server, faults between,
-and runs of workflows without services.
+"""Test tools, also for applications: real Kafka, a stand-in for an LLM server, faults, workflows.
 
 *Invariant:* no service uses this in production; a stand-in's name appears in its output.
 """

@@ -1,4 +1,4 @@
-"""Runs the program of a workflow in a test, without services: the test says what steps result in.
+"""Runs a program of a workflow in a test, without services: the test gives the results of steps.
 
 ```python
 from carpool.testing.workflow import run

@@ -22,7 +22,7 @@ START: Final = "START"
 END: Final = "END"
 QUESTION = ("input", "query")
 NO_OUTPUTS = frozenset({*QUESTION, "rounds", *(each.name for each in fields(Generate)), "self"})
-"""Names that an output cannot have: of the question, of the rounds, of arguments of a step."""
+"""Names that an output cannot have: they name the question, visits of a node, or an argument."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 INLINE = "graph"
 """The name of the program of a graph that a query brings along."""
@@ -79,7 +79,10 @@ class RAGraph:
         self._add(node, _Retrieval(query, output, topk))
 
     def add_edge(self, node: Node, to: Next) -> None:
-        """Says what comes after a node: another one, or a function of the outputs by name."""
+        """Says what comes after a node: another one, or a function of the outputs by name.
+
+        The function also finds `rounds`: how often this node has run.
+        """
         if node in self._next:
             raise WorkflowError(f"node {node!r} has two edges; use a function for conditions")
         self._next[node] = to
@@ -135,12 +138,12 @@ class RAGraph:
                 passages = step.passages or passages
             at = self._after(at, state)
         if said is None:
-            raise WorkflowError("it came to END before a node wrote a text: nothing is the answer")
+            raise WorkflowError("it came to END before a node wrote a text, so there is no answer")
         return AnswerStep(text=said, passages=passages)
 
     def _add(self, node: Node, what: _Generation | _Retrieval) -> None:
         if node in self._nodes or node in (START, END):
-            raise WorkflowError(f"node {node!r}: there is one of this name already")
+            raise WorkflowError(f"node {node!r}: another node, START or END has this name")
         if what.output in NO_OUTPUTS:
             raise WorkflowError(f"node {node!r}: an output cannot be named {what.output!r}")
         if isinstance(what, _Generation) and bool(what.template) == (what.prompt is not None):

@@ -30,7 +30,7 @@ def is_workflow(query: Query) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workflows:
-    """The programs of a service, and how much a workflow may take: steps, and tokens they write."""
+    """The programs of a service, and the most steps and tokens that a workflow may take."""
 
     programs: Programs
     steps_max: int

@@ -27,7 +27,7 @@ from schemas.workflow import StepResult
 
 LINES_MAX = 100_000
 BESIDE_MAX = 8
-"""Steps side by side."""
+"""The most steps of a round."""
 
 
 class _EndlessLoop(BaseException):
@@ -36,7 +36,7 @@ class _EndlessLoop(BaseException):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextSteps:
-    """What a program asks for next: steps of one kind, or its answer. `done`: finished steps.
+    """The next round of a program: steps of one kind, or its answer. `done`: finished steps.
 
     `digests`: of the steps. `is_list`: the program asked for a list, and gets one.
     """
@@ -110,7 +110,9 @@ def _asked(asked: Asks | AnswerStep, done: int) -> NextSteps:
     is_list = isinstance(asked, Sequence)
     steps: tuple[Any, ...] = tuple(asked) if isinstance(asked, Sequence) else (asked,)
     if not steps or len(steps) > BESIDE_MAX:
-        raise WorkflowError(f"it asks for {len(steps)} steps side by side, and may for 1 to 8")
+        raise WorkflowError(
+            f"it asks for {len(steps)} steps side by side; 1 to {BESIDE_MAX} are allowed"
+        )
     kinds = {type(step) for step in steps}
     if kinds not in ({Retrieve}, {Generate}) and (kinds != {AnswerStep} or is_list):
         names = ", ".join(sorted(getattr(kind, "name", kind.__name__) for kind in kinds))

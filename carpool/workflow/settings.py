@@ -26,8 +26,8 @@ class WorkflowSettings(Settings, frozen=True, kw_only=True):
             ge=1,
             le=64,
             description="Steps of a workflow, without its answer; a program may have a lower limit "
-            "of its own; too low ends long workflows as `partial`, too high lets one that goes in "
-            "circles take much of the model's time",
+            "of its own; too low ends long workflows as `partial`, too high lets an endless "
+            "workflow take much of the model's time",
         ),
     ] = 24
     tokens_max: Annotated[

@@ -106,7 +106,7 @@ class Retrieve:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Generate:
-    """Asks the model. Its result is `Said`.
+    """Lets the model write a text. Its result is `Said`.
 
     `template`: the name of a prompt template, whose placeholders `values` fill; or `prompt`: the
     prompt itself, with names in braces. `max_tokens`, `temperature` (0) and `seed` are as in a
@@ -145,7 +145,7 @@ class Generate:
         """Raises `WorkflowError` that says what is wrong."""
         name, ours = self.name, (self.template, self.prompt)
         if not isinstance(self.template, str) or bool(self.template) == (self.prompt is not None):
-            raise WorkflowError(f"{name} needs a template or a prompt, and not both, not {ours!r}")
+            raise WorkflowError(f"{name} needs either a template or a prompt; it has {ours!r}")
         if self.max_tokens is not None and not (
             _is_int(self.max_tokens) and 1 <= self.max_tokens <= 32_768
         ):

@@ -32,7 +32,7 @@ def query_digest(query: Query) -> str:
         query.tenant,
         query.filter,
         query.conversation_id,
-        None,
+        None,  # no field: it keeps the digests of answered questions
         query.generation or Generation(),
         # Digests of questions without these are those of earlier versions.
         *((query.search_mode,) if query.search_mode is not None else ()),

@@ -83,11 +83,11 @@ class PromptQueue:
     """The waiting prompts. Choosing one costs O(waiting).
 
     The next one is of the best priority, and has the earliest deadline. Prompts without a deadline
-    come after those with one, in the order of arrival. If workflows that have begun are among
-    these, or it is followed what the servers have cached, tenants take turns. Of one tenant, the
-    workflows with most finished steps go first. Among equal ones each server chooses by what it
-    has cached. The prompt goes to the server that has most of it cached; if they are equal, to the
-    first. A prompt waits while one with an equal key is at a server.
+    come after those with one, in the order of arrival. If steps of workflows that have begun are
+    among these, or if KV events say what the servers have cached, tenants take turns. Of one
+    tenant, the workflows with most finished steps go first. Among equal ones each server chooses by
+    what it has cached. The prompt goes to the server that has most of it cached; if they are equal,
+    to the first. A prompt waits while one with an equal key is at a server.
     """
 
     def __init__(self, *caches: CachedPrefixes) -> None:

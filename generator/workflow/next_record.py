@@ -13,7 +13,7 @@ from schemas.retrieval import Retrieval
 
 
 def next_output(turn: Turn, retrieval: Retrieval, now_us: int) -> Output:
-    """Returns the record of a turn. Raises `WorkflowError` where it would be too large.
+    """Returns the record of the next round. Raises `WorkflowError` where it would be too large.
 
     `retrieval`: the last record, whose journal has all finished steps.
     """

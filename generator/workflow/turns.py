@@ -1,6 +1,6 @@
 """What the generator does next for a workflow, whose record has arrived or whose texts are written.
 
-Pure: the same record gives the same turn.
+Pure: the same record gives the same `Turn`, which is a search, some texts, or the answer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CLUSTERS_MAX = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchNext:
-    """The query of the next searches is to be written."""
+    """`query`, which searches for the next round, is to be written."""
 
     query: Query
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateNext:
-    """These texts are to be generated, side by side. `retrieval`: of one, as its prompt is made."""
+    """The texts of `steps` are to be generated side by side. `retrieval`: the last record."""
 
     steps: tuple[Generate, ...]
     retrieval: Retrieval
@@ -43,7 +43,7 @@ class GenerateNext:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerNext:
-    """The workflow ends: `retrieval` is answered, as `answer` says."""
+    """The workflow ends: `retrieval` is answered as `answer` says."""
 
     retrieval: Retrieval
     answer: AnswerStep

@@ -97,6 +97,22 @@ def test_the_conditions_of_edges_in_json(when: dict[str, Any], text: str, rounds
     assert kinds == ["generate", "search"] * rounds
 
 
+@pytest.mark.parametrize(
+    ("when", "text"),
+    [
+        ({"test": "empty", "value": "not_written"}, "x"),
+        ({"test": "equals", "value": "part", "argument": " NONE"}, "None "),
+        ({"test": "contains", "value": "part", "argument": "no MORE"}, "there is no more"),
+    ],
+)
+def test_a_condition_that_holds_ends_a_circle(when: dict[str, Any], text: str) -> None:
+    found = graph(
+        edge("START", "ask"), edge("ask", "find"), edge("find", "END", **when), edge("find", "ask"),
+        ask=ASK, find=FIND,
+    )  # fmt: skip
+    assert run(program_of(found), text)[0] == ["generate", "search"]
+
+
 def test_an_edge_that_tests_for_a_text_is_taken_until_the_limit_of_steps_ends_it() -> None:
     circle = edge("find", "ask", test="not_empty", value="part")
     found = graph(
