@@ -1,6 +1,7 @@
 """`carpool bench backlog`: do services that start behind many open workflows go on at once?
 
-Half of them wait for a search, half for a text; of as many questions, for a search or their answer.
+Half of the workflows wait for a search, half for a text. The same is measured with questions: half
+of them wait for a search, half for their answer.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ NAMES = ("blocking", "langgraph", "windows-of-one", "carpool")
 
 
 class AnswerSeen(msgspec.Struct, frozen=True):
-    """An answer: when it was read, the texts that were generated for it, its steps in a row."""
+    """An answer: when it was read, the texts generated for it, its rounds and itself (`steps`)."""
 
     at_us: int
     texts: int

@@ -34,7 +34,7 @@ SETTLE_S = 2.0
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """One load; `rate_per_s` 0: offline. `latency_s`: from when a question was due to its answer.
 
-    By workflow: `p50_s`, and `steps` in a row, on average, the answer among them.
+    By workflow: `p50_s`, and `steps`: the mean number of its rounds and its answer.
     """
 
     rate_per_s: float

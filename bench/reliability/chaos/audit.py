@@ -80,7 +80,7 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
     `workflows`: `ok` answers of these; `steps`: records of their steps, `texts` of which were
     generated. `read_again`: workflows that were open when offsets were deleted. `unfinished`: calls
-    that these, and withdrawn questions, may have had beside the generated ones.
+    that these, and withdrawn questions, may have had beyond the counted ones.
     `slowest_s`: the longest time from a question to its answer. `wrong`: how many of each kind.
     `violations`: up to 20 of each kind, with the places where the record was seen.
     """
