@@ -104,7 +104,7 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     blocking loop over batches: with the same programs, templates, index, and stand-in for the LLM.
     Then what a kill costs, and what a step takes if the LLM answers at once.
 
-    Ends with 1 when Carpool does not answer a question, or loses one when it is killed.
+    Ends with 1 when a question of Carpool has not one answer, also when Carpool is killed.
     """
 
     loads: Annotated[

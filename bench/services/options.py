@@ -112,7 +112,7 @@ class BacklogOptions(ServiceOptions, frozen=True, kw_only=True):
     """Do services that start behind many open workflows go on at once, and in how much memory?
 
     Writes --count workflows that wait for their next step into the topics, kills all services,
-    starts them, and waits for the first step. Then it does the same with questions.
+    starts them, and waits for the first step. The same is measured with questions.
 
     Ends with 1 when the first step comes later than a second after the services are ready.
     """
