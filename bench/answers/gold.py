@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,25 @@ def has_gold(text: str, answers: Sequence[str]) -> bool:
     """
     searched = _comparable(text)
     return any(_has_words(searched, _comparable(answer)) for answer in answers)
+
+
+def f1(text: str, answers: Sequence[str]) -> float:
+    """Returns the F1 of the words of `text` with the nearest of `answers`, as SQuAD defines it.
+
+    Case, articles and punctuation make no difference. A long answer has a low F1.
+    """
+    said = _words(text)
+    return max((_f1(said, _words(answer)) for answer in answers), default=0.0)
+
+
+def _f1(said: Counter[str], right: Counter[str]) -> float:
+    both = (said & right).total()
+    return 2 * both / (said.total() + right.total()) if both else 0.0
+
+
+def _words(text: str) -> Counter[str]:
+    words = re.findall(r"\w+", _comparable(text))
+    return Counter(word for word in words if word not in ("a", "an", "the"))
 
 
 def _comparable(text: str) -> str:

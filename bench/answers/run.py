@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from pathlib import Path
+from statistics import mean, stdev
 
 import msgspec
 from msgspec import structs
 from tokenizers import Tokenizer
 
-from bench.answers.gold import GOLD_FILE, GoldQuestion, has_gold, read_gold
+from bench.answers.gold import GOLD_FILE, GoldQuestion, f1, has_gold, read_gold
 from bench.core.accounting import Accounting, account
 from bench.core.stack import LOOPBACK, ServiceProcess
 from bench.services.corpus import CorpusRun
@@ -34,6 +35,7 @@ from producers.read_questions import Question
 from schemas.answer import Answer
 from schemas.topics import ANSWERS
 
+ONE_SHOT = "one_shot"
 SERVICES = ("grouper", "searcher", "generator")
 RATE_PER_S = 20.0
 STALLED_S = 300.0
@@ -77,6 +79,14 @@ def share_of(yes: Iterable[bool]) -> Share:
     return Share(share=share, low=max(0.0, low), high=min(1.0, high))
 
 
+def mean_of(values: Sequence[float]) -> Share:
+    """Returns the mean of values from 0 to 1 with its normal 95 % interval."""
+    if len(values) < 2:
+        return Share(share=sum(values), low=0.0, high=1.0)
+    middle, half = mean(values), Z_95 * stdev(values) / sqrt(len(values))
+    return Share(share=middle, low=max(0.0, middle - half), high=min(1.0, middle + half))
+
+
 class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A question and what came back. `gold_*`: whether it contains one of the gold answers.
 
@@ -91,6 +101,8 @@ class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
     cited: int = 0
     gold_in_answer: bool = False
     gold_in_quote: bool = False
+    f1: float = 0.0
+    steps: int = 0
     output_tokens: int = 0
     text_tokens: int = 0
 
@@ -99,11 +111,12 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run.
 
     `beyond_text`: the share of output tokens that are not tokens of the text, but of its form,
-    markers and end.
+    markers and end. Of a workflow, the tokens of its steps are beyond the text, too.
     """
 
     gold_in_answer: Share
     gold_in_answer_or_quote: Share
+    f1: Share
     cited: Share
     beyond_text: float
 
@@ -111,17 +124,23 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: AnswersOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
     corpus = CorpusRun("answers", options)
-    gold = read_gold()
+    gold = read_gold()[: options.questions]
     vllm = VllmSettings()
+    shown, results, promises = {}, dict[str, object](), dict[str, bool]()
     with running_vllm(vllm, corpus.folder) as url:
-        accounting, rows = measure(corpus, gold, vllm, url)
-    figures = figures_of(rows)
-    shown = {name: _shown(value) for name, value in structs.asdict(figures).items()}
-    model = {"llm_model": model_name(vllm)}
+        for workflow in options.workflow:
+            accounting, rows = measure(corpus, gold, vllm, url, workflow)
+            figures = figures_of(rows)
+            facts = structs.asdict(figures).items()
+            shown[workflow] = {name: _shown(value) for name, value in facts}
+            results[workflow] = {"accounting": accounting, "figures": figures, "rows": rows}
+            kept = promises_of(accounting, figures, is_one_shot=workflow == ONE_SHOT)
+            promises |= {f"{workflow}: {name}": holds for name, holds in kept.items()}
+            corpus.note(f"{workflow}: {shown[workflow]}")
     return corpus.finish(
-        {"answers": {"to gold questions": shown}},
-        promises=promises_of(accounting, figures),
-        results={**model, "accounting": accounting, "figures": figures, "rows": rows},
+        {"answers": shown},
+        promises=promises,
+        results={"llm_model": model_name(vllm), **results},
         **corpus.facts(GOLD_FILE),
     )
 
@@ -147,14 +166,14 @@ def running_vllm(settings: VllmSettings, folder: Path) -> Iterator[str]:
 
 
 def measure(
-    run: CorpusRun, gold: Sequence[GoldQuestion], vllm: VllmSettings, url: str
+    run: CorpusRun, gold: Sequence[GoldQuestion], vllm: VllmSettings, url: str, workflow: str
 ) -> tuple[Accounting, list[AskedRow]]:
     """Asks all questions and reads their answers. Blocks."""
     run.settings.setdefault(environment_name("llm", "model"), model_name(vllm))
     if (passages := passages_for(vllm)) is not None:
         run.settings.setdefault(environment_name("generator", "passages_max"), str(passages))
-    questions = [Question(id=each.id, text=each.question) for each in gold]
-    with run.session(SERVICES, llm_url=url) as session:
+    questions = [Question(id=each.id, text=each.question, workflow=workflow) for each in gold]
+    with run.session(SERVICES, workflow, llm_url=url) as session:
         load = session.ask(
             questions,
             run.plan,
@@ -188,14 +207,20 @@ def judge(gold: GoldQuestion, answer: Answer | None) -> AskedRow:
         cited=len(answer.citations),
         gold_in_answer=has_gold(text, gold.answers),
         gold_in_quote=has_gold(quote, gold.answers),
+        f1=f1(without_markers(text), gold.answers),
+        steps=len(answer.steps),
         output_tokens=answer.usage.output_tokens if answer.usage else 0,
     )
 
 
-def promises_of(accounting: Accounting, figures: AnswerFigures) -> dict[str, bool]:
+def promises_of(
+    accounting: Accounting, figures: AnswerFigures, *, is_one_shot: bool = True
+) -> dict[str, bool]:
     """Returns each promise and whether it was kept."""
-    return {
-        "each question has one terminal answer": accounting.holds,
+    promises = {"each question has one terminal answer": accounting.holds}
+    if not is_one_shot:
+        return promises
+    return promises | {
         f"gold in answer or quote at least {GOLD_WITH_QUOTE_MIN}": (
             figures.gold_in_answer_or_quote.share >= GOLD_WITH_QUOTE_MIN
         ),
@@ -221,6 +246,7 @@ def figures_of(rows: Sequence[AskedRow]) -> AnswerFigures:
     text_tokens = sum(row.text_tokens for row in answered)
     return AnswerFigures(
         gold_in_answer=share_of(row.gold_in_answer for row in rows),
+        f1=mean_of([row.f1 for row in rows]),
         gold_in_answer_or_quote=share_of(row.gold_in_answer or row.gold_in_quote for row in rows),
         cited=share_of(row.cited > 0 for row in rows),
         beyond_text=1 - text_tokens / output_tokens if output_tokens else 0.0,

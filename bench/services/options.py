@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from bench.core.options import DataOption, NlistOption, ServiceOptions
@@ -125,9 +126,18 @@ class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
     """Are the answers right, and what do they cost?
 
     Asks 100 questions whose answers are known, with a vLLM that the run starts. Counts where a gold
-    answer is: in the answer, in the answer or its quote; and the share of output tokens that are
-    not the text. Shares come with Wilson's 95 % intervals.
+    answer is: in the answer, in the answer or its quote; the F1 of the answer's words; and the
+    share of output tokens that are not the text. Means come with 95 % intervals. --workflow asks
+    them by each of these programs; only for one_shot is there a promise of quality.
 
     Ends with 1 when a question has not one terminal answer, less than 0.75 have gold in answer or
     quote, or more than 15 % of tokens are beyond the text.
     """
+
+    workflow: Annotated[
+        list[str],
+        typer.Option("--workflow", metavar="NAME", help="How questions are asked; repeatable."),
+    ] = msgspec.field(default_factory=lambda: ["one_shot"])
+    questions: Annotated[
+        int, typer.Option("--questions", min=1, max=100, help="How many of the 100 are asked.")
+    ] = 100

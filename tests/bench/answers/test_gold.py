@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.answers.gold import has_gold, read_gold
+from bench.answers.gold import f1, has_gold, read_gold
 from bench.data.evaluation import EvaluationData, read_passages
 
 GOLD = read_gold()
@@ -93,3 +93,9 @@ def test_each_first_answer_stands_in_its_passage_and_none_in_the_title() -> None
         assert gold.answers[0].casefold() in passage.text.casefold(), gold
         assert has_gold(passage.text, gold.answers[:1]), gold
         assert not has_gold(passage.title, gold.answers), gold
+
+
+def test_f1_is_of_the_words_that_an_answer_shares_with_the_nearest_gold_answer() -> None:
+    assert f1("The Eiffel Tower.", ["eiffel tower", "tower"]) == 1.0
+    assert f1("It is Eiffel", ["Gustave Eiffel"]) == pytest.approx(0.4)
+    assert f1("nobody", ["Eiffel"]) == f1("", ["Eiffel"]) == 0.0
