@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from carpool.workflow.program import STEPS_MAX, Program, Run, text_digest
 from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, WorkflowError
-from schemas.workflow import Condition, Graph, GraphEdge
+from schemas.workflow import Condition, Graph, GraphEdge, GraphNode
 
 START: Final = "START"
 END: Final = "END"
@@ -29,40 +29,29 @@ INLINE = "graph"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 Node: TypeAlias = int | str
+Choice: TypeAlias = Callable[[Mapping[str, Any]], Node]
+"""A condition in Python: it gets the outputs by name, and returns the next node."""
 State: TypeAlias = dict[str, Any]
 """The outputs so far, by name: `str` for the question, `Said` and `Found` for those of nodes."""
-Next: TypeAlias = Node | Callable[[Mapping[str, Any]], Node]
-
-
-@dataclass(frozen=True, slots=True)
-class _Generation:
-    prompt: str | None
-    template: str
-    output: str
-    max_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Retrieval:
-    query: str
-    output: str
-    top_k: int | None
 
 
 class RAGraph:
-    """A graph of generations and searches (HedraRAG 4.1, Listing 1)."""
+    """A graph of generations and searches (HedraRAG 4.1, Listing 1).
+
+    It keeps nodes and edges as the JSON form has them. The name of a node may be a number.
+    """
 
     def __init__(self) -> None:
-        self._nodes: dict[Node, _Generation | _Retrieval] = {}
-        self._next: dict[Node, Next] = {}
+        self._nodes: dict[str, GraphNode] = {}
+        self._edges: dict[str, list[GraphEdge] | Choice] = {}
 
     def add_generation(
         self,
         node: Node,
         *,
         prompt: str | None = None,
-        template: str = "",
-        output: str = "",
+        template: str | None = None,
+        output: str | None = None,
         max_tokens: int | None = None,
     ) -> None:
         """Adds a node that asks the model. `prompt`: text with outputs in braces, as `{docs}`.
@@ -70,36 +59,64 @@ class RAGraph:
         `template` instead: the name of a prompt template, which gets all texts by name, the
         question as `question`, and what was found last as `passages`.
         """
-        self._add(node, _Generation(prompt, template, output or f"output_{node}", max_tokens))
+        self.add(
+            GraphNode(
+                id=str(node), prompt=prompt, template=template, output=output, max_tokens=max_tokens
+            )
+        )
 
     def add_retrieval(
-        self, node: Node, *, query: str, output: str = "docs", topk: int | None = None
+        self, node: Node, *, query: str, output: str | None = None, topk: int | None = None
     ) -> None:
-        """Adds a node that searches the output `query`."""
-        self._add(node, _Retrieval(query, output, topk))
+        """Adds a node that searches the output `query`. Its own output is `docs` by default."""
+        self.add(GraphNode(id=str(node), query=query, output=output, top_k=topk))
 
-    def add_edge(self, node: Node, to: Next) -> None:
+    def add(self, node: GraphNode) -> None:
+        """Adds a node. Raises `WorkflowError` that names it where it cannot be one."""
+        if node.id in self._nodes or node.id in (START, END):
+            raise WorkflowError(f"node {node.id!r}: another node, START or END has this name")
+        if node.output in NO_OUTPUTS:
+            raise WorkflowError(f"node {node.id!r}: an output cannot be named {node.output!r}")
+        asks = (node.prompt is not None) + (node.template is not None)
+        if node.query is not None and asks:
+            raise WorkflowError(f"node {node.id!r} has a query and a prompt; make it two nodes")
+        if node.query is None and asks != 1:
+            raise WorkflowError(f"node {node.id!r} needs a prompt or a template, and not both")
+        self._nodes[node.id] = node
+
+    def add_edge(self, node: Node, to: Node | Choice, when: Condition | None = None) -> None:
         """Says what comes after a node: another one, or a function of the outputs by name.
 
-        The function also finds `rounds`: how often this node has run.
+        The function also finds `rounds`: how often this node has run. Of several edges of a node
+        the first whose condition holds is taken.
         """
-        if node in self._next:
-            raise WorkflowError(f"node {node!r} has two edges; use a function for conditions")
-        self._next[node] = to
+        source, known = str(node), self._edges.get(str(node))
+        if callable(to) or callable(known):
+            if known is not None:
+                raise WorkflowError(f"node {source!r} has a function, and so no other edge")
+            self._edges[source] = to  # type: ignore[assignment]
+            return
+        if when is not None:
+            _check_condition(source, when)
+        edge = GraphEdge(source=source, to=str(to), when=when)
+        self._edges[source] = [*(known or ()), edge]
 
     def program(self, name: str, *, version: int = 1, steps_max: int = STEPS_MAX) -> Program:
         """Returns the graph as a program. Raises `WorkflowError` that names a node that is wrong.
 
-        The digest is that of nodes, and of the names of functions: raise `version` with a change.
+        The digest is that of nodes, edges, and the names of functions: raise `version` with a
+        change.
         """
         self._check()
-        edges = {node: getattr(to, "__qualname__", to) for node, to in self._next.items()}
-        text = repr((list(self._nodes.items()), list(edges.items())))
+        edges = {
+            source: getattr(to, "__qualname__", "function") if callable(to) else to
+            for source, to in self._edges.items()
+        }
         return Program(
             name=name,
             version=version,
             function=self.run,
-            digest=text_digest(text),
+            digest=text_digest(_encoder.encode((list(self._nodes.values()), edges)).decode()),
             steps_max=steps_max,
             summary=f"a graph of {len(self._nodes)} nodes",
         )
@@ -107,92 +124,109 @@ class RAGraph:
     def run(self, question: str) -> Run:
         """Runs the graph. The answer is what the last generation wrote."""
         state: State = dict.fromkeys(QUESTION, question)
-        visits: Counter[Node] = Counter()
+        visits = Counter[str]()
         said, passages = None, Found()
         at = self._after(START, state)
         while at != END:
             node = self._nodes[at]
             visits[at] += 1
             state["rounds"] = visits[at]
-            if isinstance(node, _Retrieval):
+            if node.query is not None:
                 text = _output(state, node.query, at)
                 if isinstance(text, Found):
                     raise WorkflowError(f"node {at!r} searches passages; name a text as query")
-                state[node.output] = passages = yield Retrieve(str(text), node.top_k)
-            elif self._next.get(at) == END:
-                return AnswerStep(
-                    node.template,
-                    prompt=node.prompt,
-                    max_tokens=node.max_tokens,
-                    **_values(node, state, at, passages),
-                )
+                state[_name_of(node)] = passages = yield Retrieve(str(text), node.top_k)
             else:
-                step = Generate(
-                    node.template,
+                asks = AnswerStep if self._always_ends(at) else Generate
+                step = asks(
+                    node.template or "",
                     prompt=node.prompt,
                     max_tokens=node.max_tokens,
-                    **_values(node, state, at, passages),
+                    **_values(node, state, passages),
                 )
-                said = yield step
-                state[node.output] = said
+                if isinstance(step, AnswerStep):
+                    return step
+                state[_name_of(node)] = said = yield step
                 passages = step.passages or passages
             at = self._after(at, state)
         if said is None:
             raise WorkflowError("it came to END before a node wrote a text, so there is no answer")
         return AnswerStep(text=said, passages=passages)
 
-    def _add(self, node: Node, what: _Generation | _Retrieval) -> None:
-        if node in self._nodes or node in (START, END):
-            raise WorkflowError(f"node {node!r}: another node, START or END has this name")
-        if what.output in NO_OUTPUTS:
-            raise WorkflowError(f"node {node!r}: an output cannot be named {what.output!r}")
-        if isinstance(what, _Generation) and bool(what.template) == (what.prompt is not None):
-            raise WorkflowError(f"node {node!r} needs a prompt or a template, and not both")
-        self._nodes[node] = what
+    def _always_ends(self, node: str) -> bool:
+        edges = self._edges[node]
+        return not callable(edges) and edges[0].to == END and edges[0].when is None
 
-    def _after(self, node: Node, state: State) -> Node:
-        to = self._next.get(node)
-        if callable(to):
-            to = to(state)
-        if to is None or (to != END and to not in self._nodes):
-            raise WorkflowError(f"node {node!r} leads to {to!r}, and there is no such node")
-        return to
+    def _after(self, node: str, state: State) -> str:
+        edges = self._edges[node]
+        if callable(edges):
+            to = str(edges(state))
+            if to != END and to not in self._nodes:
+                raise WorkflowError(f"node {node!r} leads to {to!r}, and there is no such node")
+            return to
+        for edge in edges:
+            if edge.when is None or _holds(edge.when, state):
+                return edge.to
+        raise WorkflowError(f"node {node!r}: no condition of its edges holds; add one without")
 
     def _check(self) -> None:
-        if START not in self._next:
+        if START not in self._edges:
             raise WorkflowError("no edge begins at START")
-        for node, to in self._next.items():
-            if node != START and node not in self._nodes:
-                raise WorkflowError(f"an edge begins at {node!r}, and there is no such node")
-            if not callable(to) and to != END and to not in self._nodes:
-                raise WorkflowError(f"node {node!r} leads to {to!r}, and there is no such node")
-        for node in self._nodes:
-            if node not in self._next:
-                raise WorkflowError(f"node {node!r} has no edge; the last one leads to END")
-        outputs = {node.output for node in self._nodes.values()} | {*QUESTION}
-        for at, what in self._nodes.items():
-            for name in _names(what):
+        for source, edges in self._edges.items():
+            if source != START and source not in self._nodes:
+                raise WorkflowError(f"an edge begins at {source!r}, and there is no such node")
+            for edge in () if callable(edges) else edges:
+                if edge.to != END and edge.to not in self._nodes:
+                    raise WorkflowError(
+                        f"node {source!r} leads to {edge.to!r}, and there is no such node"
+                    )
+        outputs = {_name_of(node) for node in self._nodes.values()} | {*QUESTION}
+        for at, node in self._nodes.items():
+            if at not in self._edges:
+                raise WorkflowError(f"node {at!r} has no edge; the last one leads to END")
+            for name in _uses(node):
                 if name not in outputs:
                     raise WorkflowError(
                         f"node {at!r} uses {{{name}}}, and no node has this output; there are: "
                         f"{', '.join(sorted(outputs))}"
                     )
+        self._check_paths()
+
+    def _check_paths(self) -> None:
+        """Checks that END and all nodes can be reached, as far as functions do not hide it."""
+        if any(map(callable, self._edges.values())):
+            return
+        seen, open_nodes = set[str](), [str(START)]
+        while open_nodes:
+            at = open_nodes.pop()
+            seen.add(at)
+            edges = self._edges.get(at, ())
+            open_nodes += [edge.to for edge in edges if edge.to not in seen]  # type: ignore[union-attr]
+        if END not in seen:
+            raise WorkflowError("no path leads from START to END: the graph would not end")
+        for node in self._nodes:
+            if node not in seen:
+                raise WorkflowError(f"node {node!r} cannot be reached from START")
 
 
-def _names(node: _Generation | _Retrieval) -> list[str]:
-    if isinstance(node, _Retrieval):
-        return [node.query]
-    return PLACEHOLDER.findall(node.prompt or "")
+def _name_of(node: GraphNode) -> str:
+    """Returns the name of a node's output."""
+    return node.output or ("docs" if node.query is not None else f"output_{node.id}")
 
 
-def _values(node: _Generation, state: State, at: Node, passages: Found) -> dict[str, Any]:
+def _uses(node: GraphNode) -> list[str]:
+    """Returns the outputs that a node names."""
+    return [node.query] if node.query is not None else PLACEHOLDER.findall(node.prompt or "")
+
+
+def _values(node: GraphNode, state: State, passages: Found) -> dict[str, Any]:
     if node.prompt is None:
         texts = {name: value for name, value in state.items() if not isinstance(value, Found)}
         return {"question": state["input"], **texts, "passages": passages}
-    return {name: _output(state, name, at) for name in dict.fromkeys(_names(node))}
+    return {name: _output(state, name, node.id) for name in dict.fromkeys(_uses(node))}
 
 
-def _output(state: State, name: str, at: Node) -> Any:
+def _output(state: State, name: str, at: str) -> Any:
     if name not in state:
         raise WorkflowError(f"node {at!r} uses {{{name}}}, which no node has made yet")
     return state[name]
@@ -202,39 +236,10 @@ def program_of(graph: Graph) -> Program:
     """Returns the program of a graph in JSON. Raises `WorkflowError` that names a node."""
     ours = RAGraph()
     for node in graph.nodes:
-        if node.query is not None and (node.prompt is not None or node.template is not None):
-            raise WorkflowError(f"node {node.id!r} has a query and a prompt; make it two nodes")
-        if node.query is not None:
-            ours.add_retrieval(
-                node.id, query=node.query, output=node.output or "docs", topk=node.top_k
-            )
-        else:
-            ours.add_generation(
-                node.id,
-                prompt=node.prompt,
-                template=node.template or "",
-                output=node.output or "",
-                max_tokens=node.max_tokens,
-            )
-    by_source: dict[str, list[GraphEdge]] = {}
+        ours.add(node)
     for edge in graph.edges:
-        by_source.setdefault(edge.source, []).append(edge)
-    for source, edges in by_source.items():
-        only = edges[0] if len(edges) == 1 and edges[0].when is None else None
-        ours.add_edge(source, only.to if only is not None else _choice(source, edges))
-    program = ours.program(INLINE)
-    _check_ends(graph, by_source)
-    return replace(program, digest=text_digest(_encoder.encode(graph).decode()))
-
-
-def _choice(source: str, edges: Sequence[GraphEdge]) -> Callable[[Mapping[str, Any]], Node]:
-    def chosen(state: Mapping[str, Any]) -> Node:
-        for edge in edges:
-            if edge.when is None or _holds(edge.when, state):
-                return edge.to
-        raise WorkflowError(f"node {source!r}: no condition of its edges holds; add one without")
-
-    return chosen
+        ours.add_edge(edge.source, edge.to, edge.when)
+    return ours.program(INLINE)
 
 
 def _holds(condition: Condition, state: Mapping[str, Any]) -> bool:
@@ -255,25 +260,13 @@ def _holds(condition: Condition, state: Mapping[str, Any]) -> bool:
             return wanted in text
 
 
-def _check_ends(graph: Graph, by_source: Mapping[str, Sequence[GraphEdge]]) -> None:
-    """Raises `WorkflowError` where END cannot be reached, or an edge has no complete condition."""
-    for edge in graph.edges:
-        if edge.to != END and edge.to not in {node.id for node in graph.nodes}:
-            raise WorkflowError(f"node {edge.source!r} leads to {edge.to!r}; there is no such node")
-        when = edge.when
-        if when is not None and when.test == "rounds_at_most" and type(when.argument) is not int:
-            raise WorkflowError(f"node {edge.source!r}: rounds_at_most needs a number as argument")
-        if when is not None and when.test != "rounds_at_most" and when.value is None:
-            raise WorkflowError(f"node {edge.source!r}: {when.test} needs the value that it tests")
-        if when is not None and when.test in ("equals", "contains") and when.argument is None:
-            raise WorkflowError(f"node {edge.source!r}: {when.test} needs an argument")
-    seen, open_nodes = set[str](), [str(START)]
-    while open_nodes:
-        at = open_nodes.pop()
-        seen.add(at)
-        open_nodes += [edge.to for edge in by_source.get(at, ()) if edge.to not in seen]
-    if END not in seen:
-        raise WorkflowError("no path leads from START to END: the graph would not end")
-    for node in graph.nodes:
-        if node.id not in seen:
-            raise WorkflowError(f"node {node.id!r} cannot be reached from START")
+def _check_condition(source: str, when: Condition) -> None:
+    """Raises `WorkflowError` where a condition is not complete."""
+    if when.test == "rounds_at_most":
+        if type(when.argument) is not int:
+            raise WorkflowError(f"node {source!r}: rounds_at_most needs a number as argument")
+        return
+    if when.value is None:
+        raise WorkflowError(f"node {source!r}: {when.test} needs the value that it tests")
+    if when.test in ("equals", "contains") and when.argument is None:
+        raise WorkflowError(f"node {source!r}: {when.test} needs an argument")
