@@ -98,7 +98,8 @@ def searcher(
     """
     settings = _settings(sources, port, index={"dir": index})
     from carpool.kafka.topic_log import TopicLog
-    from searcher.service import QUERIES_IN_HAND_MAX, build_stage
+    from searcher.in_hand import QUERIES_IN_HAND_MAX
+    from searcher.service import build_stage
 
     _run(
         "searcher",

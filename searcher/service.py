@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,10 +28,9 @@ from carpool.kafka.topic_log import TopicLog
 from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
-from schemas.group import Group, GroupedQuery
+from schemas.group import Group
 from schemas.query import Query
 from schemas.scan import Scan
-from schemas.topics import GROUPS
 from searcher.build import OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
 from searcher.executor import (
@@ -41,8 +39,8 @@ from searcher.executor import (
     SearchDraft,
     SearchGroup,
     SearchResult,
-    together,
 )
+from searcher.in_hand import InHand, PendingSearch, owed
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
 from searcher.scatter.lanes import Lanes
@@ -53,14 +51,6 @@ from searcher.store.file_reads import OpenReads
 
 _log = structlog.get_logger(__name__)
 
-QUERIES_IN_HAND_MAX = 256
-"""Queries that are searched together, and share each cluster that is read. More: a restart repeats
-more work, and lag is hidden in memory.
-"""
-GROUPS_IN_HAND_MAX = 256
-"""Groups that are not finished. Queries are limited, too, so this is for groups of one query."""
-INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
-"""Bytes of these groups, outside the budget; room for the largest record of the topic."""
 ANSWERED_TOGETHER_MAX = 64
 """Results whose passages are read together: they fill the buffers about once. More: a disk that
 hangs fails more of them at a time.
@@ -85,24 +75,6 @@ def build_stage(
 
     open_parts = partial(open_searcher, settings, index, metrics, clock, open_reads=open_reads)
     return SearcherStage(settings, open_parts, metrics, clock, scans)
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingQuery:
-    """A search of a query of a group in hand. `keys`: of all searches of the query, this one too.
-
-    `waits`: for what other lanes find.
-    """
-
-    unit: Unit[Group]
-    part: int
-    keys: tuple[int, ...]
-    waits: bool = False
-
-    @property
-    def grouped(self) -> GroupedQuery:
-        """The query."""
-        return self.unit.record.queries[self.part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +105,7 @@ class SearcherStage:
         self._clock = clock
         self._lock = threading.Lock()
         self._lanes = Lanes(scans, self._deliver, self._fail, clock)
-        self._parts: dict[int, _PendingQuery] = {}  # not finished yet, by the key of the search
-        self._waiting: Counter[TopicPartition] = Counter()  # of these, for other lanes
-        self._keys: dict[int, set[int]] = {}  # of `_parts`, by unit
-        self._together: dict[int, SearchResult] = {}  # by key, until the searches beside it end
-        self._in_hand_bytes = 0
-        self._next_key = 0
+        self._in_hand = InHand()
         self._opened: OpenSearcher | None = None
         self._missing = "the index is being opened"
         self._last_returned = ""  # version of the index of the last group that did not fit
@@ -163,23 +130,11 @@ class SearcherStage:
         self._lanes.assigned(partitions)
 
     def credit(self) -> Credit:
-        """Returns how many groups and bytes fit; none until the index is open.
-
-        Queries that wait for other lanes do not count: a group that another searcher waits for may
-        come after theirs. Too many of a partition pause that partition.
-        """
-        most = QUERIES_IN_HAND_MAX
+        """Returns how many groups and bytes fit; none until the index is open."""
         with self._lock:
-            if self._missing or len(self._parts) - self._waiting.total() >= most:
+            if self._missing:
                 return Credit(records=0, size_bytes=0)
-            return Credit(
-                records=max(0, GROUPS_IN_HAND_MAX - len(self._keys)),
-                size_bytes=max(0, INTAKE_BYTES_MAX - self._in_hand_bytes),
-                paused_partitions=frozenset(
-                    at for at, waiting in self._waiting.items() if waiting >= most
-                ),
-                idle_parts=_by_topic(self._waiting),
-            )
+        return self._in_hand.credit()
 
     def offer(self, unit: Unit[Group], now_us: int) -> None:
         """Adds a group.
@@ -224,15 +179,14 @@ class SearcherStage:
                 self._lanes.expect(group, part, search)
             except Exception as error:
                 self._charge(unit, part, error)
-            with self._lock:
-                if search.key not in self._parts:
-                    self._lanes.forget(group, part, search.key)
+            if not self._in_hand.get((search.key,)):
+                self._lanes.forget(group, part, search.key)
 
     def _end_unwanted(self, unit: Unit[Group], opened: OpenSearcher) -> dict[int, Share]:
         """Returns the parts of a group to search here; ends those that only others search."""
         group = unit.record
         shares = self._lanes.shares(
-            group, _owed(unit), self._settings.search_mode, scans_codes=opened.scans_codes
+            group, owed(unit), self._settings.search_mode, scans_codes=opened.scans_codes
         )
         unwanted = [part for part, share in shares.items() if not share.clusters]
         if unwanted:
@@ -257,7 +211,7 @@ class SearcherStage:
                 index_version=ours,
                 grouper=group.grouper,
             )
-        for part in _owed(unit):
+        for part in owed(unit):
             grouped = group.queries[part]
             now_us = self._clock.now_us()
             if group.home_of(grouped) != group.lane:
@@ -278,32 +232,26 @@ class SearcherStage:
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets groups; the loop discards a query that ends at this moment."""
         self._lanes.revoked(partitions)
-        with self._lock:
-            keys = [key for unit_id in unit_ids for key in self._keys.get(unit_id, ())]
-        self._drop(keys)
+        self._drop(self._in_hand.keys_of(unit_ids))
 
     def _drop(self, keys: Collection[int]) -> None:
+        self._let_go(keys)
         with self._lock:
-            for key in keys:
-                self._let_go(key)
             opened = self._opened
         if opened is not None:
             opened.executor.drop(keys)
 
     def _charge(self, unit: Unit[Group], part: int, error: Exception) -> None:
         """Forgets the search of a part, if any, and ends the try of its query."""
-        with self._lock:
-            keys = [key for key in self._keys.get(unit.id, ()) if self._parts[key].part == part]
-        self._drop(keys)
+        self._drop(self._in_hand.keys_of((unit.id,), part))
         self._sink.charge(((unit.id, part),), error)
 
     def drain(self, until_us: int) -> None:
         """Waits for no other lane: groups that are not taken in here may be what it waits for."""
         with self._lock:
-            waiting = {key: pending for key, pending in self._parts.items() if pending.waits}
             opened = self._opened
-        for key, pending in waiting.items():
-            if opened is not None:
+        for key, pending in self._in_hand.all().items():
+            if opened is not None and pending.waits:
                 opened.executor.found_elsewhere(key, pending.grouped.clusters, None)
 
     def not_ready(self) -> Sequence[str]:
@@ -332,11 +280,8 @@ class SearcherStage:
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the state is wrong; for tests and idle moments."""
         with self._lock:
-            assert self._parts.keys() == {key for keys in self._keys.values() for key in keys}
-            assert self._in_hand_bytes >= 0 and all(self._keys.values())
-            assert self._waiting.total() == sum(each.waits for each in self._parts.values())
-            self._lanes.check_integrity(self._parts.keys())
             opened = self._opened
+        self._lanes.check_integrity(self._in_hand.check_integrity())
         if opened is not None:
             opened.executor.check_integrity()
 
@@ -346,10 +291,10 @@ class SearcherStage:
         """Returns the searches of a query: its own, and at home those beside it."""
         grouped = unit.record.queries[part]
         beside = grouped.beside if share.kind == "answer" else ()
-        key, self._next_key = self._next_key, self._next_key + 1 + len(beside)
+        keys = self._in_hand.new_keys(1 + len(beside))
         top_k = grouped.query.top_k or self._settings.top_k_default
         search = Search(
-            key=key,
+            key=keys[0],
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
             clusters=share.clusters,
             top_k=top_k,
@@ -357,31 +302,22 @@ class SearcherStage:
             mode=grouped.query.search_mode or self._settings.search_mode,
             elsewhere=share.elsewhere,
             is_scan=share.kind == "scan",
-            drafts=self._draft_wish(grouped.query, key) if share.kind == "answer" else None,
+            drafts=self._draft_wish(grouped.query, keys[0]) if share.kind == "answer" else None,
         )
         others = [
             replace(
                 search,
-                key=key + place,
+                key=key,
                 vector=np.frombuffer(each.vector, dtype="<f4"),
                 clusters=tuple(dict.fromkeys(each.clusters)),
                 top_k=each.top_k or top_k,
                 elsewhere=(),
                 drafts=None,
             )
-            for place, each in enumerate(beside, start=1)
+            for key, each in zip(keys[1:], beside, strict=True)
         ]
-        searches = [search, *others]
-        keys = tuple(each.key for each in searches)
-        with self._lock:
-            for each in searches:
-                waits = bool(each.elsewhere)
-                self._parts[each.key] = _PendingQuery(unit, part, keys, waits)
-                self._waiting[_partition(unit)] += waits
-            if unit.id not in self._keys:
-                self._in_hand_bytes += unit.message.size_bytes
-            self._keys.setdefault(unit.id, set()).update(keys)
-        return searches
+        self._in_hand.take(unit, part, keys, waits=bool(share.elsewhere))
+        return [search, *others]
 
     def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
         """Returns when a query sends drafts; None: never, because no model answers it."""
@@ -393,20 +329,13 @@ class SearcherStage:
             after_us=after_us, send=lambda draft: self._found.put(_Drafted(key, draft))
         )
 
-    def _let_go(self, key: int) -> _PendingQuery | None:
-        """Forgets a search. The caller has the lock."""
-        pending = self._parts.pop(key, None)
-        self._together.pop(key, None)
-        if pending is not None:
-            if pending.waits:
-                self._waiting[_partition(pending.unit)] -= 1
-                self._lanes.forget(pending.unit.record, pending.part, key)
-            keys = self._keys[pending.unit.id]
-            keys.remove(key)
-            if not keys:
-                del self._keys[pending.unit.id]
-                self._in_hand_bytes -= pending.unit.message.size_bytes
-        return pending
+    def _let_go(self, keys: Collection[int]) -> bool:
+        """Forgets searches; returns whether one was there."""
+        gone = self._in_hand.let_go(keys)
+        for key, search in gone.items():
+            if search.waits:
+                self._lanes.forget(search.unit.record, search.part, key)
+        return bool(gone)
 
     # ---- the other threads
 
@@ -438,9 +367,8 @@ class SearcherStage:
             try:
                 opened.executor.run(lambda search, found: self._found.put((search, found)))
             except Exception as error:  # any search may be the cause; the process ends
-                with self._lock:
-                    parts = tuple((each.unit.id, each.part) for each in self._parts.values())
-                self._sink.charge(parts, error)
+                parts = tuple((each.unit.id, each.part) for each in self._in_hand.all().values())
+                self._sink.charge(tuple(dict.fromkeys(parts)), error)
                 raise
 
     def _open(self) -> OpenSearcher | None:
@@ -459,12 +387,9 @@ class SearcherStage:
         while taken := self._wait_for_found():
             with self._lock:
                 opened = self._opened
-                ended = [
-                    (pending, *item)
-                    for item in taken
-                    if not isinstance(item, _Drafted)
-                    and (pending := self._parts.get(item[0].key)) is not None  # else revoked
-                ]
+            results = [item for item in taken if not isinstance(item, _Drafted)]
+            pending = self._in_hand.get(search.key for search, _ in results)  # else revoked
+            ended = [(pending[one.key], one, found) for one, found in results if one.key in pending]
             if opened is None:
                 continue  # closing
             one_by_one(
@@ -480,27 +405,25 @@ class SearcherStage:
     def _end(
         self,
         opened: OpenSearcher,
-        ended: Sequence[tuple[_PendingQuery, Search, SearchResult | None]],
+        ended: Sequence[tuple[PendingSearch, Search, SearchResult | None]],
     ) -> None:
         """Ends these searches."""
         now_us = self._clock.now_us()
-        done: list[tuple[_PendingQuery, SearchResult]] = []
+        done: list[tuple[PendingSearch, SearchResult]] = []
         for query, search, found in ended:
             if search.is_scan:
                 self._end_scan(query, found)
             elif found is None or _is_late(query, now_us):
                 self._hand_over(query, expire(query.grouped, now_us))
-            elif (whole := self._joined(query, search.key, found)) is not None:
+            elif (whole := self._in_hand.joined(search.key, found)) is not None:
                 done.append((query, whole))
         self._answer_together(done, opened)
 
     def _send_drafts(self, drafts: Sequence[_Drafted], opened: OpenSearcher) -> None:
         """Sends the newest draft of each search that goes on."""
         newest = {draft.key: draft.found for draft in drafts}
-        with self._lock:
-            pending = {key: self._parts[key] for key in newest if key in self._parts}
-            self._drafts.keep_only(self._parts.keys())
-        for key, query in pending.items():
+        self._drafts.keep_only(self._in_hand.all().keys())
+        for key, query in self._in_hand.get(newest).items():
             output = self._drafts.output(
                 key,
                 query.unit.record,
@@ -526,17 +449,7 @@ class SearcherStage:
             items.append(item)
         return items
 
-    def _joined(self, query: _PendingQuery, key: int, found: SearchResult) -> SearchResult | None:
-        """Returns the result of all searches of a query; None: some of them go on."""
-        if len(query.keys) == 1:
-            return found
-        with self._lock:
-            if key in self._parts:  # else revoked
-                self._together[key] = found
-            ended = [self._together[each] for each in query.keys if each in self._together]
-        return together(ended) if len(ended) == len(query.keys) else None
-
-    def _end_scan(self, pending: _PendingQuery, found: SearchResult | None) -> None:
+    def _end_scan(self, pending: PendingSearch, found: SearchResult | None) -> None:
         """Sends a scan to the home of its query; one that has expired has expired there, too."""
         group = pending.unit.record
         outputs: tuple[Output, ...] = ()
@@ -545,19 +458,20 @@ class SearcherStage:
             outputs = (scan_output(group, grouped, found.scan, self._clock.now_us()),)
         self._done(pending, Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
 
-    def _done(self, pending: _PendingQuery, done: Done) -> None:
+    def _done(self, pending: PendingSearch, done: Done) -> None:
+        if not self._let_go(pending.keys):
+            return  # it was revoked
         with self._lock:
-            gone = [key for key in pending.keys if self._let_go(key) is not None]
             opened = self._opened
-        if gone:  # else revoked
-            if len(pending.keys) > 1 and opened is not None:
-                opened.executor.drop(gone)  # of a query that has expired, some may go on
-            self._sink.done(done)
+        if len(pending.keys) > 1 and opened is not None:
+            opened.executor.drop(pending.keys)  # of a query that has expired, some may go on
+        self._sink.done(done)
 
     def _deliver(self, key: int, scan: Scan) -> None:
         """Passes on what another lane found; called by the inbox, on any thread."""
+        pending = self._in_hand.get((key,)).get(key)
         with self._lock:
-            pending, opened = self._parts.get(key), self._opened
+            opened = self._opened
         if pending is None or opened is None:
             return
         group = pending.unit.record
@@ -567,7 +481,7 @@ class SearcherStage:
 
     def _answer_together(
         self,
-        done: Sequence[tuple[_PendingQuery, SearchResult]],
+        done: Sequence[tuple[PendingSearch, SearchResult]],
         opened: OpenSearcher,
     ) -> None:
         """Reads the passages of results, and hands each over as soon as it has them."""
@@ -588,7 +502,7 @@ class SearcherStage:
             )
             self._hand_over(pending, outcome)
 
-    def _hand_over(self, pending: _PendingQuery, outcome: Outcome) -> None:
+    def _hand_over(self, pending: PendingSearch, outcome: Outcome) -> None:
         if outcome.answered is None:
             for stage in ("queue_search", "load", "search", "passages"):
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(
@@ -610,25 +524,9 @@ class SearcherStage:
         self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
 
 
-def _is_late(pending: _PendingQuery, now_us: int) -> bool:
+def _is_late(pending: PendingSearch, now_us: int) -> bool:
     deadline_us = pending.grouped.deadline_us
     return deadline_us is not None and now_us >= deadline_us
-
-
-def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
-    totals: Counter[str] = Counter()
-    for at, count in counts.items():
-        totals[at.topic] += count
-    return totals
-
-
-def _partition(unit: Unit[Group]) -> TopicPartition:
-    return TopicPartition(unit.source.topic, unit.source.partition)
-
-
-def _owed(unit: Unit[Group]) -> tuple[int, ...]:
-    """Returns the parts that are not committed yet, in the order of the group."""
-    return tuple(part for part in range(unit.parts) if part not in unit.parts_done)
 
 
 def _published_us(unit: Unit[Group]) -> int:

@@ -194,14 +194,14 @@ class RAGraph:
 
     def _check_paths(self) -> None:
         """Checks that END and all nodes can be reached, as far as functions do not hide it."""
-        if any(map(callable, self._edges.values())):
+        edges = {source: each for source, each in self._edges.items() if not callable(each)}
+        if len(edges) < len(self._edges):
             return
         seen, open_nodes = set[str](), [str(START)]
         while open_nodes:
             at = open_nodes.pop()
             seen.add(at)
-            edges = self._edges.get(at, ())
-            open_nodes += [edge.to for edge in edges if edge.to not in seen]  # type: ignore[union-attr]
+            open_nodes += [edge.to for edge in edges.get(at, ()) if edge.to not in seen]
         if END not in seen:
             raise WorkflowError("no path leads from START to END: the graph would not end")
         for node in self._nodes:

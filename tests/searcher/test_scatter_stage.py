@@ -74,7 +74,7 @@ class Searchers:
 
 @pytest.fixture
 def searchers(index: SmallIndex, monkeypatch: pytest.MonkeyPatch) -> Iterator[Searchers]:
-    monkeypatch.setattr("searcher.service.QUERIES_IN_HAND_MAX", 4)
+    monkeypatch.setattr("searcher.in_hand.QUERIES_IN_HAND_MAX", 4)
     with Searchers(index) as found:
         yield found
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError
+from searcher.in_hand import INTAKE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
 from searcher.scoring.pool import ScoringPool
-from searcher.service import INTAKE_BYTES_MAX
 from tests.searcher.helpers import (
     Running,
     SmallIndex,
@@ -52,7 +52,7 @@ def test_credit_counts_the_groups_and_queries_in_hand_and_their_bytes(
         )
         assert run.stage.credit().size_bytes == 0
         assert run.stage.tick(0, 5) is None
-        monkeypatch.setattr("searcher.service.QUERIES_IN_HAND_MAX", 3)
+        monkeypatch.setattr("searcher.in_hand.QUERIES_IN_HAND_MAX", 3)
         assert run.stage.credit().records == 0
         gate.open()
         run.sink.wait_done(3)

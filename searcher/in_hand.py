@@ -1,0 +1,161 @@
+"""The queries in hand: which searches each has, what it waits for, and how much more fits."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from carpool.kafka.records import TopicPartition
+from carpool.loop.stage import Credit, Unit
+from schemas.group import Group, GroupedQuery
+from schemas.topics import GROUPS
+from searcher.executor import SearchResult, together
+
+QUERIES_IN_HAND_MAX = 256
+"""Queries that are searched together, and share each cluster that is read. More: a restart repeats
+more work, and lag is hidden in memory.
+"""
+GROUPS_IN_HAND_MAX = 256
+"""Groups that are not finished. Queries are limited, too, so this is for groups of one query."""
+INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
+"""Bytes of these groups, outside the budget; room for the largest record of the topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSearch:
+    """A search of part `part` of a group in hand. `keys`: of all searches of its query, this one
+    too. `waits`: for what other lanes find.
+    """
+
+    unit: Unit[Group]
+    part: int
+    keys: tuple[int, ...]
+    waits: bool = False
+
+    @property
+    def grouped(self) -> GroupedQuery:
+        """Its query."""
+        return self.unit.record.queries[self.part]
+
+
+class InHand:
+    """See the module. Thread-safe. A search is known by its key, from `take` to `let_go`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._searches: dict[int, PendingSearch] = {}
+        self._of_unit: dict[int, set[int]] = {}
+        self._waiting: Counter[TopicPartition] = Counter()  # searches that wait for other lanes
+        self._results: dict[int, SearchResult] = {}  # until the searches beside them end
+        self._size_bytes = 0
+        self._next_key = 0
+
+    def new_keys(self, count: int) -> tuple[int, ...]:
+        """Returns keys for the searches of a query, larger than all before. One thread only."""
+        first, self._next_key = self._next_key, self._next_key + count
+        return tuple(range(first, self._next_key))
+
+    def take(self, unit: Unit[Group], part: int, keys: tuple[int, ...], *, waits: bool) -> None:
+        """Adds the searches of a query. `waits`: the first one waits for other lanes."""
+        with self._lock:
+            if unit.id not in self._of_unit:
+                self._size_bytes += unit.message.size_bytes
+            self._of_unit.setdefault(unit.id, set()).update(keys)
+            for key in keys:
+                is_waiting = waits and key == keys[0]
+                self._searches[key] = PendingSearch(unit, part, keys, is_waiting)
+                self._waiting[_partition(unit)] += is_waiting
+
+    def let_go(self, keys: Iterable[int]) -> dict[int, PendingSearch]:
+        """Removes searches, and returns those that were there."""
+        gone = {}
+        with self._lock:
+            for key in keys:
+                self._results.pop(key, None)
+                search = self._searches.pop(key, None)
+                if search is None:
+                    continue
+                gone[key] = search
+                self._waiting[_partition(search.unit)] -= search.waits
+                of_unit = self._of_unit[search.unit.id]
+                of_unit.remove(key)
+                if not of_unit:
+                    del self._of_unit[search.unit.id]
+                    self._size_bytes -= search.unit.message.size_bytes
+        return gone
+
+    def get(self, keys: Iterable[int]) -> dict[int, PendingSearch]:
+        """Returns the searches of these keys that are in hand."""
+        with self._lock:
+            return {key: self._searches[key] for key in keys if key in self._searches}
+
+    def all(self) -> Mapping[int, PendingSearch]:
+        """Returns all searches, by key."""
+        with self._lock:
+            return dict(self._searches)
+
+    def keys_of(self, unit_ids: Iterable[int], part: int | None = None) -> list[int]:
+        """Returns the keys of the searches of units, or of one part of them."""
+        with self._lock:
+            return [
+                key
+                for unit_id in unit_ids
+                for key in self._of_unit.get(unit_id, ())
+                if part is None or self._searches[key].part == part
+            ]
+
+    def joined(self, key: int, found: SearchResult) -> SearchResult | None:
+        """Returns the result of all searches of a query; None: some go on, or it was revoked."""
+        with self._lock:
+            search = self._searches.get(key)
+            if search is None:
+                return None
+            self._results[key] = found
+            ended = [self._results[each] for each in search.keys if each in self._results]
+        return together(ended) if len(ended) == len(search.keys) else None
+
+    def credit(self) -> Credit:
+        """Returns how many groups and bytes fit.
+
+        Queries that wait for other lanes do not count: a group that another searcher waits for may
+        come after theirs. Too many of a partition pause that partition.
+        """
+        most = QUERIES_IN_HAND_MAX
+        with self._lock:
+            if len(self._searches) - self._waiting.total() >= most:
+                return Credit(records=0, size_bytes=0)
+            return Credit(
+                records=max(0, GROUPS_IN_HAND_MAX - len(self._of_unit)),
+                size_bytes=max(0, INTAKE_BYTES_MAX - self._size_bytes),
+                paused_partitions=frozenset(
+                    at for at, waiting in self._waiting.items() if waiting >= most
+                ),
+                idle_parts=_by_topic(self._waiting),
+            )
+
+    def check_integrity(self) -> Collection[int]:
+        """Raises `AssertionError` where the books disagree; returns the keys in hand."""
+        with self._lock:
+            assert self._searches.keys() == {key for keys in self._of_unit.values() for key in keys}
+            assert self._size_bytes >= 0 and all(self._of_unit.values())
+            assert self._waiting.total() == sum(each.waits for each in self._searches.values())
+            assert self._results.keys() <= self._searches.keys()
+            return list(self._searches)
+
+
+def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for at, count in counts.items():
+        totals[at.topic] += count
+    return totals
+
+
+def _partition(unit: Unit[Group]) -> TopicPartition:
+    return TopicPartition(unit.source.topic, unit.source.partition)
+
+
+def owed(unit: Unit[Group]) -> Sequence[int]:
+    """Returns the parts of a group that are not committed yet, in its order."""
+    return tuple(part for part in range(unit.parts) if part not in unit.parts_done)
