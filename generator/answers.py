@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ SOFTWARE = f"carpool/{carpool.__version__}"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 WITHDRAWN = "the asker withdrew this question (rag.cancels.v1); ask again under another id"
 TITLE_CHARS_MAX = 500
+PASSAGE_CHARS_MAX = 1_000_000
+"""As much as a prompt may show of a passage: of a text that was written before, it is not known."""
 SNIPPET_CHARS_MAX = 200
 NOTHING_FOUND = "No passage was found."
 EXTRACTIVE = "extractive"
@@ -67,18 +70,14 @@ def answered(
         status, error = "failed", _no_text(finish_reason)
     answer = _made(
         retrieval,
-        prepared,
+        prepared.given,
         work.progress,
         now_us,
         cached_tokens=finished.cached_tokens,
         prompt_hash=prepared.prompt_hash,
         status=status,
         attempts=work.progress.attempts,
-        citations=tuple(_citation(cited, retrieval, prepared) for cited in citations.valid),
-        invented_citations=tuple(
-            InventedCitation(n=cited.n, start=cited.start, end=cited.end)
-            for cited in citations.invented
-        ),
+        **_cited(citations, retrieval, prepared.given, prepared.passage_chars_max),
         prompt_key=work.prompt_key,
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
@@ -104,18 +103,19 @@ def extracted(
 
     `ok`, or `partial` where damaged clusters were skipped (`error` says so).
     """
-    quotes, error = _quotes(retrieval, prepared), _skipped(retrieval)
+    quotes, error = _quotes(retrieval, prepared.given), _skipped(retrieval)
+    of_quotes = Citations(valid=tuple(Cited(n=quote.n) for quote in quotes), invented=())
     return _made(
         retrieval,
-        prepared,
+        prepared.given,
         progress,
         now_us,
         status="ok" if error is None else "partial",
         attempts=1,
-        citations=tuple(_citation(Cited(n=quote.n), retrieval, prepared) for quote in quotes),
+        **_cited(of_quotes, retrieval, prepared.given, prepared.passage_chars_max),
         answer=quotes[0].text if quotes else NOTHING_FOUND,
         finish_reason=EXTRACTIVE,
-        usage=Usage(),
+        usage=_usage_of_steps(retrieval),
         model=NO_MODEL,
         error=error,
     )
@@ -128,40 +128,21 @@ def written_before(
 
     `ok`, `partial` and `failed` as of an answer that the model writes now (`answered`).
     """
-    text, hits = said.text.strip(), retrieval.hits
-    citations, error = cite(text, (), passages=len(hits)), _skipped(retrieval)
+    text, error = said.text.strip(), _skipped(retrieval)
     finish_reason = "length" if said.is_cut else "stop"
     is_whole = error is None and not said.is_cut
-    return Answer(
-        query_id=retrieval.query.query_id,
+    citations = cite(text, (), passages=len(retrieval.hits))
+    return _made(
+        retrieval,
+        retrieval.hits,
+        progress,
+        now_us,
         status="failed" if not text else "ok" if is_whole else "partial",
-        is_final=True,
-        replayed=False,
         attempts=1,
-        citations=tuple(
-            Citation(
-                n=cited.n,
-                doc_id=hits[cited.n - 1].doc_id,
-                title=hits[cited.n - 1].title[:TITLE_CHARS_MAX],
-                snippet=hits[cited.n - 1].text[:SNIPPET_CHARS_MAX],
-                url=_url(hits[cited.n - 1]),
-                metadata=hits[cited.n - 1].metadata,
-                start=cited.start,
-                end=cited.end,
-                score=hits[cited.n - 1].score,
-            )
-            for cited in citations.valid
-        ),
-        retrieved=tuple(Retrieved(id=hit.doc_id, score=hit.score) for hit in hits),
-        source=retrieval.source,
-        query_digest=query_digest(retrieval.query),
-        steps=steps_done(retrieval.query),
-        timings_ms=_timings_ms(retrieval, progress, now_us),
+        **_cited(citations, retrieval, retrieval.hits, PASSAGE_CHARS_MAX),
         answer=text or None,
         finish_reason=finish_reason,
         usage=_usage_of_steps(retrieval),
-        search=retrieval.search,
-        provenance=_provenance(retrieval, None),
         error=error if text else _no_text(finish_reason),
     )
 
@@ -194,7 +175,7 @@ def _usage_of_steps(retrieval: Retrieval) -> Usage:
 
 def _made(
     retrieval: Retrieval,
-    prepared: PreparedPrompt,
+    given: Sequence[Hit],
     progress: QueryProgress,
     now_us: int,
     *,
@@ -202,13 +183,16 @@ def _made(
     prompt_hash: str | None = None,
     **fields: Any,
 ) -> Answer:
-    """Returns an answer that is made here, with `fields`."""
+    """Returns an answer that is made here, with `fields`. `given`: the passages of its prompt."""
     return Answer(
         query_id=retrieval.query.query_id,
         is_final=True,
         replayed=False,
-        quotes=_quotes(retrieval, prepared),
-        retrieved=_retrieved(retrieval, prepared),
+        quotes=_quotes(retrieval, given),
+        retrieved=tuple(
+            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=place < len(given))
+            for place, hit in enumerate(retrieval.hits)
+        ),
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
         steps=steps_done(retrieval.query),
@@ -325,9 +309,25 @@ def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> d
     return {stage: time_us / 1_000 for stage, time_us in {**retrieval.timings_us, **ours}.items()}
 
 
-def _citation(cited: Cited, retrieval: Retrieval, prepared: PreparedPrompt) -> Citation:
-    hit, question = prepared.given[cited.n - 1], retrieval.query.text or ""
-    shown = fitting_part(question, hit.text, prepared.passage_chars_max)
+def _cited(
+    citations: Citations, retrieval: Retrieval, given: Sequence[Hit], passage_chars_max: int
+) -> dict[str, Any]:
+    """Returns the fields of an answer with its citations of `given`."""
+    question = retrieval.query.text or ""
+    return {
+        "citations": tuple(
+            _citation(cited, question, given[cited.n - 1], passage_chars_max)
+            for cited in citations.valid
+        ),
+        "invented_citations": tuple(
+            InventedCitation(n=cited.n, start=cited.start, end=cited.end)
+            for cited in citations.invented
+        ),
+    }
+
+
+def _citation(cited: Cited, question: str, hit: Hit, passage_chars_max: int) -> Citation:
+    shown = fitting_part(question, hit.text, passage_chars_max)
     return Citation(
         n=cited.n,
         doc_id=hit.doc_id,
@@ -341,13 +341,13 @@ def _citation(cited: Cited, retrieval: Retrieval, prepared: PreparedPrompt) -> C
     )
 
 
-def _quotes(retrieval: Retrieval, prepared: PreparedPrompt) -> tuple[Quote, ...]:
+def _quotes(retrieval: Retrieval, given: Sequence[Hit]) -> tuple[Quote, ...]:
     """Returns the quote from the passages of the prompt; none where they have no text."""
-    passages = [(hit.title, hit.text) for hit in prepared.given]
+    passages = [(hit.title, hit.text) for hit in given]
     chosen = choose_quote(retrieval.query.text or "", passages)
     if chosen is None:
         return ()
-    hit = prepared.given[chosen.n - 1]
+    hit = given[chosen.n - 1]
     quote = Quote(
         n=chosen.n,
         doc_id=hit.doc_id,
@@ -363,13 +363,6 @@ def _quotes(retrieval: Retrieval, prepared: PreparedPrompt) -> tuple[Quote, ...]
 def _url(hit: Hit) -> str | None:
     url = (hit.metadata or {}).get("url")
     return url if isinstance(url, str) else None
-
-
-def _retrieved(retrieval: Retrieval, prepared: PreparedPrompt) -> tuple[Retrieved, ...]:
-    return tuple(
-        Retrieved(id=hit.doc_id, score=hit.score, in_prompt=place < len(prepared.given))
-        for place, hit in enumerate(retrieval.hits)
-    )
 
 
 def _provenance(retrieval: Retrieval, prompt_hash: str | None) -> Provenance:
