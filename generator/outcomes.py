@@ -226,7 +226,7 @@ class Outcomes:
         self._metrics.workflow.steps.labels(kind="generate").inc()
         self.count(work, "output", finished)
         return StepResult(
-            digest=texts.turn.steps[work.place].digest(),
+            digest=texts.steps[work.place].digest(),
             text=_plain_text(generated.written.answer),
             is_cut=finished.finish_reason == "length",
             took_ms=(now_us - arrived_us) / 1_000,
@@ -250,7 +250,7 @@ class Outcomes:
         self._metrics.generator.tokens.add("reused", tenant_of(tenant), tokens)
         work.outcome = msgspec.structs.replace(
             result,
-            digest=texts.turn.steps[work.place].digest(),
+            digest=texts.steps[work.place].digest(),
             took_ms=(now_us - arrived_us) / 1_000,
             is_shared=True,
         )
@@ -261,10 +261,10 @@ class Outcomes:
     ) -> None:
         """Keeps a text of a workflow, which goes on when all texts of the round are written."""
         texts.results[work.place] = result
-        if len(texts.results) < len(texts.turn.steps):
+        if len(texts.results) < len(texts.steps):
             return
         texts.is_over = True
-        results = [texts.results[place] for place in range(len(texts.turn.steps))]
+        results = [texts.results[place] for place in range(len(texts.steps))]
         unit, retrieval = work.unit, work.unit.record
         try:
             query = with_results(retrieval.query, results)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.loop.tracing.operation import Operation
+from carpool.workflow.steps import Generate
 from generator.llm.protocol import LlmFinished, PromptRefused
 from generator.plan.answer_text import Written
 from generator.prompts import PreparedPrompt
-from generator.workflow.turns import GenerateNext
 from schemas.answer import Answer, ErrorType
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
@@ -56,7 +56,7 @@ class StepTexts:
     `is_over`: the unit has ended, so the other texts are of no use.
     """
 
-    turn: GenerateNext
+    steps: tuple[Generate, ...]
     results: dict[int, StepResult] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     is_over: bool = False

@@ -255,7 +255,7 @@ class GeneratorStage:
             raise RecordError("unsupported", NO_MODEL, field="$.workflow")
         asked = [turn.retrieval_of(step) for step in turn.steps]
         prepared = [self._prepare(*each) for each in zip(asked, turn.steps, strict=True)]
-        texts = StepTexts(turn=turn, operations=list(progress.searches))
+        texts = StepTexts(steps=turn.steps, operations=list(progress.searches))
         with self._lock:
             ids = self._step_prompts.add(unit.id, len(prepared))
         works = [
