@@ -31,18 +31,25 @@ from cli.options import Beside, JsonOption, spread
 from cli.settings import ClientSide
 from cli.workflows import workflow_of
 from producers import Client
-from producers.build_query import QuestionArgs
+from producers.build_query import QuestionArgs, build_record
 from schemas.answer import Answer, PartialAnswer
-from schemas.codec import decode_query
-from schemas.query import Generation
+from schemas.codec import decode, decode_query
+from schemas.query import Generation, Query
 from schemas.record import well_formed
 from schemas.topics import QUERY_TOPICS
 
 PUBLISHED_AT_ONCE = 100
 """Questions whose ids are printed together, once the brokers have them."""
+ASKED_IN_THE_SAME_WAY = ("top_k", "nprobe", "workflow")
 TopKOption = typer.Option(None, "--top-k", min=1, max=100, help="Passages to find.")
 NprobeOption = typer.Option(None, "--nprobe", min=1, help="Clusters to search.")
 PriorityOption = typer.Option(0, "--priority", min=-1_000, max=1_000, help="Lower is sooner.")
+WorkflowOption = typer.Option(
+    None,
+    "--workflow",
+    metavar="NAME|FILE.json",
+    help="A program of `carpool workflows`, or a graph: several searches and generations.",
+)
 
 
 @spread
@@ -59,13 +66,7 @@ def ask(
         "--extractive",
         help="Answer with a sentence of a passage, without the language model.",
     ),
-    workflow: str | None = typer.Option(
-        None,
-        "--workflow",
-        metavar="NAME|FILE.json",
-        help="A program of `carpool workflows`, or a graph: several searches and generations. Each "
-        "step is shown on standard error when it has finished.",
-    ),
+    workflow: str | None = WorkflowOption,
     timeout: float | None = typer.Option(
         None,
         "--timeout",
@@ -79,7 +80,8 @@ def ask(
     """Ask a question and wait for its answer, which is shown as it is written.
 
     Finds a running `carpool up` of this folder. Exit code 1: there is no answer; the output says
-    why. --json prints the answer record of rag.answers.v1.
+    why. --json prints the answer record of rag.answers.v1. Each step of a workflow is shown on
+    standard error when it has finished.
 
     \b
     Examples:
@@ -176,6 +178,7 @@ def publish(
         "--batch",
         help="Class batch: interactive questions go first; --priority is not used.",
     ),
+    workflow: str | None = WorkflowOption,
     deadline: float | None = typer.Option(
         None,
         "--deadline",
@@ -185,9 +188,9 @@ def publish(
     once: bool = typer.Option(
         False,
         "--once",
-        help="Publish no question that its topic has already (for 7 days) with the same --top-k "
-        "and --nprobe, but print the id that it has. Equal lines are one question. Needs the right "
-        "to read rag.queries.v1 and rag.queries.batch.v1.",
+        help="Publish no question that its topic has already (for 7 days) with the same --top-k, "
+        "--nprobe and --workflow, but print the id that it has. Equal lines are one question. "
+        "Needs the right to read rag.queries.v1 and rag.queries.batch.v1.",
     ),
     as_json: JsonOption = False,
     *,
@@ -203,6 +206,7 @@ def publish(
     Examples:
       carpool publish "When was the Eiffel Tower built?"
       cat questions.txt | carpool publish - --batch --once
+      cat questions.txt | carpool publish - --batch --workflow multistep
     """
     settings = beside.settings()
     lines = [(1, question)]
@@ -213,27 +217,34 @@ def publish(
         lines = [(number, text) for number, text in enumerate(texts, 1) if text]
     if query_id is not None and len(lines) != 1:
         raise ConfigError(f"--id names one question, and there are {len(lines)}")
-    arguments: QuestionArgs = {"top_k": top_k, "nprobe": nprobe, "query_id": query_id}
-    arguments["priority"] = "batch" if batch else priority
-    known = {}
+    arguments: QuestionArgs = {
+        "query_id": query_id,
+        "top_k": top_k,
+        "nprobe": nprobe,
+        "priority": "batch" if batch else priority,
+        "workflow": workflow_of(workflow),
+    }
+    # What no line can have, such as a bad graph, is refused once and not for each line.
+    record = build_record("a line", now_us=0, **arguments)
+    like, known = decode(Query, record.value, record.headers), {}
     if once:
         unique = {text: number for number, text in lines}
         lines = [(number, text) for text, number in unique.items()]
-        known = _published(settings, unique, top_k, nprobe)
+        known = _published(settings, unique, like)
     if asyncio.run(_publish(settings, lines, known, deadline, arguments, as_json=as_json)):
         raise typer.Exit(FAILED)
 
 
-def _published(
-    settings: ClientSide, texts: Collection[str], top_k: int | None, nprobe: int | None
-) -> dict[str, str]:
+def _published(settings: ClientSide, texts: Collection[str], like: Query) -> dict[str, str]:
     """Returns the ids, by text, of the questions that their topics have already. Blocks."""
     known: dict[str, str] = {}
     for topic in QUERY_TOPICS:
         for message in read_topic(settings.kafka, SystemClock(), topic, name="publish"):
             with suppress(RecordError):
                 query = decode_query(message.value, message.headers, message.source)
-                if (query.top_k, query.nprobe) == (top_k, nprobe) and query.text in texts:
+                if query.text in texts and all(
+                    getattr(query, name) == getattr(like, name) for name in ASKED_IN_THE_SAME_WAY
+                ):
                     known.setdefault(query.text or "", query.query_id)
     return known
 

@@ -215,8 +215,20 @@ def test_a_bad_line_is_skipped_and_named_and_a_second_run_publishes_nothing_twic
     assert (again.code, list(found)) == (1, texts)
     assert found | ids == found
     assert sorted(filter(None, published_texts(embedded_bootstrap, "lines"))) == sorted(texts)
-    other = carpool(f"publish '{texts[0]}' --once --top-k 3 {at}")
-    assert other.stdout.strip() not in found.values(), "another question: other options"
+    for option in ("--top-k 3", "--workflow hyde"):
+        other, same = (carpool(f"publish '{texts[0]}' --once {option} {at}") for _ in range(2))
+        assert other.stdout not in {f"{each}\n" for each in found.values()}, "other options"
+        assert same.stdout == other.stdout
+
+
+def test_a_bad_graph_is_refused_once_and_not_for_each_line(
+    embedded_bootstrap: str, tmp_path: Path
+) -> None:
+    graph = tmp_path / "graph.json"
+    graph.write_text('{"nodes": [], "edges": []}')
+    at = f"--bootstrap {embedded_bootstrap}"
+    refused = carpool(f"publish - --workflow {graph} {at}", stdin=b"who?\nwhere?\n")
+    assert (refused.code, refused.stderr.count("workflow.graph.nodes")) == (1, 1)
 
 
 def test_text_that_is_not_well_formed_is_published_and_never_a_traceback(
