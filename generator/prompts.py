@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from carpool.errors import ConfigError
-from carpool.workflow.steps import AnswerStep, Generate
+from carpool.workflow.steps import AnswerStep, Generate, Value
 from generator.llm.protocol import AnswerForm, LlmRequest
 from generator.plan.answer_text import answer_schema, text_regex
 from generator.plan.prompt import (
     PASSAGES,
     QUESTION,
+    FilledPrompt,
     Template,
     fill,
     parse_template,
@@ -133,13 +134,8 @@ def prepare_prompt(
     else:
         name = wishes.template or settings.template
         template = _template(name, templates, form if is_answer else "text")
-    prompt = fill(
-        template,
-        {QUESTION: query.text or "", PASSAGES: retrieval.hits} if step is None else step.values,
-        passages_max=settings.passages_max,
-        passage_chars_max=settings.passage_chars_max,
-        prompt_chars_max=settings.prompt_chars_max,
-    )
+    asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
+    prompt = _filled(template, asked if step is None else step.values, settings)
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
     chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN if form == "json" else None
     request = LlmRequest(
@@ -170,15 +166,33 @@ def check_prompt(
     """Raises `RecordError` where the prompt of a step of a workflow cannot be made."""
     forms: tuple[AnswerForm, ...] = ("json", "text")
     for form in forms if isinstance(step, AnswerStep) else forms[1:]:
-        fill(
-            _template(step.template, templates, form)
-            if step.prompt is None
-            else inline_template(step.prompt),
-            step.values,
-            passages_max=settings.passages_max,
-            passage_chars_max=settings.passage_chars_max,
-            prompt_chars_max=settings.prompt_chars_max,
-        )
+        fill_step(step, settings, templates, form)
+
+
+def fill_step(
+    step: Generate,
+    settings: GeneratorSettings,
+    templates: Mapping[str, Template],
+    form: AnswerForm = "text",
+) -> FilledPrompt:
+    """Returns the prompt of a step of a workflow. Raises `RecordError` where it cannot be made."""
+    if step.prompt is None:
+        template = _template(step.template, templates, form)
+    else:
+        template = inline_template(step.prompt)
+    return _filled(template, step.values, settings)
+
+
+def _filled(
+    template: Template, values: Mapping[str, Value], settings: GeneratorSettings
+) -> FilledPrompt:
+    return fill(
+        template,
+        values,
+        passages_max=settings.passages_max,
+        passage_chars_max=settings.passage_chars_max,
+        prompt_chars_max=settings.prompt_chars_max,
+    )
 
 
 def inline_template(prompt: str) -> Template:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from functools import partial
 from math import sqrt
-from pathlib import Path
 from statistics import mean, stdev
 
 import msgspec
@@ -16,11 +15,10 @@ from tokenizers import Tokenizer
 
 from bench.answers.gold import GOLD_FILE, GoldQuestion, f1, has_gold, read_gold
 from bench.core.accounting import Accounting, account
-from bench.core.stack import LOOPBACK, ServiceProcess
+from bench.core.stack import llm_server
 from bench.services.corpus import CorpusRun
 from bench.services.options import AnswersOptions
 from bench.services.results import answers_of
-from carpool.kafka.embedded import free_port
 from carpool.settings import environment_name
 from carpool.vllm import (
     VllmSettings,
@@ -127,9 +125,15 @@ def run(options: AnswersOptions) -> bool:
     gold = read_gold()[: options.questions]
     vllm = VllmSettings()
     shown, results, promises = {}, dict[str, object](), dict[str, bool]()
-    with running_vllm(vllm, corpus.folder) as url:
+    check_vllm(vllm)
+    with llm_server(
+        partial(vllm_command, vllm),
+        vllm_environment(os.environ),
+        corpus.folder / "vllm.log",
+        START_TIMEOUT_S,
+    ) as server:
         for workflow in options.workflow:
-            accounting, rows = measure(corpus, gold, vllm, url, workflow)
+            accounting, rows = measure(corpus, gold, vllm, server.llm_url, workflow)
             figures = figures_of(rows)
             facts = structs.asdict(figures).items()
             shown[workflow] = {name: _shown(value) for name, value in facts}
@@ -143,26 +147,6 @@ def run(options: AnswersOptions) -> bool:
         results={"llm_model": model_name(vllm), **results},
         **corpus.facts(GOLD_FILE),
     )
-
-
-@contextmanager
-def running_vllm(settings: VllmSettings, folder: Path) -> Iterator[str]:
-    """Yields the URL of a vLLM, which it starts and ends. Raises `CarpoolError`."""
-    check_vllm(settings)
-    port = free_port()
-    process = ServiceProcess(
-        vllm_command(settings, port),
-        environ=vllm_environment(os.environ),
-        port=port,
-        log_file=folder / "vllm.log",
-        ready_page="/health",
-    )
-    process.start()
-    try:
-        process.wait_ready(START_TIMEOUT_S)
-        yield f"http://{LOOPBACK}:{port}/v1"
-    finally:
-        process.stop()
 
 
 def measure(

@@ -9,10 +9,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.errors import CarpoolError, ConfigError
@@ -37,11 +39,14 @@ class ServiceProcess:
         command: Sequence[str],
         *,
         environ: Mapping[str, str],
-        port: int,
         log_file: Path,
-        ready_page: str,
+        port: int = 0,
+        ready_page: str = "/health",
     ) -> None:
-        """`ready_page`: the HTTP path that answers 200 when the process is ready."""
+        """`ready_page`: the HTTP path that answers 200 when the process is ready.
+
+        `port`: of its pages; 0: it has none.
+        """
         self.command = tuple(command)
         """Of the next start."""
         self.port = port
@@ -90,9 +95,16 @@ class ServiceProcess:
                 )
             time.sleep(0.05)
 
-    def log_tail(self, chars: int = LOG_TAIL_CHARS) -> str:
+    @property
+    def llm_url(self) -> str:
+        """The base URL of an LLM server."""
+        return f"http://{LOOPBACK}:{self.port}/v1"
+
+    def log_tail(self) -> str:
         """Returns the end of the log."""
-        return self.log_file.read_text(errors="replace")[-chars:] if self.log_file.exists() else ""
+        if not self.log_file.exists():
+            return ""
+        return self.log_file.read_text(errors="replace")[-LOG_TAIL_CHARS:]
 
     def page(self, path: str, body: bytes | None = None) -> tuple[int, str]:
         """Returns (status, text) of one of its HTTP pages; status 0 when nothing answers.
@@ -153,6 +165,33 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+@contextmanager
+def llm_server(
+    command: Callable[[int], Sequence[str]],
+    environ: Mapping[str, str],
+    log_file: Path,
+    timeout_s: float = READY_TIMEOUT_S,
+) -> Iterator[ServiceProcess]:
+    """Yields an LLM server that is ready, and ends it. Raises `CarpoolError`.
+
+    `command`: makes its command from a free port.
+    """
+    port = free_port()
+    server = ServiceProcess(command(port), environ=environ, log_file=log_file, port=port)
+    server.start()
+    try:
+        server.wait_ready(timeout_s)
+        yield server
+    finally:
+        server.stop()
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Returns the CPU seconds that processes have taken so far."""
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(each.user + each.system for each in times))
 
 
 def member_names(service: str, members: int) -> list[str]:
@@ -258,8 +297,8 @@ class Stack:
         self.processes[name] = ServiceProcess(
             command,
             environ={**clean_environment(), **own, **environ},
-            port=port,
             log_file=self._work_dir / f"{name}.log",
+            port=port,
             ready_page=ready_page,
         )
 

@@ -8,13 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.core.options import (
-    WORK,
-    DataOption,
-    JsonOption,
-    NprobeOption,
-    SeedOption,
-)
+from bench.core.options import WORK, DataOption, JsonOption, NprobeOption, SeedOption
 from bench.services.options import CorpusOptions
 
 
@@ -99,33 +93,15 @@ class SpeculationOptions(PaperOptions, frozen=True, kw_only=True):
 class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     """HedraRAG 6: workflows under load. Latency by rate, and the highest rate at an SLO of 10 s.
 
-    HotpotQA and NQ questions over the passages, by Carpool (exactly once, on Apache Kafka from
-    KAFKA_HOME), by Carpool with windows of one, by LangGraph with its SQLite checkpointer, and by a
-    blocking loop over batches: with the same programs, templates, index, and stand-in for the LLM.
+    HotpotQA and NQ questions over the passages, with five workflows in turn: by Carpool (exactly
+    once, on Apache Kafka from KAFKA_HOME), by Carpool with windows of one, by LangGraph with its
+    SQLite checkpointer, and by a blocking loop over batches; with the same programs, templates,
+    index, and stand-in for the LLM.
     Then what a kill costs, and what a step takes if the LLM answers at once.
 
     Ends with 1 when a question of Carpool has not one answer, also when Carpool is killed.
     """
 
-    loads: Annotated[
-        list[str],
-        typer.Option(
-            "--load",
-            metavar="NAME",
-            help="one_shot, hyde, multistep, irg, recomp, corrective, mixed (all but one_shot), "
-            "kill or steps; may be repeated. Default: the last three.",
-            show_default=False,
-        ),
-    ] = msgspec.field(default_factory=list)
-    contestants: Annotated[
-        list[str],
-        typer.Option(
-            "--contestant",
-            metavar="NAME",
-            help="blocking, langgraph, windows-of-one or carpool; may be repeated. Default: all.",
-            show_default=False,
-        ),
-    ] = msgspec.field(default_factory=list)
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, help="How long questions are sent at a rate.")
     ] = 30.0

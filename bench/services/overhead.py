@@ -18,7 +18,7 @@ from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
-from bench.core.stack import SERVICES, ServiceProcess, clean_environment
+from bench.core.stack import SERVICES, ServiceProcess, clean_environment, cpu_s
 from bench.core.topic_recorder import TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
@@ -124,15 +124,11 @@ class _Side:
 
     def measure(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
         """Sends a load and keeps what it took. Blocks."""
-        began_s, before_s = time.monotonic(), self._cpu_s()
+        began_s, before_s = time.monotonic(), cpu_s(self.pids)
         self.sent |= self.ask(questions, plan, rate_per_s)
         self.seconds += time.monotonic() - began_s
-        self.cpu_s += self._cpu_s() - before_s
+        self.cpu_s += cpu_s(self.pids) - before_s
         time.sleep(SETTLE_S)  # for records that come twice
-
-    def _cpu_s(self) -> float:
-        times = [psutil.Process(pid).cpu_times() for pid in self.pids]
-        return float(sum(each.user + each.system for each in times))
 
     def result(self) -> SideResult:
         """Returns all loads together."""
@@ -207,9 +203,7 @@ def _open_hops(
             process = ServiceProcess(
                 [sys.executable, "-m", "bench.services.bare_hop", source, target],
                 environ={**clean_environment(), **settings, **own},
-                port=0,  # it has no pages
                 log_file=folder / f"bare-hop-{source}.log",
-                ready_page="",
             )
             process.start()
             opened.callback(process.stop)

@@ -23,8 +23,7 @@ from carpool.workflow.load import load_programs
 from carpool.workflow.program import find
 from carpool.workflow.resume import NextSteps, resume
 from carpool.workflow.steps import Generate, Retrieve
-from generator.plan.prompt import fill
-from generator.prompts import load_templates
+from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
 from schemas.workflow import StepResult
 from searcher.local import LocalSearcher
@@ -101,13 +100,7 @@ class Work:
 
     async def _said(self, step: Generate) -> StepResult:
         settings = self._settings
-        prompt = fill(
-            self._templates[step.template],
-            step.values,
-            passages_max=settings.passages_max,
-            passage_chars_max=settings.passage_chars_max,
-            prompt_chars_max=settings.prompt_chars_max,
-        )
+        prompt = fill_step(step, settings, self._templates)
         reply = await self._llm.chat.completions.create(
             model=STAND_IN_MODEL,
             messages=[

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-import psutil
 
 from bench.core.kafka import fresh_folder
 from bench.core.session import Session, open_session, require_all_sent
@@ -186,12 +185,6 @@ def open_contestant(
         ) as session,
     ):
         yield Services(session, cluster)
-
-
-def cpu_s(contestant: Contestant) -> float:
-    """Returns the CPU seconds that its processes have taken."""
-    times = [psutil.Process(pid).cpu_times() for pid in contestant.pids()]
-    return float(sum(each.user + each.system for each in times))
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:

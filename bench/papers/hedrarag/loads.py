@@ -11,16 +11,17 @@ from typing import Any
 import msgspec
 
 from bench.core.spread import Spread, spread
-from bench.core.stack import ServiceProcess
+from bench.core.stack import ServiceProcess, cpu_s
 from bench.core.tables import figures
 from bench.papers.hedrarag.baselines import Asked
-from bench.papers.hedrarag.contestants import Contestant, cpu_s, wait_until
+from bench.papers.hedrarag.contestants import Contestant, wait_until
 from carpool.clock import SystemClock
 from producers.arrival_times import poisson
 
 FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
-IN_TURN = {"mixed": FIVE, "steps": ("one_shot", *FIVE)}
-"""The workflows of a load that has several, one question each in turn."""
+MIXED, STEPS = "mixed", "steps"
+LOADS = {MIXED: FIVE, STEPS: ("one_shot", *FIVE)}
+"""The workflows of a load, one question each in turn."""
 SLO_S = 10.0
 OFFLINE = 64
 """Questions of an offline load."""
@@ -68,11 +69,11 @@ class Loads:
         self._texts, self._seed, self._seconds, self._note = texts, seed, seconds, note
         self._run = 0
 
-    def ask(self, contestant: Contestant, workflow: str, rate_per_s: float, count: int) -> Load:
+    def ask(self, contestant: Contestant, name: str, rate_per_s: float, count: int) -> Load:
         """Sends questions at times of a Poisson process, and waits for the answers. Blocks."""
-        questions = self._questions(workflow, rate_per_s, count)
+        questions = self._questions(name, rate_per_s, count)
         times_us = poisson(rate_per_s, self._seed) if rate_per_s else iter([0] * count)
-        before_s, due_us = cpu_s(contestant), {}
+        before_s, due_us = cpu_s(contestant.pids()), {}
         began_us = SystemClock().now_us()
         for asked, at_us in zip(questions, times_us, strict=False):
             due_us[asked.id] = began_us + at_us
@@ -93,20 +94,20 @@ class Loads:
             errors=tuple(each.error for each in seen.values() if each.error),
             took_s=took_s,
             latency_s=spread(took.values()),
-            p50_s={name: median(took[key] for key in each) for name, each in ids.items()},
-            steps={name: fmean(seen[key].steps for key in each) for name, each in ids.items()},
-            cpu_ms_a_question=1e3 * (cpu_s(contestant) - before_s) / len(questions),
+            p50_s={each: median(took[key] for key in keys) for each, keys in ids.items()},
+            steps={each: fmean(seen[key].steps for key in keys) for each, keys in ids.items()},
+            cpu_ms_a_question=1e3 * (cpu_s(contestant.pids()) - before_s) / len(questions),
         )
-        self._note(f"{workflow}: {dict(figures(load))}")
+        self._note(f"{name}: {dict(figures(load))}")
         return load
 
-    def curve(self, contestant: Contestant, workflow: str) -> dict[str, Any]:
+    def curve(self, contestant: Contestant) -> dict[str, Any]:
         """Asks offline, then at rates from 0.4 of that up to the first over the SLO. Blocks."""
-        loads = [self.ask(contestant, workflow, 0.0, OFFLINE)]
+        loads = [self.ask(contestant, MIXED, 0.0, OFFLINE)]
         offline_per_s = OFFLINE / loads[0].took_s
         for rate_per_s in (rate for rate in RATES if rate > 0.4 * offline_per_s):
             count = max(QUESTIONS_MIN, round(rate_per_s * self._seconds))
-            loads.append(self.ask(contestant, workflow, rate_per_s, count))
+            loads.append(self.ask(contestant, MIXED, rate_per_s, count))
             if not loads[-1].holds:
                 break
         best = max(
@@ -121,18 +122,12 @@ class Loads:
     def kill(self, contestant: Contestant, llm: ServiceProcess) -> dict[str, float]:
         """Kills the contestant in the middle of a mixed load, and starts it again. Blocks.
 
-        `paid_twice`: calls beyond one for each text that an answer needed. `silent_s`: from the
-        restart to the next answer.
+        `paid_twice`: calls beyond one for each text that an answer needed.
         """
-        questions, before, killed_us = (
-            self._questions("mixed", -1.0, KILL_QUESTIONS),
-            _calls(llm),
-            0,
-        )
+        questions, before = self._questions(MIXED, -1.0, KILL_QUESTIONS), _calls(llm)
         for at, asked in enumerate(questions):
             if at == len(questions) // 2:
                 contestant.kill_and_restart()
-                killed_us = SystemClock().now_us()
             contestant.send(asked)
             time.sleep(1 / KILL_PER_S)
         ids = {asked.id for asked in questions}
@@ -140,22 +135,20 @@ class Loads:
         time.sleep(SETTLE_S)
         seen = {key: each for key, each in contestant.seen().items() if key in ids}
         texts = sum(each[0].texts for each in seen.values())
-        after = [each[0].at_us for each in seen.values() if each[0].at_us > killed_us]
-        found = {
+        found: dict[str, float] = {
             "questions": len(ids),
             "lost": len(ids - seen.keys()),
             "answered_twice": sum(len(each) - 1 for each in seen.values()),
             "texts": texts,
             "paid_twice": _calls(llm) - before - texts,
-            "silent_s": (min(after, default=killed_us) - killed_us) / 1e6,
         }
         self._note(f"kill: {found}")
         return found
 
-    def _questions(self, workflow: str, rate_per_s: float, count: int) -> list[Asked]:
+    def _questions(self, load: str, rate_per_s: float, count: int) -> list[Asked]:
         self._run += 1
-        workflows = IN_TURN.get(workflow, (workflow,))
-        drawn = random.Random(f"{self._seed} {workflow} {rate_per_s}").sample(self._texts, count)
+        workflows = LOADS[load]
+        drawn = random.Random(f"{self._seed} {load} {rate_per_s}").sample(self._texts, count)
         return [
             Asked(f"{self._run}-{at}", text, workflows[at % len(workflows)])
             for at, text in enumerate(drawn)

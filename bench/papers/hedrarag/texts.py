@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,8 +10,8 @@ import msgspec
 from carpool.errors import ConfigError
 from carpool.workflow.program import Program
 from carpool.workflow.steps import Found, Generate, Retrieve, Said
-from generator.plan.prompt import FilledPrompt, fill
-from generator.prompts import load_templates
+from generator.plan.prompt import FilledPrompt
+from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
 
 BATCH = 32
@@ -34,6 +34,8 @@ def run_program(
     program: Program, questions: Sequence[str], search: Search, write: Write
 ) -> list[Steps]:
     """Returns the steps of each question. All must ask for steps of one kind at the same time."""
+    settings = GeneratorSettings()
+    templates = load_templates(settings)
     found = [Steps(program.name, question) for question in questions]
     runs = [program.function(question) for question in questions]
     asked = [next(run) for run in runs]
@@ -43,7 +45,8 @@ def run_program(
             results = search(searches)
         else:
             steps = [step for step in asked if isinstance(step, Generate)]
-            results = list(map(Said, write(list(prompts_of(steps)), steps[0].max_tokens)))
+            prompts = [fill_step(step, settings, templates) for step in steps]
+            results = list(map(Said, write(prompts, steps[0].max_tokens)))
         for one, step, result in zip(found, asked, results, strict=True):
             if isinstance(step, Retrieve):
                 one.searched.append(step.text)
@@ -53,20 +56,6 @@ def run_program(
             asked = [run.send(result) for run, result in zip(runs, results, strict=True)]
         except StopIteration:
             return found
-
-
-def prompts_of(steps: Iterable[Generate]) -> Iterable[FilledPrompt]:
-    """Yields the prompts of steps, as the generator fills them by default."""
-    settings = GeneratorSettings()
-    templates = load_templates(settings)
-    for step in steps:
-        yield fill(
-            templates[step.template],
-            step.values,
-            passages_max=settings.passages_max,
-            passage_chars_max=settings.passage_chars_max,
-            prompt_chars_max=settings.prompt_chars_max,
-        )
 
 
 def open_model(folder: Path) -> Write:

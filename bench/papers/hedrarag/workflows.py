@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from bench.core.stack import LOOPBACK, ServiceProcess, clean_environment
+from bench.core.stack import ServiceProcess, clean_environment, llm_server
 from bench.data.evaluation import QUESTIONS
 from bench.papers.hedrarag.contestants import NAMES, Contestant, open_contestant
-from bench.papers.hedrarag.loads import FIVE, Loads
+from bench.papers.hedrarag.loads import MIXED, STEPS, Loads
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
-from carpool.errors import ConfigError
-from carpool.kafka.embedded import free_port
 from carpool.testing.kafka import kafka_version
 
-KILL, STEPS = "kill", "steps"
-LOADS = ("one_shot", *FIVE, "mixed", KILL, STEPS)
-DEFAULT_LOADS = LOADS[-3:]
 KILLED = ("langgraph", "carpool")
 """The contestants whose workflows survive a kill."""
+LLM_MODULE = "bench.papers.hedrarag.stepped_llm"
 WARM_UP_PER_S, WARM_UP = 4.0, 40
 STEPS_PER_S, STEPS_QUESTIONS = 4.0, 240
 """Of the load `steps`: low, so that no question waits for another."""
@@ -41,28 +37,22 @@ class HedraRagRun(CorpusRun):
     @contextmanager
     def opened(self, name: str, speed: float) -> Iterator[tuple[Contestant, ServiceProcess]]:
         """Yields a contestant that is warm, and its LLM server. `speed` 0: answers at once."""
-        port, module = free_port(), "bench.papers.hedrarag.stepped_llm"
-        llm = ServiceProcess(
-            [sys.executable, "-m", module, str(port), str(speed)],
-            environ=clean_environment(),
-            port=port,
-            log_file=self.folder / "llm.log",
-            ready_page="/health",
-        )
-        llm.start()
-        try:
-            llm.wait_ready()
-            with open_contestant(
+
+        def command(port: int) -> Sequence[str]:
+            return [sys.executable, "-m", LLM_MODULE, str(port), str(speed)]
+
+        with (
+            llm_server(command, clean_environment(), self.folder / "llm.log") as llm,
+            open_contestant(
                 name,
                 index=self.index.dir,
-                url=f"http://{LOOPBACK}:{port}/v1",
+                url=llm.llm_url,
                 work=self.folder / name,
                 settings=self.settings,
-            ) as contestant:
-                self.loads.ask(contestant, "mixed", WARM_UP_PER_S, WARM_UP)
-                yield contestant, llm
-        finally:
-            llm.stop()
+            ) as contestant,
+        ):
+            self.loads.ask(contestant, MIXED, WARM_UP_PER_S, WARM_UP)
+            yield contestant, llm
 
     def steps(self) -> dict[str, dict[str, float]]:
         """Returns what each workflow takes with an LLM that answers at once, and a step of it."""
@@ -80,27 +70,22 @@ class HedraRagRun(CorpusRun):
 
 def run(options: HedraRagOptions) -> bool:
     """Runs the loads; returns whether every promise was kept. Raises `CarpoolError`. Blocks."""
-    loads, names = options.loads or DEFAULT_LOADS, options.contestants or list(NAMES)
-    if unknown := {*loads} - {*LOADS} | {*names} - {*NAMES}:
-        raise ConfigError(f"there is no {unknown}; there are {', '.join((*LOADS, *NAMES))}")
     run = HedraRagRun(options)
     curves: dict[str, dict[str, Any]] = {}
     kills: dict[str, dict[str, float]] = {}
-    for name in names if {*loads} - {STEPS} else ():
+    for name in NAMES:
         if name == "langgraph" and not find_spec(name):
             run.note("left out: langgraph; pip install langgraph langgraph-checkpoint-sqlite")
             continue
         run.note(name)
         with run.opened(name, options.speed) as (contestant, llm):
-            for load in loads:
-                if load == KILL and name in KILLED:
-                    kills[name] = run.loads.kill(contestant, llm)
-                elif load not in (KILL, STEPS):
-                    curves[f"{load}, {name}"] = run.loads.curve(contestant, load)
-    steps = run.steps() if STEPS in loads else {}
+            curves[f"{MIXED}, {name}"] = run.loads.curve(contestant)
+            if name in KILLED:
+                kills[name] = run.loads.kill(contestant, llm)
+    steps = run.steps()
 
     return run.finish(
-        {"load": curves, KILL: kills, STEPS: steps},
+        {"load": curves, "kill": kills, STEPS: steps},
         promises=promises(curves, kills),
         results={"curves": curves, "kills": kills, "steps": steps},
         broker=f"Apache Kafka {kafka_version()}, started for the run",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,11 +18,8 @@ from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
 from bench.reliability.chaos.audit import Expected
-from bench.reliability.chaos.workflows import NAMES
-from carpool.testing.llm_text import write
-from generator.plan.prompt import fill
-from generator.prompts import load_templates
-from generator.settings import GeneratorSettings
+from bench.reliability.chaos.workflows import NAMES, written
+from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
@@ -159,7 +156,10 @@ def drawn_questions(index: BenchIndex, count: int, seed: int, **shares: Any) -> 
     return msgspec.structs.replace(
         drawn,
         passages={id: [hit.doc_id for hit in found] for id, found in hits.items()},
-        texts=_written({id: (text, hits[id]) for id, text in texts.items()}),
+        texts={
+            id: written(AnswerStep("cited", question=text, passages=hits[id]))
+            for id, text in texts.items()
+        },
         corpus=_corpus(index),
     )
 
@@ -173,19 +173,3 @@ def _corpus(index: BenchIndex) -> dict[str, Hit]:
         )
         for each in documents
     }
-
-
-def _written(asked: Mapping[str, tuple[str, Sequence[Hit]]]) -> dict[str, str]:
-    """Returns what the stand-in writes for the prompt of each question."""
-    settings = GeneratorSettings()
-    template, found = load_templates(settings)[settings.template], {}
-    for query_id, (text, hits) in asked.items():
-        prompt = fill(
-            template,
-            {"question": text, "passages": hits},
-            passages_max=settings.passages_max,
-            passage_chars_max=settings.passage_chars_max,
-            prompt_chars_max=settings.prompt_chars_max,
-        )
-        found[query_id] = write(f"{prompt.system}\n{prompt.user}", None)
-    return found

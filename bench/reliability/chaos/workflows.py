@@ -14,8 +14,7 @@ from carpool.testing.workflow import run
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import find
 from carpool.workflow.steps import Found, Generate, Retrieve, Said, Step, WorkflowError
-from generator.plan.prompt import fill
-from generator.prompts import inline_template, load_templates
+from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.hit import Hit
@@ -29,13 +28,7 @@ TEMPLATES = load_templates(SETTINGS)
 
 def written(step: Generate) -> str:
     """Returns what the stand-in writes for the prompt of a step."""
-    prompt = fill(
-        TEMPLATES[step.template] if step.prompt is None else inline_template(step.prompt),
-        step.values,
-        passages_max=SETTINGS.passages_max,
-        passage_chars_max=SETTINGS.passage_chars_max,
-        prompt_chars_max=SETTINGS.prompt_chars_max,
-    )
+    prompt = fill_step(step, SETTINGS, TEMPLATES)
     text = write(f"{prompt.system}\n{prompt.user}", None)
     return "".join(words(text)[: step.max_tokens]).strip()
 
