@@ -18,27 +18,10 @@ from tests.deploy.doc_blocks import ROOT
 from tests.e2e.support import Publisher, quick_settings, read_all
 from tests.loop.test_workflows import GRAPH, STEPS_OF
 from tests.waiting import WAIT_S
+from tests.workflow import listings
 
 pytestmark = pytest.mark.slow
 
-LISTINGS = """
-from carpool.workflow import END, START, RAGraph
-
-g1 = RAGraph()
-g1.add_generation(0, prompt="Generate a hypothesis for {input}.", output="hypopara")
-g1.add_retrieval(1, topk=5, query="hypopara", output="docs")
-g1.add_generation(2, prompt="Answer {query} using {docs}.")
-g1.add_edge(START, 0); g1.add_edge(0, 1); g1.add_edge(1, 2); g1.add_edge(2, END)
-hyde = g1.program("listing-hyde")
-
-g2 = RAGraph()
-g2.add_generation(0, prompt="Decompose {input} into subquestions.", output="subquestion")
-g2.add_retrieval(1, topk=2, query="subquestion", output="docs")
-g2.add_generation(2, prompt="Answer {subquestion} using {docs}.")
-g2.add_edge(START, 0); g2.add_edge(0, 1); g2.add_edge(1, 2)
-g2.add_edge(2, lambda s: 1 if s.get("subquestion") and s["rounds"] < 2 else END)
-multistep = g2.program("listing-multistep")
-"""
 LISTED = ("listing-hyde", "listing-multistep")
 BUILT_IN = ("one_shot", "hyde", "multistep", "irg", "recomp", "corrective")
 QUESTION = "what of the river glacier?"
@@ -57,8 +40,7 @@ def said_by_java(bootstrap: str, workflow: str, folder: Path) -> str:
 def test_every_program_is_answered_once_and_a_java_program_starts_one(
     fresh_broker: str, small_index: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "listings.py").write_text(LISTINGS)
-    settings = {"CARPOOL_WORKFLOW_MODULES": str(tmp_path / "listings.py")}
+    settings = {"CARPOOL_WORKFLOW_MODULES": listings.__file__}
     with (
         LlmServer() as llm,
         Stack(

@@ -12,7 +12,6 @@ from carpool.testing.workflow import Given, run
 from carpool.workflow import Answer, Found, Generate, Retrieve, Run, Said, WorkflowError, workflow
 from carpool.workflow.programs.corrective import corrective
 from carpool.workflow.programs.hyde import hyde
-from carpool.workflow.programs.recomp import recomp
 from carpool.workflow.settings import WorkflowSettings
 
 ROOT = Path(__file__).parents[2]
@@ -38,19 +37,17 @@ def test_a_function_of_the_step_chooses_the_path(grade: str, kinds: int) -> None
     assert len(run(corrective, result).steps) == kinds
 
 
-def test_steps_side_by_side_get_one_result_each() -> None:
-    steps, answer = run(recomp, [["a", "b"], "on a", "on b"])
-    assert [type(step) for step in steps] == [Retrieve, Generate, Generate]
-    assert answer.values["notes"] == [("", "on a"), ("", "on b")]
+def test_a_list_of_steps_gets_a_list_and_a_search_no_more_than_it_asks_for() -> None:
+    @workflow("lists", version=1)
+    def lists(question: str) -> Run:
+        more, first = yield [Retrieve("a"), Retrieve("b", top_k=1)]
+        (one,) = yield [Generate(prompt="one")]
+        two = yield Generate(prompt="two")
+        return Answer("cited", question=one, tokens=two.tokens, passages=more + first)
 
-
-def test_a_search_gets_no_more_than_it_asks_for() -> None:
-    @workflow("one", version=1)
-    def one(question: str) -> Run:
-        found = yield Retrieve(question, top_k=1)
-        return Answer("cited", question=question, passages=found)
-
-    assert len(run(one, [["a", "b"]]).answer.passages) == 1
+    answer = run(lists, [["a"], ["b", "c"], "one", Said("two", tokens=2)]).answer
+    assert [hit.text for hit in answer.passages] == ["a", "b"]
+    assert (answer.values["question"], answer.values["tokens"]) == (Said("one"), 2)
 
 
 @pytest.mark.parametrize(

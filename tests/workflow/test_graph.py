@@ -8,67 +8,36 @@ from typing import Any
 import msgspec
 import pytest
 
-from carpool.workflow import END, START, Program, RAGraph, Retrieve
+from carpool.testing.workflow import run
+from carpool.workflow import Answer, Found, Generate, Program, Retrieve, WorkflowError
 from carpool.workflow.graph import program_of
-from carpool.workflow.resume import resume
-from carpool.workflow.steps import WorkflowError
-from schemas.workflow import Graph, StepResult
+from schemas.workflow import Graph
 from tests.records import some_hits
+from tests.workflow import listings
 
 
-def hyde_listing() -> Program:
-    """HedraRAG, Listing 1, lines 3 to 10."""
-    graph = RAGraph()
-    graph.add_generation(0, prompt="Generate a hypothesis for {input}.", output="hypopara")
-    graph.add_retrieval(1, topk=5, query="hypopara", output="docs")
-    graph.add_generation(2, prompt="Answer {query} using {docs}.")
-    graph.add_edge(START, 0)
-    graph.add_edge(0, 1)
-    graph.add_edge(1, 2)
-    graph.add_edge(2, END)
-    return graph.program("listing-hyde")
+def ran(program: Program, text: str = "t") -> tuple[str, Answer]:
+    """Runs a program; returns its searches and generations, as "sg", and its answer."""
 
+    def result(step: Retrieve | Generate) -> Found | str:
+        return Found(some_hits(2)) if isinstance(step, Retrieve) else text
 
-def multistep_listing() -> Program:
-    """HedraRAG, Listing 1, lines 11 to 19."""
-    graph = RAGraph()
-    graph.add_generation(0, prompt="Decompose {input} into subquestions.", output="subquestion")
-    graph.add_retrieval(1, topk=2, query="subquestion", output="docs")
-    graph.add_generation(2, prompt="Answer {subquestion} using {docs}.")
-    graph.add_edge(START, 0)
-    graph.add_edge(0, 1)
-    graph.add_edge(1, 2)
-    graph.add_edge(2, lambda s: 1 if s.get("subquestion") and s["rounds"] < 2 else END)
-    return graph.program("listing-multistep")
-
-
-def run(program: Program, text: str = "t") -> tuple[list[str], Any]:
-    """Runs a program; returns the kinds of its steps, and its answer."""
-    kinds, rounds = [], list[tuple[StepResult, ...]]()
-    while (asked := resume(program, "why?", rounds)).answer is None:
-        (step,) = asked.steps
-        is_search = isinstance(step, Retrieve)
-        kinds.append("search" if is_search else "generate")
-        hits = tuple(some_hits(2)) if is_search else None
-        rounds.append((StepResult(digest=step.digest(), text=text, hits=hits),))
-    return kinds, asked.answer
+    steps, answer = run(program, result, question="why?")
+    return "".join("s" if isinstance(step, Retrieve) else "g" for step in steps), answer
 
 
 def test_the_listings_of_the_paper_run_as_they_are_printed() -> None:
-    kinds, answer = run(hyde_listing())
-    assert kinds == ["generate", "search"]
-    assert answer.prompt == "Answer {query} using {docs}."
-    assert answer.values["query"] == "why?"
-    assert [hit.doc_id for hit in answer.passages] == [hit.doc_id for hit in some_hits(2)]
-    kinds, answer = run(multistep_listing())
-    assert kinds == ["generate", "search", "generate", "search", "generate"]
-    assert answer.is_written and str(answer.values["text"]) == "t"
-    assert len(answer.passages) == 2
+    steps, answer = ran(listings.hyde)
+    assert (steps, answer.prompt) == ("gs", "Answer {query} using {docs}.")
+    assert (answer.values["query"], answer.passages) == ("why?", Found(some_hits(2)))
+    steps, answer = ran(listings.multistep)
+    assert (steps, str(answer.values["text"])) == ("gsgsg", "t")
+    assert answer.passages == Found(some_hits(2))
 
 
-def graph(*edges: dict[str, Any], **nodes: dict[str, Any]) -> Graph:
+def graph(*edges: dict[str, Any], **nodes: dict[str, Any]) -> Program:
     body = {"nodes": [{"id": id, **node} for id, node in nodes.items()], "edges": list(edges)}
-    return msgspec.json.decode(json.dumps(body), type=Graph)
+    return program_of(msgspec.json.decode(json.dumps(body), type=Graph))
 
 
 def edge(source: str, to: str, **when: Any) -> dict[str, Any]:
@@ -80,122 +49,99 @@ FIND = {"query": "part", "top_k": 2}
 
 
 @pytest.mark.parametrize(
-    ("when", "text", "rounds"),
+    ("when", "text", "is_ended"),
     [
-        ({"test": "rounds_at_most", "argument": 3}, "x", 4),
-        ({"test": "empty", "value": "part"}, "x", 1),
-        ({"test": "equals", "value": "part", "argument": " NONE"}, "x", 1),
-        ({"test": "contains", "value": "docs", "argument": "no such word"}, "x", 1),
+        ({"test": "empty", "value": "not_written"}, "x", True),
+        ({"test": "empty", "value": "part"}, "x", False),
+        ({"test": "not_empty", "value": "part"}, "x", True),
+        ({"test": "not_empty", "value": "not_written"}, "x", False),
+        ({"test": "equals", "value": "part", "argument": " NONE"}, "None ", True),
+        ({"test": "equals", "value": "part", "argument": " NONE"}, "x", False),
+        ({"test": "contains", "value": "part", "argument": "no MORE"}, "there is no more", True),
+        ({"test": "contains", "value": "docs", "argument": "no such word"}, "x", False),
+        ({"test": "rounds_at_most", "argument": 1}, "x", True),
     ],
 )
-def test_the_conditions_of_edges_in_json(when: dict[str, Any], text: str, rounds: int) -> None:
-    found = graph(
-        edge("START", "ask"), edge("ask", "find"), edge("find", "ask", **when), edge("find", "END"),
-        ask=ASK, find=FIND,
-    )  # fmt: skip
-    kinds, _ = run(program_of(found), text)
-    assert kinds == ["generate", "search"] * rounds
-
-
-@pytest.mark.parametrize(
-    ("when", "text"),
-    [
-        ({"test": "empty", "value": "not_written"}, "x"),
-        ({"test": "equals", "value": "part", "argument": " NONE"}, "None "),
-        ({"test": "contains", "value": "part", "argument": "no MORE"}, "there is no more"),
-    ],
-)
-def test_a_condition_that_holds_ends_a_circle(when: dict[str, Any], text: str) -> None:
-    found = graph(
+def test_an_edge_is_taken_where_its_condition_holds(
+    when: dict[str, Any], text: str, is_ended: bool
+) -> None:
+    program = graph(
         edge("START", "ask"), edge("ask", "find"), edge("find", "END", **when), edge("find", "ask"),
         ask=ASK, find=FIND,
     )  # fmt: skip
-    assert run(program_of(found), text)[0] == ["generate", "search"]
+    if is_ended:
+        assert ran(program, text)[0] == "gs"
+    else:
+        with pytest.raises(WorkflowError, match="step 13: it asks for more than 12 steps") as error:
+            ran(program, text)
+        assert error.value.kind == "workflow_limit"
 
 
-def test_an_edge_that_tests_for_a_text_is_taken_until_the_limit_of_steps_ends_it() -> None:
-    circle = edge("find", "ask", test="not_empty", value="part")
-    found = graph(
-        edge("START", "ask"), edge("ask", "find"), circle, edge("find", "END"), ask=ASK, find=FIND
-    )
-    with pytest.raises(WorkflowError, match="step 13: it asks for more than 12 steps") as error:
-        run(program_of(found))
-    assert error.value.kind == "workflow_limit"
+def test_a_circle_ends_after_its_rounds() -> None:
+    again = edge("find", "ask", test="rounds_at_most", argument=3)
+    edges = edge("START", "ask"), edge("ask", "find"), again, edge("find", "END")
+    assert ran(graph(*edges, ask=ASK, find=FIND))[0] == "gs" * 4
+
+
+BEGIN, END = edge("START", "ask"), edge("ask", "END")
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("edges", "ask", "said"),
     [
-        ((edge("START", "ask"), edge("ask", "ask")), "no path leads from START to END"),
-        ((edge("START", "ask"), edge("ask", "gone")), "node 'ask' leads to 'gone'"),
-        ((edge("START", "ask"),), "node 'ask' has no edge"),
-        ((edge("ask", "END"),), "no edge begins at START"),
+        ((BEGIN, edge("ask", "ask")), ASK, "no path leads from START to END"),
+        ((BEGIN, edge("ask", "gone")), ASK, "node 'ask' leads to 'gone'"),
+        ((BEGIN,), ASK, "node 'ask' has no edge"),
+        ((END,), ASK, "no edge begins at START"),
+        ((BEGIN, END, edge("find", "END")), ASK, "an edge begins at 'find'"),
         (
-            (edge("START", "ask"), edge("ask", "END"), edge("find", "END")),
-            "an edge begins at 'find'",
-        ),
-        (
-            (edge("START", "ask"), edge("ask", "END", test="equals", value="part")),
+            (BEGIN, edge("ask", "END", test="equals", value="part")),
+            ASK,
             "node 'ask': equals needs an argument",
         ),
         (
-            (edge("START", "ask"), edge("ask", "END", test="rounds_at_most")),
+            (BEGIN, edge("ask", "END", test="rounds_at_most")),
+            ASK,
             "node 'ask': rounds_at_most needs a number",
+        ),
+        ((BEGIN, END), {"prompt": "{gone}"}, "'ask' uses {gone}, and no node has this output"),
+        ((BEGIN, END), {"prompt": "x", "query": "part"}, "node 'ask' has a query and a prompt"),
+        ((BEGIN, END), {}, "node 'ask' needs a prompt or a template"),
+        *(
+            ((BEGIN, END), ASK | {"output": name}, f"an output cannot be named '{name}'")
+            for name in ("seed", "prompt", "self", "input", "rounds")
+        ),
+        ((BEGIN, END), {"query": "input"}, "it came to END before a node wrote a text"),
+        (
+            (BEGIN, edge("ask", "ask", test="rounds_at_most", argument=1), END),
+            {"query": "docs"},
+            "node 'ask' uses {docs}, which no node has made yet",
         ),
     ],
 )
 def test_a_graph_that_cannot_run_is_refused_with_the_name_of_the_node(
-    bad: tuple[dict[str, Any], ...], said: str
+    edges: tuple[dict[str, Any], ...], ask: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(WorkflowError, match=said):
-        program_of(graph(*bad, ask=ASK))
-
-
-@pytest.mark.parametrize(
-    ("node", "said"),
-    [
-        ({"prompt": "Use {nothing}."}, "node 'ask' uses {nothing}, and no node has this output"),
-        ({"prompt": "x", "query": "part"}, "node 'ask' has a query and a prompt"),
-        ({}, "node 'ask' needs a prompt or a template"),
-    ],
-)
-def test_a_node_that_cannot_run_is_refused(node: dict[str, Any], said: str) -> None:
     with pytest.raises(WorkflowError) as error:
-        program_of(graph(edge("START", "ask"), edge("ask", "END"), ask=node))
+        ran(graph(*edges, ask=ask))
     assert said in str(error.value)
+
+
+def test_passages_cannot_be_searched() -> None:
+    edges = edge("START", "ask"), edge("ask", "find"), edge("find", "END")
+    with pytest.raises(WorkflowError, match="node 'find' searches passages; name a text"):
+        ran(graph(*edges, ask={"query": "input"}, find={"query": "docs"}))
 
 
 def test_a_template_gets_the_texts_by_name_and_what_was_found_last_as_passages() -> None:
     again = edge("first", "second", test="rounds_at_most", argument=1)
-    found = graph(
+    program = graph(
         edge("START", "first"), again, edge("second", "first"), edge("first", "say"),
         edge("say", "END"),
         first={"query": "input", "output": "one"}, second={"query": "input", "output": "two"},
         say={"template": "cited"},
     )  # fmt: skip
-    program, rounds = program_of(found), list[tuple[StepResult, ...]]()
-    for count in (1, 2, 3):
-        (step,) = resume(program, "why?", rounds).steps
-        rounds.append((StepResult(digest=step.digest(), text="", hits=tuple(some_hits(count))),))
-    answer = resume(program, "why?", rounds).answer
-    assert answer is not None and answer.values["question"] == "why?"
-    assert len(answer.passages) == 3
+    found = [Found(some_hits(count)) for count in (1, 2, 3)]
+    answer = run(program, found, question="why?").answer
+    assert (answer.values["question"], answer.passages) == ("why?", found[-1])
     assert not {"one", "two"} & answer.values.keys()
-
-
-@pytest.mark.parametrize("name", ["seed", "prompt", "self", "input", "rounds"])
-def test_an_output_cannot_take_the_name_of_something_else(name: str) -> None:
-    with pytest.raises(WorkflowError, match=f"node 'ask': an output cannot be named '{name}'"):
-        program_of(graph(edge("START", "ask"), edge("ask", "END"), ask={**ASK, "output": name}))
-
-
-def test_a_graph_that_searches_passages_or_ends_without_a_text_says_so() -> None:
-    found = graph(
-        edge("START", "a"), edge("a", "b"), edge("b", "END"),
-        a={"query": "input"}, b={"query": "docs"},
-    )  # fmt: skip
-    with pytest.raises(WorkflowError, match="node 'b' searches passages; name a text"):
-        run(program_of(found))
-    only = graph(edge("START", "a"), edge("a", "END"), a={"query": "input"})
-    with pytest.raises(WorkflowError, match="it came to END before a node wrote a text"):
-        run(program_of(only))

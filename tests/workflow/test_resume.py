@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.workflow import Answer, Found, Generate, Program, Retrieve, Said, workflow
+from carpool.testing.workflow import Given, run
+from carpool.workflow import Answer, Found, Generate, Program, Retrieve, workflow
 from carpool.workflow.load import load_programs
 from carpool.workflow.program import Run
-from carpool.workflow.resume import LINES_MAX, NextSteps, resume
-from carpool.workflow.steps import WorkflowError
+from carpool.workflow.resume import LINES_MAX, resume
+from carpool.workflow.steps import Step, WorkflowError
 from schemas.workflow import StepResult
 from tests.records import some_hits
 
 PROGRAMS = load_programs()
-Rounds = tuple[tuple[StepResult, ...], ...]
 
 
-def results(asked: NextSteps, text: str, hits: int) -> tuple[StepResult, ...]:
-    """Results of steps: this text, or so many passages."""
-    return tuple(
-        StepResult(digest=step.digest(), text=text, hits=tuple(some_hits(hits)))
-        if isinstance(step, Retrieve)
-        else StepResult(digest=step.digest(), text=text, output_tokens=1)
-        for step in asked.steps
-    )
-
-
-def made(body: Callable[[str], Run], steps_max: int = 12) -> Program:
-    return workflow("mine", version=1, steps_max=steps_max)(body)
-
-
-def failure(program: Program, rounds: Rounds = ()) -> WorkflowError:
-    with pytest.raises(WorkflowError) as error:
-        resume(program, "why?", rounds)
-    return error.value
+def made(body: Callable[[str], Run]) -> Program:
+    return workflow("mine", version=1)(body)
 
 
 @given(
@@ -48,40 +31,22 @@ def failure(program: Program, rounds: Rounds = ()) -> WorkflowError:
     ),
 )
 def test_every_built_in_program_ends_whatever_its_steps_return(
-    name: str, given_results: Sequence[tuple[str, int]]
+    name: str, results: Sequence[tuple[str, int]]
 ) -> None:
-    program, rounds = PROGRAMS[name, 1], list[tuple[StepResult, ...]]()
-    for text, hits in given_results:
-        asked = resume(program, "Who was that?", rounds)
-        assert asked == resume(program, "Who was that?", rounds)
-        assert asked.done == sum(map(len, rounds))
-        if asked.answer is not None:
-            return
-        rounds.append(results(asked, text, hits))
-    raise AssertionError(f"{name} does not end")
+    """Each run is repeated after each step, and must ask for the same steps."""
+    drawn = iter(results)
+
+    def result(step: Step) -> Given:
+        text, hits = next(drawn)
+        return Found(some_hits(hits)) if isinstance(step, Retrieve) else text
+
+    run(PROGRAMS[name, 1], result)
 
 
-def test_a_list_of_steps_gets_a_list_and_a_step_gets_its_result() -> None:
-    seen: list[Any] = []
-
-    def body(question: str) -> Run:
-        seen.append((yield [Retrieve("a"), Retrieve("b", top_k=2)]))
-        seen.append((yield [Generate(prompt="one")]))
-        seen.append((yield Generate(prompt="two")))
-        return Answer("cited", question=question, passages=seen[0][0])
-
-    program, rounds = made(body), list[tuple[StepResult, ...]]()
-    for count in (2, 1, 1):
-        asked = resume(program, "why?", rounds)
-        assert len(asked.steps) == count
-        rounds.append(results(asked, "t", 1))
-    seen.clear()
-    assert resume(program, "why?", rounds).answer is not None
-    assert seen == [
-        [Found(some_hits(1)), Found(some_hits(1))],
-        [Said("t", tokens=1)],
-        Said("t", tokens=1),
-    ]
+def test_passages_of_two_searches_add_up_in_order_each_once() -> None:
+    first, second, third = some_hits(3)
+    both = Found([first, second]) + Found([third, second])
+    assert list(both) == [first, second, third]
 
 
 def endless(question: str) -> Run:
@@ -139,39 +104,40 @@ def odd(question: str) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("body", "rounds", "kind", "said"),
+    ("body", "said"),
     [
-        (silent, 0, "workflow_failed", "step 1: the program ran 100000 lines without a step"),
-        (endless, 12, "workflow_limit", "mine@1, step 13: it asks for more than 12 steps"),
-        (raising, 1, "workflow_failed", "mine@1, step 2: the program raised ValueError: no luck"),
-        (many, 0, "workflow_failed", "mine@1, step 1: it asks for 10000 steps side by side"),
-        (mixed, 0, "workflow_failed", "yields Generate, Retrieve: yield a Retrieve or a Generate"),
-        (blank, 0, "workflow_failed", "Retrieve needs a text that is not blank"),
-        (unfinished, 1, "workflow_failed", "it returned str, and must return an Answer"),
-        (odd, 0, "workflow_failed", "question is object"),
-        (half, 0, "workflow_failed", "step 1: the program raised UnicodeEncodeError"),
-        (huge, 0, "workflow_failed", "step 1: the program raised ValueError"),
+        (silent, "step 1: the program ran 100000 lines without a step"),
+        (endless, "mine@1, step 13: it asks for more than 12 steps"),
+        (raising, "mine@1, step 2: the program raised ValueError: no luck"),
+        (many, "mine@1, step 1: it asks for 10000 steps side by side"),
+        (mixed, "yields Generate, Retrieve: yield a Retrieve or a Generate"),
+        (blank, "Retrieve needs a text that is not blank"),
+        (unfinished, "it returned str, and must return an Answer"),
+        (odd, "question is object"),
+        (half, "step 1: the program raised UnicodeEncodeError"),
+        (huge, "step 1: the program raised ValueError"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_bad_program_ends_with_a_message_that_names_step_and_cause(
-    body: Callable[[str], Run], rounds: int, kind: str, said: str
+    body: Callable[[str], Run], said: str
 ) -> None:
-    result = StepResult(digest=Retrieve("why?").digest(), text="", hits=())
-    error = failure(made(body), ((result,),) * rounds)
-    assert error.kind == kind
-    assert said in str(error)
+    with pytest.raises(WorkflowError) as error:
+        run(made(body), lambda step: [])
+    assert error.value.kind == ("workflow_limit" if body is endless else "workflow_failed")
+    assert said in str(error.value)
 
 
-def test_a_program_that_asks_for_another_step_than_its_journal_says_has_changed() -> None:
-    hyde = PROGRAMS["hyde", 1]
-    forged = StepResult(digest="00", text="x")
-    error = failure(hyde, ((forged,),))
-    assert error.kind == "workflow_changed"
-    assert "hyde@1, step 1: the program asks for another step" in str(error)
-    cut = resume(hyde, "why?", ())
-    short = failure(hyde, ((*results(cut, "a", 0), forged),))
-    assert short.kind == "workflow_changed"
+@pytest.mark.parametrize("journal", ["forged", "too long"])
+def test_a_program_that_asks_for_another_step_than_its_journal_says_has_changed(
+    journal: str,
+) -> None:
+    hyde, forged = PROGRAMS["hyde", 1], StepResult(digest="00", text="x")
+    (digest,) = resume(hyde, "why?", ()).digests
+    own = () if journal == "forged" else (StepResult(digest=digest, text="a"),)
+    with pytest.raises(WorkflowError, match=r"hyde@1, step 1: .* asks for another step") as error:
+        resume(hyde, "why?", ((*own, forged),))
+    assert error.value.kind == "workflow_changed"
 
 
 def test_the_lines_of_a_long_run_are_counted_for_each_step_alone() -> None:
