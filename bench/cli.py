@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import typer
 
-from bench.core.command import command_of
+from bench.core.options import command_of
 from bench.data.options import GrowOptions
 from bench.papers.options import (
     CagrOptions,

@@ -14,11 +14,10 @@ from msgspec import structs
 from tokenizers import Tokenizer
 
 from bench.answers.gold import GOLD_FILE, GoldQuestion, f1, has_gold, read_gold
-from bench.core.accounting import Accounting, account
+from bench.core.accounting import Accounting, account, answers_of
 from bench.core.stack import llm_server
 from bench.services.corpus import CorpusRun
 from bench.services.options import AnswersOptions
-from bench.services.results import answers_of
 from carpool.settings import environment_name
 from carpool.vllm import (
     VllmSettings,

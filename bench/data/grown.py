@@ -1,4 +1,4 @@
-"""`carpool bench data`: grows a large set of vectors out of the real passages.
+"""`carpool bench data`: grows a large set of vectors out of the real passages, or of sentences.
 
     document = normalise(passage + step (towards - away))
 
@@ -11,6 +11,7 @@ length in which real texts of a subject differ; noise has not. `step` is random,
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.run import BenchRun
-from bench.data import sentences
 from bench.data.evaluation import (
     CORPUS,
     Float32,
@@ -30,7 +30,9 @@ from bench.data.evaluation import (
 )
 from bench.data.options import GrowOptions
 from carpool.disk.centroids import probe
+from carpool.embedding import EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError
+from generator.plan.sentences import sentence_spans
 from indexer.clustering import assign_rows, train_centroids
 from indexer.kmeans import faiss
 from indexer.plan.state import ClusteringIdentity
@@ -50,6 +52,8 @@ JUDGES_PART = 3
 NLIST, NPROBE, TOP_K = 100, 10, 10
 """What is compared: the share of the ten best rows of a question in the clusters that it probes."""
 TOLERANCE = 0.02
+SENTENCE_CHARS_MIN = 60
+"""A shorter sentence says too little to be found."""
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -61,7 +65,7 @@ def run(options: GrowOptions) -> bool:
     Raises `ConfigError` where data or disk do not fit.
     """
     if options.sentences:
-        return sentences.run(options)
+        return embed_sentences(options)
     run = BenchRun("data", options)
     data, out = find_data(options.data), options.out
     real = data.vectors_path(CORPUS)
@@ -90,6 +94,33 @@ def run(options: GrowOptions) -> bool:
         },
         results={"spread": spread, "recall": recalls},
     )
+
+
+def embed_sentences(options: GrowOptions) -> bool:
+    """Writes a real set: at most `options.rows` of the passages and their sentences.
+
+    Blocks for minutes: it embeds. Raises `ConfigError` where data or disk do not fit.
+    """
+    run, data, out = BenchRun("data", options), find_data(options.data), options.out
+    passages, vectors = read_passages(data.corpus_path), read_vectors(data.vectors_path(CORPUS))
+    documents = [{"title": each.title, "text": each.text} for each in passages]
+    for each in passages:
+        spans = list(sentence_spans(each.text))
+        texts = [each.text[start:end] for start, end in spans if end - start >= SENTENCE_CHARS_MIN]
+        documents += [{"title": each.title, "text": text} for text in texts if len(spans) > 1]
+    documents = documents[: max(options.rows, len(passages))]
+    sentences = [f"{each['title']}. {each['text']}" for each in documents[len(passages) :]]
+    run.note(f"embedding {len(sentences):,} sentences")
+    began_s = time.monotonic()
+    embedded = load_embedder(EmbeddingSettings()).encode(sentences)
+    embedding_s = time.monotonic() - began_s
+    with new_folder(out):
+        np.save(out / "vectors.npy", np.concatenate([vectors, embedded]).astype(np.float16))
+        np.save(out / "queries.npy", real_questions(data, options.seed))
+        lines = [{"id": f"row-{row}", **each} for row, each in enumerate(documents)]
+        (out / "corpus.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    found = {"rows": len(documents), "embedding_s": round(embedding_s)}
+    return run.finish({"data": {"set": found}}, promises={}, results=found)
 
 
 def usual_spread(rows: int) -> float:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 import typer
 
-from bench.core.command import command_of
-from bench.core.options import JsonOption, NprobeOption
+from bench.core.options import JsonOption, NprobeOption, command_of
 from bench.core.run import BenchRun
 from bench.core.spread import Spread, spread
 from carpool.disk.rotation import random_rotation

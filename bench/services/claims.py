@@ -7,25 +7,27 @@ memory, given the query vectors that the grouper used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
 
-from bench.core.accounting import Accounting
+from bench.core.accounting import (
+    Accounting,
+    answers_of,
+    final_retrievals,
+    retrieval_accounting,
+)
+from bench.core.topic_recorder import ReceivedRecord
 from bench.data.evaluation import CLAIMS, EVIDENCE, Float32, read_evidence
 from bench.data.exact import MemorySearch, Ranking
 from bench.data.index import memory_search
 from bench.services.corpus import CorpusRun
 from bench.services.options import ClaimsOptions
-from bench.services.results import (
-    answers_of,
-    final_retrievals,
-    query_vectors,
-    retrieval_accounting,
-)
 from carpool.errors import CarpoolError
 from producers.arrival_times import even
+from schemas.codec import decode
+from schemas.group import Group
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, GROUPS, RETRIEVALS
 
@@ -98,6 +100,15 @@ def run(options: ClaimsOptions) -> bool:
         results=result,
         **run.facts(run.data.file(f"{CLAIMS}.jsonl.gz"), evidence_path),
     )
+
+
+def query_vectors(groups: Iterable[ReceivedRecord]) -> dict[str, Float32]:
+    """Returns the vector that the grouper used, by query id: (dim,) float32 each."""
+    return {
+        grouped.query.query_id: np.frombuffer(grouped.vector, dtype="<f4")
+        for record in groups
+        for grouped in decode(Group, record.value, record.headers).queries
+    }
 
 
 def verdicts_of(

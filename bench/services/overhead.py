@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from bench.core.accounting import Accounting, account
+from bench.core.accounting import Accounting, account, answer_accounting, answers_of
 from bench.core.kafka import fresh_folder, kafka_settings
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
@@ -23,7 +23,6 @@ from bench.core.topic_recorder import TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import OverheadOptions
-from bench.services.results import answer_accounting, answers_of
 from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName

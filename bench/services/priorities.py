@@ -11,14 +11,13 @@ from contextlib import ExitStack
 
 import msgspec
 
-from bench.core.accounting import Accounting
+from bench.core.accounting import Accounting, answer_accounting, answers_of
 from bench.core.run import ServicesRun
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import SERVICES
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import PrioritiesOptions
-from bench.services.results import answer_accounting, answers_of
 from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
 from producers.arrival_times import even, poisson
 from producers.read_questions import Question

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bench.core.accounting import Accounting
+from bench.core.accounting import Accounting, answers_of, final_retrievals, retrieval_accounting
 from bench.core.memory import MemoryUse, memory_of
 from bench.core.session import SentLoad, Session
 from bench.core.spread import Spread, spreads
 from bench.data.evaluation import TRAFFIC
 from bench.services.corpus import CorpusRun, Kind
 from bench.services.options import TrafficOptions
-from bench.services.results import answers_of, final_retrievals, retrieval_accounting
 from carpool.errors import ConfigError
 from carpool.settings import environment_name
 from producers.arrival_times import even, poisson

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from bench.core.run import figures
 from bench.core.spread import Spread, spread
 from bench.core.stack import ServiceProcess, cpu_s
-from bench.core.tables import figures
 from bench.papers.hedrarag.baselines import Asked
 from bench.papers.hedrarag.contestants import Contestant, wait_until
 from carpool.clock import SystemClock

@@ -6,8 +6,7 @@ from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.data.evaluation import CORPUS, TRAFFIC, find_data
 from bench.papers.options import RagCacheOptions
-from bench.papers.ragcache.host_tier import host_shares
-from bench.papers.ragcache.orders import OURS, order_shares
+from bench.papers.ragcache.orders import OURS, host_shares, order_shares
 from bench.papers.ragcache.streams import (
     natural_stream,
     passage_tokens,

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.core.command import command_of
+from bench.core.options import command_of
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

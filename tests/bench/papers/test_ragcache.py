@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from bench.data.evaluation import find_data
-from bench.papers.ragcache.host_tier import host_shares
-from bench.papers.ragcache.orders import CacheAware
+from bench.papers.ragcache.orders import CacheAware, host_shares
 from bench.papers.ragcache.streams import (
     RECENT_ASKS,
     RECENT_SHARE,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.papers.ragcache.host_tier import FarthestNextUse
-from bench.papers.ragcache.orders import Arrival, CacheAware
+from bench.papers.ragcache.orders import Arrival, CacheAware, FarthestNextUse
 from bench.simulator.prompt_cache import CacheSize, PromptCache, computed_once, replay
 from carpool.errors import ConfigError
 from carpool.vllm import KvHostPolicy
