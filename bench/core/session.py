@@ -7,13 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.core.kafka import kafka_settings
-from bench.core.stack import Stack
+from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.stack import SERVICES, Stack
 from bench.core.topic_recorder import TopicRecorder
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
 from carpool.kafka.embedded import EmbeddedBroker
+from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster, KafkaServer
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan, QuestionSender, SentQuestion, run_load
@@ -28,11 +29,21 @@ SentLoad = dict[str, SentQuestion]
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Running services with a recorder of their topics. Made by `open_session`, which ends it."""
+    """Running services with a recorder of their topics. Made by `open_session`, which ends it.
+
+    `brokers`: of Apache Kafka, started for it.
+    """
 
     stack: Stack
     recorder: TopicRecorder
     publisher: QuestionSender
+    brokers: Sequence[KafkaServer] = ()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of Kafka and of the services."""
+        kafka = [server.pid for server in self.brokers]
+        return kafka + [process.pid for process in self.stack.services()]
 
     def send(
         self, questions: Sequence[Question], plan: LoadPlan, times_us: Iterable[int]
@@ -86,24 +97,32 @@ def require_all_sent(problems: Sequence[str]) -> None:
 
 @contextmanager
 def open_session(
-    *,
-    bootstrap: str | None,
     index_dir: Path,
     work_dir: Path,
-    services: Sequence[str],
     settings: Mapping[str, str],
-    llm_url: str | None = None,
+    *,
+    services: Sequence[str] = SERVICES,
+    brokers: int = 0,
+    bootstrap: str | None = None,
     topics: Sequence[str] = (GROUPS.name, RETRIEVALS.name, ANSWERS.name),
+    llm_url: str | None = None,
+    llm_options: Sequence[str] = (),
 ) -> Iterator[Session]:
-    """Yields a session with `services` ready, on `bootstrap` or an embedded broker; then ends all.
+    """Yields a session with `services` ready; then ends all.
 
-    `settings`: environment variables of the services. `llm_url`: the LLM server; None: a stand-in
-    where `services` has the generator. `topics`: that are recorded. Logs are written to `work_dir`.
-    Raises `CarpoolError` with the end of a service's log when it does not start.
+    `settings`: environment variables of the services. `brokers`: of Apache Kafka, which are
+    started; 0: `bootstrap`, or an embedded broker. `topics`: that are recorded. `llm_url`: the LLM
+    server; None: a stand-in with `llm_options` where `services` has the generator. Logs are written
+    to `work_dir`. Raises `CarpoolError` with the end of a service's log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
-        if bootstrap is None:
+        servers: Sequence[KafkaServer] = ()
+        if brokers:
+            data = opened.enter_context(fresh_folder(work_dir / "kafka"))
+            cluster = opened.enter_context(KafkaCluster(data, brokers=brokers, java=KAFKA_JAVA))
+            bootstrap, servers = cluster.bootstrap, cluster.servers
+        elif bootstrap is None:
             embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
             bootstrap = opened.enter_context(embedded).bootstrap
         kafka = kafka_settings(settings, bootstrap=bootstrap)
@@ -117,8 +136,9 @@ def open_session(
                 services=services,
                 settings=settings,
                 llm_url=llm_url,
+                llm_options=llm_options,
             )
         )
         publisher = Publisher(kafka, ClientSettings())
         opened.callback(publisher.close, 5.0)
-        yield Session(stack=stack, recorder=recorder, publisher=publisher)
+        yield Session(stack=stack, recorder=recorder, publisher=publisher, brokers=servers)

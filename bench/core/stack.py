@@ -313,11 +313,14 @@ class Stack:
         for process in self.processes.values():
             process.wait_ready(timeout_s)
 
+    def services(self) -> list[ServiceProcess]:
+        """Returns all processes but the LLM servers."""
+        return [each for name, each in self.processes.items() if name not in self.llm_names]
+
     def stop_services(self) -> None:
         """Ends all processes but the LLM servers."""
-        for name, process in self.processes.items():
-            if name not in self.llm_names:
-                process.stop()
+        for process in self.services():
+            process.stop()
 
     def stop(self) -> None:
         """Ends all processes, the LLM servers last."""

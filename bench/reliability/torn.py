@@ -104,11 +104,11 @@ def measure(
         proxy = opened.enter_context(FaultProxy(ports.advertised, ports.clients))
         session = opened.enter_context(
             open_session(
-                bootstrap=f"127.0.0.1:{ports.brokers}",
-                index_dir=index.dir,
-                work_dir=folder,
+                index.dir,
+                folder,
+                {**ENVIRONMENT, **given, "CARPOOL_KAFKA_BOOTSTRAP": proxy.bootstrap},
                 services=("grouper",),
-                settings={**ENVIRONMENT, **given, "CARPOOL_KAFKA_BOOTSTRAP": proxy.bootstrap},
+                bootstrap=f"127.0.0.1:{ports.brokers}",
             )
         )
         grouper, ending = session.stack["grouper"], Event()

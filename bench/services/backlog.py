@@ -11,19 +11,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.kafka import kafka_settings
 from bench.core.memory import memory_of
 from bench.core.run import ServicesRun
-from bench.core.stack import SERVICES, Stack
-from bench.core.topic_recorder import TopicRecorder
+from bench.core.session import Session, open_session
+from bench.core.stack import SERVICES
 from bench.data.made_up import MODEL, made_up_index, made_up_questions
 from bench.services.options import BacklogOptions
 from carpool.clock import SystemClock
-from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka.producer import LibrdkafkaProducer
 from carpool.kafka.records import Output
-from carpool.kafka.settings import KafkaSettings
-from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
 from carpool.workflow.journal import Workflows, search_query, with_results
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
@@ -48,56 +45,50 @@ def run(options: BacklogOptions) -> bool:
     run = ServicesRun("backlog", options)
     index = made_up_index(run.folder)
     environ = {"CARPOOL_EMBEDDING_MODEL": MODEL, **run.settings}
+    llm = ("--latency-ms", "100")
     found: dict[str, dict[str, float]] = {}
     for kind in ("questions", "workflows"):
-        folder = fresh_folder(run.folder / "kafka")
-        with folder as data, KafkaServer(data, java=KAFKA_JAVA) as server:
-            kafka = kafka_settings(environ, bootstrap=server.bootstrap)
-            create_topics(kafka)
-            producer = LibrdkafkaProducer(kafka)
+        with open_session(index.dir, run.folder, environ, brokers=1, llm_options=llm) as session:
+            producer = LibrdkafkaProducer(
+                kafka_settings(environ, bootstrap=session.stack.bootstrap)
+            )
             for output in outputs(kind, options.count, index.manifest.index_version):
                 while not producer.produce(output, lambda _: None):
                     producer.poll(0.1)
             run.note(f"{options.count:,} {kind}, {producer.close(60.0)} of them not written")
-            stack = Stack(
-                bootstrap=kafka.bootstrap,
-                index_dir=index.dir,
-                work_dir=run.folder,
-                settings=environ,
-                llm_options=("--latency-ms", "100"),
-            )
-            found[kind] = measure(stack, kafka, options.seconds)
+            found[kind] = measure(session, options.seconds)
     each = found["workflows"]
     promise = "the first step goes on within a second after all services are ready"
     is_kept = 0 <= each["first_s"] <= each["ready_s"] + 1.0
     return run.finish({"backlog": found}, promises={promise: is_kept}, results=found)
 
 
-def measure(stack: Stack, kafka: KafkaSettings, seconds: float) -> dict[str, float]:
-    """Starts the services, kills all, and starts them again. Blocks.
+def measure(session: Session, seconds: float) -> dict[str, float]:
+    """Kills all services, and starts them again. Blocks.
 
     Returns the seconds until all were ready and until the first record was read that one of them
     wrote (-1: none), their records so far, and the memory of each without pages of files.
     """
-    with stack, TopicRecorder(kafka, WRITTEN, SystemClock()) as recorder:
-        for name in SERVICES:
-            stack[name].kill()
-        before, there = -1, 0
-        while there > before:  # their sessions end, and what they wrote is read
-            time.sleep(SETTLE_S)
-            before, there = there, sum(map(recorder.distinct, WRITTEN))
-        started_s, found = time.time(), {"ready_s": -1.0, "first_s": -1.0}
-        for name in SERVICES:
-            stack[name].start()
-        while (now_s := time.time() - started_s) < seconds or found["ready_s"] < 0:
-            if found["ready_s"] < 0 and all(stack[at].page("/readyz")[0] == 200 for at in SERVICES):
-                found["ready_s"] = now_s
-            found["records"] = sum(map(recorder.distinct, WRITTEN)) - there
-            if found["first_s"] < 0 < found["records"]:
-                found["first_s"] = now_s
-            time.sleep(0.02)
-        memory = {name: memory_of(stack[name].pid).anonymous_bytes_max for name in SERVICES}
-        return found | {f"{name}_bytes": size for name, size in memory.items()}
+    services, recorder = session.stack.services(), session.recorder
+    for process in services:
+        process.kill()
+    before, there = -1, 0
+    while there > before:  # their sessions end, and what was written is read
+        time.sleep(SETTLE_S)
+        before, there = there, sum(map(recorder.distinct, WRITTEN))
+    started_s, found = time.time(), {"ready_s": -1.0, "first_s": -1.0}
+    for process in services:
+        process.start()
+    while (now_s := time.time() - started_s) < seconds or found["ready_s"] < 0:
+        if found["ready_s"] < 0 and all(each.page("/readyz")[0] == 200 for each in services):
+            found["ready_s"] = now_s
+        found["records"] = sum(map(recorder.distinct, WRITTEN)) - there
+        if found["first_s"] < 0 < found["records"]:
+            found["first_s"] = now_s
+        time.sleep(0.02)
+    return found | {
+        f"{name}_bytes": memory_of(session.stack[name].pid).anonymous_bytes_max for name in SERVICES
+    }
 
 
 def outputs(kind: str, count: int, index_version: str) -> Iterator[Output]:

@@ -56,13 +56,9 @@ class CorpusRun(ServicesRun):
         self, services: Sequence[str], name: str = "", *, llm_url: str | None = None
     ) -> AbstractContextManager[Session]:
         """Returns a session with `services`; see `open_session`. `name`: of the folder of logs."""
+        folder = self.folder / name
         return open_session(
-            bootstrap=None,
-            index_dir=self.index.dir,
-            work_dir=self.folder / name,
-            services=services,
-            settings=self.settings,
-            llm_url=llm_url,
+            self.index.dir, folder, self.settings, services=services, llm_url=llm_url
         )
 
     def facts(self, *files: Path) -> dict[str, Any]:

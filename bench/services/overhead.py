@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from bench.core.accounting import Accounting, account, answer_accounting, answers_of
-from bench.core.kafka import fresh_folder, kafka_settings
+from bench.core.kafka import kafka_settings
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
-from bench.core.stack import SERVICES, ServiceProcess, clean_environment, cpu_s
+from bench.core.stack import ServiceProcess, clean_environment, cpu_s
 from bench.core.topic_recorder import TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
@@ -26,7 +26,6 @@ from bench.services.options import OverheadOptions
 from carpool.clock import SystemClock
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
-from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
 from producers.arrival_times import even
 from producers.publish_queries import Publisher
 from producers.read_questions import Question
@@ -167,21 +166,12 @@ def _open_sides(
     """Yields the services and the bare hops, ready for a load. Blocks for 30 s."""
     settings = {**ENVIRONMENT, **given, "CARPOOL_KAFKA_DELIVERY": contestant.delivery}
     with (
-        fresh_folder(folder / "kafka") as data,
-        KafkaCluster(data, brokers=contestant.brokers, java=KAFKA_JAVA) as cluster,
-        open_session(
-            bootstrap=cluster.bootstrap,
-            index_dir=index.dir,
-            work_dir=folder,
-            services=SERVICES,
-            settings=settings,
-        ) as session,
+        open_session(index.dir, folder, settings, brokers=contestant.brokers) as session,
         _open_hops(session, settings, folder) as (hops, hop_pids),
     ):
-        shared = [server.pid for server in cluster.servers] + [psutil.Process().pid]
-        pids = [session.stack[name].pid for name in SERVICES]
+        shared = [server.pid for server in session.brokers] + [os.getpid()]
         yield (
-            _Side(session=session, is_bare=False, pids=pids + shared),
+            _Side(session=session, is_bare=False, pids=[*session.pids, os.getpid()]),
             _Side(session=hops, is_bare=True, pids=hop_pids + shared),
         )
 

@@ -7,7 +7,6 @@ counts from when it was due.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import msgspec
 
@@ -15,10 +14,8 @@ from bench.core.accounting import Accounting, answer_accounting, answers_of
 from bench.core.run import ServicesRun
 from bench.core.session import STALLED_S, SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
-from bench.core.stack import SERVICES
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import PrioritiesOptions
-from carpool.testing.kafka import KAFKA_JAVA, KafkaServer
 from producers.arrival_times import even, poisson
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
@@ -81,17 +78,7 @@ def run(options: PrioritiesOptions) -> bool:
     run = ServicesRun("priorities", options)
     index = made_up_index(run.folder)
     run.settings.update({**ENVIRONMENT, "CARPOOL_GENERATOR_PARTIALS": "false", **run.settings})
-    with ExitStack() as opened:
-        server = opened.enter_context(KafkaServer(run.folder / "kafka", java=KAFKA_JAVA))
-        session = opened.enter_context(
-            open_session(
-                bootstrap=server.bootstrap,
-                index_dir=index.dir,
-                work_dir=run.folder,
-                services=SERVICES,
-                settings=run.settings,
-            )
-        )
+    with open_session(index.dir, run.folder, run.settings, brokers=1) as session:
         result = _Conditions(session, options).measure()
     return run.finish(
         {"priorities": result.conditions},

@@ -13,14 +13,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from bench.core.kafka import fresh_folder
 from bench.core.session import Session, open_session, require_all_sent
-from bench.core.stack import SERVICES, clean_environment
+from bench.core.stack import clean_environment
 from bench.papers.hedrarag.baselines import READY, Asked, Ended
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.settings import environment_name
-from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from producers.build_query import build_record
 from schemas.answer import Answer
@@ -115,8 +113,8 @@ class Baseline:
 class Services:
     """Carpool's three services, and Kafka."""
 
-    def __init__(self, session: Session, cluster: KafkaCluster) -> None:
-        self._session, self._cluster = session, cluster
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._problems, self._seen = list[str](), Seen()
 
     def send(self, asked: Asked) -> None:
@@ -146,14 +144,14 @@ class Services:
 
     def pids(self) -> Sequence[int]:
         """Returns the processes of Kafka and of the services."""
-        kafka = [server.pid for server in self._cluster.servers]
-        return [*kafka, *(self._session.stack[name].pid for name in SERVICES)]
+        return self._session.pids
 
     def kill_and_restart(self) -> None:
         """Kills the services, and starts them again. Blocks."""
-        for name in SERVICES:
-            self._session.stack[name].kill()
-        self._session.stack.start()
+        stack = self._session.stack
+        for process in stack.services():
+            process.kill()
+        stack.start()
 
 
 Contestant: TypeAlias = Baseline | Services
@@ -171,20 +169,10 @@ def open_contestant(
         with closing(Baseline(name, index, url, work)) as baseline:
             yield baseline
         return
-    with (
-        fresh_folder(work / "kafka") as data,
-        KafkaCluster(data, brokers=1, java=KAFKA_JAVA) as cluster,
-        open_session(
-            bootstrap=cluster.bootstrap,
-            index_dir=index,
-            work_dir=work,
-            services=SERVICES,
-            settings={**given, **settings},
-            llm_url=url,
-            topics=(ANSWERS.name,),
-        ) as session,
-    ):
-        yield Services(session, cluster)
+    given |= settings
+    topics = (ANSWERS.name,)
+    with open_session(index, work, given, brokers=1, topics=topics, llm_url=url) as session:
+        yield Services(session)
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:
