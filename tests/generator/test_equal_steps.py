@@ -5,31 +5,16 @@ from __future__ import annotations
 from carpool.loop.stage import Done, Unit
 from generator.llm.protocol import PromptRefused
 from generator.settings import GeneratorSettings
-from schemas.answer import Answer
-from schemas.codec import decode
-from schemas.query import Generation, Query
+from schemas.query import Generation
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, RETRIES
+from schemas.topics import ANSWERS
 from tests.generator.memory_llm import MemoryLlm, Reply
-from tests.generator.stage import LLM, WORKFLOWS, Running, running, unit
-from tests.records import a_query
+from tests.generator.stage import LLM, Running, running, unit
+from tests.generator.workflow_units import begun, ended, next_journal
 
 ONE_SLOT = GeneratorSettings(concurrency=1)
 HANGS = Reply(hangs_after=0)
 CHAT = f"chat {LLM.model}"
-
-
-def first_step(tenant: bytes | None = None, **root: object) -> Unit[Retrieval]:
-    """A workflow that waits for the text of its first step."""
-    query = WORKFLOWS.begin(a_query(text="why?", workflow="hyde", **root))
-    headers = () if tenant is None else (("rag-tenant", tenant),)
-    return unit("why?", found=(), headers=headers, query={"journal": query.journal})
-
-
-def next_query(done: Done) -> Query:
-    (output,) = done.outputs
-    assert output.topic == RETRIES.name
-    return decode(Query, output.value, output.headers)
 
 
 def results_of(run: Running, *units: Unit[Retrieval]) -> list[Done]:
@@ -45,42 +30,42 @@ def results_of(run: Running, *units: Unit[Retrieval]) -> list[Done]:
 
 
 def test_an_equal_step_is_generated_once_within_a_tenant_and_its_text_is_that_of_both() -> None:
-    engine = MemoryLlm(form="text", script=[HANGS])
+    engine = MemoryLlm(script=[HANGS])
     with running(engine, ONE_SLOT) as run:
-        units = [first_step(), first_step(), first_step(tenant=b"acme")]
+        units = [begun(), begun(), begun(tenant=b"acme")]
         first, second, of_tenant = results_of(run, *units)
         assert len(engine.requests) == 3
         assert run.metric("workflow_steps_total", kind="shared") == 1
         assert run.metric("workflow_steps_total", kind="generate") == 2
-    ((paid,),), ((shared,),) = (next_query(each).journal.rounds for each in (first, second))
+    ((paid,),), ((shared,),) = (next_journal(each.outputs[0]).rounds for each in (first, second))
     assert (shared.text, shared.digest) == (paid.text, paid.digest)
     assert (shared.is_shared, paid.is_shared) == (True, False)
     assert run.tokens("reused") == paid.input_tokens + paid.output_tokens > 0
     assert [each.name for each in second.operations] == ["step generate"]
     assert [each.name for each in first.operations] == ["step generate", CHAT]
-    assert not next_query(of_tenant).journal.rounds[0][0].is_shared
+    assert not next_journal(of_tenant.outputs[0]).rounds[0][0].is_shared
 
 
 def test_a_step_of_a_query_that_refuses_reuse_is_not_shared() -> None:
-    engine = MemoryLlm(form="text", script=[HANGS])
+    engine = MemoryLlm(script=[HANGS])
     alone = Generation(reuse=False)
     with running(engine, ONE_SLOT) as run:
-        results_of(run, first_step(generation=alone), first_step(generation=alone))
+        results_of(run, begun(generation=alone), begun(generation=alone))
         assert len(engine.requests) == 3
 
 
 def test_the_next_equal_step_is_sent_if_the_prompt_of_the_first_is_refused() -> None:
-    engine = MemoryLlm(form="text", script=[HANGS, Reply(error=PromptRefused("too long"))])
+    engine = MemoryLlm(script=[HANGS, Reply(error=PromptRefused("too long"))])
     with running(engine, ONE_SLOT) as run:
-        refused, second = results_of(run, first_step(), first_step())
+        refused, second = results_of(run, begun(), begun())
         assert refused.outputs[0].topic == ANSWERS.name
-        assert not next_query(second).journal.rounds[0][0].is_shared
+        assert not next_journal(second.outputs[0]).rounds[0][0].is_shared
         assert len(engine.requests) == 3
 
 
 def test_the_next_equal_step_is_sent_if_the_first_is_revoked() -> None:
-    engine = MemoryLlm(form="text", script=[HANGS])
-    first, second = first_step(), first_step()
+    engine = MemoryLlm(script=[HANGS])
+    first, second = begun(), begun()
     with running(engine) as run:
         run.offer(first, second)
         run.wait(lambda: len(engine.requests) == 1)
@@ -90,17 +75,11 @@ def test_the_next_equal_step_is_sent_if_the_first_is_revoked() -> None:
 
 
 def test_the_end_of_a_workflow_is_counted_with_its_steps_and_every_step_has_a_span() -> None:
-    with running(MemoryLlm(form="text"), ONE_SLOT) as run:
-        run.offer(first_step())
-        run.wait(lambda: len(run.sink.dones) == 1)
-        first = run.sink.dones[0]
-        searched = unit("why?", query={"journal": next_query(first).journal})
-        run.offer(searched)
-        run.wait(lambda: len(run.sink.dones) == 2)
-        ended = run.sink.dones[1]
-        answer = decode(Answer, ended.outputs[0].value, ended.outputs[0].headers)
+    with running(MemoryLlm(), ONE_SLOT) as run:
+        answer = ended(run, begun())
+        operations = run.sink.dones[-1].operations
         assert [step.kind for step in answer.steps] == ["generate", "retrieve"]
-        assert [each.name for each in ended.operations] == ["step retrieve", CHAT]
+        assert [each.name for each in operations] == ["step retrieve", CHAT]
         assert run.metric("workflow_steps_total", kind="retrieve") == 1
         assert run.metric("workflows_total", program="hyde", status=answer.status) == 1
         assert run.metric("workflow_length_steps_sum") == 2

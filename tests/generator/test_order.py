@@ -212,15 +212,3 @@ def test_tenants_take_turns_however_many_prompts_one_of_them_has() -> None:
     while (queued := queue.take_next(now_us=0)) is not None:
         tenants.append(queued.prompt.tenant)
     assert tenants[:6] == ["many", "few"] * 3
-
-
-def test_workflows_that_have_begun_go_first_within_the_turns_of_tenants() -> None:
-    queue = PromptQueue()
-    asked = [("a", 0), ("a", 1), ("b", 0), ("a", 4), ("b", 2), ("b", 0)]
-    for id, (tenant, steps_done) in enumerate(asked):
-        prompt = Prompt(id=id, arrival_us=id, tenant=tenant, steps_done=steps_done)
-        queue.add(QueuedPrompt(prompt))
-    sent = []
-    while (queued := queue.take_next(now_us=0)) is not None:
-        sent.append(queued.prompt.id)
-    assert sent == [3, 4, 1, 0, 2, 5], "in turns; then, without workflows, by arrival"

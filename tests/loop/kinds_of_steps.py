@@ -34,4 +34,4 @@ def text_first(question):
     guess = yield Generate("hyde", question=question)
     found = yield Retrieve(guess.text)
     said = yield Generate("answer_part", question=question, passages=found)
-    return Answer(text=said.text, passages=found)
+    return Answer(text=said, passages=found)
