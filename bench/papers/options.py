@@ -96,8 +96,8 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     HotpotQA and NQ questions over the passages, with five workflows in turn: by Carpool (exactly
     once, on Apache Kafka from KAFKA_HOME), by Carpool with windows of one, by LangGraph with its
     SQLite checkpointer, and by a blocking loop over batches; with the same programs, templates,
-    index, and stand-in for the LLM.
-    Then what a kill costs, and what a step takes if the LLM answers at once.
+    index, and stand-in for the LLM. Then, with mixed workflows, what a kill costs, and what a step
+    takes if the LLM answers at once.
 
     Ends with 1 when a question of Carpool has not one answer, also when Carpool is killed.
     """
@@ -108,6 +108,10 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     speed: Annotated[
         float, typer.Option("--speed", min=0.1, help="Of the LLM; the measured server has 1.")
     ] = 10.0
+    workflow: Annotated[
+        list[str],
+        typer.Option("--workflow", metavar="NAME", help="One alone, or mixed; repeatable."),
+    ] = msgspec.field(default_factory=lambda: ["mixed"])
 
 
 class NearnessOptions(PaperOptions, frozen=True, kw_only=True):

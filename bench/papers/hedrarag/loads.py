@@ -20,7 +20,7 @@ from producers.arrival_times import poisson
 
 FIVE = ("hyde", "multistep", "irg", "recomp", "corrective")
 MIXED, STEPS = "mixed", "steps"
-LOADS = {MIXED: FIVE, STEPS: ("one_shot", *FIVE)}
+LOADS = {MIXED: FIVE, STEPS: ("one_shot", *FIVE)} | {name: (name,) for name in FIVE}
 """The workflows of a load, one question each in turn."""
 SLO_S = 10.0
 OFFLINE = 64
@@ -101,13 +101,13 @@ class Loads:
         self._note(f"{name}: {dict(figures(load))}")
         return load
 
-    def curve(self, contestant: Contestant) -> dict[str, Any]:
+    def curve(self, contestant: Contestant, name: str) -> dict[str, Any]:
         """Asks offline, then at rates from 0.4 of that up to the first over the SLO. Blocks."""
-        loads = [self.ask(contestant, MIXED, 0.0, OFFLINE)]
+        loads = [self.ask(contestant, name, 0.0, OFFLINE)]
         offline_per_s = OFFLINE / loads[0].took_s
         for rate_per_s in (rate for rate in RATES if rate > 0.4 * offline_per_s):
             count = max(QUESTIONS_MIN, round(rate_per_s * self._seconds))
-            loads.append(self.ask(contestant, MIXED, rate_per_s, count))
+            loads.append(self.ask(contestant, name, rate_per_s, count))
             if not loads[-1].holds:
                 break
         best = max(

@@ -11,9 +11,10 @@ from typing import Any
 from bench.core.stack import ServiceProcess, clean_environment, llm_server
 from bench.data.evaluation import QUESTIONS
 from bench.papers.hedrarag.contestants import NAMES, Contestant, open_contestant
-from bench.papers.hedrarag.loads import MIXED, STEPS, Loads
+from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
+from carpool.errors import ConfigError
 from carpool.testing.kafka import kafka_version
 
 KILLED = ("langgraph", "carpool")
@@ -70,7 +71,9 @@ class HedraRagRun(CorpusRun):
 
 def run(options: HedraRagOptions) -> bool:
     """Runs the loads; returns whether every promise was kept. Raises `CarpoolError`. Blocks."""
-    run = HedraRagRun(options)
+    if unknown := {*options.workflow} - {MIXED, *FIVE}:
+        raise ConfigError(f"there is no {unknown}; there are {', '.join((MIXED, *FIVE))}")
+    run, is_mixed = HedraRagRun(options), MIXED in options.workflow
     curves: dict[str, dict[str, Any]] = {}
     kills: dict[str, dict[str, float]] = {}
     for name in NAMES:
@@ -79,10 +82,11 @@ def run(options: HedraRagOptions) -> bool:
             continue
         run.note(name)
         with run.opened(name, options.speed) as (contestant, llm):
-            curves[f"{MIXED}, {name}"] = run.loads.curve(contestant)
-            if name in KILLED:
+            for load in options.workflow:
+                curves[f"{load}, {name}"] = run.loads.curve(contestant, load)
+            if is_mixed and name in KILLED:
                 kills[name] = run.loads.kill(contestant, llm)
-    steps = run.steps()
+    steps = run.steps() if is_mixed else {}
 
     return run.finish(
         {"load": curves, "kill": kills, STEPS: steps},
