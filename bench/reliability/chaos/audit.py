@@ -8,10 +8,11 @@ that were finished before it. Topics of the class `batch` count as those of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
 from bench.reliability.chaos.workflows import wrong_in
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
@@ -57,21 +58,6 @@ SIDE_BY_SIDE_MAX = 3
 """Texts that a program of the run has generated at once."""
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answers must be. `passages`: the right ids by query id; `texts`: the right text.
-
-    `workflows`: program and question by query id; `corpus`: all passages. `dead`: ids that fail
-    until they are replayed. `withdrawn`: ids that may end as `cancelled`.
-    """
-
-    passages: Mapping[str, Sequence[str]] = {}
-    texts: Mapping[str, str] = {}
-    workflows: Mapping[str, tuple[str, str]] = {}
-    corpus: Mapping[str, Hit] = {}
-    dead: Set[str] = frozenset()
-    withdrawn: Set[str] = frozenset()
-
-
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """The counts over all input records.
 
@@ -105,10 +91,12 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 class TopicAudit:
     """Takes every committed record, in any order, and then returns the result."""
 
-    def __init__(self, started_ms: int, expected: Expected) -> None:
-        """`started_ms`: when the run began, epoch milliseconds."""
+    def __init__(
+        self, started_ms: int, questions: Iterable[ChaosQuestion], corpus: Mapping[str, Hit]
+    ) -> None:
+        """`started_ms`: when the run began, epoch milliseconds. `corpus`: all passages by id."""
         self._started_ms = started_ms
-        self._expected = expected
+        self._questions, self._corpus = {each.id: each for each in questions}, corpus
         self._query_ids: dict[str, str] = {}
         self._texts: dict[str, tuple[int, int]] = {}  # finished steps, and generated texts of them
         self._asked: Counter[str] = Counter()
@@ -244,13 +232,13 @@ class TopicAudit:
             removed=len(unanswered & set(removed)),
             generated=sum(not each.replayed for each in ok),
             reused=len({each.query_id for each in ok} - own),
-            workflows=sum(each.query_id in self._expected.workflows for each in ok),
+            workflows=sum(map(self._is_workflow, ok)),
             steps=sum(steps for steps, _ in self._texts.values()),
             texts=sum(texts for _, texts in self._texts.values()),
             read_again=len(again),
             unfinished=sum((1 + self._texts.get(record, (0, 0))[1]) ** 2 for record in again)
             + sum(
-                SIDE_BY_SIDE_MAX if each.query_id in self._expected.workflows else 1
+                SIDE_BY_SIDE_MAX if self._is_workflow(each) else 1
                 for each in answers
                 if each.status == "cancelled"
             ),
@@ -263,12 +251,16 @@ class TopicAudit:
             ),
         )
 
+    def _is_workflow(self, answer: Answer) -> bool:
+        question = self._questions.get(answer.query_id)
+        return question is not None and question.workflow is not None
+
     def _open_at(self, times_ms: Sequence[int]) -> set[str]:
         """Returns the input records of workflows that were open at one of these times."""
         return {
             record
             for record, (answer, written_ms) in self._answers.items()
-            if answer.query_id in self._expected.workflows and answer.source is not None
+            if self._is_workflow(answer) and answer.source is not None
             if any(answer.source.timestamp_ms <= at_ms <= written_ms for at_ms in times_ms)
         }
 
@@ -293,23 +285,24 @@ class TopicAudit:
 
     def _wrong_answers(self) -> dict[str, list[str]]:
         """Returns the input records with a wrong answer, by what is wrong."""
-        expected, generated = self._expected, set[str]()
+        generated = set[str]()
         wrong: dict[str, list[str]] = {what: [] for what in WRONG_ANSWERS}
         for record, (answer, _) in self._answers.items():
             query_id, is_ok = answer.query_id, answer.status == "ok"
             if record not in self._query_ids:
                 continue
-            if not is_ok and not self._may_fail(record, answer):
+            question = self._questions[query_id]
+            if not is_ok and not self._may_fail(record, question, answer.status):
                 wrong[FAILED].append(record)
             has_text = is_ok or answer.answer is not None
-            if query_id in expected.workflows:
-                if has_text and wrong_in(answer, *expected.workflows[query_id], expected.corpus):
+            if (program := question.workflow) is not None:
+                if has_text and wrong_in(answer, program, question.text, self._corpus):
                     wrong[OTHER_TEXT].append(record)
             else:
                 found = [each.id for each in answer.retrieved]
-                if is_ok and found != list(expected.passages[query_id]):
+                if is_ok and found != [hit.doc_id for hit in question.hits]:
                     wrong[OTHER_PASSAGES].append(record)
-                if has_text and answer.answer != expected.texts[query_id]:
+                if has_text and answer.answer != question.answer:
                     wrong[OTHER_TEXT].append(record)
             if is_ok and not answer.replayed:
                 if query_id in generated:
@@ -317,10 +310,10 @@ class TopicAudit:
                 generated.add(query_id)
         return wrong
 
-    def _may_fail(self, record: str, answer: Answer) -> bool:
-        if answer.status == "cancelled":
-            return answer.query_id in self._expected.withdrawn
-        return answer.query_id in self._expected.dead and record not in self._replays
+    def _may_fail(self, record: str, question: ChaosQuestion, status: str) -> bool:
+        if status == "cancelled":
+            return question.is_withdrawn
+        return question.fails == ALWAYS and record not in self._replays
 
     def _violation(self, what: str, record: str) -> str:
         seen = {topic: self._seen[topic].get(record, []) for topic in WAY}

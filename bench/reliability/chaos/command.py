@@ -157,7 +157,8 @@ def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
         f"{inside} or more kills inside an open transaction": run.kills_in_transaction >= inside,
         "some answers were given again to an equal prompt": run.audit.reused > 0,
         "some questions ended as withdrawn": "cancelled" in run.audit.statuses,
-        "some workflows were answered": run.audit.workflows > 0 or not plan.questions.workflows,
+        "some workflows were answered": run.audit.workflows > 0
+        or not any(each.workflow for each in plan.questions),
         "some prefixes were warmed from drafts": run.calls.get("warm_ups", 0) > 0,
         f"done within {MINUTES_MAX} minutes": run.took_s <= MINUTES_MAX * 60,
     }

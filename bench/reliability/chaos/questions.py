@@ -11,13 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
-from bench.reliability.chaos.audit import Expected
 from bench.reliability.chaos.workflows import NAMES, written
 from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
@@ -52,17 +51,26 @@ ALWAYS = 1_000_000
 WORD = re.compile(r"unanswerable-[0-9]{6}")
 
 
-class ChaosQuestions(Expected, frozen=True, kw_only=True):
-    """The questions of each class, in order, with their ids, and what their answers must be.
+class ChaosQuestion(Question, frozen=True, kw_only=True):
+    """A question of the load, and what is known of its answer.
 
-    `broken`: how often the stand-in fails on each word. `rows`: the row of the given questions, by
-    id.
+    `row`: of the given question whose text it has. `fails`: how often the stand-in fails on it;
+    `ALWAYS`: until it is replayed. `is_withdrawn`: it may end as `cancelled`. `hits`: the right
+    passages.
     """
 
-    interactive: tuple[Question, ...]
-    batch: tuple[Question, ...]
-    broken: dict[str, int]
-    rows: dict[str, int]
+    id: str
+    text: str
+    row: int = 0
+    is_batch: bool = False
+    fails: int = 0
+    is_withdrawn: bool = False
+    hits: tuple[Hit, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """What the stand-in writes for it, if it is no workflow."""
+        return written(AnswerStep("cited", question=self.text, passages=self.hits))
 
 
 def chaos_questions(
@@ -72,65 +80,53 @@ def chaos_questions(
     batch_share: float = BATCH_SHARE,
     workflow_share: float = 0.0,
     is_plain: bool = False,
-) -> ChaosQuestions:
-    """Returns as many questions as `given`, drawn from the seed. Pure.
+) -> list[ChaosQuestion]:
+    """Returns as many questions as `given`, drawn from the seed; some are there again. Pure.
 
     Plain ones do not fail, have other texts than earlier ones, are not withdrawn, and no
     workflows. `workflow_share`: the share of workflows, of all programs.
     """
     rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
     of_workflows = random.Random(f"{seed} workflows")
-    withdrawn: set[str] = set()
-    classes: dict[str, list[Question]] = {"i": [], "b": []}
-    plain: dict[str, list[Question]] = {"i": [], "b": []}
-    broken: dict[str, int] = {}
-    dead: set[str] = set()
-    rows: dict[str, int] = {}
+    found: list[ChaosQuestion] = []
+    whole: dict[bool, list[ChaosQuestion]] = {False: [], True: []}  # do not fail, by class
     for row, question in enumerate(given):
-        name = "b" if rng.random() < batch_share else "i"
-        drawn = rng.random()
-        if drawn < REPEATED_SHARE and plain[name]:
-            classes[name].append(rng.choice(plain[name][-REPEATED_WITHIN:]))
+        is_batch = rng.random() < batch_share
+        earlier, drawn = whole[is_batch], rng.random()
+        if drawn < REPEATED_SHARE and earlier:
+            found.append(rng.choice(earlier[-REPEATED_WITHIN:]))
             continue
         drawn -= REPEATED_SHARE
-        query_id, text = f"{name}-{row:06}", question.text
-        rows[query_id] = row
-        may_break = not is_plain and row < BROKEN_WITHIN * len(given)
-        is_dead = may_break and 0 <= drawn < DEAD_SHARE
-        if is_dead or (may_break and 0 <= drawn - DEAD_SHARE < FAILS_AT_FIRST_SHARE):
-            word = f"unanswerable-{row:06}"
-            text = f"{text} {word}"
-            broken[word] = ALWAYS if is_dead else FAILS_AT_FIRST
-            dead |= {query_id} if is_dead else set()
-        workflow = None
+        query_id, workflow = f"{'b' if is_batch else 'i'}-{row:06}", None
         if not is_plain and of_workflows.random() < workflow_share:
             workflow = of_workflows.choice(NAMES)
-        asked = Question(id=query_id, text=text, vector=question.vector, workflow=workflow)
-        if text == question.text:
-            if not is_plain and of_shares.random() < EQUAL_TEXT_SHARE and plain[name]:
-                earlier = of_shares.choice(plain[name][-REPEATED_TEXT_WITHIN:])
-                rows[query_id] = rows[str(earlier.id)]
-                asked = msgspec.structs.replace(earlier, id=query_id)
-            if not is_plain and of_shares.random() < WITHDRAWN_SHARE:
-                withdrawn.add(query_id)
-            plain[name].append(asked)
-        classes[name].append(asked)
-    return ChaosQuestions(
-        interactive=tuple(classes["i"]),
-        batch=tuple(classes["b"]),
-        broken=broken,
-        dead=frozenset(dead),
-        withdrawn=frozenset(withdrawn),
-        workflows={
-            str(each.id): (each.workflow, each.text or "")
-            for each in (*classes["i"], *classes["b"])
-            if each.workflow is not None
-        },
-        rows=rows,
-    )
+        one = ChaosQuestion(
+            id=query_id,
+            text=question.text or "",
+            vector=question.vector,
+            workflow=workflow,
+            row=row,
+            is_batch=is_batch,
+        )
+        may_fail = not is_plain and row < BROKEN_WITHIN * len(given)
+        if may_fail and 0 <= drawn < DEAD_SHARE + FAILS_AT_FIRST_SHARE:
+            fails = ALWAYS if drawn < DEAD_SHARE else FAILS_AT_FIRST
+            text = f"{one.text} unanswerable-{row:06}"
+            found.append(structs.replace(one, text=text, fails=fails))
+            continue
+        if not is_plain:
+            if of_shares.random() < EQUAL_TEXT_SHARE and earlier:
+                one = of_shares.choice(earlier[-REPEATED_TEXT_WITHIN:])
+                one = structs.replace(one, id=query_id)
+            one = structs.replace(one, is_withdrawn=of_shares.random() < WITHDRAWN_SHARE)
+        earlier.append(one)
+        found.append(one)
+    return found
 
 
-def drawn_questions(index: BenchIndex, count: int, seed: int, **shares: Any) -> ChaosQuestions:
+def drawn_questions(
+    index: BenchIndex, count: int, seed: int, **shares: Any
+) -> tuple[ChaosQuestion, ...]:
     """Returns the questions of a run: of made-up ones, those without nearly equal scores.
 
     `shares`: of `chaos_questions`.
@@ -140,31 +136,21 @@ def drawn_questions(index: BenchIndex, count: int, seed: int, **shares: Any) -> 
     with LocalSearcher(index.dir) as searcher:
         results = searcher.search(np.stack(vectors), top_k=TOP_K + 1)
     clear = [
-        (question, result.hits[:TOP_K])
+        (question, tuple(result.hits[:TOP_K]))
         for question, result in zip(different, results, strict=True)
         if np.diff([hit.score for hit in result.hits]).max() < -SCORE_GAP_MIN
     ]
     given = [clear[row % len(clear)] for row in range(count)]
     # Each text is new: an equal prompt would not be generated.
     asked = [
-        msgspec.structs.replace(question, text=f"{question.text} ({row})")
+        structs.replace(question, text=f"{question.text} ({row})")
         for row, (question, _) in enumerate(given)
     ]
     drawn = chaos_questions(asked, seed, **shares)
-    hits = {query_id: given[row][1] for query_id, row in drawn.rows.items()}
-    texts = {str(each.id): each.text or "" for each in (*drawn.interactive, *drawn.batch)}
-    return msgspec.structs.replace(
-        drawn,
-        passages={id: [hit.doc_id for hit in found] for id, found in hits.items()},
-        texts={
-            id: written(AnswerStep("cited", question=text, passages=hits[id]))
-            for id, text in texts.items()
-        },
-        corpus=_corpus(index),
-    )
+    return tuple(structs.replace(each, hits=given[each.row][1]) for each in drawn)
 
 
-def _corpus(index: BenchIndex) -> dict[str, Hit]:
+def passages_of(index: BenchIndex) -> dict[str, Hit]:
     """Returns every passage of an index of texts, by id."""
     documents = read_passages(index.dir.with_name(f"{index.dir.name}-corpus.jsonl"))
     return {

@@ -27,7 +27,14 @@ from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
-from bench.reliability.chaos.questions import TOP_K, TRIES_MAX, ChaosQuestions
+from bench.reliability.chaos.questions import (
+    ALWAYS,
+    TOP_K,
+    TRIES_MAX,
+    WORD,
+    ChaosQuestion,
+    passages_of,
+)
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
 from bench.reliability.chaos.workflows import MODULE
@@ -43,6 +50,8 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.fault_proxy import FaultProxy
 from carpool.testing.kafka import KafkaCluster
+from producers.build_query import Priority
+from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
@@ -84,7 +93,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     searches with drafts.
     """
 
-    questions: ChaosQuestions
+    questions: tuple[ChaosQuestion, ...]
     faults: tuple[PlannedFault, ...]
     rate_per_s: float
     seed: int
@@ -129,7 +138,8 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         calls = sum((each.calls() for each in run.stand_ins.values()), start=Counter[str]())
         open_at_end = run.open_transactions()
         note("reading every topic to its end")
-        audit = TopicAudit(int(run.started_s * 1_000), plan.questions)
+        started_ms = int(run.started_s * 1_000)
+        audit = TopicAudit(started_ms, plan.questions, passages_of(index))
         read_topics(run.kafka, audit)
         found = audit.result(sent, run.states.removed, run.states.deleted_ms)
         injected, exits = injector.injected, run.supervisor.exits
@@ -190,7 +200,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
         opened.enter_context(stack)
         stand_ins = {name: LlmStandIn(stack[name]) for name in stack.llm_names}
         llm = tuple(stand_ins.values())
-        break_on(llm, asked.broken)
+        break_on(llm, {WORD.findall(each.text)[0]: each.fails for each in asked if each.fails})
         supervisor = ProcessSupervisor(dict(supervised(stack, cluster, stand_ins)))
         direct = msgspec.structs.replace(kafka, bootstrap=cluster.own_addresses)
         recorder = TopicRecorder(kafka, [ANSWERS.name], SystemClock())
@@ -205,7 +215,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             stand_ins=stand_ins,
             loads=_loads(kafka, index, plan),
             replays=LetterReplays(kafka, lambda words: break_on(llm, dict.fromkeys(words, 0))),
-            dead=asked.dead,
+            dead={each.id for each in asked if each.fails == ALWAYS},
         )
 
 
@@ -224,23 +234,25 @@ def make_topics(kafka: KafkaSettings) -> None:
 
 
 def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
-    asked, model = plan.questions, index.manifest.embedding_model
-    count = len(asked.interactive) + len(asked.batch)
+    classes: dict[Priority, list[Question]] = {
+        0: [each for each in plan.questions if not each.is_batch],
+        "batch": [each for each in plan.questions if each.is_batch],
+    }
     return tuple(
         SteadyLoad(
             kafka,
             questions,
             LoadPlan(
-                embedding_model=model,
+                embedding_model=index.manifest.embedding_model,
                 top_k=TOP_K,
-                priority="batch" if questions is asked.batch else 0,
+                priority=priority,
                 keep_ids=True,
             ),
-            rate_per_s=plan.rate_per_s * len(questions) / count,
-            withdrawn=asked.withdrawn,
+            rate_per_s=plan.rate_per_s * len(questions) / len(plan.questions),
+            withdrawn={each.id for each in plan.questions if each.is_withdrawn},
             seed=plan.seed,
         )
-        for questions in (asked.interactive, asked.batch)
+        for priority, questions in classes.items()
         if questions
     )
 

@@ -13,14 +13,15 @@ from bench.reliability.chaos.audit import (
     OTHER_PASSAGES,
     OTHER_TEXT,
     AuditResult,
-    Expected,
     TopicAudit,
 )
+from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
 from carpool.kafka.records import TopicPartition
 from schemas.answer import Retrieved
 from schemas.codec import encode
 from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
-from schemas.record import Record
+from schemas.hit import Hit
+from schemas.record import ClusterId, Record
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, RETRY_TOPICS, SCANS
 from tests.records import (
     a_group,
@@ -34,6 +35,16 @@ from tests.records import (
 )
 
 RIGHT = {"a": ("p-1", "p-2"), "b": (), "dead": ("p-3",), "withdrawn": ("p-1", "p-2")}
+ASKED = {
+    id: ChaosQuestion(
+        id=id,
+        text=f"what of {id}?",
+        hits=tuple(Hit(doc_id=row, score=1.0, cluster=ClusterId(0), text=row) for row in RIGHT[id]),
+        fails=ALWAYS if id == "dead" else 0,
+        is_withdrawn=id == "withdrawn",
+    )
+    for id in RIGHT
+}
 REPLAY = (REPLAYED_FROM_HEADER, b"rag.queries.v1.dlq/0/0")
 RETRY = ((ORIGIN_HEADER, b"rag.queries.v1/0/0/0"), (ATTEMPT_HEADER, b"2"))
 
@@ -46,13 +57,7 @@ class Topics:
     """Writes records as the services do, and audits them."""
 
     def __init__(self) -> None:
-        expected = Expected(
-            passages=RIGHT,
-            texts={id: f"of {id}" for id in RIGHT},
-            dead={"dead"},
-            withdrawn={"withdrawn"},
-        )
-        self.audit = TopicAudit(1_000_000, expected)
+        self.audit = TopicAudit(1_000_000, ASKED.values(), {})
         self.offsets: Counter[str] = Counter()
         self.asked: list[str] = []
 
@@ -87,7 +92,7 @@ class Topics:
         right = {
             "source": a_source(offset, timestamp_ms=1_000_000),
             "retrieved": retrieved(*RIGHT.get(query_id, ())),
-            "answer": f"of {query_id}",
+            "answer": ASKED[query_id].answer if query_id in ASKED else "unknown",
         }
         self.write(ANSWERS.name, query_id, an_answer(query_id, **right | fields))
 

@@ -39,25 +39,26 @@ def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kin
     found = chaos_questions(GIVEN, 1, workflow_share=0.1)
     assert found == chaos_questions(GIVEN, 1, workflow_share=0.1)
     assert found != chaos_questions(GIVEN, 2, workflow_share=0.1)
-    assert 0.07 < len(found.workflows) / len(GIVEN) < 0.13
-    assert {name for name, _ in found.workflows.values()} == set(NAMES)
-    assert len(found.interactive) + len(found.batch) == len(GIVEN)
-    assert 0.2 < len(found.batch) / len(GIVEN) < 0.3
-    asked = {str(each.id): each for each in (*found.interactive, *found.batch)}
+    assert len(found) == len(GIVEN)
+    assert 0.2 < sum(each.is_batch for each in found) / len(GIVEN) < 0.3
+    asked = {each.id: each for each in found}
     assert 0.03 < 1 - len(asked) / len(GIVEN) < 0.07, "some ids are asked again"
-    assert all(each == asked[str(each.id)] for each in (*found.interactive, *found.batch))
-    words = {word: id for id, each in asked.items() for word in WORD.findall(each.text or "")}
-    assert words.keys() == found.broken.keys()
-    assert {words[word] for word, count in found.broken.items() if count == ALWAYS} == found.dead
-    assert FAILS_AT_FIRST in found.broken.values() and 5 < len(found.dead) < 50
-    repeats = [id for id, row in found.rows.items() if row != int(id[2:])]
+    assert all(each == asked[each.id] for each in found)
+    programs = Counter(each.workflow for each in asked.values())
+    assert 0.07 < 1 - programs.pop(None) / len(asked) < 0.13
+    assert programs.keys() == set(NAMES)
+    assert all(bool(each.fails) == bool(WORD.findall(each.text)) for each in found)
+    fails = Counter(each.fails for each in asked.values())
+    assert fails.keys() == {0, FAILS_AT_FIRST, ALWAYS} and 5 < fails[ALWAYS] < 50
+    repeats = [each for id, each in asked.items() if each.row != int(id[2:])]
     assert 0.15 < len(repeats) / len(asked) < 0.25
-    assert all(asked[id].text == GIVEN[found.rows[id]].text for id in repeats)
-    assert 0.03 < len(found.withdrawn) / len(asked) < 0.07
-    assert not found.withdrawn & found.dead
-    plain = chaos_questions(GIVEN, 1, is_plain=True)
-    assert not (plain.broken or plain.dead or plain.withdrawn or plain.workflows)
-    assert all(row == int(id[2:]) for id, row in plain.rows.items())
+    assert all(each.text == GIVEN[each.row].text for each in repeats)
+    withdrawn = [each for each in asked.values() if each.is_withdrawn]
+    assert 0.03 < len(withdrawn) / len(asked) < 0.07
+    assert not any(each.fails for each in withdrawn)
+    for each in chaos_questions(GIVEN, 1, is_plain=True):
+        assert not (each.fails or each.is_withdrawn or each.workflow)
+        assert each.row == int(each.id[2:])
 
 
 def test_faults_are_drawn_from_the_seed_and_every_kind_is_spread_over_the_run() -> None:

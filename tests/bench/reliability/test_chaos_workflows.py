@@ -7,7 +7,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from bench.reliability.chaos.audit import OTHER_TEXT, Expected, TopicAudit
+from bench.reliability.chaos.audit import OTHER_TEXT, TopicAudit
+from bench.reliability.chaos.questions import ChaosQuestion
 from bench.reliability.chaos.workflows import PROGRAMS, written, wrong_in
 from carpool.testing.workflow import run
 from carpool.workflow.steps import Found, Generate, Retrieve
@@ -64,8 +65,8 @@ class Topics:
     """The records of one workflow, `hyde`, and their audit."""
 
     def __init__(self) -> None:
-        expected = Expected(workflows={"w": ("hyde", QUESTION)}, corpus=CORPUS)
-        self.audit = TopicAudit(0, expected)
+        question = ChaosQuestion(id="w", text=QUESTION, workflow="hyde")
+        self.audit = TopicAudit(0, [question], CORPUS)
         self.offsets: Counter[str] = Counter()
         self.write(QUERIES.name, a_query("w"))
         self.write(RETRIEVALS.name, a_retrieval(self.step(0), source=a_source(0)))
