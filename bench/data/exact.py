@@ -1,12 +1,12 @@
-"""FAISS over the same vectors in memory: flat (exact), or IVF-Flat with the same centroids.
+"""Exact searches by FAISS, and IVF-Flat with the same centroids; comparisons with them.
 
-And the comparison of a search with it. Equal scores have no order.
+Equal scores have no order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,10 +15,13 @@ import numpy.typing as npt
 from indexer.kmeans import faiss
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 Verdict = Literal["same", "tied", "different"]
 
 TOLERANCE = 1e-5
 """Scores nearer than this are equal: the order of float32 sums changes the last bits."""
+MARGIN = 10
+"""This many more than top_k are found, so that the scores of ties are known."""
 
 
 class Ranking(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,3 +90,38 @@ class MemorySearch:
             )
             for of_query, at in zip(scores, rows, strict=True)
         ]
+
+
+class BestRows(NamedTuple):
+    """The best rows of each query, best first: `rows` (n, count) int64, -1 where there is none, and
+    their `scores` (n, count) float32.
+    """
+
+    rows: Int64
+    scores: Float32
+
+    def recall(self, found: Int64) -> float:
+        """Returns the share of these rows that is in `found`, (n, top_k) int64, -1 where none.
+
+        A row whose score ties with the last of the best top_k counts; a row counts once.
+        """
+        hits, wanted = 0, 0
+        for ids, rows, scores in zip(found, self.rows, self.scores, strict=True):
+            there = int(np.count_nonzero(rows[: len(ids)] >= 0))
+            if not there:
+                continue
+            good = rows[(rows >= 0) & (scores >= scores[there - 1] - TOLERANCE)]
+            hits += min(there, len(np.intersect1d(ids, good)))
+            wanted += there
+        return hits / max(wanted, 1)
+
+
+def exact_answers(chunks: Iterable[tuple[int, Float32]], queries: Float32, top_k: int) -> BestRows:
+    """Scores all rows for all queries: (n, dim) float32. `chunks`: rows, and their first number."""
+    count = top_k + MARGIN
+    best = faiss.ResultHeap(len(queries), count, keep_max=True)
+    for start, chunk in chunks:
+        scores, rows = faiss.knn(queries, chunk, count, metric=faiss.METRIC_INNER_PRODUCT)
+        best.add_result(scores, np.where(rows < 0, -1, rows + start))
+    best.finalize()
+    return BestRows(best.I, best.D)

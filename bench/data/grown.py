@@ -28,6 +28,7 @@ from bench.data.evaluation import (
     read_vectors,
     real_questions,
 )
+from bench.data.exact import exact_answers
 from bench.data.options import GrowOptions
 from carpool.disk.centroids import probe
 from carpool.embedding import EmbeddingSettings, load_embedder
@@ -176,10 +177,7 @@ def cluster(vectors: Vectors, *, nlist: int, seed: int) -> tuple[Float32, Int32]
 def recall_ceiling(vectors: Vectors, questions: Float32, seed: int) -> float:
     """Returns the share of each question's best rows that are in the clusters that it probes."""
     centroids, clusters = cluster(vectors, nlist=NLIST, seed=seed)
-    best = faiss.ResultHeap(len(questions), TOP_K, keep_max=True)
-    for first, chunk in vectors.chunks():
-        scores, rows = faiss.knn(questions, chunk, TOP_K, metric=faiss.METRIC_INNER_PRODUCT)
-        best.add_result(scores, rows + first)
+    best = exact_answers(vectors.chunks(), questions, TOP_K).rows[:, :TOP_K]
     probed = probe(centroids, questions, NPROBE)
-    inside = clusters[best.I][:, :, None] == probed[:, None, :]
+    inside = clusters[best][:, :, None] == probed[:, None, :]
     return float(inside.any(axis=2).mean())

@@ -23,10 +23,10 @@ import numpy as np
 from msgspec import structs
 
 from bench.core.spread import Spread, spread
+from bench.data.exact import BestRows
 from bench.search.cgroup import Peak
 from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
 from bench.search.contestants.registry import ENTRIES
-from bench.search.reference import BestRows
 from carpool.errors import ConfigError
 
 FIGURES_NAME, IDS_NAME, BUILD_NAME = "figures.json", "ids.npy", "build_s"

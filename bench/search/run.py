@@ -13,13 +13,13 @@ from msgspec import structs
 from bench.core.machine import data_file
 from bench.core.run import BenchRun
 from bench.data.evaluation import distinct_order, read_vectors
+from bench.data.exact import BestRows, exact_answers
 from bench.search.cgroup import drop_page_cache
 from bench.search.child import ARRAYS, IDS_NAME, ChildRequest, TunedFigures
-from bench.search.contestants.contestant import TOP_K, Float32, shape_of
+from bench.search.contestants.contestant import TOP_K, Float32, chunks_of, shape_of
 from bench.search.contestants.registry import ENTRIES, chosen_names, missing_packages
 from bench.search.options import SearchOptions
 from bench.search.processes import run_child
-from bench.search.reference import BestRows, exact_answers
 from bench.search.report import (
     ALONE,
     BUILD,
@@ -209,7 +209,7 @@ def write_questions(folder: Path, arrays: Path, seed: int) -> BestRows:
     """
     vectors = folder / "vectors.npy"
     tuning, queries = halves(read_vectors(folder / "queries.npy"), shape_of(vectors)[1], seed)
-    best = exact_answers(vectors, np.concatenate([tuning, queries]), TOP_K)
+    best = exact_answers(chunks_of(vectors), np.concatenate([tuning, queries]), TOP_K)
     known, expected = (
         BestRows(best.rows[some], best.scores[some])
         for some in (slice(len(tuning)), slice(len(tuning), None))

@@ -14,23 +14,17 @@ from pathlib import Path
 import msgspec
 
 from bench.core.accounting import Accounting, account, answer_accounting, answers_of
-from bench.core.kafka import kafka_settings
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
 from bench.core.stack import ServiceProcess, clean_environment, cpu_s
-from bench.core.topic_recorder import TopicRecorder
 from bench.data.index import BenchIndex
 from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
 from bench.services.options import OverheadOptions
-from carpool.clock import SystemClock
-from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import DeliveryName
 from producers.arrival_times import even
-from producers.publish_queries import Publisher
 from producers.read_questions import Question
 from producers.send_load import LoadPlan
-from producers.settings import ClientSettings
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 
 PREFIX = "bare-hops"
@@ -39,6 +33,7 @@ HOPS = tuple(pairwise(topic.name for topic in (QUERIES, GROUPS, RETRIEVALS, ANSW
 TURNS = (0, 1, 1, 0)
 """Which side is measured, in turn: drift of the machine meets both sides alike."""
 SETTLE_S = 2.0
+WATCHED = (ANSWERS.name,)
 
 
 class DeliveryContestant(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +113,7 @@ class _Side:
 
     def ask(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> SentLoad:
         """Sends a load through it and waits for the answers."""
-        return self.session.ask(questions, plan, even(rate_per_s), topics=(ANSWERS.name,))
+        return self.session.ask(questions, plan, even(rate_per_s), topics=WATCHED)
 
     def measure(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
         """Sends a load and keeps what it took. Blocks."""
@@ -181,25 +176,23 @@ def _open_hops(
     services: Session, settings: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[Session, list[int]]]:
     """Yields a session through three bare hops, and their process ids."""
-    bootstrap = services.stack.bootstrap
-    kafka = kafka_settings(settings, bootstrap=bootstrap, prefix=PREFIX)
-    own = {"CARPOOL_KAFKA_BOOTSTRAP": bootstrap, "CARPOOL_KAFKA_PREFIX": PREFIX}
-    create_topics(kafka)
+    bootstrap, pids = services.stack.bootstrap, []
+    own = {
+        **settings,
+        "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
+        "CARPOOL_KAFKA_PREFIX": PREFIX,
+    }
+    opening = open_session(Path(), folder, own, services=(), bootstrap=bootstrap, topics=WATCHED)
     with ExitStack() as opened:
-        recorder = opened.enter_context(TopicRecorder(kafka, [ANSWERS.name], SystemClock()))
-        pids = []
+        session = opened.enter_context(opening)
         for source, target in HOPS:
             process = ServiceProcess(
                 [sys.executable, "-m", "bench.services.bare_hop", source, target],
-                environ={**clean_environment(), **settings, **own},
+                environ=clean_environment() | own,
                 log_file=folder / f"bare-hop-{source}.log",
             )
             process.start()
             opened.callback(process.stop)
             pids.append(process.pid)
-        publisher = Publisher(kafka, ClientSettings())
-        opened.callback(publisher.close, 5.0)
-        session = Session(stack=services.stack, recorder=recorder, publisher=publisher)
-        first = [Question(text="the first")]
-        session.ask(first, LoadPlan(), even(1), topics=(ANSWERS.name,))
+        session.ask([Question(text="the first")], LoadPlan(), even(1), topics=WATCHED)
         yield session, pids

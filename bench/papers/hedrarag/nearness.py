@@ -128,17 +128,17 @@ def written(data: EvaluationData, encode: Encode, options: NearnessOptions) -> l
         for one in read_passages(data.corpus_path)
     ]
 
-    def search(texts: Sequence[str]) -> list[Found]:
-        best = np.argsort(-(encode(texts) @ corpus.T), axis=1)[:, :TOP_K]
-        return [Found([hits[row] for row in rows]) for rows in best.tolist()]
+    def search(text: str) -> Found:
+        best = np.argsort(-(corpus @ encode([text])[0]))[:TOP_K]
+        return Found([hits[row] for row in best.tolist()])
 
     asked = [question.text or "" for question in data.questions(TRAFFIC)]
     order = np.random.default_rng(options.seed).permutation(len(asked))
     write = open_model(options.model)
     return [
-        one
+        run_program(program, asked[at], search, write)
         for program, count in QUESTIONS.items()
-        for one in run_program(program, [asked[at] for at in order[:count]], search, write)
+        for at in order[:count]
     ]
 
 

@@ -20,34 +20,32 @@ KEPT = 40
 """Memory of four clusters: what is read ahead takes at most half of it."""
 
 
-def write(prompts: Sequence[FilledPrompt], tokens_max: int) -> list[str]:
-    """A model that counts what it was asked."""
-    return [f"{len(prompts)} of {tokens_max}" for _ in prompts]
+def write(prompt: FilledPrompt, tokens_max: int) -> str:
+    """A model that says how much it may write."""
+    return f"1 of {tokens_max}"
+
+
+def search(text: str) -> Found:
+    """A search that finds nothing."""
+    return Found()
 
 
 def test_programs_are_run_to_their_answer() -> None:
-    def search(texts: Sequence[str]) -> list[Found]:
-        return [Found() for _ in texts]
-
-    (one, other) = run_program(hyde, ["a", "b"], search, write)
-    assert (one.searched, one.written) == (["2 of 96"], ["2 of 96"])
-    assert other.question == "b"
-    (one,) = run_program(irg, ["a"], search, write)
+    one = run_program(hyde, "b", search, write)
+    assert (one.question, one.searched, one.written) == ("b", ["1 of 96"], ["1 of 96"])
+    one = run_program(irg, "a", search, write)
     assert one.searched == ["a", "a 1 of 96", "a 1 of 96"]
     assert one.written == ["1 of 96", "1 of 96"]
 
 
 def test_each_later_search_is_compared_with_the_one_before() -> None:
-    def search(texts: Sequence[str]) -> list[Found]:
-        return [Found() for _ in texts]
-
     seen: list[list[str]] = []
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         seen.append(list(texts))
         return np.zeros((len(texts), 2), np.float32)
 
-    texts = texts_of(run_program(irg, ["a"], search, write), encode)
+    texts = texts_of([run_program(irg, "a", search, write)], encode)
     assert texts.rounds == 2
     assert next(iter(texts.instead)) == "question or last search"
     assert seen[0] == ["a", "a 1 of 96"]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from bench.core.memory import memory_of
+from bench.data.exact import exact_answers
 from bench.search.child import tune
 from bench.search.contestants.carpool import GROWTH_BYTES, Carpool, budget_for
-from bench.search.contestants.contestant import SearchData, ladder
+from bench.search.contestants.contestant import SearchData, chunks_of, ladder
 from bench.search.contestants.mapped_rows import MappedRows
 from bench.search.contestants.registry import ENTRIES, chosen_names
-from bench.search.reference import exact_answers
 from carpool.errors import ConfigError
 from searcher.shard.gpu import GpuShard
 from tests.bench.helpers import unit_rows
@@ -34,7 +34,7 @@ def test_it_finds_what_scoring_every_row_finds(name: str, data: SearchData) -> N
     if not find_spec(ENTRIES[name].package):
         pytest.skip(f"{ENTRIES[name].package} is not installed")
     contestant = ENTRIES[name].make()
-    best = exact_answers(data.vectors, data.tuning, data.top_k)
+    best = exact_answers(chunks_of(data.vectors), data.tuning, data.top_k)
     contestant.build(data)
     contestant.open(data)
     try:
@@ -58,7 +58,7 @@ def test_carpool_builds_an_index_where_none_is_given(data: SearchData) -> None:
         found = contestant.search(data.tuning, 1)
     finally:
         contestant.close()
-    assert exact_answers(data.vectors, data.tuning, data.top_k).recall(found) == 1
+    assert exact_answers(chunks_of(data.vectors), data.tuning, data.top_k).recall(found) == 1
 
 
 def test_a_hot_shard_holds_what_tuning_questions_probe(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench.data.exact import BestRows
 from bench.search.child import ChildRequest, measure, tune
 from bench.search.contestants.contestant import Contestant, Float32, Int64, SearchData
-from bench.search.reference import BestRows
 from tests.bench.helpers import unit_rows
 
 QUERIES = unit_rows(np.random.default_rng(3), 50, 16)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.search.contestants.contestant import SearchData
-from bench.search.reference import MARGIN, BestRows, exact_answers
+from bench.data.exact import MARGIN, BestRows, exact_answers
+from bench.search.contestants.contestant import SearchData, chunks_of
 
 
 def test_recall_counts_expected_ids_and_those_that_tie_with_the_last_once() -> None:
@@ -24,6 +24,6 @@ def test_the_best_rows_are_those_of_a_sort(
     data: SearchData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.search.contestants.contestant.CHUNK_ROWS", 150)
-    found = exact_answers(data.vectors, data.tuning, data.top_k)
+    found = exact_answers(chunks_of(data.vectors), data.tuning, data.top_k)
     order = np.argsort(-(data.tuning @ np.load(data.vectors).T), axis=1)
     assert (found.rows == order[:, : data.top_k + MARGIN]).all()
