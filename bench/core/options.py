@@ -25,7 +25,6 @@ DataOption = Annotated[
         "--data",
         metavar="DIR",
         help="Folder of the evaluation data. Default: CARPOOL_DATA.",
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[
@@ -34,7 +33,6 @@ JsonOption = Annotated[
         "--json",
         metavar="FILE",
         help="Where the figures go as JSON; - is standard output.",
-        show_default=False,
     ),
 ]
 WorkOption = Annotated[
@@ -51,7 +49,6 @@ ServiceSettingOption = Annotated[
         "--set",
         metavar="SECTION.NAME=VALUE",
         help="A setting of the services, such as grouper.policy=greedy; may be repeated.",
-        show_default=False,
     ),
 ]
 NlistOption = Annotated[int, typer.Option("--nlist", min=1, help="Clusters of the index.")]

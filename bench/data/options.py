@@ -41,7 +41,6 @@ class GrowOptions(msgspec.Struct, frozen=True, kw_only=True):
             min=0.01,
             max=100,
             help="How far documents go from their passages. Default: by the rows.",
-            show_default=False,
         ),
     ] = None
 

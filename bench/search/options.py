@@ -29,7 +29,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="DIR",
             help="A folder with vectors.npy, corpus.jsonl and queries.npy, as carpool bench data "
             "writes it. Give it once for each run.",
-            show_default=False,
         ),
     ] = []
     index: Annotated[
@@ -39,7 +38,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="DIR",
             help="Carpool's index of a collection, once for each --collection. Default: carpool "
             "index build makes one by its defaults.",
-            show_default=False,
         ),
     ] = []
     contestants: Annotated[
@@ -49,7 +47,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAME,NAME",
             help="Who takes part, such as carpool,faiss-memory. Default: all but other modes of "
             "Carpool and its shards on a GPU.",
-            show_default=False,
         ),
     ] = None
     recall: Annotated[
@@ -59,7 +56,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             min=0,
             max=1,
             help="Recall that each contestant is to reach; may be repeated. Default: 0.95, 0.98.",
-            show_default=False,
         ),
     ] = []
     memory: Annotated[
@@ -71,7 +67,6 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="SHARE",
             help="Limit of a contestant's whole process, page cache included, as a share of the "
             "bytes of the vectors in float32. Default: no limit, the kernel only counts.",
-            show_default=False,
         ),
     ] = None
     memory_held_by: Annotated[

@@ -32,7 +32,6 @@ class CorpusOptions(ServiceOptions, frozen=True, kw_only=True):
             "--model",
             help="Embedding model, a name or a folder: the one of the precomputed vectors. "
             "Default: the services'.",
-            show_default=False,
         ),
     ] = None
     seed: Annotated[int, typer.Option("--seed", help="Seed of clusters and arrivals.")] = 0
