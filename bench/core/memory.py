@@ -35,7 +35,5 @@ def memory_of(pid: int) -> MemoryUse:
         int(fields[name].split()[0]) * KIB for name in ("VmRSS", "VmHWM", "RssFile", "RssShmem")
     )
     return MemoryUse(
-        resident_bytes=now,
-        resident_bytes_max=most,
-        anonymous_bytes_max=most - of_files - shared,
+        resident_bytes=now, resident_bytes_max=most, anonymous_bytes_max=most - of_files - shared
     )

@@ -22,17 +22,13 @@ NOT_REPORTED = ("data", "index", "json_file", "model", "nlist", "out", "work")
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Folder of the evaluation data. Default: CARPOOL_DATA.",
+        "--data", metavar="DIR", help="Folder of the evaluation data. Default: CARPOOL_DATA."
     ),
 ]
 JsonOption = Annotated[
     Path | None,
     typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Where the figures go as JSON; - is standard output.",
+        "--json", metavar="FILE", help="Where the figures go as JSON; - is standard output."
     ),
 ]
 WorkOption = Annotated[

@@ -88,12 +88,7 @@ class TopicRecorder:
             raise self._failure
 
     def wait(
-        self,
-        ids: Set[str],
-        topics: Sequence[str],
-        *,
-        stalled_s: float,
-        settle_s: float,
+        self, ids: Set[str], topics: Sequence[str], *, stalled_s: float, settle_s: float
     ) -> None:
         """Waits until every id was seen in one of `topics`, and `settle_s` longer for duplicates.
 

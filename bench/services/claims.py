@@ -12,12 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
-from bench.core.accounting import (
-    Accounting,
-    answers_of,
-    final_retrievals,
-    retrieval_accounting,
-)
+from bench.core.accounting import Accounting, answers_of, final_retrievals, retrieval_accounting
 from bench.core.topic_recorder import ReceivedRecord
 from bench.data.evaluation import CLAIMS, EVIDENCE, Float32, read_evidence
 from bench.data.exact import MemorySearch, Ranking

@@ -10,8 +10,7 @@ import typer
 from bench.core.options import DataOption, NlistOption, ServiceOptions
 
 SecondsOption = Annotated[
-    float,
-    typer.Option("--seconds", min=0.1, help="How long each side or condition is measured."),
+    float, typer.Option("--seconds", min=0.1, help="How long each side or condition is measured.")
 ]
 WarmUpOption = Annotated[
     float,

@@ -177,11 +177,7 @@ def _open_hops(
 ) -> Iterator[tuple[Session, list[int]]]:
     """Yields a session through three bare hops, and their process ids."""
     bootstrap, pids = services.stack.bootstrap, []
-    own = {
-        **settings,
-        "CARPOOL_KAFKA_BOOTSTRAP": bootstrap,
-        "CARPOOL_KAFKA_PREFIX": PREFIX,
-    }
+    own = {**settings, "CARPOOL_KAFKA_BOOTSTRAP": bootstrap, "CARPOOL_KAFKA_PREFIX": PREFIX}
     opening = open_session(Path(), folder, own, services=(), bootstrap=bootstrap, topics=WATCHED)
     with ExitStack() as opened:
         session = opened.enter_context(opening)

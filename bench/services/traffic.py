@@ -69,10 +69,7 @@ def measure(run: CorpusRun, kind: Kind, rate_per_s: float) -> TrafficResult:
     with run.session(SERVICES, kind) as session:
         session.ask(questions[:WARM_UP], run.plan, even(rate_per_s))
         load = session.ask(
-            questions,
-            run.plan,
-            poisson(rate_per_s, run.options.seed),
-            settle_s=SETTLE_S,
+            questions, run.plan, poisson(rate_per_s, run.options.seed), settle_s=SETTLE_S
         )
         return _result(session, load, rate_per_s)
 

@@ -16,13 +16,7 @@ from bench.papers.hedrarag.speculative_generation import HedraRag
 from bench.papers.options import SpeculationOptions
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.papers.ragcache.streams import passage_tokens
-from bench.simulator.warm_ups import (
-    Found,
-    WarmUpFigures,
-    WarmUpLoad,
-    WarmUpSimulation,
-    found_in,
-)
+from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation, found_in
 from carpool.disk.centroids import probe
 from generator.plan.speculation import protocol
 from generator.plan.speculation.auto import Auto

@@ -268,10 +268,7 @@ class TopicAudit:
         """Returns the input records with a wrong number of records, by what is wrong."""
         tries = Counter((first, steps) for first, attempt, steps in self._retries if attempt)
         later = {record for topic in WAY[1:] for record in self._seen[topic]}
-        wrong = {
-            "lost": sorted(lost),
-            "never published": sorted(later - self._query_ids.keys()),
-        }
+        wrong = {"lost": sorted(lost), "never published": sorted(later - self._query_ids.keys())}
         for topic in WAY[1:]:
             is_answer = topic == ANSWERS.name
             wrong[f"twice: {topic}"] = [

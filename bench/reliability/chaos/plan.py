@@ -50,10 +50,7 @@ KINDS: Mapping[Kind, KindOfFault] = {
     "lost reply": KindOfFault("network faults", 0.20, "brokers", None),
     "kill an LLM server": KindOfFault("kills of LLM servers", 1.0, "LLM servers"),
     "lower a limit": KindOfFault(
-        "changes of the deployment",
-        0.30,
-        (GROUPS.name, RETRIEVALS.name, ANSWERS.name),
-        (3.0, 10.0),
+        "changes of the deployment", 0.30, (GROUPS.name, RETRIEVALS.name, ANSWERS.name), (3.0, 10.0)
     ),
     # The partitions of retrievals and answers are those of ids: an id that moves is answered anew.
     "add partitions": KindOfFault("changes of the deployment", 0.20, QUERY_TOPICS),
