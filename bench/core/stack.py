@@ -78,6 +78,10 @@ class ServiceProcess:
                 start_new_session=True,
             )
 
+    def is_up(self) -> bool:
+        """Whether it answers that it is ready."""
+        return self.page(self._ready_page)[0] == 200
+
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Waits until the process is ready.
 
@@ -85,11 +89,11 @@ class ServiceProcess:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            status, text = self.page(self._ready_page)
-            if status == 200:
+            if self.is_up():
                 return
             if not self.is_running or time.monotonic() > deadline:
                 what = "is not ready" if self.is_running else "has ended"
+                _, text = self.page(self._ready_page)
                 raise CarpoolError(
                     f"{' '.join(self.command[-2:])} {what}; {text}\n{self.log_tail()}"
                 )

@@ -80,7 +80,7 @@ def measure(session: Session, seconds: float) -> dict[str, float]:
     for process in services:
         process.start()
     while (now_s := time.time() - started_s) < seconds or found["ready_s"] < 0:
-        if found["ready_s"] < 0 and all(each.page("/readyz")[0] == 200 for each in services):
+        if found["ready_s"] < 0 and all(each.is_up() for each in services):
             found["ready_s"] = now_s
         found["records"] = sum(map(recorder.distinct, WRITTEN)) - there
         if found["first_s"] < 0 < found["records"]:

@@ -41,6 +41,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     rate_per_s: float
     questions: int
     answered: int
+    answered_twice: int
+    texts: int
     errors: tuple[str, ...]
     took_s: float
     latency_s: Spread | None
@@ -50,8 +52,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether each question has an answer."""
-        return self.answered == self.questions and not self.errors
+        """Whether each question has one answer."""
+        return self.answered == self.questions and not (self.answered_twice or self.errors)
 
     @property
     def holds(self) -> bool:
@@ -69,19 +71,34 @@ class Loads:
         self._texts, self._seed, self._seconds, self._note = texts, seed, seconds, note
         self._run = 0
 
-    def ask(self, contestant: Contestant, name: str, rate_per_s: float, count: int) -> Load:
-        """Sends questions at times of a Poisson process, and waits for the answers. Blocks."""
+    def ask(
+        self,
+        contestant: Contestant,
+        name: str,
+        rate_per_s: float,
+        count: int,
+        halfway: Callable[[], None] = lambda: None,
+    ) -> Load:
+        """Sends questions at times of a Poisson process, and waits for the answers. Blocks.
+
+        `halfway`: is called after half of the questions.
+        """
         questions = self._questions(name, rate_per_s, count)
         times_us = poisson(rate_per_s, self._seed) if rate_per_s else iter([0] * count)
         before_s, due_us = cpu_s(contestant.pids()), {}
         began_us = SystemClock().now_us()
-        for asked, at_us in zip(questions, times_us, strict=False):
+        for at, (asked, at_us) in enumerate(zip(questions, times_us, strict=False)):
+            if at == count // 2:
+                halfway()
             due_us[asked.id] = began_us + at_us
             time.sleep(max(0, due_us[asked.id] - SystemClock().now_us()) / 1e6)
             contestant.send(asked)
         wait_until(lambda: due_us.keys() <= contestant.seen().keys(), DRAIN_S)
         took_s = (SystemClock().now_us() - began_us) / 1e6
-        seen = {key: each[0] for key, each in contestant.seen().items() if key in due_us}
+        used_s = cpu_s(contestant.pids()) - before_s
+        time.sleep(SETTLE_S)  # for answers that come twice
+        every = {key: each for key, each in contestant.seen().items() if key in due_us}
+        seen = {key: each[0] for key, each in every.items()}
         took = {key: (one.at_us - due_us[key]) / 1e6 for key, one in seen.items()}
         ids: dict[str, list[str]] = {}
         for asked in questions:
@@ -91,12 +108,14 @@ class Loads:
             rate_per_s=rate_per_s,
             questions=len(questions),
             answered=len(seen),
+            answered_twice=sum(len(each) - 1 for each in every.values()),
+            texts=sum(each.texts for each in seen.values()),
             errors=tuple(each.error for each in seen.values() if each.error),
             took_s=took_s,
             latency_s=spread(took.values()),
             p50_s={each: median(took[key] for key in keys) for each, keys in ids.items()},
             steps={each: fmean(seen[key].steps for key in keys) for each, keys in ids.items()},
-            cpu_ms_a_question=1e3 * (cpu_s(contestant.pids()) - before_s) / len(questions),
+            cpu_ms_a_question=1e3 * used_s / len(questions),
         )
         self._note(f"{name}: {dict(figures(load))}")
         return load
@@ -124,26 +143,15 @@ class Loads:
 
         `paid_twice`: calls beyond one for each text that an answer needed.
         """
-        questions, before = self._questions(MIXED, -1.0, KILL_QUESTIONS), _calls(llm)
-        for at, asked in enumerate(questions):
-            if at == len(questions) // 2:
-                contestant.kill_and_restart()
-            contestant.send(asked)
-            time.sleep(1 / KILL_PER_S)
-        ids = {asked.id for asked in questions}
-        wait_until(lambda: ids <= contestant.seen().keys(), DRAIN_S / 2)
-        time.sleep(SETTLE_S)
-        seen = {key: each for key, each in contestant.seen().items() if key in ids}
-        texts = sum(each[0].texts for each in seen.values())
-        found: dict[str, float] = {
-            "questions": len(ids),
-            "lost": len(ids - seen.keys()),
-            "answered_twice": sum(len(each) - 1 for each in seen.values()),
-            "texts": texts,
-            "paid_twice": _calls(llm) - before - texts,
+        before, restart = _calls(llm), contestant.kill_and_restart
+        load = self.ask(contestant, MIXED, KILL_PER_S, KILL_QUESTIONS, halfway=restart)
+        return {
+            "questions": load.questions,
+            "lost": load.questions - load.answered,
+            "answered_twice": load.answered_twice,
+            "texts": load.texts,
+            "paid_twice": _calls(llm) - before - load.texts,
         }
-        self._note(f"kill: {found}")
-        return found
 
     def _questions(self, load: str, rate_per_s: float, count: int) -> list[Asked]:
         self._run += 1

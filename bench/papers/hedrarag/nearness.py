@@ -189,16 +189,14 @@ def history(collection: Collection, last: Float32, following: Float32) -> dict[s
 
     H: the clusters of the best 20 of the last search; C, C': those that it and the next probe.
     """
-    best, best20 = collection.best(following, TOP_K), collection.best(last, HISTORY)
+    best, best20 = collection.best(following, 2), collection.best(last, HISTORY)
     homes, of_homes = collection.clusters[best], list(collection.clusters[best20])
     probed, of_next = list(collection.probed(last)), list(collection.probed(following))
-    row = {}
-    for count in (2, TOP_K):
-        row[f"1: best {count} among the best 20 of the last"] = share_in(best[:, :count], best20)
-        row[f"2: best {count} in H"] = share_in(homes[:, :count], of_homes)
-        row[f"3: best {count} in C"] = share_in(homes[:, :count], probed)
-    row["clusters of C' in H"] = share_in(of_next, of_homes)
-    row["clusters of C' in C"] = share_in(of_next, probed)
+    row = {
+        "1: best 2 among the best 20 of the last": share_in(best, best20),
+        "2: best 2 in H": share_in(homes, of_homes),
+        "3: best 2 in C": share_in(homes, probed),
+    }
     by_history = []
     for here, before, nearest in zip(of_homes, probed, of_next, strict=True):
         later = np.where(np.isin(nearest, here), 0, np.where(np.isin(nearest, before), 1, 2))

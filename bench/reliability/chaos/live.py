@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 
-from bench.core.stack import SERVICES, ServiceProcess, Stack, member_names
+from bench.core.stack import SERVICES, Stack, member_names
 from bench.core.topic_recorder import TopicRecorder
 from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
@@ -132,13 +131,8 @@ def supervised(
     """Yields every process of a run by its name."""
     for name in INSTANCES:
         process = stack[name]
-        # Of two members of a topic with one partition, one never becomes ready.
-        yield name, SupervisedProcess(process, process.start, partial(_is_alive, process))
+        yield name, SupervisedProcess(process, process.start, process.is_up)
     for name, server in zip(BROKERS, cluster.servers, strict=True):
         yield name, SupervisedProcess(server, server.launch, server.is_listening)
     for name, each in stand_ins.items():
         yield name, SupervisedProcess(each, each.start, each.is_up)
-
-
-def _is_alive(process: ServiceProcess) -> bool:
-    return process.page("/healthz")[0] == 200

@@ -41,16 +41,12 @@ class LlmStandIn:
         self._command = process.command
         self._before = Counter[str]()
         self._lock = threading.Lock()
-        self.start, self.pause, self.resume = process.start, process.pause, process.resume
+        self.start, self.is_up = process.start, process.is_up
 
     @property
     def is_running(self) -> bool:
         """Whether the process exists."""
         return self._process.is_running
-
-    def is_up(self) -> bool:
-        """Returns whether it answers."""
-        return self._process.page("/health")[0] == 200
 
     def in_flight(self) -> int:
         """Returns the requests that it has; 0 when it does not answer."""
