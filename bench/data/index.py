@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.data.evaluation import CORPUS, EvaluationData, Float32, read_passages, read_vectors
+from bench.data.evaluation import CORPUS, EvaluationData, read_passages, read_vectors
 from bench.data.exact import MemorySearch
 from carpool.clock import SystemClock
 from carpool.disk.centroids import read_centroids
@@ -54,7 +54,7 @@ def corpus_index(
     index_dir = folder / f"index-{nlist}-{seed}-{fingerprint_of(embedding)}"
     if (index_dir / MANIFEST_NAME).exists():
         return BenchIndex(dir=index_dir, manifest=read_manifest(index_dir))
-    vectors = read_vectors(data.vectors_path(CORPUS))
+    vectors = data.vectors_path(CORPUS)
     config = IndexerConfig(embedding=embedding)
     return _build(data.corpus_path, vectors, index_dir, nlist=nlist, seed=seed, config=config)
 
@@ -70,7 +70,8 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
     corpus.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
     embedding = EmbeddingSettings(model=model)
     config = IndexerConfig(embedding=embedding, indexer=IndexerSettings(code_rows_min=1))
-    vectors = load_embedder(embedding).encode(texts)
+    vectors = index_dir.with_name(index_dir.name + "-vectors.npy")
+    np.save(vectors, load_embedder(embedding).encode(texts))
     return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, config=config)
 
 
@@ -82,11 +83,8 @@ def memory_search(data: EvaluationData, index: BenchIndex) -> MemorySearch:
 
 
 def _build(
-    corpus: Path, vectors: Float32, index_dir: Path, *, nlist: int, seed: int, config: IndexerConfig
+    corpus: Path, vectors: Path, index_dir: Path, *, nlist: int, seed: int, config: IndexerConfig
 ) -> BenchIndex:
-    index_dir.parent.mkdir(parents=True, exist_ok=True)
-    vectors_path = index_dir.with_name(index_dir.name + "-vectors.npy")
-    np.save(vectors_path, vectors)
     request = BuildRequest(
         corpus=corpus,
         index_dir=index_dir,
@@ -95,11 +93,8 @@ def _build(
         strict=True,
         force=True,
         restart=True,
-        vectors=vectors_path,
+        vectors=vectors,
         fingerprint=fingerprint_of(config.embedding),
     )
-    try:
-        report = build_index(request, config, SystemClock(), SilentProgress())
-    finally:
-        vectors_path.unlink()
+    report = build_index(request, config, SystemClock(), SilentProgress())
     return BenchIndex(dir=index_dir, manifest=report.manifest)

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bench.core.options import WORK, DataOption, JsonOption, NprobeOption, SeedOption
+from bench.core.options import DataOption, JsonOption, NprobeOption, SeedOption
 from bench.services.options import CorpusOptions
 
 
@@ -117,16 +117,10 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
 class NearnessOptions(PaperOptions, frozen=True, kw_only=True):
     """HedraRAG 4.3: how near is a workflow's next search to what is known before it?
 
-    A small model writes the texts of `hyde` and `irg` for HotpotQA questions (minutes on two cores;
-    they are kept). Measures parts of a text, the question, and the last search against the search
-    that follows; the order by history; and the bytes that announcing clusters saves in the plans of
-    exact searches and of paged codes, beside an oracle.
+    The model of `make setup-vllm` writes the texts of `hyde` and `irg` for HotpotQA questions
+    (minutes on two cores; they are kept in .carpool/bench). Measures parts of a text, the question,
+    and the last search against the search that follows; the order by history; and the bytes that
+    announcing clusters saves in the plans of exact searches and of paged codes, beside an oracle.
     """
 
-    model: Annotated[
-        Path, typer.Option("--model", metavar="DIR", help="The model: `make setup-vllm` makes it.")
-    ] = Path(".carpool/models/smollm2-135m-instruct")
-    texts: Annotated[
-        Path, typer.Option("--texts", metavar="FILE", help="Where the texts are kept.")
-    ] = WORK / "workflow-texts.json"
     data: DataOption = None

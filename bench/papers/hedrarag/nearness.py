@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from bench.core.machine import data_file
+from bench.core.options import WORK
 from bench.core.run import BenchRun
 from bench.data.evaluation import (
     CORPUS,
@@ -34,6 +36,7 @@ from bench.simulator.warm_ups import found_in
 from carpool.disk.centroids import probe
 from carpool.embedding.loader import load_embedder
 from carpool.embedding.settings import EmbeddingSettings
+from carpool.vllm import VllmSettings
 from carpool.workflow.programs.hyde import hyde
 from carpool.workflow.programs.irg import irg
 from carpool.workflow.steps import Found
@@ -45,6 +48,7 @@ Float32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Encode = Callable[[Sequence[str]], Float32]
 
+TEXTS = WORK / "workflow-texts.json"
 QUESTIONS = {hyde: 96, irg: 32}
 SHARES = (0.25, 0.5, 0.75)
 NPROBE = {100: 24, 1000: 75}
@@ -92,10 +96,10 @@ def run(options: NearnessOptions) -> bool:
     """Measures, prints and reports. Raises `ConfigError`."""
     begun = BenchRun("paper hedrarag-nearness", options)
     data, encode = find_data(options.data), load_embedder(EmbeddingSettings()).encode
-    if not options.texts.is_file():
-        options.texts.parent.mkdir(parents=True, exist_ok=True)
-        options.texts.write_bytes(msgspec.json.encode(written(data, encode, options)))
-    steps = msgspec.json.decode(options.texts.read_bytes(), type=list[Steps])
+    if not TEXTS.is_file():
+        TEXTS.parent.mkdir(parents=True, exist_ok=True)
+        TEXTS.write_bytes(msgspec.json.encode(written(data, encode, options.seed)))
+    steps = msgspec.json.decode(TEXTS.read_bytes(), type=list[Steps])
     texts = {
         program.name: texts_of([one for one in steps if one.program == program.name], encode)
         for program in QUESTIONS
@@ -116,11 +120,11 @@ def run(options: NearnessOptions) -> bool:
                 tables[title] = advised(collection, each, others, share)
         last, whole = texts[irg.name].instead[KNOWN], texts[irg.name].whole
         tables[f"irg, nlist {nlist}: history"] = {"share": history(collection, last, whole)}
-    files = (data_file(data.vectors_path(CORPUS)), data_file(options.texts))
+    files = (data_file(data.vectors_path(CORPUS)), data_file(TEXTS))
     return begun.finish(tables, promises={}, results=tables, data=files)
 
 
-def written(data: EvaluationData, encode: Encode, options: NearnessOptions) -> list[Steps]:
+def written(data: EvaluationData, encode: Encode, seed: int) -> list[Steps]:
     """Returns what the model writes for questions of HotpotQA; every search is exact."""
     corpus = read_vectors(data.vectors_path(CORPUS))
     hits = [
@@ -133,8 +137,8 @@ def written(data: EvaluationData, encode: Encode, options: NearnessOptions) -> l
         return Found([hits[row] for row in best.tolist()])
 
     asked = [question.text or "" for question in data.questions(TRAFFIC)]
-    order = np.random.default_rng(options.seed).permutation(len(asked))
-    write = open_model(options.model)
+    order = np.random.default_rng(seed).permutation(len(asked))
+    write = open_model(Path(VllmSettings().model_dir))
     return [
         run_program(program, asked[at], search, write)
         for program, count in QUESTIONS.items()
