@@ -132,32 +132,16 @@ def test_vllm_on_the_cpu_has_no_second_memory(
     check_vllm(VllmSettings(model_dir=str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [
-        ("", "cannot import name 'CachePolicyFactory'"),
-        (
-            "class CachePolicyFactory:\n"
-            "    def get_cache_policy_cls(name, module):\n"
-            "        raise ValueError(f'no {name} in {module}')\n",
-            "ValueError: no pgdsf in pgdsf",
-        ),
-    ],
-    ids=["too old", "without the policy"],
-)
 def test_a_vllm_that_cannot_load_the_policy_is_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path
-    for name in ("vllm", "v1", "kv_offload", "cpu", "policies"):
-        folder = folder / name
-        folder.mkdir()
-        (folder / "__init__.py").touch()
-    (folder / "factory.py").write_text(factory, encoding="utf-8")
+    folder = tmp_path / "vllm" / "v1" / "kv_offload" / "cpu" / "policies"
+    folder.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (folder / "factory.py").touch()  # as of an older vLLM
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="kv_host_policy") as raised:
+    with pytest.raises(ConfigError, match=r"cannot import name 'CachePolicyF.*kv_host_policy"):
         check_kv_host_policy("pgdsf")
-    assert reason in str(raised.value)
 
 
 def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Equal steps of workflows are generated once while in flight; what is counted and traced."""
+"""Steps of workflows in flight: equal ones are generated once; their order, counts and spans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS
 from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import LLM, Running, running, unit
-from tests.generator.workflow_units import begun, ended, next_journal
+from tests.generator.workflow_units import begun, ended, next_journal, searched
 
 ONE_SLOT = GeneratorSettings(concurrency=1)
 HANGS = Reply(hangs_after=0)
@@ -72,6 +72,13 @@ def test_the_next_equal_step_is_sent_if_the_first_is_revoked() -> None:
         run.stage.revoke(frozenset({first.id}), frozenset())
         run.wait(lambda: len(run.sink.dones) == 1)
         assert run.sink.dones[0].parts == ((second.id, 0),)
+
+
+def test_a_workflow_that_has_begun_goes_before_a_question_that_came_earlier() -> None:
+    engine = MemoryLlm(script=[HANGS])
+    with running(engine, ONE_SLOT) as run:
+        results_of(run, unit("is it new?"), searched("irg"))
+        assert [("is it new?" in each.user) for each in engine.requests] == [False, False, True]
 
 
 def test_the_end_of_a_workflow_is_counted_with_its_steps_and_every_step_has_a_span() -> None:

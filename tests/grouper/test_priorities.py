@@ -14,9 +14,12 @@ from grouper import service
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.group import Group
+from schemas.query import Journal
 from schemas.topics import ANSWERS, GROUPS, GROUPS_BATCH, QUERIES, QUERIES_BATCH, Topic
+from schemas.workflow import StepResult
 from tests.clocks import NOW_US
 from tests.grouper.stage import AHEAD, Gate, GatePolicy, Rig, prepared, running
+from tests.records import a_query
 from tests.waiting import wait_until
 
 
@@ -131,17 +134,32 @@ def test_what_expires_where_it_gathers_or_is_read_ahead_is_answered_at_the_next_
         assert len(rig.sink.acknowledged) == 9, "nobody was answered twice"
 
 
-def test_a_tenant_with_a_backlog_does_not_keep_another_out_of_the_next_window(
-    tmp_path: Path,
+HEAVY, LIGHT = ((("rag-tenant", name),) for name in (b"heavy", b"light"))
+BEGUN = Journal(
+    root=a_query(),
+    program="hyde",
+    version=1,
+    digest="d",
+    rounds=((StepResult(digest="d", text="A guess."),),),
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"headers": LIGHT}, {"headers": HEAVY, "journal": BEGUN}],
+    ids=["another tenant", "a workflow that has begun"],
+)
+def test_a_backlog_does_not_keep_another_tenant_or_a_workflow_out_of_the_next_window(
+    tmp_path: Path, more: dict[str, Any]
 ) -> None:
     policy = GatePolicy()
     settings = msgspec.structs.replace(AHEAD, horizon_windows=0)
     with running(tmp_path, settings=settings, policy=policy) as rig:
-        heavy = offer(rig, QUERIES, *["ada"] * 20, headers=(("rag-tenant", b"heavy"),))
+        heavy = offer(rig, QUERIES, *["ada"] * 20, headers=HEAVY)
         rig.tick()
         wait_until(lambda: policy.windows == 1)
-        light = offer(rig, QUERIES, "bell", headers=(("rag-tenant", b"light"),))
+        other = offer(rig, QUERIES, "bell", **more)
         rig.tick()
         policy.opened.release(99)
         rig.settled(21)
-        assert [ids for _, ids in left(rig)][:2] == [heavy[:4], [*heavy[4:7], *light]]
+        assert [ids for _, ids in left(rig)][:2] == [heavy[:4], [*heavy[4:7], *other]]

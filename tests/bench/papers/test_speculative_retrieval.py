@@ -10,7 +10,6 @@ import pytest
 from bench.papers.hedrarag.nearness import Collection, final_at, history, texts_of
 from bench.papers.hedrarag.speculative_retrieval import PLANES, Root, alone, busy
 from bench.papers.hedrarag.texts import run_program
-from carpool.workflow.programs.hyde import hyde
 from carpool.workflow.programs.irg import irg
 from carpool.workflow.steps import Found
 from generator.plan.prompt import FilledPrompt
@@ -20,32 +19,23 @@ KEPT = 40
 """Memory of four clusters: what is read ahead takes at most half of it."""
 
 
-def write(prompt: FilledPrompt, tokens_max: int) -> str:
-    """A model that says how much it may write."""
-    return f"1 of {tokens_max}"
-
-
-def search(text: str) -> Found:
-    """A search that finds nothing."""
-    return Found()
-
-
-def test_programs_are_run_to_their_answer() -> None:
-    one = run_program(hyde, "b", search, write)
-    assert (one.question, one.searched, one.written) == ("b", ["1 of 96"], ["1 of 96"])
-    one = run_program(irg, "a", search, write)
-    assert one.searched == ["a", "a 1 of 96", "a 1 of 96"]
-    assert one.written == ["1 of 96", "1 of 96"]
-
-
-def test_each_later_search_is_compared_with_the_one_before() -> None:
+def test_programs_are_run_and_each_later_search_is_compared_with_the_one_before() -> None:
     seen: list[list[str]] = []
+
+    def search(text: str) -> Found:
+        return Found()
+
+    def write(prompt: FilledPrompt, tokens_max: int) -> str:
+        return f"1 of {tokens_max}"
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         seen.append(list(texts))
         return np.zeros((len(texts), 2), np.float32)
 
-    texts = texts_of([run_program(irg, "a", search, write)], encode)
+    ran = run_program(irg, "a", search, write)
+    assert (ran.question, ran.searched) == ("a", ["a", "a 1 of 96", "a 1 of 96"])
+    assert ran.written == ["1 of 96", "1 of 96"]
+    texts = texts_of([ran], encode)
     assert texts.rounds == 2
     assert next(iter(texts.instead)) == "question or last search"
     assert seen[0] == ["a", "a 1 of 96"]
@@ -54,19 +44,24 @@ def test_each_later_search_is_compared_with_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("plane", PLANES)
-def test_a_right_guess_is_read_before_the_search_and_a_wrong_one_costs_reads(plane: str) -> None:
-    def of(guess: Sequence[int]) -> list[float]:
-        return alone(plane, [Root(None, [(guess, (0, 1))])], SIZES, KEPT)
-
-    assert of(()) == [1, 1]
-    assert of((0, 1)) == [0, 1]
-    assert of((6, 7)) == [1, 2]
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_the_last_search_is_in_memory_without_advice(plane: str) -> None:
-    root = Root((0, 1), [((), (1, 2))])
-    assert alone(plane, [root], SIZES, KEPT) == [0.5, 0.5]
+@pytest.mark.parametrize(
+    ("first", "guess", "wanted", "read"),
+    [
+        (None, (), (0, 1), [1, 1]),
+        (None, (0, 1), (0, 1), [0, 1]),
+        (None, (6, 7), (0, 1), [1, 2]),
+        ((0, 1), (), (1, 2), [0.5, 0.5]),
+    ],
+    ids=["no guess", "right", "wrong", "in memory since the last search"],
+)
+def test_a_right_guess_is_read_before_the_search_and_a_wrong_one_costs_reads(
+    plane: str,
+    first: tuple[int, ...] | None,
+    guess: tuple[int, ...],
+    wanted: tuple[int, ...],
+    read: list[float],
+) -> None:
+    assert alone(plane, [Root(first, [(guess, wanted)])], SIZES, KEPT) == read
 
 
 @pytest.mark.parametrize("plane", PLANES)

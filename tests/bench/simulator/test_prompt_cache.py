@@ -90,12 +90,6 @@ def test_a_tree_fed_by_all_events_knows_what_is_cached_on_gpu_and_host(
 
 
 @in_vllm
-def test_vllm_does_not_start_with_a_policy_that_cannot_be_loaded() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'pgdfs'"):
-        server(8, host_blocks=8, policy="pgdfs")  # type: ignore[arg-type]
-
-
-@in_vllm
 @pytest.mark.parametrize("order", [Arrival, CacheAware, CachedPrefixes])
 def test_no_order_surpasses_the_bound(order: type[CachedPrefixes]) -> None:
     bound = computed_once(PROMPTS, BLOCK)
