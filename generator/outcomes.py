@@ -83,8 +83,6 @@ class Outcomes:
         """Hands over the answer of a query that the dispatcher has ended."""
         now_us, retrieval, outcome = self._clock.now_us(), work.unit.record, work.outcome
         if work.texts is not None:
-            if work.texts.is_over:
-                return
             if isinstance(outcome, StepResult) and how == "answered":
                 self._written(work, work.texts, outcome, now_us)
                 return

@@ -53,7 +53,7 @@ class Answered(NamedTuple):
 class StepTexts:
     """The texts of a round. `results`: of those that are written, by place.
 
-    `is_over`: the unit has ended, so the other texts are of no use.
+    `is_over`: the unit has ended, so the other texts are forgotten.
     """
 
     steps: tuple[Generate, ...]
