@@ -44,24 +44,15 @@ def test_programs_are_run_and_each_later_search_is_compared_with_the_one_before(
 
 
 @pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize(
-    ("first", "guess", "wanted", "read"),
-    [
-        (None, (), (0, 1), [1, 1]),
-        (None, (0, 1), (0, 1), [0, 1]),
-        (None, (6, 7), (0, 1), [1, 2]),
-        ((0, 1), (), (1, 2), [0.5, 0.5]),
-    ],
-    ids=["no guess", "right", "wrong", "in memory since the last search"],
-)
-def test_a_right_guess_is_read_before_the_search_and_a_wrong_one_costs_reads(
-    plane: str,
-    first: tuple[int, ...] | None,
-    guess: tuple[int, ...],
-    wanted: tuple[int, ...],
-    read: list[float],
-) -> None:
-    assert alone(plane, [Root(first, [(guess, wanted)])], SIZES, KEPT) == read
+def test_a_right_guess_is_read_before_the_search_and_a_wrong_one_costs_reads(plane: str) -> None:
+    def of(guess: Sequence[int]) -> list[float]:
+        return alone(plane, [Root(None, [(guess, (0, 1))])], SIZES, KEPT)
+
+    assert of(()) == [1, 1]
+    assert of((0, 1)) == [0, 1]
+    assert of((6, 7)) == [1, 2]
+    found_before = Root((0, 1), [((), (1, 2))])
+    assert alone(plane, [found_before], SIZES, KEPT) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("plane", PLANES)
