@@ -61,6 +61,8 @@ log = structlog.get_logger()
 
 ASK_S = 0.1
 """Time-out of the request after a rebalance; fetching continues meanwhile."""
+QUIET_US = 10_000_000
+"""After so long without a record, the brokers are asked whether there is one."""
 
 
 class LibrdkafkaConsumer:
@@ -98,6 +100,7 @@ class LibrdkafkaConsumer:
         # Before these offsets no record waits, whatever the position is.
         self._passed: dict[TopicPartition, int] = {}
         self._ends = EndOffsets(settings)
+        self._moved_us = 0
         self._paused: frozenset[str] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
@@ -248,7 +251,8 @@ class LibrdkafkaConsumer:
             raw = self._polled(0.0)
         if raw is None:
             return None
-        message = message_of(self._settings, raw, self._clock.now_us())
+        self._moved_us = now_us = self._clock.now_us()
+        message = message_of(self._settings, raw, now_us)
         self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
         return message
 
@@ -340,12 +344,14 @@ class LibrdkafkaConsumer:
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the end of the log minus the position; 0 where the end was reached.
 
-        Transaction markers are not records. The brokers are asked for the ends of paused
-        partitions, at most every two seconds.
+        Transaction markers are not records. The brokers are asked for the ends where partitions
+        are paused, or no record comes, at most every two seconds.
         """
         if self._member is None:
             return {}
-        ends = self._ends.known(self._assigned, ask=bool(self._paused or self._paused_partitions))
+        is_quiet = self._clock.now_us() - self._moved_us > QUIET_US
+        ask = bool(is_quiet or self._paused or self._paused_partitions)
+        ends = self._ends.known(self._assigned, ask=ask)
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(self._assigned), 0)
         for raw in self._consumer.position([self._raw(at) for at in waiting if at not in done]):

@@ -1,4 +1,4 @@
-"""Asks the brokers for the ends of paused partitions, which are not fetched."""
+"""Asks the brokers for the ends of partitions that are not fetched, or seem not to be."""
 
 from __future__ import annotations
 
