@@ -1,4 +1,4 @@
-"""How fast a device of the hot shard scans and loads, beside how fast its memory is copied.
+"""How fast a device of the hot shard scans, also while it loads, beside a copy of its memory.
 
 Clusters and questions are made up: their sizes vary, and some are probed much more often. The
 figures depend on nothing else, so no data are needed.
@@ -64,7 +64,7 @@ class FilledShard:
     """A device with clusters. The first are the hottest; the last are probed by no question."""
 
     def __init__(self, device: str, numbers: ShardNumbers, rows: int, nprobe: int) -> None:
-        """Loads all clusters; `load_s` has the seconds that each took. Blocks."""
+        """Loads all clusters. Blocks."""
         self._random = np.random.default_rng(0)
         self._nprobe = nprobe
         self.row_counts = _row_counts(rows, self._random)
@@ -82,15 +82,14 @@ class FilledShard:
         )
         count = len(self.row_counts)
         self.swapped = range(count - max(1, int(count * SWAPPED_SHARE)), count)
-        self.load_s = [self.load(cluster) for cluster in range(count)]
+        for cluster in range(count):
+            self.load(cluster)
 
-    def load(self, cluster: int) -> float:
-        """Loads a cluster, and returns the seconds that it took."""
+    def load(self, cluster: int) -> None:
+        """Loads a cluster."""
         count = int(self.row_counts[cluster])
         start = cluster * 7919 % (POOL_ROWS - count)
-        began_s = time.perf_counter()
         self.device.load(ClusterId(cluster), cluster << 20, self._pool[start : start + count])
-        return time.perf_counter() - began_s
 
     def size_bytes(self, clusters: Int64) -> int:
         """Returns the bytes of the vectors of clusters."""
@@ -168,9 +167,9 @@ def measure(shard: FilledShard, seconds: float, copied_bytes_per_s: float) -> di
 
     For each batch of questions, of the clusters of the shard among the probed ones (`hot`) and of
     every cluster for one of the questions (`all`): ms of a scan, bytes of the vectors that were
-    asked for, and these bytes over the median time, to what a copy moves in that time. Then loads
-    of clusters one by one, with the encoding of their vectors, alone and during scans, and the time
-    of a scan of the largest batch during loads to that alone.
+    asked for, and these bytes over the median time, to what a copy moves in that time. Then the
+    time of a scan of the largest batch to that alone, while clusters are loaded one by one, with
+    the encoding of their vectors.
     """
     found: dict[str, Any] = {}
     for probes, make in (("hot", shard.hot_probes), ("all", shard.all_probes)):
@@ -182,14 +181,13 @@ def measure(shard: FilledShard, seconds: float, copied_bytes_per_s: float) -> di
                 "bandwidth_share": scanned_bytes / (times.p50 / 1e3) / copied_bytes_per_s,
             }
     alone, _ = shard.time_scans(shard.hot_probes, BATCHES[-1], seconds)
-    loaded: list[tuple[int, float]] = []
     is_over = threading.Event()
 
     def swap() -> None:
         while not is_over.is_set():
             for cluster in shard.swapped:
                 shard.device.drop(ClusterId(cluster))
-                loaded.append((cluster, shard.load(cluster)))
+                shard.load(cluster)
 
     thread = threading.Thread(target=swap)
     thread.start()
@@ -198,13 +196,7 @@ def measure(shard: FilledShard, seconds: float, copied_bytes_per_s: float) -> di
     finally:
         is_over.set()
         thread.join()
-    swapped = np.array([cluster for cluster, _ in loaded], np.int64)
-    every = np.arange(len(shard.row_counts))
-    return found | {
-        "loaded_bytes_per_s": shard.size_bytes(every) / sum(shard.load_s),
-        "loaded_bytes_per_s_during_scans": shard.size_bytes(swapped) / sum(s for _, s in loaded),
-        "slowdown_p99": during.p99 / alone.p99,
-    }
+    return found | {"slowdown_p99": during.p99 / alone.p99}
 
 
 def copy_bytes_per_s(device: str) -> float:
