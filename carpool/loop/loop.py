@@ -306,7 +306,8 @@ class Loop(Generic[R]):
             reasons.append(stalled)
             # All may flow and nothing is in hand: librdkafka has stopped to fetch a partition
             # (such as its issues 2625 and 4492), and goes on when it is assigned anew.
-            if not (self.in_flight.units or self._is_paused or self._member.has_left):
+            in_hand = self.in_flight.units or self._is_paused or self._member.has_left
+            if not in_hand and self._records_waiting():
                 self._refused(RetryableError(f"{stalled}: this member joins its group again"))
         self._not_ready = tuple(reasons)
 
