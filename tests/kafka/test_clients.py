@@ -10,7 +10,7 @@ from carpool.clock import SystemClock
 from carpool.errors import RetryableError
 from carpool.kafka.admin import create_topics, topic_config
 from carpool.kafka.deployment import broker_facts
-from carpool.kafka.librdkafka import LibrdkafkaConsumer, LibrdkafkaProducer, consumer
+from carpool.kafka.librdkafka import LibrdkafkaConsumer, LibrdkafkaProducer, end_offsets
 from carpool.kafka.raw_records import raw_partition
 from carpool.kafka.records import Output
 from carpool.kafka.settings import KafkaSettings
@@ -42,7 +42,7 @@ def test_an_unreachable_broker_is_named_by_its_address() -> None:
 def test_records_that_librdkafka_does_not_fetch_are_counted(
     kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "QUIET_US", 0)
+    monkeypatch.setattr(end_offsets, "QUIET_S", 0)
     settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix="quiet")
     create_topics(settings)
     listener, group = Listener(), f"g-{uuid.uuid4()}"

@@ -61,8 +61,6 @@ log = structlog.get_logger()
 
 ASK_S = 0.1
 """Time-out of the request after a rebalance; fetching continues meanwhile."""
-QUIET_US = 10_000_000
-"""After so long without a record, the brokers are asked whether there is one."""
 
 
 class LibrdkafkaConsumer:
@@ -100,7 +98,6 @@ class LibrdkafkaConsumer:
         # Before these offsets no record waits, whatever the position is.
         self._passed: dict[TopicPartition, int] = {}
         self._ends = EndOffsets(settings)
-        self._moved_us = 0
         self._paused: frozenset[str] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
         self._listener: RebalanceListener | None = None
@@ -251,8 +248,8 @@ class LibrdkafkaConsumer:
             raw = self._polled(0.0)
         if raw is None:
             return None
-        self._moved_us = now_us = self._clock.now_us()
-        message = message_of(self._settings, raw, now_us)
+        self._ends.moved()
+        message = message_of(self._settings, raw, self._clock.now_us())
         self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
         return message
 
@@ -349,9 +346,8 @@ class LibrdkafkaConsumer:
         """
         if self._member is None:
             return {}
-        is_quiet = self._clock.now_us() - self._moved_us > QUIET_US
-        ask = bool(is_quiet or self._paused or self._paused_partitions)
-        ends = self._ends.known(self._assigned, ask=ask)
+        is_paused = bool(self._paused or self._paused_partitions)
+        ends = self._ends.known(self._assigned, is_paused=is_paused)
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(self._assigned), 0)
         for raw in self._consumer.position([self._raw(at) for at in waiting if at not in done]):
