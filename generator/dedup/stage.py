@@ -187,6 +187,7 @@ class DedupStage:
             table.forget(gone)
         with self._lock:
             self._dedup.given_away(gone)
+            self._decided.extend(self._reuse.given_away(gone))
         self._forget(unit_ids)
         self._within.revoke(unit_ids, partitions)
 

@@ -134,8 +134,15 @@ class AnswerDedup:
         self._unread.update(partitions)
 
     def given_away(self, partitions: Iterable[int]) -> None:
-        """Partitions were given to another member; nothing waits for them any more."""
-        self._unread.difference_update(partitions)
+        """Partitions were given to another member; nothing waits for them any more.
+
+        What was handed over for them is forgotten: their log is read no more, and would show it.
+        """
+        gone = frozenset(partitions)
+        self._unread -= gone
+        for entry in tuple(self._queries.values()):
+            if entry.query.partition in gone and entry.state == "handed_over":
+                self._forget(entry)
 
     def read(self, partition: int) -> tuple[DedupAction, ...]:
         """The log of this partition was read to its end: decides the queries that waited for it."""

@@ -11,7 +11,7 @@ An answer that was handed over counts only when the log shows it, because it may
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -192,6 +192,14 @@ class PromptReuse:
         for unit_id in gone:
             self._forget(unit_id)
         return self._advance(keys)
+
+    def given_away(self, partitions: Collection[int]) -> tuple[ReuseAction, ...]:
+        """Partitions were given to another member: others lead where its queries did.
+
+        Also where an answer was handed over: the log that would show it is read no more.
+        """
+        queries = self._queries.items()
+        return self.revoked([id for id, each in queries if each.query.partition in partitions])
 
     def _forget(self, unit_id: int) -> None:
         entry = self._queries.pop(unit_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from carpool.kafka.records import TopicPartition
@@ -90,6 +92,22 @@ def test_an_answer_that_is_older_than_the_horizon_is_not_given_again() -> None:
     bench.offer(second)
     bench.follow()
     assert list(bench.within.units) == [second.id]
+
+
+def test_a_follower_goes_on_where_its_leader_was_answered_in_a_partition_that_is_given_away() -> (
+    None
+):
+    bench, leader, follower = keyed(partitions=2), unit("why?"), unit("why?")
+    source = msgspec.structs.replace(leader.message.source, partition=1)
+    leader = replace(leader, message=replace(leader.message, source=source))
+    bench.offer(leader, follower)
+    assert list(bench.within.units) == [leader.id]
+    bench.within.finish(leader.id, made(leader.record, prompt_key="why?"))
+    bench.sink.dones.clear()  # the last commit of the partition, which is read no more
+    bench.stage.revoke(frozenset(), frozenset({TopicPartition(RETRIEVALS.name, 1)}))
+    bench.follow()
+    assert follower.id in bench.within.units
+    assert bench.stage._dedup.handed_over == 0, "nothing is counted for ever"
 
 
 class LongPartition(SlowReader):
