@@ -304,11 +304,6 @@ class Loop(Generic[R]):
             reasons.append(f"no partition of {topics} is assigned to this member")
         if stalled is not None:
             reasons.append(stalled)
-            # All may flow and nothing is in hand: librdkafka has stopped to fetch a partition
-            # (such as its issues 2625 and 4492), and goes on when it is assigned anew.
-            in_hand = self.in_flight.units or self._is_paused or self._member.has_left
-            if not in_hand and self._records_waiting():
-                self._refused(RetryableError(f"{stalled}: this member joins its group again"))
         self._not_ready = tuple(reasons)
 
     def _refusals(self) -> list[str]:

@@ -39,7 +39,7 @@ def test_a_client_with_an_open_request_ends_on_the_thread_that_drops_it(
     monkeypatch.setattr(end_offsets, "AdminClient", Watched)
     monkeypatch.setattr(Watched, "ended_on", [])
     ends = EndOffsets(SETTINGS)
-    assert ends.known([AT], is_paused=True) == {}
+    assert ends.known([AT], ask=True) == {}
     assert not ends._ends.is_idle
     gc.disable()  # the client must end without it
     try:

@@ -19,7 +19,6 @@ from carpool.kafka.checks import DeliveryName
 from carpool.kafka.clients import Position
 from carpool.kafka.raw_records import unreadable_batch
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.loop import STALLED_AFTER_US
 from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, LateOutputs
 from schemas.errors import RecordError
@@ -254,12 +253,7 @@ def test_a_partition_without_its_next_record_waits_and_the_others_go_on(
         patched.setattr(consumer, "waiting", lambda: {at: 7})  # as librdkafka counts it
         bench.publish("better", partition=1)
         turn(loop)
-        assert stage.ticks[-1] == 0, "no window waits for records that do not come"
-        stage.finish("good", "better")
-        patched.setattr(consumer, "leave", pytest.fail)  # joining again would not help
-        for _ in range(2 * STALLED_AFTER_US // 1_000_000):
-            bench.wait(loop)
-    bench.wait(loop)
+    assert stage.ticks[-1] == 0, "no window waits for records that do not come"
     (reason,) = loop.not_ready()
     assert "beyond the end" in reason
     for _ in range(100):
@@ -387,37 +381,6 @@ def test_a_refusal_is_tried_again_with_a_growing_pause_until_it_has_passed(
     bench.wait(loop)
     assert loop.not_ready() == ()
     assert (sorted(bench.results()), bench.committed()) == (["a/0", "b/0"], (2, ""))
-
-
-def test_a_member_whose_client_returns_no_record_joins_its_group_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench, stage = Bench(), HandStage()
-    loop, consumer = bench.loop(stage)
-    turn(loop)
-    poll, subscribe, joined = consumer.poll, consumer.subscribe, list[int]()
-
-    def join(*args: Any) -> None:
-        joined.append(bench.clock.now_us())
-        subscribe(*args)
-
-    monkeypatch.setattr(consumer, "subscribe", join)
-    monkeypatch.setattr(consumer, "poll", lambda _: poll(_) if joined else None)
-    bench.publish("a")
-    for _ in range(STALLED_AFTER_US // 1_000_000):
-        assert not joined
-        bench.wait(loop)
-    for _ in range(5):
-        bench.wait(loop)
-    assert len(joined) == 1
-    assert [unit.record.text for unit in stage.units] == ["a"]
-    for _ in range(2 * STALLED_AFTER_US // 1_000_000):
-        bench.wait(loop)
-    assert len(joined) == 1, "a slow record in hand is no reason"
-    stage.finish("a")
-    turn(loop)
-    bench.wait(loop)
-    assert (bench.results(), loop.not_ready()) == (["a/0"], ())
 
 
 @pytest.mark.parametrize("refusals", [1, 2], ids=["once", "also when it moves"])

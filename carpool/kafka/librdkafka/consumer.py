@@ -248,7 +248,6 @@ class LibrdkafkaConsumer:
             raw = self._polled(0.0)
         if raw is None:
             return None
-        self._ends.moved()
         message = message_of(self._settings, raw, self._clock.now_us())
         self._at_end.discard(TopicPartition(message.source.topic, message.source.partition))
         return message
@@ -341,13 +340,12 @@ class LibrdkafkaConsumer:
     def waiting(self) -> dict[TopicPartition, int]:
         """Returns the end of the log minus the position; 0 where the end was reached.
 
-        Transaction markers are not records. The brokers are asked for the ends where partitions
-        are paused, or no record comes, at most every two seconds.
+        Transaction markers are not records. The brokers are asked for the ends of paused
+        partitions, at most every two seconds.
         """
         if self._member is None:
             return {}
-        is_paused = bool(self._paused or self._paused_partitions)
-        ends = self._ends.known(self._assigned, is_paused=is_paused)
+        ends = self._ends.known(self._assigned, ask=bool(self._paused or self._paused_partitions))
         done = {at for at in self._at_end if ends.get(at, 0) <= self._passed.get(at, 0)}
         waiting = dict.fromkeys(sorted(self._assigned), 0)
         for raw in self._consumer.position([self._raw(at) for at in waiting if at not in done]):

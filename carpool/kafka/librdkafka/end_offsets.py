@@ -1,4 +1,4 @@
-"""Asks the brokers for the ends of partitions that are not fetched, or seem not to be."""
+"""Asks the brokers for the ends of paused partitions, which are not fetched."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
 ASK_EVERY_S = 2.0
-QUIET_S = 10.0
-"""After so long without a record, the brokers are asked whether there is one."""
 
 
 class EndOffsets:
@@ -30,24 +28,15 @@ class EndOffsets:
         self._settings = settings
         self._admin: AdminClient | None = None
         self._ask_at_s = 0.0
-        self._quiet_at_s = time.monotonic() + QUIET_S
         self._ends = _KnownEnds()
 
-    def moved(self) -> None:
-        """Notes that a record came."""
-        self._quiet_at_s = time.monotonic() + QUIET_S
-
     def known(
-        self, partitions: Iterable[TopicPartition], *, is_paused: bool
+        self, partitions: Iterable[TopicPartition], *, ask: bool
     ) -> dict[TopicPartition, int]:
-        """Returns the last known end of each partition (committed records).
-
-        Asks again where partitions are paused, or no record comes.
-        """
-        wanted, now_s = frozenset(partitions), time.monotonic()
+        """Returns the last known end of each partition (committed records); may `ask` again."""
+        wanted = frozenset(partitions)
         found = self._ends.ends(wanted)
-        is_due = now_s >= self._ask_at_s and (is_paused or now_s >= self._quiet_at_s)
-        if is_due and wanted and self._ends.is_idle:
+        if ask and wanted and self._ends.is_idle and time.monotonic() >= self._ask_at_s:
             self._ask(wanted)
         return found
 
