@@ -1,9 +1,10 @@
 """The state machine that has one generation for one prompt: equal prompts get one answer.
 
 Of the queries with one prompt key the most urgent one that waits is generated: the leader. The
-others, its followers, wait until the log of answers shows its answer, and get that answer again. If
-the log shows that the leader has none that can be given again, or if it is retried or revoked, the
-most urgent follower is the next leader. A leader is as urgent as its most urgent follower.
+others, its followers, wait until the log of answers shows its answer, and get that answer again.
+The most urgent follower is the next leader if the log shows that the leader has no answer that can
+be given again, or if the leader is retried or revoked, or its partition is given away. A leader is
+as urgent as its most urgent follower.
 
 An answer that was handed over counts only when the log shows it, because it may still be discarded.
 """
