@@ -9,7 +9,6 @@ import pytest
 
 from carpool.loop.retry import origin_of, read_query
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.load import load_workflows
 from generator.llm.protocol import LlmEvent, LlmRequest
 from generator.llm.servers import LlmServers
 from generator.prompts import load_templates
@@ -22,7 +21,7 @@ from schemas.query import finished_steps
 from schemas.topics import ANSWERS, GROUPS, RETRIES, RETRIEVALS
 from tests.generator.memory_llm import MemoryLlm
 from tests.generator.stage import LLM
-from tests.loop.pipeline import SERVICES, WORKFLOW, Pipeline
+from tests.loop.pipeline import SERVICES, Pipeline, workflows
 from tests.memory_broker import MemoryBroker
 
 Call = tuple[str, str, str]
@@ -67,13 +66,14 @@ def committed(broker: MemoryBroker) -> Iterator[tuple[str, str, int]]:
 def use(monkeypatch: pytest.MonkeyPatch) -> PaidCalls:
     """Gives all generators one model, and grouper and generator the programs of the tests."""
     model, settings = PaidCalls(), GeneratorSettings()
-    workflows = load_workflows(WORKFLOW)
 
     def build(pipeline: Pipeline, metrics: Metrics) -> GeneratorStage:
         model.broker = pipeline.broker
         servers = LlmServers([model])
         templates = load_templates(settings)
-        return GeneratorStage(settings, LLM, templates, servers, workflows, metrics, pipeline.clock)
+        return GeneratorStage(
+            settings, LLM, templates, servers, workflows(), metrics, pipeline.clock
+        )
 
     monkeypatch.setitem(SERVICES, "generator", replace(SERVICES["generator"], build=build))
     return model

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,15 @@ from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.retry import read_query
 from carpool.loop.stage import Stage
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.journal import Workflows
+from carpool.workflow.load import load_workflows
+from carpool.workflow.program import NextSteps, ProgramProcess, Ran, RunRequest
 from carpool.workflow.settings import WorkflowSettings
 from generator.dedup.stage import DedupStage
 from generator.service import build_stage as build_generator
 from generator.settings import GeneratorSettings, LlmSettings
-from grouper.service import build_stage as build_grouper
+from grouper.build import load_work
+from grouper.service import GrouperStage
 from grouper.settings import GrouperSettings
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
@@ -58,6 +64,38 @@ from tests.waiting import wait_until
 
 PARTITIONS = 2
 WORKFLOW = WorkflowSettings(modules=str(Path(__file__).parent / "kinds_of_steps.py"))
+
+
+class LastingProcess:
+    """A child process of a module that all lives of a service use, whatever kills them."""
+
+    def __init__(self, process: ProgramProcess) -> None:
+        self._process = process
+
+    def submit(
+        self, request: RunRequest, then: Callable[[Ran], None], is_wanted: Callable[[], bool]
+    ) -> None:
+        def follow(ran: Ran) -> None:
+            with suppress(KilledError):  # the service is dead, and the thread is not its own
+                then(ran)
+
+        self._process.submit(request, follow, is_wanted)
+
+    def run(self, request: RunRequest) -> NextSteps:
+        return self._process.run(request)
+
+
+@cache
+def workflows() -> Workflows:
+    """The built-in programs, and those of every kind of step."""
+    loaded = load_workflows(WORKFLOW)
+    programs = {
+        key: replace(each, process=each.process and LastingProcess(each.process))
+        for key, each in loaded.programs.items()
+    }
+    return replace(loaded, programs=programs)
+
+
 PARTIALS = "rag.answers.partial.v1"
 Answered = tuple[str, str, tuple[str, ...]]
 """(query id, status, ids of what was retrieved)."""
@@ -83,14 +121,20 @@ SERVICES = {
                 bad_input="refuse",
                 extra_classes=(PriorityClass(topic=RETRIES.name),),
             ),
-            lambda pipeline, metrics: build_grouper(
-                GrouperSettings(scatter=pipeline.scatter),
-                IndexSettings(dir=str(pipeline.index)),
-                EmbeddingSettings(model=MODEL),
-                metrics,
-                pipeline.clock,
-                WORKFLOW,
-                lanes=PARTITIONS if pipeline.scatter else 1,
+            lambda pipeline, metrics: GrouperStage(
+                settings=GrouperSettings(scatter=pipeline.scatter),
+                load=lambda: load_work(
+                    GrouperSettings(scatter=pipeline.scatter),
+                    IndexSettings(dir=str(pipeline.index)),
+                    EmbeddingSettings(model=MODEL),
+                    metrics,
+                    pipeline.clock,
+                    lanes=PARTITIONS if pipeline.scatter else 1,
+                    needs_horizon=lambda _: True,
+                ),
+                metrics=metrics,
+                clock=pipeline.clock,
+                workflows=workflows(),
             ),
         ),
         Service(
