@@ -133,10 +133,12 @@ def check(
 ) -> None:
     """Run each program of a file with made-up results, and print the steps that it asks for.
 
-    Finds what services would refuse: imports that a program may not use, steps that are not valid,
-    prompts that cannot be filled, endless loops, and programs that ask for other steps when they
-    run again. Give --text to see another path. Needs no broker and no model. Exit code 1: a program
-    does not reach its answer; the output says why. Exit code 2: the file cannot be used.
+    Each search finds other passages, as long as a prompt shows them; a line names those that its
+    prompt has no room for. Finds what services would refuse: imports that a program may not use,
+    steps that are not valid, prompts that cannot be filled, endless loops, and programs that ask
+    for other steps when they run again. Give --text to see another path. Needs no broker and no
+    model. Exit code 1: a program does not reach its answer; the output says why. Exit
+    code 2: the file cannot be used.
 
     \b
     Examples:
@@ -231,16 +233,19 @@ def _dry_run(
     prompts, templates = settings.generator, load_templates(settings.generator)
     said = itertools.chain(texts, (f"made-up text {number}" for number in itertools.count(1)))
     steps: list[str] = []
+    searches: list[Found] = []
+    numbers = itertools.count(1)
 
     def result(step: Step) -> Found | Said:
         if isinstance(step, Retrieve):
-            found = made_up(step.top_k or HITS)
-            ids = ", ".join(hit.doc_id for hit in found)
+            some = itertools.islice(numbers, step.top_k or HITS)
+            searches.append(Found([made_up(one, prompts.passage_chars_max) for one in some]))
+            ids = ", ".join(hit.doc_id for hit in searches[-1])
             steps.append(f"search  {quoted(step.text)} -> {ids}")
-            return found
+            return searches[-1]
         text = Said(next(said))
         steps.append(f"write   {_prompt(step)} -> {quoted(text.text)}")
-        check_prompt(step, prompts, templates)
+        steps[-1] += left_out(check_prompt(step, prompts, templates, searches).left_out)
         return text
 
     answer, wrong = None, None
@@ -248,7 +253,7 @@ def _dry_run(
         end = run(program, result, question=question, limits=settings.workflow).answer
         answer = _prompt(end)
         if not end.is_written:
-            check_prompt(end, prompts, templates)
+            answer += left_out(check_prompt(end, prompts, templates, searches).left_out)
     except WorkflowError as error:
         wrong = str(error)
     except RecordError as error:
@@ -257,20 +262,22 @@ def _dry_run(
     return Checked(program=program.label, steps=tuple(steps), answer=answer, error=wrong)
 
 
-def made_up(count: int) -> Found:
-    """Returns so many passages."""
-    return Found(
-        [
-            Hit(
-                doc_id=f"doc-{number}",
-                score=1 / number,
-                cluster=ClusterId(0),
-                title=f"Title {number}",
-                text=f"The text of made-up passage {number}.",
-            )
-            for number in range(1, count + 1)
-        ]
+def made_up(number: int, chars: int) -> Hit:
+    """Returns a passage of so many characters."""
+    text = f"The text of made-up passage {number}. "
+    return Hit(
+        doc_id=f"doc-{number}",
+        score=1 / number,
+        cluster=ClusterId(0),
+        title=f"Title {number}",
+        text=(text * chars)[:chars],
     )
+
+
+def left_out(hits: Iterable[Hit]) -> str:
+    """Returns which passages a prompt does not show, as the end of a line."""
+    ids = ", ".join(hit.doc_id for hit in hits)
+    return f"; not in the prompt: {ids}" if ids else ""
 
 
 def _prompt(step: Generate) -> str:

@@ -227,6 +227,7 @@ class Outcomes:
             digest=texts.steps[work.place].digest(),
             text=_plain_text(generated.written.answer),
             is_cut=finished.finish_reason == "length",
+            left_out=work.prepared.left_out,
             took_ms=(now_us - arrived_us) / 1_000,
             input_tokens=finished.input_tokens,
             output_tokens=finished.output_tokens,
@@ -249,6 +250,7 @@ class Outcomes:
         work.outcome = msgspec.structs.replace(
             result,
             digest=texts.steps[work.place].digest(),
+            left_out=work.prepared.left_out,
             took_ms=(now_us - arrived_us) / 1_000,
             is_shared=True,
         )
