@@ -1,4 +1,4 @@
-"""`carpool workflows`: list the programs, explain one, and check those of a file."""
+"""`carpool workflows`: list the programs, explain one; check those of a file, and run one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from carpool.workflow.program import Program, find
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError
 from cli.answers import quoted
-from cli.console import output, print_json, print_plain, table
+from cli.console import output, people, print_json, print_plain, table
 from cli.exit_codes import FAILED
 from cli.options import ConfigOption, JsonOption, SetOption, given
 from cli.settings import load
@@ -71,6 +71,7 @@ def workflows(
       carpool workflows --set workflow.modules=my_workflows.py
       carpool workflows show multistep
       carpool workflows check my_workflows.py
+      carpool workflows run my_workflows.py --index .carpool/index "Who wrote Hamlet?"
     """
     if context.invoked_subcommand is not None:
         return
@@ -166,6 +167,90 @@ def check(
             )
     if any(each.error for each in checked):
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def run(
+    file: Path = typer.Argument(help="A .py module of programs, or a graph or a query as .json."),
+    question: str = typer.Argument(help="The question, in quotes."),
+    program: str | None = typer.Option(
+        None, "--program", metavar="NAME", help="Which program, of a file with several."
+    ),
+    index: str | None = typer.Option(None, "--index", metavar="DIR", help="Folder of the index."),
+    model: str | None = typer.Option(
+        None, "--model", metavar="NAME|DIR", help="Embedding model. Default: that of the index."
+    ),
+    llm_url: str | None = typer.Option(
+        None, "--llm-url", metavar="URL", help="The LLM server. Default: llm.base_url."
+    ),
+    llm_model: str | None = typer.Option(
+        None, "--llm-model", metavar="NAME", help="The model to ask for. Default: llm.model."
+    ),
+    first: int = typer.Option(
+        1, "--from", min=1, metavar="N", help="Take the steps before step N from --saved."
+    ),
+    saved: Path | None = typer.Option(
+        None, "--saved", metavar="FILE", help="A run that --json printed, or an answer as JSON."
+    ),
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a program on a real index and a real model, without Kafka, and show what each step does.
+
+    Each prompt is printed as the model gets it, then the text as it is written; passages that a
+    prompt had no room for are named. Steps side by side run one after the other.
+
+    Change the program and go on from step N with --from: the results of the steps before it are
+    taken from a saved run, and are not paid again. The program must still ask for them. Of an
+    answer (`carpool ask --json`) its texts are taken, and its searches run again.
+
+    With --json the run is one document on standard output, and is shown on standard error. Exit
+    code 1: a step fails; the output says which and why. Exit code 2: the file, the index or the
+    saved run cannot be used.
+
+    \b
+    Examples:
+      carpool workflows run compare.py "Is Emma older than Hamlet?" --index .carpool/index
+      carpool workflows run compare.py "..." --llm-url http://127.0.0.1:8000/v1 --json > run.json
+      carpool workflows run compare.py "..." --from 3 --saved run.json
+    """
+    from cli.all_settings import CarpoolSettings
+    from cli.dlq.commands import quiet_logs
+    from cli.workflow_run import read_saved, run_program
+
+    if (first > 1) != (saved is not None):
+        raise ConfigError("--from N and --saved FILE go together: the saved run has the steps")
+    quiet_logs()
+    sources = given(
+        config,
+        assignments,
+        index={"dir": index},
+        embedding={"model": model},
+        llm={"base_url": llm_url, "model": llm_model},
+    )
+    ran = run_program(
+        _chosen(file, question, program),
+        question,
+        load(CarpoolSettings, sources),
+        is_model_of_index=sources.is_default("embedding", "model"),
+        console=people() if as_json else output(),
+        first=first,
+        saved=() if saved is None else read_saved(saved),
+    )
+    if as_json:
+        print_json(ran)
+
+
+def _chosen(file: Path, question: str, name: str | None) -> Program:
+    """Returns the program of this name, or the only one of a file. Raises `ConfigError`."""
+    found = {(each.name, each.version): each for each in _of_file(file, question)}
+    names = {each.name for each in found.values()}
+    program = find(found, name or min(names)) if name or len(names) == 1 else None
+    if program is None:
+        known = ", ".join(each.label for each in found.values())
+        raise ConfigError(f"{file} has the programs {known}; name one with --program")
+    return program
 
 
 def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
