@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,10 +23,8 @@ from generator.answers import answered, written_before
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, PromptRefused
 from generator.outcomes import step_result
-from generator.plan.prompt import Template
 from generator.prompts import PreparedPrompt, load_templates, prepare_prompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
-from generator.settings import GeneratorSettings
 from generator.stream_answer import stream_answer
 from generator.warming.warmer import Warmed
 from generator.workflow.turns import as_asked
@@ -80,110 +76,92 @@ def read_saved(file: Path) -> Sequence[SavedStep]:
         ) from None
 
 
-def run_program(
-    program: Program,
-    question: str,
-    settings: CarpoolSettings,
-    *,
-    is_model_of_index: bool,
-    console: Console,
-    first: int,
-    saved: Sequence[SavedStep],
-) -> WorkflowRun:
-    """Runs a program and shows each step on `console` as it happens. Blocks.
+class WorkflowRunner:
+    """Runs one program, and shows each step on `console` as it happens.
 
-    The results of the steps before number `first` are those of `saved`. Raises `ConfigError` where
-    something cannot be used, or a saved step is another one; else `CarpoolError` that names the
-    step.
+    The results of the steps before number `first` are those of `saved`.
     """
-    replace, llm = msgspec.structs.replace, settings.llm
-    with LocalSearcher(
-        settings.index.dir,
-        embedding=None if is_model_of_index else settings.embedding,
-        settings=replace(settings.searcher, direct_io="auto"),
-    ) as searcher:
-        run = _Run(
-            searcher=searcher,
-            engine=OpenAiLlm(replace(llm, base_url=llm.base_urls()[0])),
-            workflows=Workflows(
-                programs={(program.name, program.version): program},
-                steps_max=settings.workflow.steps_max,
-                tokens_max=settings.workflow.tokens_max,
-            ),
-            settings=settings.generator,
-            templates=load_templates(settings.generator),
-            top_k=settings.searcher.top_k_default,
-            nprobe=min(settings.grouper.nprobe, searcher.manifest.nlist) or None,
-            console=console,
-            first=first,
-            saved=saved,
+
+    def __init__(
+        self,
+        program: Program,
+        settings: CarpoolSettings,
+        searcher: LocalSearcher,
+        console: Console,
+        *,
+        first: int,
+        saved: Sequence[SavedStep],
+    ) -> None:
+        limits, llm = settings.workflow, settings.llm
+        self._settings, self._searcher, self._console = settings, searcher, console
+        self._nprobe = min(settings.grouper.nprobe, searcher.manifest.nlist) or None
+        self._engine = OpenAiLlm(msgspec.structs.replace(llm, base_url=llm.base_urls()[0]))
+        self._templates = load_templates(settings.generator)
+        self._workflows = Workflows(
+            programs={(program.name, program.version): program},
+            steps_max=limits.steps_max,
+            tokens_max=limits.tokens_max,
         )
-        return asyncio.run(run.run(Query(query_id="run", text=question, workflow=program.name)))
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """One run. `steps`: those that have ended."""
-
-    searcher: LocalSearcher
-    engine: OpenAiLlm
-    workflows: Workflows
-    settings: GeneratorSettings
-    templates: Mapping[str, Template]
-    top_k: int
-    nprobe: int | None
-    console: Console
-    first: int
-    saved: Sequence[SavedStep]
-    steps: list[RunStep] = field(default_factory=list)
+        self._first, self._saved_steps = first, saved
+        self._steps: list[RunStep] = []
 
     async def run(self, query: Query) -> WorkflowRun:
+        """Runs it. Blocks to search.
+
+        Raises `ConfigError` where a saved step is another one, else `CarpoolError` that names the
+        step.
+        """
         try:
-            await self.engine.check()
-            query = self.workflows.begin(query)
-            while (end := (asked := self.workflows.asked(query)).answer) is None:
+            await self._engine.check()
+            query = self._workflows.begin(query)
+            while (end := (asked := self._workflows.asked(query)).answer) is None:
                 query = with_results(query, [await self._step(one, query) for one in asked.steps])
             answer = await self._answer(end, query)
         except (LlmRefusal, PromptRefused) as error:
-            whose = f"the LLM server at {self.engine.address}"
-            raise CarpoolError(f"step {len(self.steps) + 1}: {whose}: {error}") from None
+            whose = f"the LLM server at {self._engine.address}"
+            raise CarpoolError(f"step {len(self._steps) + 1}: {whose}: {error}") from None
         except RecordError as error:
-            raise CarpoolError(f"step {len(self.steps) + 1}: {error}") from None
+            raise CarpoolError(f"step {len(self._steps) + 1}: {error}") from None
         except WorkflowError as error:
             raise CarpoolError(str(error)) from None
         finally:
-            await self.engine.close()
+            await self._engine.close()
         assert query.journal is not None, "it was begun"
         return WorkflowRun(
             program=f"{query.journal.program}@{query.journal.version}",
             question=query.journal.root.text or "",
-            steps=tuple(self.steps),
+            steps=tuple(self._steps),
             answer=answer,
         )
 
     async def _step(self, step: Step, query: Query) -> StepResult:
-        number, is_search = len(self.steps) + 1, isinstance(step, Retrieve)
-        is_new = number >= self.first
+        number, is_search = len(self._steps) + 1, isinstance(step, Retrieve)
+        is_new = number >= self._first
         what = f"{number:>3} {'search' if is_search else 'write'}{'' if is_new else ', as saved'}"
-        self.console.print(what, style="bold cyan")
+        self._console.print(what, style="bold cyan")
         if isinstance(step, Generate) and is_new:
             result = step_result(step, *await self._write(step, query))
             seconds = result.took_ms / 1_000
             self._note(f"{result.output_tokens} tokens, {seconds:.2f} s")
             return result
         result = self._search(step) if isinstance(step, Retrieve) and is_new else self._saved(step)
-        self.steps.append(RunStep(result=result))
-        self.console.print(result.text, soft_wrap=True)
+        self._steps.append(RunStep(result=result))
+        self._console.print(result.text, soft_wrap=True)
         for place, hit in enumerate(result.hits or (), start=1):
             self._note(f"{place}  {hit.doc_id}  {hit.score:.3f}  {hit.title}  {quoted(hit.text)}")
         return result
 
     def _saved(self, step: Step) -> StepResult:
         """Returns the saved result of a step. Raises `ConfigError` where it is of another step."""
-        number = len(self.steps) + 1
-        if number > len(self.saved):
-            raise ConfigError(f"--from {self.first}: the saved run has {len(self.saved)} steps")
-        before, text = self.saved[number - 1], step.text if isinstance(step, Retrieve) else None
+        number = len(self._steps) + 1
+        if number > len(self._saved_steps):
+            raise ConfigError(
+                f"--from {self._first}: the saved run has {len(self._saved_steps)} steps"
+            )
+        before, text = (
+            self._saved_steps[number - 1],
+            step.text if isinstance(step, Retrieve) else None,
+        )
         if isinstance(before, StepResult):
             is_same = before.digest == step.digest()
         elif text is None:
@@ -211,8 +189,8 @@ class _Run:
 
     def _search(self, step: Retrieve) -> StepResult:
         began = time.perf_counter()
-        top_k = step.top_k or self.top_k
-        (found,) = self.searcher.search([step.text], top_k=top_k, nprobe=self.nprobe)
+        top_k = step.top_k or self._settings.searcher.top_k_default
+        (found,) = self._searcher.search([step.text], top_k=top_k, nprobe=self._nprobe)
         return StepResult(
             digest=step.digest(),
             text=step.text,
@@ -223,10 +201,12 @@ class _Run:
 
     async def _write(self, step: Generate, query: Query) -> tuple[PreparedPrompt, Generated, int]:
         """Sends a prompt as a generator does; shows it, and the text as it is written."""
-        retrieval, form = self._retrieval(step, query), self.engine.form
-        prepared = prepare_prompt(retrieval, self.settings, self.templates, form=form, step=step)
+        retrieval, form = self._retrieval(step, query), self._engine.form
+        prepared = prepare_prompt(
+            retrieval, self._settings.generator, self._templates, form=form, step=step
+        )
         request, shown, began = prepared.request, "", time.perf_counter()
-        self.console.print(Text(f"{request.system}\n\n{request.user}"), soft_wrap=True)
+        self._console.print(Text(f"{request.system}\n\n{request.user}"), soft_wrap=True)
         if prepared.left_out:
             self._note(f"not in the prompt: {', '.join(prepared.left_out)}", "yellow")
         self._note("the model writes:")
@@ -234,20 +214,20 @@ class _Run:
         def show(_id: str, _seq: int, text: str) -> None:
             nonlocal shown
             shown += text
-            self.console.print(Text(text), end="", soft_wrap=True)
+            self._console.print(Text(text), end="", soft_wrap=True)
 
         generated = await stream_answer(
-            self.engine,
+            self._engine,
             request,
             on_first_token=lambda: None,
             on_text=show,
             on_broken=lambda _: None,
         )
-        self.console.print(Text(generated.written.answer.removeprefix(shown)), soft_wrap=True)
+        self._console.print(Text(generated.written.answer.removeprefix(shown)), soft_wrap=True)
         took_us = round((time.perf_counter() - began) * 1_000_000)
         passages = {number: hit.doc_id for number, hit in prepared.given.items()}
         result = step_result(step, prepared, generated, took_us)
-        self.steps.append(
+        self._steps.append(
             RunStep(result=result, system=request.system, user=request.user, passages=passages)
         )
         return prepared, generated, took_us
@@ -255,10 +235,10 @@ class _Run:
     async def _answer(self, end: AnswerStep, query: Query) -> Answer:
         asked, now_us = self._retrieval(end, query), time.time_ns() // 1_000
         progress = QueryProgress(arrived_us=now_us, attempts=1)
-        self.console.print("    answer", style="bold cyan")
+        self._console.print("    answer", style="bold cyan")
         if end.is_written:
             answer = written_before(asked, end.written, progress, now_us)
-            self.console.print(answer.answer or "", soft_wrap=True)
+            self._console.print(answer.answer or "", soft_wrap=True)
         else:
             prepared, generated, took_us = await self._write(end, query)
             message = Message(source=SOURCE, key=None, value=None, headers=(), received_us=now_us)
@@ -266,11 +246,11 @@ class _Run:
             work = QueryInProgress(id=0, unit=unit, prepared=prepared, progress=progress)
             answer, _ = answered(work, generated, now_us + took_us, Warmed())
         for line in (*quote_lines(answer), *citation_lines(answer)):
-            self.console.print(line, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
         return answer
 
     def _retrieval(self, step: Generate, query: Query) -> Retrieval:
-        manifest = self.searcher.manifest
+        manifest = self._searcher.manifest
         last = Retrieval(
             query=query,
             source=SOURCE,
@@ -284,4 +264,4 @@ class _Run:
         return as_asked(last, step)
 
     def _note(self, text: str, style: str = "dim") -> None:
-        self.console.print(f"    {text}", style=style, soft_wrap=True)
+        self._console.print(f"    {text}", style=style, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping
@@ -199,15 +200,12 @@ def run(
     """Run a program on a real index and a real model, without Kafka, and show what each step does.
 
     Each prompt is printed as the model gets it, then the text as it is written; passages that a
-    prompt had no room for are named. Steps side by side run one after the other.
-
-    Change the program and go on from step N with --from: the results of the steps before it are
-    taken from a saved run, and are not paid again. The program must still ask for them. Of an
-    answer (`carpool ask --json`) its texts are taken, and its searches run again.
-
-    With --json the run is one document on standard output, and is shown on standard error. Exit
-    code 1: a step fails; the output says which and why. Exit code 2: the file, the index or the
-    saved run cannot be used.
+    prompt had no room for are named. Steps side by side run one after the other. After a change of
+    the program, --from N goes on from step N: the steps before it are those of a saved run, and are
+    not paid again. The program must still ask for them. Of an answer (`carpool ask --json`) the
+    texts are taken, and its searches run again. With --json the run is one document on standard
+    output, and is shown on standard error. Exit code 1: a step fails; the output says which and
+    why. Exit code 2: the file, the index or the saved run cannot be used.
 
     \b
     Examples:
@@ -217,7 +215,8 @@ def run(
     """
     from cli.all_settings import CarpoolSettings
     from cli.dlq.commands import quiet_logs
-    from cli.workflow_run import read_saved, run_program
+    from cli.workflow_run import WorkflowRunner, read_saved
+    from searcher.local import LocalSearcher
 
     if (first > 1) != (saved is not None):
         raise ConfigError("--from N and --saved FILE go together: the saved run has the steps")
@@ -229,15 +228,17 @@ def run(
         embedding={"model": model},
         llm={"base_url": llm_url, "model": llm_model},
     )
-    ran = run_program(
-        _chosen(file, question, program),
-        question,
-        load(CarpoolSettings, sources),
-        is_model_of_index=sources.is_default("embedding", "model"),
-        console=people() if as_json else output(),
-        first=first,
-        saved=() if saved is None else read_saved(saved),
-    )
+    settings, chosen = load(CarpoolSettings, sources), _chosen(file, question, program)
+    steps = () if saved is None else read_saved(saved)
+    with LocalSearcher(
+        settings.index.dir,
+        embedding=None if sources.is_default("embedding", "model") else settings.embedding,
+        settings=msgspec.structs.replace(settings.searcher, direct_io="auto"),
+    ) as searcher:
+        console = people() if as_json else output()
+        runner = WorkflowRunner(chosen, settings, searcher, console, first=first, saved=steps)
+        query = Query(query_id="run", text=question, workflow=chosen.name)
+        ran = asyncio.run(runner.run(query))
     if as_json:
         print_json(ran)
 
