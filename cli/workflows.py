@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -273,7 +272,7 @@ def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
 
 def _of_file(file: Path, question: str) -> list[Program]:
     """Returns the programs of a file. Raises `ConfigError`."""
-    from carpool.workflow.load import load_module
+    from carpool.workflow.process import ModuleProcess
 
     if file.suffix == ".json":
         try:
@@ -285,7 +284,7 @@ def _of_file(file: Path, question: str) -> list[Program]:
         return [program_of(inline.graph)]
     if not file.is_file() or file.suffix != ".py":
         raise ConfigError(f"{file} is no file that ends in .py or .json")
-    return [each for each in vars(load_module(str(file))).values() if isinstance(each, Program)]
+    return list(ModuleProcess(str(file)).start())
 
 
 def _programs(
@@ -297,16 +296,14 @@ def _programs(
 
 
 def _facts(program: Program) -> dict[str, Any]:
-    function, is_graph = program.function, inspect.ismethod(program.function)
-    doc = program.summary if is_graph else inspect.getdoc(function)
     return {
         "name": program.name,
         "version": program.version,
         "steps_max": program.steps_max,
         "summary": program.summary,
-        "explanation": f"{program.label}: {doc}",
-        "file": None if is_graph else inspect.getsourcefile(function),
-        "source": None if is_graph else inspect.getsource(function),
+        "explanation": f"{program.label}: {program.doc}",
+        "file": program.file,
+        "source": program.source,
     }
 
 

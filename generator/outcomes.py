@@ -14,7 +14,9 @@ from carpool.kafka.records import Output
 from carpool.loop.stage import Done, LateOutputs, QueryFailure, Sink, Unit
 from carpool.loop.tracing.operation import Operation
 from carpool.telemetry.metrics import Metrics
-from carpool.workflow.journal import Workflows, with_results
+from carpool.workflow.journal import with_results
+from carpool.workflow.program import NextSteps, Ran
+from carpool.workflow.running import RunningPrograms
 from carpool.workflow.steps import Generate, Said, WorkflowError
 from generator.answers import (
     answered,
@@ -46,6 +48,7 @@ from generator.workflow.next_record import next_output
 from generator.workflow.turns import Turn, next_turn
 from schemas.answer import Answer, ErrorType, steps_done
 from schemas.codec import tenant_of
+from schemas.errors import RecordError
 from schemas.query import Query, finished_steps
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
@@ -64,7 +67,7 @@ class Outcomes:
         metrics: Metrics,
         clock: Clock,
         on_answered: Callable[[QueryInProgress, int], Warmed],
-        workflows: Workflows,
+        programs: RunningPrograms,
     ) -> None:
         """`on_answered` is called with a query that the model answered, and its cached tokens.
 
@@ -76,7 +79,7 @@ class Outcomes:
         self._metrics = metrics
         self._clock = clock
         self._on_answered = on_answered
-        self._workflows = workflows
+        self._programs = programs
         self.sink: Sink | None = None
 
     def end(self, how: QueryEnd, work: QueryInProgress) -> None:
@@ -95,11 +98,52 @@ class Outcomes:
             self.refuse(work.unit, work.progress, now_us, "llm_refused", str(outcome))
         elif how == "expired" or _is_late(retrieval, now_us):
             # A result may be late too, if the event loop was busy.
-            answer = expired(retrieval, work.progress, now_us)
-            self._hand_over(work.unit, answer, now_us)
+            self._expire(work.unit, work.progress)
         else:
             assert isinstance(outcome, Answered)
             self._submit(retrieval, outcome)
+
+    def run_program(
+        self, unit: Unit[Retrieval], progress: QueryProgress, then: Callable[[NextSteps], None]
+    ) -> None:
+        """Runs the program of a workflow, unless it is late; `then` gets what it asks for.
+
+        What `then` raises for a workflow or a record ends it. For the polling thread, and the
+        event loop; `then` may run on another thread.
+        """
+        retrieval = unit.record
+        if _is_late(retrieval, self._clock.now_us()):
+            self._expire(unit, progress)
+            return
+
+        def follow(ran: Ran) -> None:
+            try:
+                if isinstance(ran, WorkflowError):
+                    raise ran
+                then(ran)
+            except WorkflowError as error:
+                self.end_workflow(unit, progress, self._clock.now_us(), error)
+            except RecordError as error:
+                now_us = self._clock.now_us()
+                self.refuse(unit, progress, now_us, error.reason, str(error))
+
+        self._programs.ask(unit, retrieval.query, deadline_us_of(retrieval), follow)
+
+    def expire_programs(self, now_us: int) -> None:
+        """Answers the workflows whose deadline has passed before their program was run."""
+        for unit in self._programs.late(now_us):
+            self._expire(unit, QueryProgress(arrived_us=now_us))
+
+    def cancel_program(self, unit_id: int) -> None:
+        """Answers a workflow that is withdrawn before its program was run."""
+        if (unit := self._programs.withdraw(unit_id)) is not None:
+            now_us = self._clock.now_us()
+            answer = cancelled(unit.record, QueryProgress(arrived_us=now_us), now_us)
+            self._hand_over(unit, answer, now_us)
+
+    def _expire(self, unit: Unit[Retrieval], progress: QueryProgress) -> None:
+        now_us = self._clock.now_us()
+        self._hand_over(unit, expired(unit.record, progress, now_us), now_us)
 
     def go_on(
         self,
@@ -143,7 +187,7 @@ class Outcomes:
         """Answers a query with a quote."""
         retrieval = unit.record
         if _is_late(retrieval, now_us):
-            self._hand_over(unit, expired(retrieval, progress, now_us), now_us)
+            self._expire(unit, progress)
             return
         answer = extracted(retrieval, prepared, progress, now_us)
         late = self._late(retrieval, progress)
@@ -261,12 +305,16 @@ class Outcomes:
         try:
             query = with_results(retrieval.query, results)
             self.tell_steps(retrieval, query, now_us)
-            unit = replace(unit, record=msgspec.structs.replace(retrieval, query=query))
-            self.go_on(
-                unit, next_turn(unit.record, self._workflows, now_us), now_us, texts.operations
-            )
         except WorkflowError as error:
             self.end_workflow(unit, work.progress, now_us, error)
+            return
+        unit = replace(unit, record=msgspec.structs.replace(retrieval, query=query))
+
+        def go_on(wanted: NextSteps) -> None:
+            then_us = self._clock.now_us()
+            self.go_on(unit, next_turn(unit.record, wanted, then_us), then_us, texts.operations)
+
+        self.run_program(unit, work.progress, go_on)
 
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record

@@ -22,6 +22,8 @@ from carpool.loop.stage import Credit, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
+from carpool.workflow.program import NextSteps
+from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Generate, WorkflowError
 from generator.caches import ServerCaches
@@ -122,7 +124,6 @@ class GeneratorStage:
         clock: Clock,
     ) -> None:
         self._settings = settings
-        self._workflows = workflows
         self._templates = templates
         self._servers = servers
         self._model = llm.model
@@ -162,8 +163,9 @@ class GeneratorStage:
             metrics=metrics,
             clock=clock,
         )
+        self._programs = RunningPrograms(workflows, self._charge)
         self._outcomes = Outcomes(
-            servers, settings, llm.model, metrics, clock, self._note_warmth, workflows
+            servers, settings, llm.model, metrics, clock, self._note_warmth, self._programs
         )
         self._at_servers = ServerRequests(
             servers, self._outcomes, self._happened, metrics.generator, clock
@@ -190,10 +192,11 @@ class GeneratorStage:
             if self._is_draining:
                 return Credit(records=0, size_bytes=0)
             credit = self._dispatcher.credit() if self._has_model else PROMPTS_A_SERVER
-            return Credit(
-                records=credit,
-                size_bytes=max(0, INTAKE_BYTES_MAX - self._queries_bytes),
-            )
+            size_bytes = INTAKE_BYTES_MAX - self._queries_bytes
+        return Credit(
+            records=max(0, credit - self._programs.records),
+            size_bytes=max(0, size_bytes - self._programs.size_bytes),
+        )
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
@@ -203,22 +206,27 @@ class GeneratorStage:
                 self._answer(unit, progress, None)
                 return
             unit = replace(unit, record=self._with_found(unit.record, progress))
-            turn = next_turn(unit.record, self._workflows, now_us)
-            if isinstance(turn, SearchNext):
-                self._outcomes.go_on(unit, turn, now_us, progress.searches)
-            elif isinstance(turn, GenerateNext):
-                self._generate(unit, turn, progress)
-            else:
-                self._answer(replace(unit, record=turn.retrieval), progress, turn.answer)
+            self._outcomes.run_program(unit, progress, partial(self._take_turn, unit, progress))
         except WorkflowError as error:
             self._outcomes.end_workflow(unit, progress, now_us, error)
         except RecordError as error:
             self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
 
+    def _take_turn(self, unit: Unit[Retrieval], progress: QueryProgress, wanted: NextSteps) -> None:
+        """Does what a program has asked for. Raises `WorkflowError` and `RecordError`."""
+        now_us = self._clock.now_us()
+        turn = next_turn(unit.record, wanted, now_us)
+        if isinstance(turn, SearchNext):
+            self._outcomes.go_on(unit, turn, now_us, progress.searches)
+        elif isinstance(turn, GenerateNext):
+            self._generate(unit, turn, progress)
+        else:
+            self._answer(replace(unit, record=turn.retrieval), progress, turn.answer)
+
     def _with_found(self, retrieval: Retrieval, progress: QueryProgress) -> Retrieval:
         """Returns a record whose journal has the results of the searches that it brings."""
         now_us = progress.arrived_us
-        found = with_found(retrieval, self._workflows, now_us)
+        found = with_found(retrieval, now_us)
         searches = finished_steps(found.query) - finished_steps(retrieval.query)
         self._metrics.workflow.steps.labels(kind="retrieve").inc(searches)
         progress.searches = search_spans(retrieval, searches, now_us)
@@ -320,6 +328,7 @@ class GeneratorStage:
 
     def cancel(self, unit_id: int) -> None:
         """Ends a query that its asker has withdrawn, unless it was answered."""
+        self._outcomes.cancel_program(unit_id)
         with self._lock:
             ids = self._step_prompts.of(unit_id)
         for id in ids:
@@ -328,16 +337,19 @@ class GeneratorStage:
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Expires what is late, and ends pauses."""
         self._happened(TimePassed())
+        self._outcomes.expire_programs(now_us)
+        is_running = self._programs.records > 0
         with self._lock:
             wake_us = self._dispatcher.wake_us()
             states = [server.health.state for server in self._dispatcher.servers]
-            is_idle = "probing" not in states and not self._dispatcher.prompts
+            is_idle = "probing" not in states and not (self._dispatcher.prompts or is_running)
             self._measure()
         soon_us = now_us + WAKE_US
         return wake_us if is_idle else min(soon_us, wake_us if wake_us is not None else soon_us)
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets queries, and cancels their requests."""
+        self._programs.forget(unit_ids)
         with self._lock:
             ids = [id for unit_id in unit_ids for id in self._step_prompts.pop(unit_id)]
         self._forget(ids)

@@ -92,8 +92,13 @@ def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:
         unit=unit,
         vector=_vector(query, query.vector, facts) if query.vector is not None else None,
         nprobe=nprobe,
-        deadline_us=query.deadline * 1_000 if query.deadline is not None else None,
+        deadline_us=deadline_us_of(query),
     )
+
+
+def deadline_us_of(query: Query) -> int | None:
+    """Returns the deadline in epoch microseconds."""
+    return None if query.deadline is None else query.deadline * 1_000
 
 
 def _vector(query: Query, content: bytes, facts: IndexFacts) -> NDArray[np.float32]:

@@ -6,7 +6,10 @@ Which window is closed, prepared and planned next is decided in `grouper.plan.sc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -20,8 +23,10 @@ from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
+from carpool.workflow.program import Ran
+from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
-from grouper.admission import Admitted, admit, lags_behind
+from grouper.admission import Admitted, IndexFacts, admit, deadline_us_of, lags_behind
 from grouper.build import NeedsHorizon, load_work
 from grouper.plan.pending_windows import PendingWindow
 from grouper.plan.scheduler import (
@@ -35,7 +40,7 @@ from grouper.plan.tenants import parse_weights
 from grouper.records import expired
 from grouper.settings import GrouperSettings
 from grouper.work import PreparedWindow, WindowWork
-from grouper.workflows import first_step
+from grouper.workflows import begins_workflow, begun, first_step
 from schemas.codec import tenant_of
 from schemas.errors import RecordError
 from schemas.query import Query, finished_steps
@@ -72,6 +77,7 @@ class GrouperStage:
         """`load` is called once, on the preparing thread. It may block and raise `CarpoolError`."""
         self._settings = settings
         self._workflows = workflows
+        self._programs = RunningPrograms(workflows, self._charge)
         self._load = load
         self._metrics = metrics
         self._clock = clock
@@ -104,8 +110,13 @@ class GrouperStage:
 
     def credit(self) -> Credit:
         """Returns how many more queries and bytes fit."""
+        records, size_bytes = self._programs.records, self._programs.size_bytes
         with self._lock:
-            return self._credit()
+            credit = self._credit()
+        return Credit(
+            records=max(0, credit.records - records),
+            size_bytes=max(0, credit.size_bytes - size_bytes),
+        )
 
     def offer(self, unit: Unit[Query], now_us: int) -> None:
         """Gathers a query, or refuses one that does not fit the index.
@@ -119,16 +130,40 @@ class GrouperStage:
         if (reason := lags_behind(unit, facts)) is not None:
             self._out.leave_group(reason)
             return
-        try:
-            begun = first_step(unit, self._workflows, facts, now_us)
-            if isinstance(begun, Done):
-                self._out.done(begun)
+        with self._refused(unit):
+            if not begins_workflow(unit.record):
+                self._add(unit, facts, now_us)
                 return
-            unit = begun
-            query = admit(unit, facts)
+            unit = replace(unit, record=begun(unit.record, self._workflows))
+            follow = partial(self._begin, unit, facts)
+            self._programs.ask(unit, unit.record, deadline_us_of(unit.record), follow)
+
+    def _begin(self, unit: Unit[Query], facts: IndexFacts, ran: Ran) -> None:
+        """Takes the first step of a workflow. Maybe on the thread that ran its program."""
+        now_us = self._clock.now_us()
+        with self._refused(unit):
+            first = first_step(unit, ran, facts, now_us)
+            if isinstance(first, Done):
+                self._out.done(first)
+            else:
+                self._add(first, facts, now_us)
+
+    @contextmanager
+    def _refused(self, unit: Unit[Query]) -> Iterator[None]:
+        """Refuses a unit where a `RecordError` is raised."""
+        try:
+            yield
         except RecordError as error:
             self._out.refuse(unit, error)
-            return
+
+    def _charge(self, unit_id: int, error: Exception) -> None:
+        """Ends the try of a query after an unexpected error of what follows its program."""
+        self.revoke(frozenset({unit_id}), frozenset())
+        self._out.charge(((unit_id, 0),), error)
+
+    def _add(self, unit: Unit[Query], facts: IndexFacts, now_us: int) -> None:
+        """Adds a query to a window. Raises `RecordError`."""
+        query = admit(unit, facts)
         added = NewQuery(
             query_id=unit.id,
             priority=BATCH if is_batch(unit.source.topic) else INTERACTIVE,
@@ -143,6 +178,10 @@ class GrouperStage:
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Answers expired queries and closes the window that is due; returns the next time."""
+        for unit in self._programs.late(now_us):  # without its first step, it expires in a window
+            assert self._work is not None, "a query was offered"
+            with self._refused(unit):
+                self._add(unit, self._work.facts, now_us)
         with self._lock:
             late = [self._queries[query_id] for query_id in self._scheduler.expire(now_us)]
             self._forget(frozenset(query.unit.id for query in late))
@@ -168,6 +207,7 @@ class GrouperStage:
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets these queries. The loop discards groups of them that were handed over."""
+        self._programs.forget(unit_ids)
         with self._lock:
             self._scheduler.forget(unit_ids)
             self._forget(unit_ids)

@@ -82,7 +82,8 @@ class Journal(Record, frozen=True, kw_only=True):
     `root`: the query as it was published. `program`, `version` and `digest` name the program.
     `rounds`: the results of the finished steps, in the order in which the program asked for them;
     steps side by side are one round. `beside`: the searches beside that of the query's own text.
-    `began_us`: when the step that is in progress began, epoch microseconds.
+    `asked`: the digests of these searches, as the program asked for them. `began_us`: when the step
+    that is in progress began, epoch microseconds.
     """
 
     root: Query
@@ -91,6 +92,7 @@ class Journal(Record, frozen=True, kw_only=True):
     digest: str
     rounds: tuple[tuple[StepResult, ...], ...] = ()
     beside: tuple[SideText, ...] = ()
+    asked: tuple[str, ...] = ()
     began_us: int = 0
 
 

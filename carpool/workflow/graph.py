@@ -118,7 +118,7 @@ class RAGraph:
             function=self.run,
             digest=text_digest(_encoder.encode((list(self._nodes.values()), edges)).decode()),
             steps_max=steps_max,
-            summary=f"a graph of {len(self._nodes)} nodes",
+            doc=f"a graph of {len(self._nodes)} nodes",
         )
 
     def run(self, question: str) -> Run:

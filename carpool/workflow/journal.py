@@ -5,14 +5,14 @@ Every function takes the query of a record: the published one, or one with a jou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from carpool.workflow.graph import INLINE, program_of
-from carpool.workflow.program import Program, Programs, find
-from carpool.workflow.resume import NextSteps, resume
+from carpool.workflow.program import NextSteps, Program, Programs, Ran, RunRequest, find
+from carpool.workflow.resume import resume
 from carpool.workflow.steps import Retrieve, WorkflowError
 from schemas.query import Journal, Query, SideText, root_of
 from schemas.workflow import JOURNAL_BYTES_MAX, InlineWorkflow, StepResult
@@ -49,8 +49,28 @@ class Workflows:
     def asked(self, query: Query) -> NextSteps:
         """Returns what a workflow asks for after the rounds of its journal.
 
-        Raises `WorkflowError`.
+        Blocks while a child process runs the program. Raises `WorkflowError`.
         """
+        request = self._request(query)
+        process = request.program.process
+        return _resumed(request) if process is None else process.run(request)
+
+    def ask(self, query: Query, then: Callable[[Ran], None], is_wanted: Callable[[], bool]) -> None:
+        """Calls `then` with what `asked` returns or raises: now, or on another thread.
+
+        A program in a child process runs later. If it `is_wanted` no more, `then` is not called.
+        """
+        try:
+            request = self._request(query)
+            if request.program.process is not None:
+                request.program.process.submit(request, then, is_wanted)
+                return
+            ran: Ran = _resumed(request)
+        except WorkflowError as error:
+            ran = error
+        then(ran)
+
+    def _request(self, query: Query) -> RunRequest:
         journal = query.journal
         assert journal is not None, "it was begun"
         program = self._program(journal.root, journal.version)
@@ -67,7 +87,12 @@ class Workflows:
                 "allowed (workflow.tokens_max)",
                 "workflow_limit",
             )
-        return resume(program, journal.root.text or "", journal.rounds, self.steps_max)
+        return RunRequest(
+            program=program,
+            question=journal.root.text or "",
+            rounds=journal.rounds,
+            steps_max=self.steps_max,
+        )
 
     def _program(self, root: Query, version: int | None) -> Program:
         named = root.workflow
@@ -85,12 +110,15 @@ class Workflows:
         return program
 
 
+def _resumed(request: RunRequest) -> NextSteps:
+    return resume(request.program, request.question, request.rounds, request.steps_max)
+
+
 def with_results(query: Query, results: Sequence[StepResult]) -> Query:
     """Returns a query whose journal has one more round. Raises `WorkflowError` if it is full."""
     assert query.journal is not None, "it was begun"
-    journal = msgspec.structs.replace(
-        query.journal, rounds=(*query.journal.rounds, tuple(results)), beside=(), began_us=0
-    )
+    rounds = (*query.journal.rounds, tuple(results))
+    journal = msgspec.structs.replace(query.journal, rounds=rounds, beside=(), asked=(), began_us=0)
     if (size := len(_encoder.encode(journal))) > JOURNAL_BYTES_MAX:
         raise WorkflowError(
             f"the results of its steps take {size} bytes, and a record has room for "
@@ -105,7 +133,8 @@ def search_query(query: Query, steps: Sequence[Retrieve], now_us: int) -> Query:
     assert query.journal is not None, "it was begun"
     first, *others = steps
     beside = tuple(SideText(text=step.text, top_k=step.top_k) for step in others)
-    journal = msgspec.structs.replace(query.journal, beside=beside, began_us=now_us)
+    asked = tuple(step.digest() for step in steps)
+    journal = msgspec.structs.replace(query.journal, beside=beside, asked=asked, began_us=now_us)
     return msgspec.structs.replace(
         query,
         text=first.text,

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from carpool.errors import ConfigError
-from carpool.workflow.steps import AnswerStep, Step
+from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Step, WorkflowError
+from schemas.workflow import StepResult
 
 STEPS_MAX = 12
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -26,20 +27,77 @@ class Program:
     """A workflow that can be run. `function` gets the question and returns a generator of steps.
 
     `digest`: of its source (`source_digest`); a workflow goes on only with the digest that it began
-    with. `summary`: the first line of its docstring.
+    with. `doc`: its docstring. `file` and `source`: None for a graph. `process`: where it runs,
+    instead of a function.
     """
 
     name: str
     version: int
-    function: Callable[[str], Run]
+    function: Callable[[str], Run] | None
     digest: str
     steps_max: int = STEPS_MAX
-    summary: str = ""
+    doc: str = ""
+    file: str | None = None
+    source: str | None = None
+    process: ProgramProcess | None = None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return self.doc.partition("\n")[0]
 
     @property
     def label(self) -> str:
         """The program in messages: `name@version`."""
         return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextSteps:
+    """The next round of a program: steps of one kind, or its answer. `done`: finished steps.
+
+    `digests`: of the steps. `is_list`: the program asked for a list, and gets one.
+    """
+
+    steps: tuple[Retrieve, ...] | tuple[Generate, ...]
+    digests: tuple[str, ...]
+    done: int
+    is_list: bool = False
+
+    @property
+    def answer(self) -> AnswerStep | None:
+        """The answer of the program, if it has ended."""
+        first = self.steps[0]
+        return first if isinstance(first, AnswerStep) else None
+
+
+Ran: TypeAlias = NextSteps | WorkflowError
+"""What a program asks for, or why it cannot go on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """A program that is to be run again; the fields are the arguments of `resume`."""
+
+    program: Program
+    question: str
+    rounds: Sequence[Sequence[StepResult]]
+    steps_max: int
+
+
+class ProgramProcess(Protocol):
+    """Runs programs in another process."""
+
+    def submit(
+        self, request: RunRequest, then: Callable[[Ran], None], is_wanted: Callable[[], bool]
+    ) -> None:
+        """Runs a program, and calls `then` on another thread. Does not block.
+
+        `is_wanted` is asked just before; if it is not, `then` is never called.
+        """
+
+    def run(self, request: RunRequest) -> NextSteps:
+        """Runs a program. Blocks. Raises `WorkflowError`."""
 
 
 Programs: TypeAlias = Mapping[tuple[str, int], Program]
@@ -63,7 +121,7 @@ def workflow(
         if not inspect.isgeneratorfunction(function):
             raise ConfigError(f"workflow {name!r} yields no step; see `carpool workflows`")
         try:
-            digest = source_digest(function)
+            source, digest = inspect.getsource(function), source_digest(function)
         except OSError:
             raise ConfigError(
                 f"the source of workflow {name!r} cannot be read; save it in a file"
@@ -74,7 +132,9 @@ def workflow(
             function=function,
             digest=digest,
             steps_max=steps_max,
-            summary=(inspect.getdoc(function) or "").partition("\n")[0],
+            doc=inspect.getdoc(function) or "",
+            file=inspect.getsourcefile(function),
+            source=source,
         )
 
     return made
@@ -83,15 +143,53 @@ def workflow(
 def source_digest(function: Callable[[str], Run]) -> str:
     """Returns a digest of the source of a function, and of all that it uses of its module.
 
-    Comments do not count, nor do other programs of the module.
+    Comments do not count, nor other programs of the module, nor the name of the function: an old
+    version may stand beside a new one under another name.
     """
-    tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))
-    used = {function.__qualname__.partition(".")[0]}
+    own = function.__qualname__.partition(".")[0]
+    tree = _Renamed(own).visit(ast.parse(inspect.getsource(sys.modules[function.__module__])))
+    statements = [one for each in tree.body for one in _one_import_each(each)]
+    used = {_Renamed.TO}
     kept = list[ast.stmt]()
-    while more := [each for each in tree.body if each not in kept and _concerns(each, used)]:
+    while more := [each for each in statements if each not in kept and _concerns(each, used)]:
         kept += more
         used |= {name for each in more for name, _ in _names(each)}
-    return text_digest("\n".join(ast.unparse(each) for each in tree.body if each in kept))
+    imports = (ast.Import, ast.ImportFrom)
+    lines = sorted(ast.unparse(each) for each in kept if isinstance(each, imports))
+    others = (each for each in statements if each in kept and not isinstance(each, imports))
+    lines += map(ast.unparse, sorted(others, key=lambda each: not _binds(each, _Renamed.TO)))
+    return text_digest("\n".join(lines))
+
+
+class _Renamed(ast.NodeTransformer):
+    """Gives a function another name."""
+
+    TO = "__program__"
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        if node.name == self._own:
+            node.name = self.TO
+        self.generic_visit(node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id == self._own:
+            node.id = self.TO
+        return node
+
+
+def _one_import_each(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """Yields a statement; an import of several names as several imports."""
+    match statement:
+        case ast.Import(names=names):
+            yield from (ast.Import(names=[name]) for name in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            yield from (ast.ImportFrom(module=module, names=[one], level=level) for one in names)
+        case _:
+            yield statement
 
 
 def _concerns(statement: ast.stmt, used: Set[str]) -> bool:
@@ -99,6 +197,10 @@ def _concerns(statement: ast.stmt, used: Set[str]) -> bool:
     names = list(_names(statement))
     bound = {name for name, is_bound in names if is_bound}
     return not used.isdisjoint(bound or {name for name, _ in names})
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    return (name, True) in _names(statement)
 
 
 def _names(statement: ast.stmt) -> Iterator[tuple[str, bool]]:

@@ -1,19 +1,15 @@
 """To continue a workflow: run its program again, with the results of the finished steps. Pure.
 
-A program is run in this process, so it must end: more than `LINES_MAX` lines between two steps are
-an endless loop.
+The program runs in this process, without a limit of time: those of users run in a child
+(`carpool.workflow.process`).
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
-from carpool.workflow.program import Asks, Program, Run
+from carpool.workflow.program import Asks, NextSteps, Program, Run
 from carpool.workflow.steps import (
     AnswerStep,
     Found,
@@ -25,32 +21,8 @@ from carpool.workflow.steps import (
 )
 from schemas.workflow import StepResult
 
-LINES_MAX = 100_000
 BESIDE_MAX = 8
 """The most steps of a round."""
-
-
-class _EndlessLoop(BaseException):
-    """No `Exception`, so that a program does not catch it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextSteps:
-    """The next round of a program: steps of one kind, or its answer. `done`: finished steps.
-
-    `digests`: of the steps. `is_list`: the program asked for a list, and gets one.
-    """
-
-    steps: tuple[Retrieve, ...] | tuple[Generate, ...]
-    digests: tuple[str, ...]
-    done: int
-    is_list: bool = False
-
-    @property
-    def answer(self) -> AnswerStep | None:
-        """The answer of the program, if it has ended."""
-        first = self.steps[0]
-        return first if isinstance(first, AnswerStep) else None
 
 
 def resume(
@@ -60,26 +32,23 @@ def resume(
 
     `steps_max`: most steps of a run, if the program has not less. O(steps).
     """
+    assert program.function is not None, "it runs in another process"
     done, run = 0, None
     steps_max = min(steps_max, program.steps_max)
     results: Any = None
     for number in range(len(rounds) + 1):
-        where = f"{program.label}, step {done + 1}"
+        where = place_of(program.label, rounds[:number])
         try:
             if run is None:
                 run = program.function(question)
-            asked = _asked(_next(run, results), done)
+            asked = checked_steps(_next(run, results), done)
+            if number == len(rounds):
+                run.close()
+                break
         except WorkflowError as error:
             raise WorkflowError(f"{where}: {error}", error.kind) from None
-        except _EndlessLoop:
-            raise WorkflowError(
-                f"{where}: the program ran {LINES_MAX} lines without a step: an endless loop"
-            ) from None
-        except Exception as error:
-            what = f"{type(error).__name__}: {str(error)[:300]}"
-            raise WorkflowError(f"{where}: the program raised {what}") from None
-        if number == len(rounds):
-            break
+        except BaseException as error:  # SystemExit and the like are no reason to end a process
+            raise WorkflowError(f"{where}: the program raised {in_words(error)}") from None
         _check_same(where, asked, rounds[number])
         given = tuple(_result(result) for result in rounds[number])
         results = list(given) if asked.is_list else given[0]
@@ -95,8 +64,7 @@ def resume(
 
 def _next(run: Run, results: Any) -> Asks | AnswerStep:
     try:
-        with _lines_limited():
-            return run.send(results)
+        return run.send(results)
     except StopIteration as end:
         if not isinstance(end.value, AnswerStep):
             raise WorkflowError(
@@ -105,8 +73,25 @@ def _next(run: Run, results: Any) -> Asks | AnswerStep:
         return end.value
 
 
-def _asked(asked: Asks | AnswerStep, done: int) -> NextSteps:
-    """Returns a step, or a list of one kind, checked."""
+def place_of(label: str, rounds: Sequence[Sequence[StepResult]]) -> str:
+    """Returns the step after these rounds, as messages name it."""
+    return f"{label}, step {sum(map(len, rounds)) + 1}"
+
+
+def in_words(error: BaseException) -> str:
+    """Returns an error that a program raised, even where its own text cannot be made."""
+    try:
+        said = str(error)[:300]
+    except BaseException:
+        said = "(it cannot be shown)"
+    return f"{type(error).__name__}: {said}"
+
+
+def checked_steps(asked: Asks | AnswerStep, done: int) -> NextSteps:
+    """Returns a step, or a list of one kind, checked. Raises `WorkflowError`.
+
+    `done`: finished steps.
+    """
     is_list = isinstance(asked, Sequence)
     steps: tuple[Any, ...] = tuple(asked) if isinstance(asked, Sequence) else (asked,)
     if not steps or len(steps) > BESIDE_MAX:
@@ -140,22 +125,3 @@ def _result(result: StepResult) -> Result:
     if result.hits is not None:
         return Found(result.hits)
     return Said(result.text, tokens=result.output_tokens, is_cut=result.is_cut)
-
-
-@contextmanager
-def _lines_limited() -> Iterator[None]:
-    left = LINES_MAX
-
-    def count(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise _EndlessLoop
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

@@ -16,8 +16,8 @@ class WorkflowSettings(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             description="Python modules or .py files with programs of your own, separated by "
-            "commas; grouper and generator must have the same. They run inside these services, and "
-            "may import little (`carpool workflows check FILE` says what)"
+            "commas; grouper and generator must have the same. Each runs in a child process of "
+            "these services, and may import little (`carpool workflows check FILE` says what)"
         ),
     ] = ""
     steps_max: Annotated[

@@ -45,6 +45,11 @@ class Found(Sequence[Hit]):
     def __iter__(self) -> Iterator[Hit]:
         return iter(self._hits)
 
+    def __str__(self) -> str:
+        """Returns the passages as a prompt shows them."""
+        each = enumerate(self._hits, start=1)
+        return "\n\n".join(f"[{number}] {hit.title}: {hit.text}" for number, hit in each)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Found) and self._hits == other._hits
 

@@ -5,15 +5,15 @@ Pure: the same record gives the same `Turn`, which is a search, some texts, or t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
-from carpool.workflow.journal import Workflows, search_query, with_results
-from carpool.workflow.steps import AnswerStep, Generate, Retrieve
-from schemas.query import Generation, Query, root_of
+from carpool.workflow.journal import search_query, with_results
+from carpool.workflow.program import NextSteps
+from carpool.workflow.steps import AnswerStep, Generate, Retrieve, WorkflowError
+from schemas.query import Generation, Journal, Query, root_of
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
@@ -52,7 +52,7 @@ class AnswerNext:
 Turn: TypeAlias = SearchNext | GenerateNext | AnswerNext
 
 
-def with_found(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Retrieval:
+def with_found(retrieval: Retrieval, now_us: int) -> Retrieval:
     """Returns a record whose journal has the results of the searches that it brings, if any.
 
     Raises `WorkflowError`.
@@ -61,14 +61,13 @@ def with_found(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Retri
     assert journal is not None, "it was begun"
     if not journal.began_us:
         return retrieval
-    steps = [step for step in workflows.asked(query).steps if isinstance(step, Retrieve)]
-    results = _found(steps, retrieval, now_us)
-    return msgspec.structs.replace(retrieval, query=with_results(query, results))
+    return msgspec.structs.replace(
+        retrieval, query=with_results(query, _found(retrieval, journal, now_us))
+    )
 
 
-def next_turn(retrieval: Retrieval, workflows: Workflows, now_us: int) -> Turn:
-    """Returns what follows the steps in the journal of a record. Raises `WorkflowError`."""
-    wanted = workflows.asked(retrieval.query)
+def next_turn(retrieval: Retrieval, wanted: NextSteps, now_us: int) -> Turn:
+    """Returns what follows the steps in the journal of a record: what its program has asked for."""
     if (answer := wanted.answer) is not None:
         return AnswerNext(retrieval=as_asked(retrieval, answer), answer=answer)
     searches = [step for step in wanted.steps if isinstance(step, Retrieve)]
@@ -115,19 +114,30 @@ def _skipped(query: Query) -> tuple[ClusterId, ...]:
     return tuple(dict.fromkeys(skipped))
 
 
-def _found(steps: Sequence[Retrieve], retrieval: Retrieval, now_us: int) -> list[StepResult]:
-    journal = retrieval.query.journal
-    began_us = 0 if journal is None else journal.began_us
-    ended_us = retrieval.completed_us or now_us
+def _found(retrieval: Retrieval, journal: Journal, now_us: int) -> list[StepResult]:
+    """Returns the results of the searches that the journal names, with the texts searched.
+
+    The digests are those of the steps for which they were searched. If the program asks for others
+    when it is run again, `resume` finds that.
+    """
+    texts = (retrieval.query.text or "", *(each.text for each in journal.beside))
+    hits = (retrieval.hits, *retrieval.beside)
+    if not len(texts) == len(hits) == len(journal.asked):
+        raise WorkflowError(
+            f"{len(texts)} searches found {len(hits)} lists of passages for {len(journal.asked)} "
+            "steps: another version of Carpool began this workflow; ask again",
+            "workflow_changed",
+        )
     clusters = tuple(probe.cluster for probe in retrieval.probes[:CLUSTERS_MAX])
+    took_us = max(0, (retrieval.completed_us or now_us) - journal.began_us)
     return [
         StepResult(
-            digest=step.digest(),
-            text=step.text,
-            hits=hits,
+            digest=digest,
+            text=text,
+            hits=found,
             clusters=clusters,
             skipped=retrieval.skipped_clusters,
-            took_ms=max(0, ended_us - began_us) / 1_000 if began_us else 0.0,
+            took_ms=took_us / 1_000,
         )
-        for step, hits in zip(steps, (retrieval.hits, *retrieval.beside), strict=False)
+        for digest, text, found in zip(journal.asked, texts, hits, strict=True)
     ]

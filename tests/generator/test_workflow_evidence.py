@@ -10,7 +10,7 @@ import pytest
 from carpool.loop.stage import Unit
 from carpool.workflow import Answer, Generate, Program, Retrieve, Run, workflow
 from carpool.workflow.journal import Workflows
-from carpool.workflow.load import load_module
+from carpool.workflow.load import load_programs
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer as AnswerRecord
 from schemas.codec import decode
@@ -110,7 +110,7 @@ def compare(tmp_path: Path) -> Program:
     text = GUIDE.read_text()
     (source,) = re.findall(r"^```python compare.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "compare.py").write_text(source)
-    return load_module(str(tmp_path / "compare.py")).compare
+    return load_programs(str(tmp_path / "compare.py"))["compare", 1]
 
 
 def test_a_loop_that_collects_evidence_shows_the_new_passages_in_each_round() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from carpool.kafka.records import Output
 from carpool.loop.stage import Unit
+from carpool.workflow.journal import search_query
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
 from schemas.answer import Answer
@@ -31,9 +30,9 @@ def begun(workflow: str = "hyde", tenant: bytes | None = None, **root: Any) -> U
 
 def searched(workflow: str, **more: Any) -> Unit[Retrieval]:
     """A workflow whose first step, a search, has ended. `more`: fields of its retrieval."""
-    journal = WORKFLOWS.begin(a_query(text="why?", workflow=workflow)).journal
-    journal = msgspec.structs.replace(journal, began_us=1)
-    return unit("why?", query={"journal": journal}, **more)
+    query = WORKFLOWS.begin(a_query(text="why?", workflow=workflow))
+    query = search_query(query, WORKFLOWS.asked(query).steps, now_us=1)
+    return unit("why?", query={"journal": query.journal}, **more)
 
 
 def next_query(output: Output) -> Query:

@@ -27,6 +27,7 @@ from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit
 from carpool.telemetry.metrics import Metrics
+from carpool.workflow.journal import Workflows
 from carpool.workflow.load import load_workflows
 from carpool.workflow.settings import WorkflowSettings
 from grouper.build import index_facts
@@ -163,6 +164,7 @@ class Rig:
         policy: GroupPlanner | None = None,
         clock: HandClock | None = None,
         needs_horizon: bool = True,
+        workflows: Workflows | None = None,
     ) -> None:
         self.clock = clock or HandClock()
         self.sink = ListSink()
@@ -188,7 +190,7 @@ class Rig:
             )
 
         self.stage = GrouperStage(
-            workflows=load_workflows(WorkflowSettings()),
+            workflows=workflows or load_workflows(WorkflowSettings()),
             settings=settings,
             load=load,
             metrics=self.metrics,

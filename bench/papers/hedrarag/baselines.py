@@ -20,8 +20,8 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from carpool.workflow.load import load_programs
-from carpool.workflow.program import find
-from carpool.workflow.resume import NextSteps, resume
+from carpool.workflow.program import NextSteps, find
+from carpool.workflow.resume import resume
 from carpool.workflow.steps import Generate, Retrieve
 from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings

@@ -7,8 +7,8 @@ Everything else is known: what is searched, each prompt, and what the stand-in w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from bench.reliability.chaos import side_by_side
 from carpool.testing.llm_text import words, write
 from carpool.testing.workflow import run
 from carpool.workflow.load import load_programs
@@ -19,8 +19,8 @@ from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.hit import Hit
 
-MODULE = str(Path(__file__).with_name("side_by_side.py"))
-PROGRAMS = load_programs(MODULE)
+MODULE = side_by_side.__file__
+PROGRAMS = {**load_programs(), ("side_by_side", 1): side_by_side.side_by_side}
 NAMES = tuple(sorted({name for name, _ in PROGRAMS} - {"one_shot"}))
 SETTINGS = GeneratorSettings()
 TEMPLATES = load_templates(SETTINGS)
