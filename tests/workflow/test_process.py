@@ -80,7 +80,8 @@ from carpool.workflow import Answer, Found, Generate, Retrieve, workflow
 def values(question):
     found = yield [Retrieve(question), Retrieve(question, top_k=1)]
     said = yield Generate("x", seed=3, temperature=0.5, max_tokens=7, passages_max=2,
-                          a=True, b=2, c=0.5, d=[], e=["x"], f=[("x", question)], g=list(found[1]), h=Found(), i=found[0])
+                          a=True, b=2, c=0.5, d=[], e=["x"], f=[("x", question)],
+                          g=list(found[1]), h=Found(), i=found[0])
     return Answer(text=said, passages=found[0][1:])
 """
 
