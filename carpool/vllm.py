@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,9 @@ from carpool.settings import Settings
 SMALL_MODEL_BYTES = 1 << 30
 GPU_MEMORY_OPTION = "--gpu-memory-utilization"
 """vLLM's share of the memory of a GPU, 0 to 1; without it 0.92 (vLLM 0.32)."""
+LENGTH_OPTION, CONTEXT_TOKENS = "--max-model-len", 4_096
+CHARS_A_TOKEN = 3
+"""English has four, most other texts fewer."""
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes as the path of a socket."""
 KV_POLICY = Path(__file__).parent / "kv_policies" / "pgdsf.py"
@@ -74,6 +78,15 @@ def passages_for(settings: VllmSettings) -> int | None:
     weights = Path(settings.model_dir).glob("*.safetensors")
     size_bytes = sum(path.stat().st_size for path in weights)
     return 1 if 0 < size_bytes < SMALL_MODEL_BYTES else None
+
+
+def prompt_chars_for(settings: VllmSettings, max_tokens: int) -> int | None:
+    """Returns how many characters of a prompt fit into the context beside an answer of so many
+    tokens, if a token has `CHARS_A_TOKEN`; None: the context is not known.
+    """
+    given = [part for each in settings.extra_args for part in each.split("=", 1)]
+    length = dict(pairwise(given)).get(LENGTH_OPTION, str(CONTEXT_TOKENS))
+    return max(100, CHARS_A_TOKEN * (int(length) - max_tokens)) if length.isdecimal() else None
 
 
 def check_vllm(settings: VllmSettings) -> None:
@@ -148,7 +161,7 @@ def vllm_command(
         *(sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", settings.model_dir, "--served-model-name", model_name(settings)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--max-num-seqs", "32", "--max-model-len", "4096"),
+        *("--max-num-seqs", "32", LENGTH_OPTION, str(CONTEXT_TOKENS)),
         *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
         # Small models may fill JSON with white space until they have no tokens left.
         *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),

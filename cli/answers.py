@@ -131,6 +131,8 @@ def step_line(step: StepDone) -> Text:
         what, result = "searched", f"  found {found}"
     else:
         what, result = "wrote   ", f"  {step.tokens} tokens"
+        if step.left_out:
+            result += f", {len(step.left_out)} passages not in its prompt"
     line = Text(f"{step.n:>3} ", "cyan") + Text(f"{what} {quoted(step.text)}", style="default")
     return line + Text(f"{result}  {step.ms / 1_000:.2f} s", style="dim")
 

@@ -25,6 +25,7 @@ from carpool.vllm import (
     kv_events_in,
     model_name,
     passages_for,
+    prompt_chars_for,
     vllm_command,
     vllm_environment,
 )
@@ -190,6 +191,9 @@ def service_specs(
     if plan.vllm_port:
         own.append("llm.sends_priority=true")  # ours is started with the scheduler that takes it
         own.append(f"llm.kv_events={plan.kv_events or ''}")
+        ours = settings.generator
+        chars_max = prompt_chars_for(settings.vllm, ours.max_tokens) or ours.prompt_chars_max
+        own.append(f"generator.prompt_chars_max={min(chars_max, ours.prompt_chars_max)}")
     if plan.passages_max is not None:
         own.append(f"generator.passages_max={plan.passages_max}")
     specs = []

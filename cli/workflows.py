@@ -1,7 +1,8 @@
-"""`carpool workflows`: list the programs, explain one, and check those of a file."""
+"""`carpool workflows`: list the programs, explain one; check those of a file, and run one."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from carpool.workflow.program import Program, find
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Found, Generate, Retrieve, Said, Step, WorkflowError
 from cli.answers import quoted
-from cli.console import output, print_json, print_plain, table
+from cli.console import output, people, print_json, print_plain, table
 from cli.exit_codes import FAILED
 from cli.options import ConfigOption, JsonOption, SetOption, given
 from cli.settings import load
@@ -70,6 +71,7 @@ def workflows(
       carpool workflows --set workflow.modules=my_workflows.py
       carpool workflows show multistep
       carpool workflows check my_workflows.py
+      carpool workflows run my_workflows.py --index .carpool/index "Who wrote Hamlet?"
     """
     if context.invoked_subcommand is not None:
         return
@@ -132,10 +134,12 @@ def check(
 ) -> None:
     """Run each program of a file with made-up results, and print the steps that it asks for.
 
-    Finds what services would refuse: imports that a program may not use, steps that are not valid,
-    prompts that cannot be filled, endless loops, and programs that ask for other steps when they
-    run again. Give --text to see another path. Needs no broker and no model. Exit code 1: a program
-    does not reach its answer; the output says why. Exit code 2: the file cannot be used.
+    Each search finds other passages, as long as a prompt shows them; a line names those that its
+    prompt has no room for. Finds what services would refuse: imports that a program may not use,
+    steps that are not valid, prompts that cannot be filled, endless loops, and programs that ask
+    for other steps when they run again. Give --text to see another path. Needs no broker and no
+    model. Exit code 1: a program does not reach its answer; the output says why. Exit
+    code 2: the file cannot be used.
 
     \b
     Examples:
@@ -163,6 +167,90 @@ def check(
             )
     if any(each.error for each in checked):
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def run(
+    file: Path = typer.Argument(help="A .py module of programs, or a graph or a query as .json."),
+    question: str = typer.Argument(help="The question, in quotes."),
+    program: str | None = typer.Option(
+        None, "--program", metavar="NAME", help="Which program, of a file with several."
+    ),
+    index: str | None = typer.Option(None, "--index", metavar="DIR", help="Folder of the index."),
+    model: str | None = typer.Option(
+        None, "--model", metavar="NAME|DIR", help="Embedding model. Default: that of the index."
+    ),
+    llm_url: str | None = typer.Option(
+        None, "--llm-url", metavar="URL", help="The LLM server. Default: llm.base_url."
+    ),
+    llm_model: str | None = typer.Option(
+        None, "--llm-model", metavar="NAME", help="The model to ask for. Default: llm.model."
+    ),
+    first: int = typer.Option(
+        1, "--from", min=1, metavar="N", help="Take the steps before step N from --saved."
+    ),
+    saved: Path | None = typer.Option(
+        None, "--saved", metavar="FILE", help="A run that --json printed, or an answer as JSON."
+    ),
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a program on a real index and a real model, without Kafka, and show what each step does.
+
+    Each prompt is printed as the model gets it, then the text as it is written; passages that a
+    prompt had no room for are named. Steps side by side run one after the other. After a change of
+    the program, --from N goes on from step N: the steps before it are those of a saved run, and are
+    not paid again. The program must still ask for them. Of an answer (`carpool ask --json`) the
+    texts are taken, and its searches run again. With --json the run is one document on standard
+    output, and is shown on standard error. Exit code 1: a step fails; the output says which and
+    why. Exit code 2: the file, the index or the saved run cannot be used.
+
+    \b
+    Examples:
+      carpool workflows run compare.py "Is Emma older than Hamlet?" --index .carpool/index
+      carpool workflows run compare.py "..." --llm-url http://127.0.0.1:8000/v1 --json > run.json
+      carpool workflows run compare.py "..." --from 3 --saved run.json
+    """
+    from cli.all_settings import CarpoolSettings
+    from cli.dlq.commands import quiet_logs
+    from cli.workflow_run import WorkflowRunner, read_saved
+    from searcher.local import LocalSearcher
+
+    if (first > 1) != (saved is not None):
+        raise ConfigError("--from N and --saved FILE go together: the saved run has the steps")
+    quiet_logs()
+    sources = given(
+        config,
+        assignments,
+        index={"dir": index},
+        embedding={"model": model},
+        llm={"base_url": llm_url, "model": llm_model},
+    )
+    settings, chosen = load(CarpoolSettings, sources), _chosen(file, question, program)
+    steps = () if saved is None else read_saved(saved)
+    with LocalSearcher(
+        settings.index.dir,
+        embedding=None if sources.is_default("embedding", "model") else settings.embedding,
+        settings=msgspec.structs.replace(settings.searcher, direct_io="auto"),
+    ) as searcher:
+        console = people() if as_json else output()
+        runner = WorkflowRunner(chosen, settings, searcher, console, first=first, saved=steps)
+        query = Query(query_id="run", text=question, workflow=chosen.name)
+        ran = asyncio.run(runner.run(query))
+    if as_json:
+        print_json(ran)
+
+
+def _chosen(file: Path, question: str, name: str | None) -> Program:
+    """Returns the program of this name, or the only one of a file. Raises `ConfigError`."""
+    found = {(each.name, each.version): each for each in _of_file(file, question)}
+    names = {each.name for each in found.values()}
+    program = find(found, name or min(names)) if name or len(names) == 1 else None
+    if program is None:
+        known = ", ".join(each.label for each in found.values())
+        raise ConfigError(f"{file} has the programs {known}; name one with --program")
+    return program
 
 
 def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
@@ -228,16 +316,19 @@ def _dry_run(
     prompts, templates = settings.generator, load_templates(settings.generator)
     said = itertools.chain(texts, (f"made-up text {number}" for number in itertools.count(1)))
     steps: list[str] = []
+    searches: list[Found] = []
+    numbers = itertools.count(1)
 
     def result(step: Step) -> Found | Said:
         if isinstance(step, Retrieve):
-            found = made_up(step.top_k or HITS)
-            ids = ", ".join(hit.doc_id for hit in found)
+            some = itertools.islice(numbers, step.top_k or HITS)
+            searches.append(Found([made_up(one, prompts.passage_chars_max) for one in some]))
+            ids = ", ".join(hit.doc_id for hit in searches[-1])
             steps.append(f"search  {quoted(step.text)} -> {ids}")
-            return found
+            return searches[-1]
         text = Said(next(said))
         steps.append(f"write   {_prompt(step)} -> {quoted(text.text)}")
-        check_prompt(step, prompts, templates)
+        steps[-1] += left_out(check_prompt(step, prompts, templates, searches).left_out)
         return text
 
     answer, wrong = None, None
@@ -245,7 +336,7 @@ def _dry_run(
         end = run(program, result, question=question, limits=settings.workflow).answer
         answer = _prompt(end)
         if not end.is_written:
-            check_prompt(end, prompts, templates)
+            answer += left_out(check_prompt(end, prompts, templates, searches).left_out)
     except WorkflowError as error:
         wrong = str(error)
     except RecordError as error:
@@ -254,20 +345,22 @@ def _dry_run(
     return Checked(program=program.label, steps=tuple(steps), answer=answer, error=wrong)
 
 
-def made_up(count: int) -> Found:
-    """Returns so many passages."""
-    return Found(
-        [
-            Hit(
-                doc_id=f"doc-{number}",
-                score=1 / number,
-                cluster=ClusterId(0),
-                title=f"Title {number}",
-                text=f"The text of made-up passage {number}.",
-            )
-            for number in range(1, count + 1)
-        ]
+def made_up(number: int, chars: int) -> Hit:
+    """Returns a passage of so many characters."""
+    text = f"The text of made-up passage {number}. "
+    return Hit(
+        doc_id=f"doc-{number}",
+        score=1 / number,
+        cluster=ClusterId(0),
+        title=f"Title {number}",
+        text=(text * chars)[:chars],
     )
+
+
+def left_out(hits: Iterable[Hit]) -> str:
+    """Returns which passages a prompt does not show, as the end of a line."""
+    ids = ", ".join(hit.doc_id for hit in hits)
+    return f"; not in the prompt: {ids}" if ids else ""
 
 
 def _prompt(step: Generate) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -59,7 +59,7 @@ def answered(
     """
     retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
-    citations = cite(written.answer, written.numbers, passages=len(prepared.given))
+    citations = cite(written.answer, written.numbers, passages=prepared.given)
     chars_max = prepared.answer_chars_max
     is_full = chars_max is not None and len(written.answer) >= chars_max
     is_cut = is_full and finished.finish_reason == "stop"
@@ -131,20 +131,31 @@ def written_before(
     text, error = said.text.strip(), _skipped(retrieval)
     finish_reason = "length" if said.is_cut else "stop"
     is_whole = error is None and not said.is_cut
-    citations = cite(text, (), passages=len(retrieval.hits))
+    given = _given_before(retrieval, text)
+    citations = cite(text, (), passages=given)
     return _made(
         retrieval,
-        retrieval.hits,
+        given,
         progress,
         now_us,
         status="failed" if not text else "ok" if is_whole else "partial",
         attempts=1,
-        **_cited(citations, retrieval, retrieval.hits, PASSAGE_CHARS_MAX),
+        **_cited(citations, retrieval, given, PASSAGE_CHARS_MAX),
         answer=text or None,
         finish_reason=finish_reason,
         usage=_usage_of_steps(retrieval),
         error=error if text else _no_text(finish_reason),
     )
+
+
+def _given_before(retrieval: Retrieval, text: str) -> Mapping[int, Hit]:
+    """Returns the passages of an answer without those that the step which wrote it left out."""
+    journal = retrieval.query.journal
+    results = [] if journal is None else [one for round in journal.rounds for one in round]
+    wrote = [one for one in results if one.hits is None and one.text.strip() == text]
+    left_out = wrote[-1].left_out if wrote else ()
+    numbered = enumerate(retrieval.hits, start=1)
+    return {number: hit for number, hit in numbered if hit.doc_id not in left_out}
 
 
 def ended_early(
@@ -175,7 +186,7 @@ def _usage_of_steps(retrieval: Retrieval) -> Usage:
 
 def _made(
     retrieval: Retrieval,
-    given: Sequence[Hit],
+    given: Mapping[int, Hit],
     progress: QueryProgress,
     now_us: int,
     *,
@@ -190,8 +201,8 @@ def _made(
         replayed=False,
         quotes=_quotes(retrieval, given),
         retrieved=tuple(
-            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=place < len(given))
-            for place, hit in enumerate(retrieval.hits)
+            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=number in given)
+            for number, hit in enumerate(retrieval.hits, start=1)
         ),
         source=retrieval.source,
         query_digest=query_digest(retrieval.query),
@@ -310,13 +321,13 @@ def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> d
 
 
 def _cited(
-    citations: Citations, retrieval: Retrieval, given: Sequence[Hit], passage_chars_max: int
+    citations: Citations, retrieval: Retrieval, given: Mapping[int, Hit], passage_chars_max: int
 ) -> dict[str, Any]:
     """Returns the fields of an answer with its citations of `given`."""
     question = retrieval.query.text or ""
     return {
         "citations": tuple(
-            _citation(cited, question, given[cited.n - 1], passage_chars_max)
+            _citation(cited, question, given[cited.n], passage_chars_max)
             for cited in citations.valid
         ),
         "invented_citations": tuple(
@@ -341,15 +352,15 @@ def _citation(cited: Cited, question: str, hit: Hit, passage_chars_max: int) -> 
     )
 
 
-def _quotes(retrieval: Retrieval, given: Sequence[Hit]) -> tuple[Quote, ...]:
+def _quotes(retrieval: Retrieval, given: Mapping[int, Hit]) -> tuple[Quote, ...]:
     """Returns the quote from the passages of the prompt; none where they have no text."""
-    passages = [(hit.title, hit.text) for hit in given]
+    passages = [(hit.title, hit.text) for hit in given.values()]
     chosen = choose_quote(retrieval.query.text or "", passages)
     if chosen is None:
         return ()
-    hit = given[chosen.n - 1]
+    number, hit = list(given.items())[chosen.n - 1]
     quote = Quote(
-        n=chosen.n,
+        n=number,
         doc_id=hit.doc_id,
         start=chosen.start,
         end=chosen.end,

@@ -17,7 +17,7 @@ from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import with_results
 from carpool.workflow.program import NextSteps, Ran
 from carpool.workflow.running import RunningPrograms
-from carpool.workflow.steps import Said, WorkflowError
+from carpool.workflow.steps import Generate, Said, WorkflowError
 from generator.answers import (
     answered,
     cancelled,
@@ -267,15 +267,8 @@ class Outcomes:
         texts.operations.append(inference(work, finished, now_us, model=self._model, url=url))
         self._metrics.workflow.steps.labels(kind="generate").inc()
         self.count(work, "output", finished)
-        return StepResult(
-            digest=texts.steps[work.place].digest(),
-            text=_plain_text(generated.written.answer),
-            is_cut=finished.finish_reason == "length",
-            took_ms=(now_us - arrived_us) / 1_000,
-            input_tokens=finished.input_tokens,
-            output_tokens=finished.output_tokens,
-            cached_tokens=finished.cached_tokens,
-        )
+        step, took_us = texts.steps[work.place], now_us - arrived_us
+        return step_result(step, work.prepared, generated, took_us)
 
     def share(self, other: QueryInProgress | None, work: QueryInProgress) -> bool:
         """Gives a step the text of an equal one, of this or another workflow; False: it has none.
@@ -293,6 +286,7 @@ class Outcomes:
         work.outcome = msgspec.structs.replace(
             result,
             digest=texts.steps[work.place].digest(),
+            left_out=work.prepared.left_out,
             took_ms=(now_us - arrived_us) / 1_000,
             is_shared=True,
         )
@@ -372,6 +366,23 @@ class Outcomes:
                 seconds = answer.timings_ms[stage] / 1_000
                 self._metrics.loop.stage_seconds.labels(stage=stage).observe(seconds)
         self.sink.done(done)
+
+
+def step_result(
+    step: Generate, prepared: PreparedPrompt, generated: Generated, took_us: int
+) -> StepResult:
+    """Returns the result of a step that was written."""
+    finished = generated.finished
+    return StepResult(
+        digest=step.digest(),
+        text=_plain_text(generated.written.answer),
+        is_cut=finished.finish_reason == "length",
+        left_out=prepared.left_out,
+        took_ms=took_us / 1_000,
+        input_tokens=finished.input_tokens,
+        output_tokens=finished.output_tokens,
+        cached_tokens=finished.cached_tokens,
+    )
 
 
 def _ended(

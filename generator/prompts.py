@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER
-from schemas.query import Generation
+from schemas.query import Generation, Query
 from schemas.record import header
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import priority_in_class
@@ -52,15 +52,17 @@ before the tokens are used up.
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompt:
-    """A request, the passages `given` in its prompt as they are numbered there, and the bound of
-    its answer's text in JSON.
+    """A request, the passages `given` in its prompt by their numbers there, and the bound of its
+    answer's text in JSON.
 
-    `passage_chars_max`: the most that was taken of a passage. `is_extractive`: no model is asked.
+    `left_out`: ids of passages of a step that the prompt does not show. `passage_chars_max`: the
+    most that was taken of a passage. `is_extractive`: no model is asked.
     """
 
     request: LlmRequest
     prompt_hash: str
-    given: tuple[Hit, ...]
+    given: Mapping[int, Hit]
+    left_out: tuple[str, ...]
     answer_chars_max: int | None
     passage_chars_max: int
     is_extractive: bool = False
@@ -117,7 +119,8 @@ def prepare_prompt(
 ) -> PreparedPrompt:
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
-    `step`: of a workflow; unless it is its answer, the text has any form. A retrieval without hits
+    `step`: of a workflow; unless it is its answer, the text has any form; its prompt shows all of
+    its passages that fit. A retrieval without hits
     is sent to the model too: its prompt says that nothing was found. The answer is extractive
     without a model, or where the query asks for it. Raises `RecordError` for a query without text
     that needs a model, an unknown template, or a question too long.
@@ -129,13 +132,12 @@ def prepare_prompt(
         raise RecordError("unsupported", NO_TEXT, field="$.text")
     is_answer = step is None or isinstance(step, AnswerStep)
     form = form if is_answer else "text"
-    if step is not None and step.prompt is not None:
-        template = inline_template(step.prompt)
+    if step is not None:
+        prompt = fill_step(step, settings, templates, form, _searches(query))
     else:
-        name = wishes.template or settings.template
-        template = _template(name, templates, form if is_answer else "text")
-    asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
-    prompt = _filled(template, asked if step is None else step.values, settings)
+        template = _template(wishes.template or settings.template, templates, form)
+        asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
+        prompt = _filled(template, asked, settings, settings.passages_max)
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
     chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN if form == "json" else None
     request = LlmRequest(
@@ -147,13 +149,14 @@ def prepare_prompt(
         temperature=wishes.temperature or 0.0,
         seed=wishes.seed,
         priority=priority_in_class(retrieval.source.topic, query.priority),
-        schema=answer_schema(prompt.passages, answer_chars_max=chars_max) if chars_max else None,
-        regex=text_regex(prompt.passages) if form == "text" and is_answer else None,
+        schema=answer_schema(prompt.given, answer_chars_max=chars_max) if chars_max else None,
+        regex=text_regex(prompt.given) if form == "text" and is_answer else None,
     )
     return PreparedPrompt(
         request=request,
         prompt_hash=prompt.sha256(),
-        given=retrieval.hits[: prompt.passages],
+        given=prompt.given,
+        left_out=tuple(hit.doc_id for hit in prompt.left_out),
         answer_chars_max=chars_max,
         passage_chars_max=settings.passage_chars_max,
         is_extractive=is_extractive,
@@ -161,12 +164,18 @@ def prepare_prompt(
 
 
 def check_prompt(
-    step: Generate, settings: GeneratorSettings, templates: Mapping[str, Template]
-) -> None:
-    """Raises `RecordError` where the prompt of a step of a workflow cannot be made."""
-    forms: tuple[AnswerForm, ...] = ("json", "text")
-    for form in forms if isinstance(step, AnswerStep) else forms[1:]:
-        fill_step(step, settings, templates, form)
+    step: Generate,
+    settings: GeneratorSettings,
+    templates: Mapping[str, Template],
+    searches: Sequence[Sequence[Hit]],
+) -> FilledPrompt:
+    """Returns the prompt of a step of a workflow, as a text; an answer's as JSON was tried too.
+
+    `searches`: what was found so far. Raises `RecordError` where it cannot be made.
+    """
+    if isinstance(step, AnswerStep):
+        fill_step(step, settings, templates, "json", searches)
+    return fill_step(step, settings, templates, "text", searches)
 
 
 def fill_step(
@@ -174,22 +183,37 @@ def fill_step(
     settings: GeneratorSettings,
     templates: Mapping[str, Template],
     form: AnswerForm = "text",
+    searches: Sequence[Sequence[Hit]] = (),
 ) -> FilledPrompt:
-    """Returns the prompt of a step of a workflow. Raises `RecordError` where it cannot be made."""
+    """Returns the prompt of a step of a workflow. Raises `RecordError` where it cannot be made.
+
+    `searches`: what the workflow has found so far, by search.
+    """
     if step.prompt is None:
         template = _template(step.template, templates, form)
     else:
         template = inline_template(step.prompt)
-    return _filled(template, step.values, settings)
+    return _filled(template, step.values, settings, step.passages_max, searches)
+
+
+def _searches(query: Query) -> list[tuple[Hit, ...]]:
+    """Returns what each search of a workflow has found."""
+    rounds = () if query.journal is None else query.journal.rounds
+    return [result.hits for round in rounds for result in round if result.hits is not None]
 
 
 def _filled(
-    template: Template, values: Mapping[str, Value], settings: GeneratorSettings
+    template: Template,
+    values: Mapping[str, Value],
+    settings: GeneratorSettings,
+    passages_max: int | None,
+    searches: Sequence[Sequence[Hit]] = (),
 ) -> FilledPrompt:
     return fill(
         template,
         values,
-        passages_max=settings.passages_max,
+        searches=searches,
+        passages_max=passages_max,
         passage_chars_max=settings.passage_chars_max,
         prompt_chars_max=settings.prompt_chars_max,
     )
@@ -235,7 +259,7 @@ def reusable_key(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         seed=request.seed,
-        passages=tuple(hit.doc_id for hit in prepared.given),
+        passages=tuple(hit.doc_id for hit in prepared.given.values()),
         index_version=retrieval.index_version,
         tenant=(
             (header(retrieval.headers, TENANT_HEADER) or b"").hex(),

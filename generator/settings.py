@@ -53,7 +53,9 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=100,
             description="Passages in a prompt, the best first; too low hides the answer, too high "
-            "is slow; `retrieved` of an answer holds all `top_k` and says which the prompt had",
+            "is slow; `retrieved` of an answer holds all `top_k` and says which the prompt had. "
+            "Not for workflows: prompts of a program show the passages that it gives, as far as "
+            "they fit",
         ),
     ] = 3
     passage_chars_max: Annotated[
@@ -72,7 +74,8 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
             le=10_000_000,
             description="Characters of a prompt; too low drops passages and refuses long "
             "questions, too high exceeds the model's context, and the server refuses "
-            "the query",
+            "the query. A token has three to four. `carpool up` lowers it to the context of the "
+            "vLLM that it starts",
         ),
     ] = 10_000
     max_tokens: Annotated[

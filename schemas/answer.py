@@ -78,7 +78,8 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A finished step of a workflow. `n`: the number of its round, from 1.
 
     `text`: what was searched, or what the model wrote, its first `STEP_CHARS_MAX` characters.
-    `tokens`: that the model wrote; `doc_ids` and `titles`: of what was found.
+    `tokens`: that the model wrote; `doc_ids` and `titles`: of what was found. `left_out`: ids of
+    passages that the program gave and the prompt did not show.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1)]
@@ -88,6 +89,7 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     tokens: NonNegative = 0
     doc_ids: tuple[str, ...] = ()
     titles: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class Usage(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -184,6 +186,7 @@ def steps_done(query: Query) -> tuple[StepDone, ...]:
             tokens=result.output_tokens,
             doc_ids=tuple(hit.doc_id for hit in result.hits or ()),
             titles=tuple(hit.title for hit in result.hits or ()),
+            left_out=result.left_out,
         )
         for number, round in enumerate(rounds, start=1)
         for result in round

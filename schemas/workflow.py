@@ -78,7 +78,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     search. `clusters`: the nearest that the search probed. `skipped`: those that could not be read.
     `is_cut`: the text ended at its limit.
     `is_shared`: it was generated for an equal step of another workflow, so its tokens were not
-    paid.
+    paid. `left_out`: ids of passages that the program gave and its prompt does not show.
     """
 
     digest: str
@@ -88,6 +88,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     skipped: tuple[ClusterId, ...] = ()
     is_cut: bool = False
     is_shared: bool = False
+    left_out: tuple[str, ...] = ()
     took_ms: float = 0.0
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
+from carpool.disk.manifest import Manifest
 from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
 from carpool.errors import ConfigError, CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
@@ -120,6 +121,11 @@ class LocalSearcher:
             self._next_key += len(searches)
             results = self._thread.search(SearchGroup(searches=searches))
             return self._with_passages(results)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the index says of itself."""
+        return self._index.manifest
 
     def close(self) -> None:
         """Ends its threads and frees the memory. Blocks. Closing twice is harmless."""

@@ -6,12 +6,14 @@ from carpool.testing.workflow import run
 steps, answer = run(hyde, ["A made-up passage.", ["The passage that was found."]])
 assert steps[1] == Retrieve("A made-up passage.")
 ```
+
+`prompts` returns what the model would be sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from carpool.workflow.journal import Workflows, with_results
 from carpool.workflow.program import Program
@@ -21,6 +23,10 @@ from schemas.hit import Hit
 from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.workflow import StepResult
+
+if TYPE_CHECKING:
+    from generator.plan.prompt import FilledPrompt
+    from generator.settings import GeneratorSettings
 
 Given: TypeAlias = str | Said | Sequence[Hit] | Sequence[str]
 """A text of the model; or passages, as `Found`, or as their texts, which are their ids too."""
@@ -50,13 +56,47 @@ def run(
     `WorkflowError` as a service would: for a step that cannot be, a program that is not pure, and
     the limits; and for a result that does not fit its step, is missing, or is left over.
     """
+    steps, _, answer = _run(program, results, question, limits)
+    return Ran(steps, answer)
+
+
+def prompts(
+    program: Program,
+    results: Results,
+    *,
+    question: str = QUESTION,
+    settings: GeneratorSettings | None = None,
+) -> tuple[FilledPrompt, ...]:
+    """Returns the prompt of each step that asks the model, in order, and that of the answer.
+
+    Its `system` and `user` are the messages; it shows the passages `given`, by number, and had no
+    room for those `left_out`. `settings`: the lengths and templates; None: the defaults. Raises
+    `WorkflowError` as `run` does, and `RecordError` where a prompt cannot be made.
+    """
+    from generator.prompts import fill_step, load_templates
+    from generator.settings import GeneratorSettings
+
+    settings = settings or GeneratorSettings()
+    templates = load_templates(settings)
+    steps, given, answer = _run(program, results, question, LIMITS)
+    made: list[FilledPrompt] = []
+    for number, step in enumerate((*steps, answer)):
+        if isinstance(step, Generate) and not (step is answer and answer.is_written):
+            searches = [one.hits for one in given[:number] if one.hits is not None]
+            made.append(fill_step(step, settings, templates, searches=searches))
+    return tuple(made)
+
+
+def _run(
+    program: Program, results: Results, question: str, limits: WorkflowSettings
+) -> tuple[tuple[Step, ...], list[StepResult], AnswerStep]:
     workflows = Workflows(
         programs={(program.name, program.version): program},
         steps_max=limits.steps_max,
         tokens_max=limits.tokens_max,
     )
     query = workflows.begin(Query(query_id="test", text=question, workflow=program.name))
-    steps: list[Step] = []
+    steps, done = list[Step](), list[StepResult]()
     while (answer := (asked := workflows.asked(query)).answer) is None:
         round = []
         for step in asked.steps:
@@ -69,12 +109,13 @@ def run(
             round.append(_result(where, step, given))
             steps.append(step)
         query = with_results(query, round)
+        done += round
     if not callable(results) and len(results) > len(steps):
         raise WorkflowError(
             f"{program.label}: the test gives {len(results)} results, and the program asked for "
             f"{len(steps)} steps"
         )
-    return Ran(tuple(steps), answer)
+    return tuple(steps), done, answer
 
 
 def _result(where: str, step: Step, given: Given) -> StepResult:

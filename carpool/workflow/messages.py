@@ -116,6 +116,7 @@ class GenerateAsked(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     max_tokens: int | None
     temperature: float
     seed: int | None
+    passages_max: int | None
     values: dict[str, SentValue]
 
 
@@ -176,6 +177,7 @@ def _sent_step(step: Retrieve | Generate) -> RetrieveAsked | GenerateAsked:
         max_tokens=step.max_tokens,
         temperature=step.temperature,
         seed=step.seed,
+        passages_max=step.passages_max,
         values={name: _sent_value(value) for name, value in step.values.items()},
     )
 
@@ -201,6 +203,7 @@ def _step(asked: RetrieveAsked | GenerateAsked) -> Retrieve | Generate:
         max_tokens=asked.max_tokens,
         temperature=asked.temperature,
         seed=asked.seed,
+        passages_max=asked.passages_max,
         **values,
     )
 

@@ -115,7 +115,8 @@ class Generate:
 
     `template`: the name of a prompt template, whose placeholders `values` fill; or `prompt`: the
     prompt itself, with names in braces. `max_tokens`, `temperature` (0) and `seed` are as in a
-    query's `generation`.
+    query's `generation`. `passages_max`: the most passages that the prompt shows; None: all that
+    fit.
     """
 
     template: Any
@@ -123,6 +124,7 @@ class Generate:
     max_tokens: Any
     temperature: Any
     seed: Any
+    passages_max: Any
     values: Mapping[str, Value] = field(hash=False)
     name: ClassVar[str] = "Generate"
 
@@ -134,6 +136,7 @@ class Generate:
         max_tokens: int | None = None,
         temperature: float = 0.0,
         seed: int | None = None,
+        passages_max: int | None = None,
         **values: Value,
     ) -> None:
         for name, value in (
@@ -142,6 +145,7 @@ class Generate:
             ("max_tokens", max_tokens),
             ("temperature", temperature),
             ("seed", seed),
+            ("passages_max", passages_max),
             ("values", MappingProxyType(values)),
         ):
             object.__setattr__(self, name, value)
@@ -159,6 +163,8 @@ class Generate:
             raise WorkflowError(f"{name} takes a temperature from 0 to 2, not {self.temperature!r}")
         if self.seed is not None and not _is_int(self.seed):
             raise WorkflowError(f"{name} takes a whole number as seed, not {self.seed!r}")
+        if (most := self.passages_max) is not None and not (_is_int(most) and most >= 1):
+            raise WorkflowError(f"{name} takes a passages_max of 1 or more, not {most!r}")
         for value_name, value in self.values.items():
             if not _is_value(value):
                 what = type(value).__name__
@@ -171,7 +177,9 @@ class Generate:
 
     def digest(self) -> str:
         """Returns a digest of the step, the same in every process."""
-        options = (self.template, self.prompt, self.max_tokens, self.temperature, self.seed)
+        options = [self.template, self.prompt, self.max_tokens, self.temperature, self.seed]
+        if self.passages_max is not None:  # else as in journals of earlier versions
+            options.append(self.passages_max)
         values = {name: _plain(value) for name, value in self.values.items()}
         return _digest(self.name, *options, values)
 

@@ -13,6 +13,7 @@ to find out whether an object is complete.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -222,8 +223,8 @@ def written_once(text: str) -> Written:
     return Written(answer=whole or text.strip(), numbers=(), is_complete=bool(whole))
 
 
-def text_regex(passages: int) -> str:
-    """Returns the regular expression of the form `text` with passages 1 to `passages`.
+def text_regex(passages: Collection[int]) -> str:
+    """Returns the regular expression of the form `text` with passages of these numbers.
 
     One or two sentences without brackets and line breaks, then one to `MARKERS_MAX` markers, each
     after a space; without passages no marker. `max_tokens` bounds the length. It has no counted
@@ -231,14 +232,14 @@ def text_regex(passages: int) -> str:
     with them vLLM's CPU build writes two tokens a second.
     """
     text = f"{_SENTENCE}( {_SENTENCE})?"
-    if passages == 0:
+    if not passages:
         return text
-    numbers = "|".join(map(str, range(1, passages + 1)))
-    return rf"{text}( \[({numbers})\]){{1,{min(passages, MARKERS_MAX)}}}"
+    numbers = "|".join(map(str, passages))
+    return rf"{text}( \[({numbers})\]){{1,{min(len(passages), MARKERS_MAX)}}}"
 
 
-def answer_schema(passages: int, *, answer_chars_max: int) -> dict[str, object]:
-    """Returns the JSON Schema of a `CitedAnswer` with passages 1 to `passages`.
+def answer_schema(passages: Collection[int], *, answer_chars_max: int) -> dict[str, object]:
+    """Returns the JSON Schema of a `CitedAnswer` with passages of these numbers.
 
     With passages, at least one number is required: small models otherwise leave the list empty. The
     model chooses the number, perhaps badly. The answer is the first field, because numbers that are
@@ -255,8 +256,8 @@ def answer_schema(passages: int, *, answer_chars_max: int) -> dict[str, object]:
     }
 
 
-def _numbers_schema(passages: int) -> dict[str, object]:
-    if passages == 0:
+def _numbers_schema(passages: Collection[int]) -> dict[str, object]:
+    if not passages:
         return {"type": "array", "items": {"type": "integer"}, "maxItems": 0}
-    numbers = {"type": "integer", "enum": list(range(1, passages + 1))}
-    return {"type": "array", "items": numbers, "minItems": 1, "maxItems": passages}
+    numbers = {"type": "integer", "enum": list(passages)}
+    return {"type": "array", "items": numbers, "minItems": 1, "maxItems": len(passages)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 MARKER = re.compile(r"\[\s*(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\s*\]", re.ASCII)
@@ -30,11 +30,12 @@ class Citations:
     invented: tuple[Cited, ...]
 
 
-def cite(answer: str, listed: Sequence[int], *, passages: int) -> Citations:
+def cite(answer: str, listed: Sequence[int], *, passages: Container[int]) -> Citations:
     """Returns the citations of `answer`: its markers in order, then numbers that were only listed.
 
-    A number counts once for each marker, and once in the list. Numbers outside of 1 to `passages`
-    are invented, and stay in the text. The first `CITATIONS_MAX` of each kind are returned.
+    A number counts once for each marker, and once in the list. Numbers that are not in
+    `passages` are invented, and stay in the text. The first `CITATIONS_MAX` of each kind are
+    returned.
     """
     marked = [
         Cited(n=int(number), start=match.start(), end=match.end())
@@ -43,6 +44,6 @@ def cite(answer: str, listed: Sequence[int], *, passages: int) -> Citations:
     ]
     in_text = {cited.n for cited in marked}
     written = [*marked, *(Cited(n=n) for n in dict.fromkeys(listed) if n not in in_text)]
-    valid = [cited for cited in written if 1 <= cited.n <= passages]
-    invented = [cited for cited in written if not 1 <= cited.n <= passages]
+    valid = [cited for cited in written if cited.n in passages]
+    invented = [cited for cited in written if cited.n not in passages]
     return Citations(valid=tuple(valid[:CITATIONS_MAX]), invented=tuple(invented[:CITATIONS_MAX]))

@@ -58,8 +58,9 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilledPrompt:
-    """The messages to send. They contain the first `passages` passages, numbered from 1.
+    """The messages to send. They show the passages `given`, by their numbers.
 
+    A number is the place in the list that was given, from 1. `left_out`: the other passages.
     `segments` together are `user`: its begin, which is the same in every prompt of the template and
     may be empty; the passages, each alone; the question; and the end. Every cut is after a line
     break and before a character that is no white space, because no tokenizer joins text there.
@@ -67,7 +68,8 @@ class FilledPrompt:
 
     system: str
     user: str
-    passages: int
+    given: Mapping[int, Hit] = field(default_factory=dict)
+    left_out: tuple[Hit, ...] = ()
     segments: tuple[str, ...] = ()
 
     def sha256(self) -> str:
@@ -120,12 +122,15 @@ def fill(
     template: Template,
     values: Mapping[str, Value],
     *,
-    passages_max: int,
+    passages_max: int | None,
     passage_chars_max: int,
     prompt_chars_max: int,
+    searches: Sequence[Sequence[Hit]] = (),
 ) -> FilledPrompt:
-    """Returns the prompt: all texts whole, and the passages of the first hits that fit.
+    """Returns the prompt: all texts whole, and the passages that fit, in the order of their list.
 
+    `passages_max`: of a list; None: all. Where not all fit, the first of each of the `searches` go
+    before their second ones; passages of none of them count as those of one more search.
     Of a long passage the part that fits the question is taken (`fitting_part`). Control tokens of
     models become plain text. Raises `RecordError` if the texts alone do not fit, or where a
     placeholder has no value.
@@ -152,27 +157,51 @@ def fill(
             f"prompt of {prompt_chars_max} characters (prompt_chars_max)",
             field="$.text",
         )
-    shown: dict[str, list[str]] = {}
-    for name, hits in lists.items():
-        shown[name] = []
-        for hit in hits[:passages_max]:
-            text = _put(
-                template.passage,
-                n=str(len(shown[name]) + 1),
-                title=one_line(hit.title, passage_chars_max),
-                text=fitting_part(question, hit.text, passage_chars_max),
-            )
-            left -= times[name] * (len(text) + len(PASSAGE_SEPARATOR))
-            if left < 0:
-                break
-            shown[name].append(text)
-    segments = _segments(template, shown, texts)
+    shown: dict[str, dict[int, str]] = {name: {} for name in lists}
+    for name, number in _best_first(lists, passages_max, searches):
+        hit = lists[name][number - 1]
+        text = _put(
+            template.passage,
+            n=str(number),
+            title=one_line(hit.title, passage_chars_max),
+            text=fitting_part(question, hit.text, passage_chars_max),
+        )
+        left -= times[name] * (len(text) + len(PASSAGE_SEPARATOR))
+        if left < 0:
+            break
+        shown[name][number] = text
+    in_order = {name: [text for _, text in sorted(each.items())] for name, each in shown.items()}
+    segments = _segments(template, in_order, texts)
+    given = [{n: lists[name][n - 1] for n in sorted(each)} for name, each in shown.items()]
+    ids = {hit.doc_id for each in given for hit in each.values()}
+    hits = [hit for name, value in values.items() for hit in _passages(name, value) or ()]
     return FilledPrompt(
         system=template.system,
         user="".join(segments),
-        passages=len(next(iter(shown.values()), ())),
+        given=next(filter(None, given), {}),
+        left_out=tuple({hit.doc_id: hit for hit in hits if hit.doc_id not in ids}.values()),
         segments=segments,
     )
+
+
+def _best_first(
+    lists: Mapping[str, Sequence[Hit]], passages_max: int | None, searches: Sequence[Sequence[Hit]]
+) -> list[tuple[str, int]]:
+    """Returns list and number of each passage that may be shown, in the order of their claims."""
+    search_of: dict[str, int] = {}
+    for search, found in enumerate(searches):
+        for hit in found:
+            search_of.setdefault(hit.doc_id, search)
+    claims = list[tuple[int, str, int]]()
+    for name, hits in lists.items():
+        ranks = Counter[int]()
+        own = list[tuple[int, str, int]]()
+        for number, hit in enumerate(hits, start=1):
+            search = search_of.get(hit.doc_id, len(searches))
+            own.append((ranks[search], name, number))
+            ranks[search] += 1
+        claims += sorted(own)[:passages_max]
+    return [(name, number) for _, name, number in sorted(claims)]
 
 
 def _passages(name: str, value: Value) -> Sequence[Hit] | None:

@@ -133,7 +133,7 @@ class Warmer:
         self._tell(
             DraftFound(
                 query=place,
-                passages=tuple(hit.doc_id for hit in prepared.given),
+                passages=tuple(hit.doc_id for hit in prepared.given.values()),
                 clusters_done=draft.clusters_done or 0,
                 clusters_total=draft.clusters_total or 0,
                 at_us=self._clock.now_us(),
@@ -150,7 +150,7 @@ class Warmer:
             return
         self._cancel(query)
         prepared = self._prepare(retrieval)
-        passages = tuple(hit.doc_id for hit in prepared.given) if prepared else ()
+        passages = tuple(hit.doc_id for hit in prepared.given.values()) if prepared else ()
         self._tell(SearchEnded(query=place, passages=passages, at_us=self._clock.now_us()))
 
     def answered(

@@ -38,7 +38,7 @@ class GenerateNext:
 
     def retrieval_of(self, step: Generate) -> Retrieval:
         """Returns a retrieval whose question and passages are those of a step."""
-        return _as_asked(self.retrieval, step)
+        return as_asked(self.retrieval, step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ def with_found(retrieval: Retrieval, now_us: int) -> Retrieval:
 def next_turn(retrieval: Retrieval, wanted: NextSteps, now_us: int) -> Turn:
     """Returns what follows the steps in the journal of a record: what its program has asked for."""
     if (answer := wanted.answer) is not None:
-        return AnswerNext(retrieval=_as_asked(retrieval, answer), answer=answer)
+        return AnswerNext(retrieval=as_asked(retrieval, answer), answer=answer)
     searches = [step for step in wanted.steps if isinstance(step, Retrieve)]
     if searches:
         return SearchNext(query=search_query(retrieval.query, searches, now_us))
@@ -77,7 +77,7 @@ def next_turn(retrieval: Retrieval, wanted: NextSteps, now_us: int) -> Turn:
     return GenerateNext(steps=texts, retrieval=retrieval)
 
 
-def _as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
+def as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
     """Returns a retrieval with the question, the options and the passages of a step.
 
     An answer has the options of the published query where the step names none.

@@ -265,3 +265,23 @@ def test_what_a_command_writes_is_not_for_everybody(monkeypatch: pytest.MonkeyPa
         assert os.umask(before) == 0o027
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chars"),
+    [
+        ([], 10_000),
+        (["--max-model-len", "2048"], 3 * (2_048 - 128)),
+        (["--max-model-len=2048"], 3 * (2_048 - 128)),
+        (["--max-model-len", "32768"], 10_000),
+        (["--max-model-len", "auto"], 10_000),
+    ],
+)
+def test_a_prompt_has_no_more_characters_than_the_context_of_the_vllm_that_is_started(
+    arguments: list[str], chars: int
+) -> None:
+    settings = settings_of(vllm={"extra_args": arguments})
+    generator = service_specs(PLAN, settings, ())[SERVICES.index("generator")].command
+    assert f"generator.prompt_chars_max={chars}" in generator
+    other = service_specs(replace(PLAN, vllm_port=None), settings, ())[-1].command
+    assert not any("prompt_chars_max" in part for part in other)

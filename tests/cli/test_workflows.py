@@ -29,6 +29,18 @@ def checked(question):
         said = yield Generate("no_such_template", question=question)
     return Answer(text=said, passages=found)
 '''
+COLLECTS = """
+from carpool.workflow import Answer, Generate, Retrieve, workflow
+
+@workflow("collects", version=1)
+def collects(question):
+    found = yield Retrieve(question, top_k=3)
+    grade = yield Generate("grade", question=question, passages=found)
+    found += yield Retrieve(grade.text, top_k=3)
+    yield Generate("grade", question=question, passages=found)
+    yield Generate("rewrite", question=question, passages=found)
+    return Answer("cited", question=question, passages=found)
+"""
 GRAPH = {
     "nodes": [{"id": "s", "query": "input"}, {"id": "a", "prompt": "{input} {docs}"}],
     "edges": [
@@ -143,3 +155,16 @@ def test_steps_are_shown_beside_the_answer_and_those_that_were_not_told_after_it
     assert "Jane Austen" in ended.stdout and "searched" not in ended.stdout
     as_json = carpool(f"ask Who? --workflow hyde --json --bootstrap {responder.bootstrap}")
     assert (len(as_json.json["steps"]), as_json.stderr) == (3, "")
+
+
+def test_a_check_names_the_passages_that_a_prompt_does_not_show(module: Path) -> None:
+    module.write_text(COLLECTS)
+    narrow = "--set generator.prompt_chars_max=3000"
+    ended = carpool(f"workflows check {module} {narrow}")
+    lines = ended.stdout.splitlines()
+    assert [line.partition("; not in the prompt: ")[2] for line in lines] == [
+        *("", "", "", "", "doc-3, doc-6"),
+        "doc-1, doc-2, doc-3, doc-4, doc-5, doc-6",
+        "doc-3, doc-6",
+    ]
+    assert "not in" not in carpool(f"workflows check {module}").stdout.splitlines()[-1]

@@ -42,7 +42,7 @@ REQUEST = LlmRequest(
     system="Answer.",
     user="[1] A: a\n\n[2] B: b\n\nQuestion: why?",
     max_tokens=100,
-    schema=answer_schema(2, answer_chars_max=200),
+    schema=answer_schema((1, 2), answer_chars_max=200),
 )
 NOTHING = LlmFinished(
     finish_reason="stop", model="", input_tokens=0, output_tokens=0, cached_tokens=0

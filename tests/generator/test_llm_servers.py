@@ -36,7 +36,7 @@ REQUEST = LlmRequest(
     user="".join(SEGMENTS),
     segments=SEGMENTS,
     max_tokens=100,
-    schema=answer_schema(2, answer_chars_max=200),
+    schema=answer_schema((1, 2), answer_chars_max=200),
 )
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_nothing_was_set_for_is_asked_until_it_takes_the_request(
 
 def test_llama_cpp_gets_a_schema_without_lengths_where_they_are_too_long_for_its_grammar() -> None:
     with DialectServer("llama.cpp") as server:
-        long = replace(REQUEST, schema=answer_schema(2, answer_chars_max=2_000))
+        long = replace(REQUEST, schema=answer_schema((1, 2), answer_chars_max=2_000))
         texts = asked(at(server), REQUEST, long, REQUEST)
         assert all(written(text).is_complete for text in texts)
         assert server.requests.completed == 3

@@ -115,16 +115,16 @@ def test_the_built_in_templates_say_that_passages_are_data() -> None:
 
 
 def test_passages_are_numbered_and_stand_before_the_question_so_prompts_share_a_prefix() -> None:
-    assert filled("  why? ", hits("a", "b")) == FilledPrompt(
+    found = hits("a", "b")
+    assert filled("  why? ", found) == FilledPrompt(
         system="Answer.",
         user="P:\n[1] T1: a\n\n[2] T2: b\nQ: why?",
-        passages=2,
+        given={1: found[0], 2: found[1]},
         segments=("P:\n", "[1] T1: a\n\n", "[2] T2: b\n", "Q: why?"),
     )
     assert filled("why?") == FilledPrompt(
         system="Answer.",
         user="P:\n(none)\nQ: why?",
-        passages=0,
         segments=("P:\n", "(none)\n", "Q: why?"),
     )
 
@@ -133,14 +133,14 @@ def test_an_equal_prompt_has_an_equal_hash() -> None:
     one = filled("why?", hits("a"))
     assert one.sha256() == hashlib.sha256(b"Answer.\0P:\n[1] T1: a\nQ: why?").hexdigest()
     assert one.sha256() != filled("why not?", hits("a")).sha256()
-    assert len(FilledPrompt(system="s", user="u\ud800", passages=0).sha256()) == 64
+    assert len(FilledPrompt(system="s", user="u\ud800").sha256()) == 64
 
 
 def test_a_prompt_has_the_first_passages_up_to_the_maximum() -> None:
     prompt = filled("why?", hits("a", "b", "c"), passages_max=2)
-    assert prompt.passages == 2
+    assert list(prompt.given) == [1, 2]
     assert "[2] T2: b" in prompt.user and "T3" not in prompt.user
-    assert filled("why?", hits("a"), passages_max=0).passages == 0
+    assert filled("why?", hits("a"), passages_max=0).given == {}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_the_first_passage_that_does_not_fit_ends_the_passages() -> None:
     found = hits("aaaa", "b" * 50, "c")
     for chars_max, count in ((21, 0), (34, 0), (35, 1), (94, 1), (95, 2), (105, 2), (106, 3)):
         prompt = filled("q", found, prompt_chars_max=chars_max)
-        assert prompt.passages == count, chars_max
+        assert list(prompt.given) == list(range(1, count + 1)), chars_max
         assert len(prompt.system) + len(prompt.user) <= chars_max
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from carpool.testing.workflow import Given, run
+from carpool.testing.workflow import Given, prompts, run
 from carpool.workflow import Answer, Found, Generate, Retrieve, Run, Said, WorkflowError, workflow
 from carpool.workflow.programs.corrective import corrective
 from carpool.workflow.programs.hyde import hyde
 from carpool.workflow.settings import WorkflowSettings
+from generator.settings import GeneratorSettings
 
 ROOT = Path(__file__).parents[2]
 LIGHT = {"carpool", "schemas", "msgspec", "typing_extensions"}
@@ -89,3 +90,19 @@ def test_programs_and_their_tests_need_the_base_install_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "carpool" in (new := set(done.stdout.split())) and new <= LIGHT, done.stderr
+
+
+def test_each_prompt_is_shown_as_the_model_would_get_it_and_says_what_it_left_out() -> None:
+    texts = [f"{name} " * 100 for name in "abcdef"]
+    results = [texts[:3], "No.", "Where is it?", texts[3:]]
+    grade, rewrite, answer = prompts(corrective, results, question="Where?")
+    assert (list(grade.given), list(rewrite.given), list(answer.given)) == (
+        [1, 2, 3],
+        [],
+        [1, 2, 3, 4, 5, 6],
+    )
+    assert grade.user.startswith("[1] : a a") and "Question: Where?" in grade.user
+    short = GeneratorSettings(prompt_chars_max=800)
+    *_, answer = prompts(corrective, results, question="Where?", settings=short)
+    assert [hit.text[0] for hit in answer.given.values()] == ["a", "d"]
+    assert [hit.text[0] for hit in answer.left_out] == ["b", "c", "e", "f"]

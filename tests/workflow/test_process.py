@@ -79,8 +79,9 @@ from carpool.workflow import Answer, Found, Generate, Retrieve, workflow
 @workflow("values", version=1)
 def values(question):
     found = yield [Retrieve(question), Retrieve(question, top_k=1)]
-    said = yield Generate("x", seed=3, temperature=0.5, max_tokens=7, a=True, b=2, c=0.5, d=[],
-                          e=["x"], f=[("x", question)], g=list(found[1]), h=Found(), i=found[0])
+    said = yield Generate("x", seed=3, temperature=0.5, max_tokens=7, passages_max=2,
+                          a=True, b=2, c=0.5, d=[], e=["x"], f=[("x", question)],
+                          g=list(found[1]), h=Found(), i=found[0])
     return Answer(text=said, passages=found[0][1:])
 """
 
@@ -98,7 +99,7 @@ def test_every_kind_of_value_comes_through_unchanged(
     )
     (step,) = process.run(after(program, searched)).steps
     assert isinstance(step, Generate)
-    assert (step.seed, step.temperature, step.max_tokens) == (3, 0.5, 7)
+    assert (step.seed, step.temperature, step.max_tokens, step.passages_max) == (3, 0.5, 7, 2)
     hits = Found(some_hits(2))
     numbers, texts = {"a": True, "b": 2, "c": 0.5}, {"d": [], "e": ["x"], "f": [["x", "why?"]]}
     passages = {"g": hits, "h": Found(), "i": hits}

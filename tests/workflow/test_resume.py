@@ -89,6 +89,11 @@ def huge(question: str) -> Run:
     return Answer("cited", question=question, passages=[])
 
 
+def shows_none(question: str) -> Run:
+    yield Generate("grade", question=question, passages_max=0)
+    return Answer("cited", question=question)
+
+
 def odd(question: str) -> Run:
     yield Generate("hyde", question=object())  # type: ignore[arg-type]
     return Answer("cited", question=question, passages=[])
@@ -106,6 +111,7 @@ def odd(question: str) -> Run:
         (odd, "question is object"),
         (half, "step 1: the program raised UnicodeEncodeError"),
         (huge, "step 1: the program raised ValueError"),
+        (shows_none, "Generate takes a passages_max of 1 or more, not 0"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -116,6 +122,12 @@ def test_a_bad_program_ends_with_a_message_that_names_step_and_cause(
         run(made(body), lambda step: [])
     assert error.value.kind == ("workflow_limit" if body is endless else "workflow_failed")
     assert said in str(error.value)
+
+
+def test_a_step_without_new_options_has_the_digest_that_journals_of_earlier_versions_have() -> None:
+    asked = Generate("cited", question="q", max_tokens=5)
+    assert asked.digest() == "c5118b4f1c568569"
+    assert Generate("cited", question="q", max_tokens=5, passages_max=2).digest() != asked.digest()
 
 
 @pytest.mark.parametrize("journal", ["forged", "too long"])
