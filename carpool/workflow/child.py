@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import fields
 from typing import BinaryIO
 
 import msgspec
@@ -22,7 +23,6 @@ from carpool.workflow.messages import (
     ModuleRefused,
     ModuleText,
     ProgramCall,
-    ProgramFacts,
     ProgramFails,
     asks_of,
     framed,
@@ -86,7 +86,9 @@ def _loaded(module: ModuleText, programs: dict[tuple[str, int], Program]) -> Fro
     except ConfigError as error:
         return ModuleRefused(message=str(error))
     programs |= {(each.name, each.version): each for each in found}
-    return ModuleLoaded(text=text, programs=tuple(map(ProgramFacts.of, found)))
+    names = {each.name for each in fields(Program)} - {"function", "process"}
+    facts = ({name: getattr(each, name) for name in names} for each in found)
+    return ModuleLoaded(text=text, programs=tuple(facts))
 
 
 def _run(programs: dict[tuple[str, int], Program], call: ProgramCall) -> bytes:

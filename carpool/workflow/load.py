@@ -11,7 +11,6 @@ from types import MappingProxyType
 from carpool.errors import ConfigError
 from carpool.workflow import programs as built_in
 from carpool.workflow.journal import Workflows
-from carpool.workflow.process import ModuleProcess
 from carpool.workflow.program import Program, Programs
 from carpool.workflow.settings import WorkflowSettings
 
@@ -31,6 +30,8 @@ def load_programs(modules: str = "") -> Programs:
     Starts a process for each module, which ends with this one. Raises `ConfigError` that names
     module and line.
     """
+    from carpool.workflow.process import ModuleProcess  # built-in programs need no process
+
     found = {(each.name, each.version): each for each in _built_in()}
     reserved = {name for name, _ in found}
     for name in filter(None, map(str.strip, modules.split(","))):

@@ -1,18 +1,19 @@
 """What a service and the child process of a module say to each other. Pure.
 
 A message is its length in 4 bytes and MessagePack. The service sends a `ModuleText`, then each
-`ProgramCall`; the child answers each message. What comes from the child is data: it is decoded into
-these types, and every step is checked and digested again.
+`ProgramCall`; the child answers each message. What a child says is data: every step is checked and
+digested again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import msgspec
 
-from carpool.workflow.program import NextSteps, Program, ProgramProcess
+from carpool.workflow.program import NextSteps
 from carpool.workflow.resume import checked_steps
 from carpool.workflow.steps import (
     AnswerStep,
@@ -20,7 +21,6 @@ from carpool.workflow.steps import (
     Generate,
     Retrieve,
     Said,
-    Value,
     WorkflowError,
     is_passages,
 )
@@ -30,6 +30,8 @@ from schemas.workflow import StepResult
 LENGTH_BYTES = 4
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """A round has at most 8 steps, each with at most what a journal may hold and a few long texts."""
+FOUND, SAID = 1, 2
+"""Types of MessagePack for these two classes."""
 
 
 class ModuleText(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,32 +41,11 @@ class ModuleText(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Program` without its function."""
-
-    name: str
-    version: int
-    digest: str
-    steps_max: int
-    doc: str
-    file: str | None
-    source: str | None
-
-    @classmethod
-    def of(cls, program: Program) -> ProgramFacts:
-        """Returns the facts of a program."""
-        return cls(**{name: getattr(program, name) for name in cls.__struct_fields__})
-
-    def program(self, process: ProgramProcess) -> Program:
-        """Returns the program, which runs in `process`."""
-        return Program(function=None, process=process, **msgspec.structs.asdict(self))
-
-
 class ModuleLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The programs of a module, and its source."""
+    """The source of a module, and its programs: the fields of each but function and process."""
 
     text: str
-    programs: tuple[ProgramFacts, ...]
+    programs: tuple[dict[str, Any], ...]
 
 
 class ModuleRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -83,47 +64,10 @@ class ProgramCall(msgspec.Struct, frozen=True, kw_only=True):
     steps_max: int
 
 
-class PassagesValue(msgspec.Struct, frozen=True, tag="passages"):
-    """A value of a step that is passages."""
-
-    hits: tuple[Hit, ...]
-
-
-class SaidValue(msgspec.Struct, frozen=True, tag="said"):
-    """A value of a step that the model wrote."""
-
-    text: str
-    tokens: int
-    is_cut: bool
-
-
-SentValue: TypeAlias = str | bool | int | float | PassagesValue | SaidValue | list[str | list[str]]
-
-
-class RetrieveAsked(msgspec.Struct, frozen=True, tag="retrieve"):
-    """A `Retrieve`."""
-
-    text: str
-    top_k: int | None
-
-
-class GenerateAsked(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """A `Generate`, or the answer."""
-
-    is_answer: bool
-    template: str
-    prompt: str | None
-    max_tokens: int | None
-    temperature: float
-    seed: int | None
-    passages_max: int | None
-    values: dict[str, SentValue]
-
-
 class ProgramAsks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The next round of a program."""
+    """The next round of a program: the fields of each step, by the name of its class."""
 
-    steps: tuple[RetrieveAsked | GenerateAsked, ...]
+    steps: tuple[tuple[str, dict[str, Any]], ...]
     is_list: bool
 
 
@@ -136,9 +80,6 @@ class ProgramFails(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 ToChild: TypeAlias = ModuleText | ProgramCall
 FromChild: TypeAlias = ModuleLoaded | ModuleRefused | ProgramAsks | ProgramFails
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
 
 
 def framed(message: ToChild | FromChild) -> bytes:
@@ -156,61 +97,42 @@ def from_child(body: bytes) -> FromChild:
 
 def asks_of(asked: NextSteps) -> ProgramAsks:
     """Returns the message of a round."""
-    return ProgramAsks(steps=tuple(map(_sent_step, asked.steps)), is_list=asked.is_list)
+    steps = tuple((type(step).__name__, _fields(step)) for step in asked.steps)
+    return ProgramAsks(steps=steps, is_list=asked.is_list)
 
 
 def next_steps(asks: ProgramAsks, done: int) -> NextSteps:
     """Returns the round of a message, checked. Raises `WorkflowError`. `done`: finished steps."""
-    steps = [_step(each) for each in asks.steps]
-    if not steps and not asks.is_list:
-        raise WorkflowError("it asks for nothing")
-    return checked_steps(steps if asks.is_list else steps[0], done)
+    kinds = {kind.__name__: kind for kind in (Retrieve, Generate, AnswerStep)}
+    try:
+        steps = [kinds[name](**of.pop("values", {}), **of) for name, of in asks.steps]
+        return checked_steps(steps if asks.is_list else steps[0], done)
+    except (IndexError, KeyError, TypeError) as error:
+        raise WorkflowError(f"it asks for what is no step: {error!r}") from None
 
 
-def _sent_step(step: Retrieve | Generate) -> RetrieveAsked | GenerateAsked:
-    if isinstance(step, Retrieve):
-        return RetrieveAsked(str(step.text), step.top_k)
-    return GenerateAsked(
-        is_answer=isinstance(step, AnswerStep),
-        template=step.template,
-        prompt=step.prompt,
-        max_tokens=step.max_tokens,
-        temperature=step.temperature,
-        seed=step.seed,
-        passages_max=step.passages_max,
-        values={name: _sent_value(value) for name, value in step.values.items()},
-    )
+def _fields(step: Retrieve | Generate) -> dict[str, Any]:
+    found = {each.name: getattr(step, each.name) for each in fields(step)}
+    if isinstance(step, Generate):
+        found["values"] = {name: _packed(value) for name, value in step.values.items()}
+    return found
 
 
-def _sent_value(value: Value) -> SentValue:
+def _packed(value: Any) -> Any:
     if isinstance(value, Said):
-        return SaidValue(value.text, value.tokens, value.is_cut)
-    if isinstance(value, str | int | float):
-        return value
-    rows: Sequence[Any] = value
-    if is_passages(value):
-        return PassagesValue(tuple(rows))
-    return [str(row) if isinstance(row, str | Said) else list(map(str, row)) for row in rows]
+        return msgspec.msgpack.Ext(SAID, _encoder.encode((value.text, value.tokens, value.is_cut)))
+    if isinstance(value, Found) or is_passages(value):
+        return msgspec.msgpack.Ext(FOUND, _encoder.encode(tuple(value)))
+    return value if isinstance(value, str | int | float) else list(map(_packed, value))
 
 
-def _step(asked: RetrieveAsked | GenerateAsked) -> Retrieve | Generate:
-    if isinstance(asked, RetrieveAsked):
-        return Retrieve(asked.text, asked.top_k)
-    values: Mapping[str, Any] = {name: _value(value) for name, value in asked.values.items()}
-    return (AnswerStep if asked.is_answer else Generate)(
-        asked.template,
-        prompt=asked.prompt,
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        seed=asked.seed,
-        passages_max=asked.passages_max,
-        **values,
-    )
+def _unpacked(code: int, data: memoryview) -> Found | Said:
+    if code == FOUND:
+        return Found(msgspec.msgpack.decode(data, type=tuple[Hit, ...]))
+    return Said(*msgspec.msgpack.decode(data, type=tuple[str, int, bool]))
 
 
-def _value(value: SentValue) -> Value:
-    if isinstance(value, PassagesValue):
-        return Found(value.hits)
-    if isinstance(value, SaidValue):
-        return Said(value.text, tokens=value.tokens, is_cut=value.is_cut)
-    return value
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(
+    FromChild, ext_hook=_unpacked
+)

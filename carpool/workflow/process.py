@@ -105,7 +105,7 @@ class ModuleProcess:
             ) from None
         self._module = msgspec.structs.replace(self._module, text=loaded.text)
         self._thread.start()
-        return tuple(facts.program(self) for facts in loaded.programs)
+        return tuple(Program(function=None, process=self, **facts) for facts in loaded.programs)
 
     def submit(
         self, request: RunRequest, then: Callable[[Ran], None], is_wanted: Callable[[], bool]
