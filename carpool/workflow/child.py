@@ -1,23 +1,23 @@
 """The child process of a module: loads it, and runs its programs, one call at a time.
 
-It ends with its standard input, so it never outlives the service. A call that takes more than
-`CPU_S` of CPU time ends it: neither the program nor the module can catch that.
+It ends when the service does, because that closes its socket. A call that takes more than `CPU_S`
+of CPU time ends it: neither the program nor the module can catch that.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
-from typing import BinaryIO
+from functools import partial
+from multiprocessing.connection import Connection
 
 import msgspec
 
 from carpool.errors import ConfigError
 from carpool.workflow.messages import (
-    LENGTH_BYTES,
     FromChild,
     ModuleLoaded,
     ModuleRefused,
@@ -25,7 +25,7 @@ from carpool.workflow.messages import (
     ProgramCall,
     ProgramFails,
     asks_of,
-    framed,
+    packed,
 )
 from carpool.workflow.module import load_module
 from carpool.workflow.program import Program
@@ -40,38 +40,29 @@ MEMORY_BYTES = 256 * 1024 * 1024
 """Address space: an allocation above it raises `MemoryError`."""
 
 
-def main() -> None:
-    """Answers messages from standard input, until it ends."""
+def main(channel: int) -> None:
+    """Answers messages from this socket, by its file descriptor, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the service drains
-    heard, said = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a program prints is no message
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
-    first = _read(heard)
-    if first is None:
-        return
-    module = msgspec.msgpack.decode(first, type=ModuleText)
     programs: dict[tuple[str, int], Program] = {}
-    _answer(said, LOAD_CPU_S, lambda: framed(_loaded(module, programs)))
-    decoder = msgspec.msgpack.Decoder(ProgramCall)
-    while (body := _read(heard)) is not None:
-        call = decoder.decode(body)
-        _answer(said, CPU_S, lambda call=call: _run(programs, call))  # type: ignore[misc]
+    service = Connection(channel)
+    with suppress(EOFError):
+        module = msgspec.msgpack.decode(service.recv_bytes(), type=ModuleText)
+        _answer(service, LOAD_CPU_S, lambda: packed(_loaded(module, programs)))
+        decoder = msgspec.msgpack.Decoder(ProgramCall)
+        while True:
+            call = decoder.decode(service.recv_bytes())
+            _answer(service, CPU_S, partial(_run, programs, call))
 
 
-def _read(heard: BinaryIO) -> bytes | None:
-    length = heard.read(LENGTH_BYTES)
-    return heard.read(int.from_bytes(length, "big")) if len(length) == LENGTH_BYTES else None
-
-
-def _answer(said: BinaryIO, cpu_s: float, answer: Callable[[], bytes]) -> None:
+def _answer(service: Connection, cpu_s: float, answer: Callable[[], bytes]) -> None:
     """Sends an answer, if it takes no more CPU time than this."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + cpu_s) + 2)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     reply = answer()
     signal.setitimer(signal.ITIMER_PROF, 0)
-    said.write(reply)
-    said.flush()
+    service.send_bytes(reply)
 
 
 def _limit(what: int, most: int) -> None:
@@ -94,10 +85,10 @@ def _loaded(module: ModuleText, programs: dict[tuple[str, int], Program]) -> Fro
 def _run(programs: dict[tuple[str, int], Program], call: ProgramCall) -> bytes:
     program = programs[call.name, call.version]
     try:
-        return framed(asks_of(resume(program, call.question, call.rounds, call.steps_max)))
+        return packed(asks_of(resume(program, call.question, call.rounds, call.steps_max)))
     except WorkflowError as error:
-        return framed(ProgramFails(message=str(error), kind=error.kind))
+        return packed(ProgramFails(message=str(error), kind=error.kind))
     except BaseException as error:  # of a value, where it is read
         where, what = place_of(program.label, call.rounds), in_words(error)
         message = f"{where}: what it asks for cannot be sent: {what}"
-        return framed(ProgramFails(message=message, kind="workflow_failed"))
+        return packed(ProgramFails(message=message, kind="workflow_failed"))

@@ -1,8 +1,7 @@
 """What a service and the child process of a module say to each other. Pure.
 
-A message is its length in 4 bytes and MessagePack. The service sends a `ModuleText`, then each
-`ProgramCall`; the child answers each message. What a child says is data: every step is checked and
-digested again.
+A message is MessagePack. The service sends a `ModuleText`, then each `ProgramCall`; the child
+answers each message. What a child says is data: every step is checked and digested again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from carpool.workflow.steps import (
 from schemas.hit import Hit
 from schemas.workflow import StepResult
 
-LENGTH_BYTES = 4
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """A round has at most 8 steps, each with at most what a journal may hold and a few long texts."""
 FOUND, SAID = 1, 2
@@ -82,17 +80,17 @@ ToChild: TypeAlias = ModuleText | ProgramCall
 FromChild: TypeAlias = ModuleLoaded | ModuleRefused | ProgramAsks | ProgramFails
 
 
-def framed(message: ToChild | FromChild) -> bytes:
-    """Returns a message with its length. Raises `ValueError` for one that is too large."""
-    body = _encoder.encode(message)
-    if len(body) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"{len(body)} bytes, and at most {MESSAGE_BYTES_MAX} are allowed")
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+def packed(message: ToChild | FromChild) -> bytes:
+    """Encodes a message. Raises `ValueError` for one that is too large."""
+    content = _encoder.encode(message)
+    if len(content) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"{len(content)} bytes, and at most {MESSAGE_BYTES_MAX} are allowed")
+    return content
 
 
-def from_child(body: bytes) -> FromChild:
+def from_child(content: bytes) -> FromChild:
     """Decodes what a child said. Raises `msgspec.DecodeError`."""
-    return _decoder.decode(body)
+    return _decoder.decode(content)
 
 
 def asks_of(asked: NextSteps) -> ProgramAsks:
@@ -114,16 +112,16 @@ def next_steps(asks: ProgramAsks, done: int) -> NextSteps:
 def _fields(step: Retrieve | Generate) -> dict[str, Any]:
     found = {each.name: getattr(step, each.name) for each in fields(step)}
     if isinstance(step, Generate):
-        found["values"] = {name: _packed(value) for name, value in step.values.items()}
+        found["values"] = {name: _value_of(value) for name, value in step.values.items()}
     return found
 
 
-def _packed(value: Any) -> Any:
+def _value_of(value: Any) -> Any:
     if isinstance(value, Said):
         return msgspec.msgpack.Ext(SAID, _encoder.encode((value.text, value.tokens, value.is_cut)))
     if isinstance(value, Found) or is_passages(value):
         return msgspec.msgpack.Ext(FOUND, _encoder.encode(tuple(value)))
-    return value if isinstance(value, str | int | float) else list(map(_packed, value))
+    return value if isinstance(value, str | int | float) else list(map(_value_of, value))
 
 
 def _unpacked(code: int, data: memoryview) -> Found | Said:

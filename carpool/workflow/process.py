@@ -11,8 +11,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +19,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 import msgspec
 import structlog
@@ -28,7 +28,6 @@ import structlog
 from carpool.errors import ConfigError
 from carpool.workflow.child import CPU_S, LOAD_CPU_S
 from carpool.workflow.messages import (
-    LENGTH_BYTES,
     MESSAGE_BYTES_MAX,
     FromChild,
     ModuleLoaded,
@@ -38,9 +37,9 @@ from carpool.workflow.messages import (
     ProgramCall,
     ProgramFails,
     ToChild,
-    framed,
     from_child,
     next_steps,
+    packed,
 )
 from carpool.workflow.program import NextSteps, Program, Ran, RunRequest
 from carpool.workflow.resume import place_of
@@ -53,8 +52,8 @@ WALL_FACTOR = 10
 AGAIN_S = 1.0
 """How long a child that cannot be started is waited for: the machine may lack memory."""
 MAIN = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from carpool.workflow.child import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from carpool.workflow.child import main; main(int(sys.argv[1]))"
 )
 
 
@@ -82,7 +81,7 @@ class ModuleProcess:
         """`hash_seed`: the order of sets of texts depends on it."""
         self._module = ModuleText(module=module)
         self._hash_seed = hash_seed
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._calls: list[tuple[tuple[bool, bool, bool, int], _Call]] = []
@@ -205,13 +204,18 @@ class ModuleProcess:
                 time.sleep(AGAIN_S)
 
     def _load(self) -> ModuleLoaded:
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-c", MAIN, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": str(self._hash_seed)},  # secrets are in ours
-        )
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-P", "-s", "-c", MAIN, str(theirs.fileno())]
+            child = subprocess.Popen(
+                [*command, json.dumps(sys.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={"PYTHONHASHSEED": str(self._hash_seed)},  # secrets are in ours
+            )
+        self._child = child, ours
         reply = self._answer_to(self._module, LOAD_CPU_S)
         if isinstance(reply, ModuleRefused):
             raise ConfigError(reply.message)
@@ -221,50 +225,26 @@ class ModuleProcess:
 
     def _answer_to(self, message: ToChild, cpu_s: float) -> FromChild:
         """Sends a message, and returns the answer. Raises `_ChildDied`."""
-        child = self._child
-        if child is None or child.stdin is None or child.stdout is None:
+        if self._child is None:
             raise _ChildDied("has no process")
+        child, channel = self._child
         try:
-            child.stdin.write(framed(message))
-            child.stdin.flush()
-            pieces = _Pieces(child.stdout.fileno(), WALL_FACTOR * cpu_s)
-            length = int.from_bytes(pieces.read(LENGTH_BYTES), "big")
-            if length > MESSAGE_BYTES_MAX:
-                raise _ChildDied(f"asks for {length} bytes, and {MESSAGE_BYTES_MAX} are allowed")
-            return from_child(pieces.read(length))
-        except (BrokenPipeError, EOFError):
+            channel.send_bytes(packed(message))
+            if not channel.poll(WALL_FACTOR * cpu_s):
+                raise _ChildDied(f"gave no answer for {WALL_FACTOR * cpu_s:g} s")
+            return from_child(channel.recv_bytes(MESSAGE_BYTES_MAX))
+        except (ConnectionError, EOFError):
             raise _ChildDied(_how(child.wait(), cpu_s)) from None
-        except msgspec.DecodeError as error:
+        except (OSError, msgspec.DecodeError) as error:  # it is too long, or damaged
             raise _ChildDied(f"gave an answer that cannot be read ({error})") from None
 
     def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
+        if self._child is not None:
+            child, channel = self._child
+            self._child = None
+            channel.close()
             child.kill()
-            with child:  # closes the pipes, and waits
-                pass
-
-
-class _Pieces:
-    """Reads from a pipe, for some seconds in all."""
-
-    def __init__(self, pipe: int, seconds: float) -> None:
-        self._pipe, self._seconds = pipe, seconds
-        self._until_s = time.monotonic() + seconds
-        self._poll = select.poll()
-        self._poll.register(pipe, select.POLLIN)
-
-    def read(self, count: int) -> bytes:
-        """Returns so many bytes. Raises `EOFError` at the end, and `_ChildDied` when it is late."""
-        found = bytearray()
-        while len(found) < count:
-            left_s = self._until_s - time.monotonic()
-            if left_s <= 0 or not self._poll.poll(left_s * 1_000):
-                raise _ChildDied(f"gave no answer for {self._seconds:g} s")
-            if not (more := os.read(self._pipe, count - len(found))):
-                raise EOFError
-            found += more
-        return bytes(found)
+            child.wait()
 
 
 def _how(status: int, cpu_s: float) -> str:
