@@ -137,9 +137,9 @@ def check(
     Each search finds other passages, as long as a prompt shows them; a line names those that its
     prompt has no room for. Finds what services would refuse: imports that a program may not use,
     steps that are not valid, prompts that cannot be filled, endless loops, and programs that ask
-    for other steps when they run again. Give --text to see another path. Needs no broker and no
-    model. Exit code 1: a program does not reach its answer; the output says why. Exit
-    code 2: the file cannot be used.
+    for other steps in another process: each runs in two, with other orders of sets. Give --text to
+    see another path. Needs no broker and no model. Exit code 1: a program does not reach its
+    answer; the output says why. Exit code 2: the file cannot be used.
 
     \b
     Examples:
@@ -272,7 +272,7 @@ def workflow_of(named: str | None) -> str | Mapping[str, Any] | None:
 
 def _of_file(file: Path, question: str) -> list[Program]:
     """Returns the programs of a file. Raises `ConfigError`."""
-    from carpool.workflow.process import ModuleProcess
+    from carpool.workflow.process import TwoProcesses
 
     if file.suffix == ".json":
         try:
@@ -284,7 +284,7 @@ def _of_file(file: Path, question: str) -> list[Program]:
         return [program_of(inline.graph)]
     if not file.is_file() or file.suffix != ".py":
         raise ConfigError(f"{file} is no file that ends in .py or .json")
-    return list(ModuleProcess(str(file)).start())
+    return list(TwoProcesses(str(file)).start())
 
 
 def _programs(

@@ -247,6 +247,37 @@ class ModuleProcess:
             child.wait()
 
 
+class TwoProcesses(ModuleProcess):
+    """Runs programs in two processes, to find one that asks for other steps when it runs again."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self._other = ModuleProcess(module, hash_seed=1)
+
+    def start(self) -> tuple[Program, ...]:
+        """See `ModuleProcess`."""
+        programs = super().start()
+        self._other.start()
+        return programs
+
+    def run(self, request: RunRequest) -> NextSteps:
+        """See `ProgramProcess`. Raises `WorkflowError` where the two ask for other steps."""
+        asked = super().run(request)
+        if self._other.run(request).digests != asked.digests:
+            raise WorkflowError(
+                f"{place_of(request.program.label, request.rounds)}: in another process the "
+                "program asks for another step: it is not pure (the order of a set, the address of "
+                "an object in a text)",
+                "workflow_changed",
+            )
+        return asked
+
+    def close(self) -> None:
+        """See `ModuleProcess`."""
+        super().close()
+        self._other.close()
+
+
 def _how(status: int, cpu_s: float) -> str:
     """Returns how a child ended."""
     if -status in (signal.SIGPROF, signal.SIGXCPU):

@@ -168,3 +168,37 @@ def test_a_check_names_the_passages_that_a_prompt_does_not_show(module: Path) ->
         "doc-3, doc-6",
     ]
     assert "not in" not in carpool(f"workflows check {module}").stdout.splitlines()[-1]
+
+
+IMPURE = {
+    "over_a_set": 'yield [Retrieve(text) for text in {"the river", "the glacier", "the comet"}]',
+    "with_an_address": 'yield Generate(prompt="{a}", a=f"{iter(found)}")',
+}
+
+
+@pytest.mark.parametrize("name", IMPURE)
+def test_a_check_names_program_and_step_that_another_process_would_not_ask_for(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"""
+from carpool.workflow import Answer, Generate, Retrieve, workflow
+
+@workflow("{name}", version=1)
+def program(question):
+    found = yield Retrieve(question)
+    {IMPURE[name]}
+    return Answer("cited", question=question, passages=found)
+""")
+    ended = carpool(f"workflows check {file}")
+    assert ended.code == 1
+    told = " ".join(ended.stdout.split())
+    assert f"{name}@1, step 2: in another process the program asks for another step" in told
+
+
+def test_a_check_names_program_and_step_that_would_end_its_process(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PROGRAMS.replace("    if said", "    exit()\n    if said"))
+    ended = carpool(f"workflows check {file}")
+    assert ended.code == 1
+    assert "checked@3, step 3: the program raised SystemExit" in " ".join(ended.stdout.split())
