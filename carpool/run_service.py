@@ -191,6 +191,7 @@ def _serve_pages(
         registry=metrics.registry,
         is_alive=lambda: clock.now_us() - loop.last_step_us < STALLED_US,
         not_ready=loop.not_ready,
+        notes=loop.notes,
     )
 
 

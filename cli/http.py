@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,11 +44,15 @@ def probe_service(address: str) -> str:
 
 def missing_of(body: bytes) -> list[str]:
     """Returns what a /readyz page says is missing."""
+    return listed(body, "missing") or ["not ready"]
+
+
+def listed(body: bytes, name: Literal["missing", "notes"]) -> list[str]:
+    """Returns a list of a /readyz page; none if it is no such page."""
     try:
-        page = msgspec.json.decode(body)
-        return [str(reason) for reason in page["missing"]] or ["not ready"]
+        return [str(each) for each in msgspec.json.decode(body)[name]]
     except (msgspec.DecodeError, KeyError, TypeError):
-        return ["not ready"]
+        return []
 
 
 def probe_vllm(address: str) -> str:

@@ -176,8 +176,8 @@ def _print(found: Status) -> None:
     say(line, "dim" if are_equal else "yellow")
     console.print(_services_table(found.services))
     for service in found.services:
-        for missing in service.missing:
-            say(f"{service.name}: {missing}", "yellow")
+        for line in (*service.missing, *service.notes):
+            say(f"{service.name}: {line}", "yellow")
     if any(group.waiting for group in found.groups or ()):
         console.print(_partitions_table(found.groups or []))
 

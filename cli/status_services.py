@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cli.http import Labels, get, missing_of, parse_metrics
+from cli.http import Labels, get, listed, missing_of, parse_metrics
 from cli.status_values import PartitionIdle, ServiceStatus
 
 Samples = dict[tuple[str, Labels], float]
@@ -25,6 +25,7 @@ def ask_service(name: str, address: str, reads: str) -> ServiceStatus:
         address=address,
         state="ready" if code == 200 else "not ready",
         missing=[] if code == 200 else missing_of(body),
+        notes=listed(body, "notes"),
         reads=reads,
         index=next(
             (dict(labels)["version"] for name, labels in samples if name == "carpool_index_info"),

@@ -62,6 +62,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     missing: list[str]
     reads: str
+    notes: list[str] = []
     index: str | None = None
     """The version of the index that a grouper or searcher has open."""
     is_paused: bool = False

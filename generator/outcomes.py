@@ -319,8 +319,9 @@ class Outcomes:
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record
         message = (
-            "the LLM server broke off its answer to this query, or answers other queries only, "
-            f"in {work.progress.attempts} tries; the last time: {work.progress.trouble}"
+            "the LLM server broke off its answer to this query, or accepts other requests only, in "
+            f"{work.progress.attempts} tries; the last time: "
+            f"{work.progress.trouble or 'an equal prompt was refused'}"
         )
         answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)
         failure = query_failure(retrieval, "llm_refused", message)

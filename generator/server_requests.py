@@ -15,8 +15,8 @@ from generator.llm.protocol import LlmRefusal, PromptRefused, RefusalKind
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
 from generator.plan.dispatch_events import (
-    CheckPassed,
     DispatchEvent,
+    ProbePassed,
     RequestAccepted,
     RequestEnded,
     RequestRefused,
@@ -47,17 +47,22 @@ class ServerRequests:
         self._metrics = metrics
         self._clock = clock
         self.troubles = ["has not answered yet"] * len(servers)
-        for outcome in ("answered", *get_args(RefusalKind)):  # at 0, so that alerts see a rise
+        # At 0, so that alerts see a rise.
+        for outcome in ("answered", "canary", *get_args(RefusalKind)):
             metrics.llm_requests.labels(outcome=outcome)
 
-    async def check(self, server: int) -> None:
-        """Asks a server whether it takes prompts."""
+    async def probe(self, server: int, *, is_canary: bool) -> None:
+        """Asks a server whether it takes prompts, or for one token."""
         try:
-            await self._servers.check(server)
+            if is_canary:
+                await self._servers[server].canary()
+                self._metrics.llm_requests.labels(outcome="canary").inc()
+            else:
+                await self._servers.check(server)
         except LlmRefusal as refusal:
             self._refused(None, server, refusal)
         else:
-            self._report(CheckPassed(server=server))
+            self._report(ProbePassed(server=server))
 
     async def ask(self, work: QueryInProgress) -> None:
         """Sends a prompt to the server that was chosen for it."""
@@ -79,12 +84,15 @@ class ServerRequests:
             work.outcome = refused
             metrics.llm_requests.labels(outcome="prompt_refused").inc()
         except Exception as error:
-            refusal = self._servers.judged(server, error)
+            if isinstance(error, LlmRefusal):
+                refusal = error
+            else:
+                log.error("cannot use a reply of the LLM server", exc_info=error)
+                refusal = LlmRefusal.unreadable(error)
             work.progress.trouble = str(refusal)
             self._refused(id, server, refusal)
             return
         else:
-            self._servers.answered(server)
             metrics.llm_requests.labels(outcome="answered").inc()
             if generated.finished.counts_cached:
                 cached_tokens = generated.finished.cached_tokens
@@ -100,7 +108,7 @@ class ServerRequests:
         self._report(RequestAccepted(id=work.id))
 
     def _refused(self, id: int | None, server: int, refusal: LlmRefusal) -> None:
-        """A server refused a request; `id` None: a check."""
+        """A server refused a request; `id` None: a check or a canary."""
         self._metrics.llm_requests.labels(outcome=refusal.kind).inc()
         trouble = f"refuses: {refusal}"
         is_new, self.troubles[server] = trouble != self.troubles[server], trouble
@@ -117,7 +125,7 @@ class ServerRequests:
                 id=id,
                 server=server,
                 retry_after_us=asked_us,
-                suspect=refusal.is_suspect,
+                refused_as=refusal.refused_as,
                 is_paid=refusal.is_paid,
                 is_lost=refusal.is_lost,
             )

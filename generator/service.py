@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
@@ -34,6 +35,7 @@ from generator.outcomes import Outcomes
 from generator.plan.concurrency import FIRST
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
+    AskCanary,
     CacheChanged,
     CancelRequest,
     CheckServer,
@@ -84,6 +86,7 @@ NO_MODEL = (
     "workflow: it generates texts before its answer, and this deployment has no model "
     "(llm.engine); ask without `workflow`"
 )
+NOTES_MAX, NOTE_ID_CHARS_MAX = 3, 100
 LOOK_S = 0.5
 """With concurrency 0: the time between two looks at a server."""
 
@@ -137,6 +140,7 @@ class GeneratorStage:
             concurrency=settings.concurrency or FIRST,
             prompts_max=settings.prompts_max(len(servers)),
             tries_max=llm.tries_max,
+            later_us_max=llm.later_ms_max * 1_000,
             servers=len(servers),
             follows_caches=follows_caches,
         )
@@ -293,6 +297,7 @@ class GeneratorStage:
             warmed_at=warmed_at,
             steps_done=finished_steps(retrieval.query),
             key=None if texts is None else work.prompt_key,
+            digest=work.prepared.prompt_hash,
         )
         with self._lock:
             self._queries[work.id] = work
@@ -379,6 +384,20 @@ class GeneratorStage:
                 f"LLM server at {self._servers[server].address} {trouble}"
                 for server, trouble in enumerate(self._at_servers.troubles)
             )
+
+    def notes(self) -> Sequence[str]:
+        """Returns which queries wait because servers refuse them and accept others."""
+        with self._lock:
+            refused = self._dispatcher.refused()
+            notes = [
+                f"query {work.unit.record.query.query_id[:NOTE_ID_CHARS_MAX]!r} is refused since "
+                f"{datetime.fromtimestamp(refusals.since_us // 1_000_000, UTC).isoformat(' ')} "
+                f"(tries: {work.progress.attempts}): {work.progress.trouble}"
+                for id, refusals in refused[:NOTES_MAX]
+                if (work := self._queries.get(id)) is not None
+            ]
+        more = len(refused) - NOTES_MAX
+        return (*notes, f"{more} more queries are refused") if more > 0 else tuple(notes)
 
     def close(self) -> None:
         """Cancels the requests in flight, and closes the connections."""
@@ -479,8 +498,9 @@ class GeneratorStage:
                     work.progress.attempts, work.server = attempt, server
                     self._warmer.make_room(server)
                     self._requests.send(id, self._at_servers.ask(work))
-            case CheckServer(server=server):
-                self._requests.prepare(self._at_servers.check(server))
+            case CheckServer(server=server) | AskCanary(server=server):
+                is_canary = isinstance(action, AskCanary)
+                self._requests.prepare(self._at_servers.probe(server, is_canary=is_canary))
             case ReplayCache(server=server, replay_from=first):
                 self._caches.replay(server, first)
             case CancelRequest(id=id):

@@ -226,13 +226,24 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000,
-            description="Requests for one query, in all; after the last one the query is answered "
-            "`failed`. A request counts if the server begins to reply and completes no answer, "
-            "or if it fails while the server answers other queries. Requests that a busy or "
-            "unreachable server refuses do not count. Too low blames queries for an unreliable "
-            "server, too high pays for one bad query again and again",
+            description="Tries of one query; after the last one the query is answered `failed`. "
+            "A request is a try if the server begins to reply and completes no answer, or refuses "
+            "it and accepts others; not if it is busy (429, 503) or unreachable. Four more are "
+            "made after 502 and 504, and more at a server that refuses at random. Too low blames "
+            "queries for an unreliable server, too high pays for one bad query again and again",
         ),
     ] = 6
+    later_ms_max: Annotated[
+        int,
+        Meta(
+            ge=1_000,
+            le=604_800_000,
+            description="Milliseconds from the first refusal of a query until it is answered "
+            "`failed`, if the server accepts others and refuses this one, though only as busy. Too "
+            "low fails queries that wait for a limit of tokens a minute, too high keeps a query "
+            "without a deadline that is always refused",
+        ),
+    ] = 3_600_000
 
     def check(self) -> list[str]:
         """Returns the conflicts between values."""

@@ -226,6 +226,10 @@ class GrouperStage:
                 return ("the index's centroids and the embedding model are being loaded",)
             return ()
 
+    def notes(self) -> Sequence[str]:
+        """Returns nothing."""
+        return ()
+
     def close(self) -> None:
         """Stops the threads. Waits at most `CLOSE_S`: a batch of the model is not interrupted."""
         with self._lock:

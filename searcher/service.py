@@ -262,6 +262,10 @@ class SearcherStage:
         trouble = self._lanes.trouble
         return () if trouble is None else (f"scans of other lanes: {trouble}",)
 
+    def notes(self) -> Sequence[str]:
+        """Returns nothing."""
+        return ()
+
     def close(self) -> None:
         """Ends the threads and the index; drops unfinished queries. Blocks up to a second."""
         with self._lock:

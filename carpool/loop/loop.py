@@ -178,6 +178,10 @@ class Loop(Generic[R]):
         """Returns why this service is not ready, in words. Thread-safe."""
         return self._not_ready
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns what a person should know though it is ready, in words. Thread-safe."""
+        return tuple(self._stage.notes())
+
     def run(self, *, drain_us: int) -> None:
         """Runs until `stop`, then drains for at most `drain_us`. Raises `failure`, if any."""
         self.start()

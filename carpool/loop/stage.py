@@ -180,5 +180,8 @@ class Stage(Protocol[R]):
     def not_ready(self) -> Sequence[str]:
         """Returns what the stage lacks (index, model, server), in words; empty when ready."""
 
+    def notes(self) -> Sequence[str]:
+        """Returns what a person should know while it is ready, in words. For any thread."""
+
     def close(self) -> None:
         """Stops threads and closes files. Called once, last; may block for a second."""

@@ -104,6 +104,7 @@ class TelemetryServer:
         registry: CollectorRegistry,
         is_alive: Callable[[], bool],
         not_ready: Callable[[], Sequence[str]],
+        notes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Binds; port 0 takes a free one. Raises `ConfigError` when the port is in use.
 
@@ -111,7 +112,7 @@ class TelemetryServer:
         `/metrics` has `registry`, and `process_*`: memory, CPU, start and open files.
         """
         try:
-            self._server = _Server((host, port), _pages(registry, is_alive, not_ready))
+            self._server = _Server((host, port), _pages(registry, is_alive, not_ready, notes))
         except OSError as error:
             raise ConfigError(
                 f"cannot serve /healthz at {host}:{port}: {error.strerror}; is another service "
@@ -134,6 +135,7 @@ def _pages(
     registry: CollectorRegistry,
     is_alive: Callable[[], bool],
     not_ready: Callable[[], Sequence[str]],
+    notes: Callable[[], Sequence[str]],
 ) -> type[BaseHTTPRequestHandler]:
     """Returns the handler of requests for the pages."""
     process = CollectorRegistry()
@@ -150,10 +152,8 @@ def _pages(
                 self._reply(200 if alive else 503, orjson.dumps({"alive": alive}))
             elif path == "/readyz":
                 reasons = list(not_ready())
-                self._reply(
-                    503 if reasons else 200,
-                    orjson.dumps({"ready": not reasons, "missing": reasons}),
-                )
+                report = {"ready": not reasons, "missing": reasons, "notes": list(notes())}
+                self._reply(503 if reasons else 200, orjson.dumps(report))
             else:
                 self._reply(404, orjson.dumps({"pages": ["/healthz", "/readyz", "/metrics"]}))
 

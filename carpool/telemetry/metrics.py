@@ -240,7 +240,10 @@ class GeneratorMetrics:
     def __init__(self, make: _Factory) -> None:
         self._make_of_servers(make)
         self.llm_requests = make.counter(
-            "llm_requests_total", "Requests to the LLM server by outcome.", "outcome"
+            "llm_requests_total",
+            "Requests to the LLM server by outcome; canary: one token, to tell whether a refused "
+            "prompt or the server is the cause. A rise of other ones than answered: it refuses.",
+            "outcome",
         )
         self.llm_in_flight = make.gauge(
             "llm_requests_in_flight", "Requests at the LLM servers now."

@@ -58,9 +58,9 @@ class Responder:
             headers["Retry-After"] = f"{retry_after_s:g}"
         await self._whole(msgspec.json.encode(value), status, headers)
 
-    async def text(self, value: str) -> None:
-        """Writes a whole response of plain text."""
-        await self._whole(value.encode(), 200, {"Content-Type": "text/plain; charset=utf-8"})
+    async def text(self, value: str, content_type: str = "text/plain") -> None:
+        """Writes a whole response of text."""
+        await self._whole(value.encode(), 200, {"Content-Type": f"{content_type}; charset=utf-8"})
 
     async def event(self, value: Any) -> None:
         """Writes one server-sent event; the first begins the response."""

@@ -71,6 +71,8 @@ class LlmServer:
         self.fault = NO_FAULT
         self.broken: dict[str, int] = {}
         """How many more requests fail with status 500 whose prompt contains a text, by text."""
+        self.refused: dict[str, str] = {}
+        """What a prompt that contains a text always gets, by text: a status, or `html`."""
         self.last: HttpRequest | None = None
         """The last request for a completion."""
         self.port = port
@@ -247,9 +249,16 @@ class LlmServer:
         counts.started += 1
         counts.started_by_id[request_id] += 1
         counts.started_by_prompt[prompt] += 1
-        fault = self._next_fault(prompt_text(chat.messages))
+        said = prompt_text(chat.messages)
+        refusal = next((mode for text, mode in self.refused.items() if text in said), None)
+        fault = self._next_fault(said)
+        counts.faulted += refusal is not None or fault.mode.isdigit()
+        if refusal == "html":
+            await responder.text(f"<html>{NAME} is set to refuse</html>", "text/html")
+            return
+        if refusal is not None:
+            raise RefusedRequest(int(refusal), f"{NAME} refuses this prompt")
         if fault.mode.isdigit():
-            counts.faulted += 1
             raise RefusedRequest(
                 int(fault.mode), f"{NAME} is set to refuse", retry_after_s=fault.retry_after_s
             )

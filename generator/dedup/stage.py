@@ -211,6 +211,10 @@ class DedupStage:
             )
         return (*reasons, *self._within.not_ready())
 
+    def notes(self) -> Sequence[str]:
+        """Returns what the stage within notes."""
+        return self._within.notes()
+
     def close(self) -> None:
         """Ends the reading, then the stage within."""
         for table in self._tables:

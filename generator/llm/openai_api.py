@@ -50,6 +50,13 @@ _FORM = (400, *_NOT_THERE, 415, 422)
 TOKEN_S_MAX = 2.0
 """Seconds a token, on average, that an answer may take at most."""
 _SAMPLE_PROMPT = ("You answer questions.", "Passages:\n\n")
+_CANARY = LlmRequest(
+    id="carpool/canary",
+    system=_SAMPLE_PROMPT[0],
+    user=f"{_SAMPLE_PROMPT[1]}Hello",
+    segments=(_SAMPLE_PROMPT[1], "Hello"),
+    max_tokens=1,
+)
 
 
 class _Tokenized(msgspec.Struct):
@@ -66,6 +73,7 @@ class OpenAiLlm:
         self._client_or_none: AsyncOpenAI | None = None
         self._has_answered = self._has_said_odd_counts = False
         self._facts: ServerFacts | None = None
+        self._last_form: tuple[Mapping[str, Any] | None, str | None] = (None, None)
         self._is_vllm = False
         self._finding_out = asyncio.Lock()
         self._sample_ids: tuple[int, ...] = ()
@@ -141,6 +149,21 @@ class OpenAiLlm:
             async with self._finding_out:
                 await self._find_out()
 
+    async def canary(self) -> None:
+        """See `LlmEngine`. It has the form of the last prompt, which the server may not know.
+
+        A server that refuses the canary for its content takes requests.
+        """
+        schema, regex = self._last_form
+        try:
+            async for _ in self.stream(replace(_CANARY, schema=schema, regex=regex)):
+                pass
+        except PromptRefused:
+            return
+        except LlmRefusal:
+            self._facts = None  # asked again: another server may answer next
+            raise
+
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """See `LlmEngine`."""
         with self._failures("token ids"):
@@ -185,6 +208,7 @@ class OpenAiLlm:
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
+        self._last_form = request.schema, request.regex
         with self._failures("an answer"):
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
@@ -196,7 +220,8 @@ class OpenAiLlm:
                     async with aclosing(pieces):
                         async for text in pieces:
                             yield LlmPiece(text=text, so_far=events.so_far())
-        self._has_answered, end = True, events.finished()
+        end = events.finished()
+        self._has_answered |= request.id != _CANARY.id
         if events.has_odd_counts and not self._has_said_odd_counts:
             self._has_said_odd_counts = True
             log.warning("token counts of the LLM server count as 0", address=self.address)
@@ -289,7 +314,11 @@ class OpenAiLlm:
             return ()
 
     async def _begin(self, request: LlmRequest) -> AsyncStream[Any]:
-        """Sends a request; again, in another form, if the server refuses the form."""
+        """Sends a request; again, in another form, if the server refuses the form.
+
+        A prompt that is refused as ids and as text says nothing about the form.
+        """
+        with_ids: ServerFacts | None = None
         while True:
             facts = await self._known_facts()
             ids = await self._ids(request, facts)
@@ -301,9 +330,13 @@ class OpenAiLlm:
                 )
                 return stream
             except openai.APIStatusError as error:
-                # Else another request has learned the same.
-                if self._facts is facts and not self._learned(error, facts, has_ids=bool(ids)):
+                if self._facts is not facts:
+                    continue  # another request has learned the same
+                if not self._learned(error, facts, has_ids=bool(ids)):
+                    self._facts = with_ids or facts
                     raise
+                if ids and not self._facts.takes_ids:
+                    with_ids = facts
 
     def _learned(self, error: openai.APIStatusError, facts: ServerFacts, *, has_ids: bool) -> bool:
         """Learns from a refusal; returns False if it says nothing about the form of requests."""
@@ -311,7 +344,7 @@ class OpenAiLlm:
         if status not in _FORM or is_too_long(detail):
             return False
         learned = after_refusal(facts, detail, has_answered=self._has_answered)
-        if has_ids and (status in _NOT_THERE or (learned is None and not self._has_answered)):
+        if has_ids and not self._has_answered and (status in _NOT_THERE or learned is None):
             learned = replace(facts, takes_ids=False)
         if learned is None:
             return False
@@ -387,7 +420,8 @@ class OpenAiLlm:
             refused = error if is_sorted else self._failed(error, what)
             if begun is not None and isinstance(refused, LlmRefusal):
                 may_be_free = {"unreachable": True, "busy": not begun.has_text}
-                refused.is_paid = not may_be_free.get(refused.kind, False)
+                is_page = isinstance(error, WrongPage)
+                refused.is_paid = not (is_page or may_be_free.get(refused.kind, False))
             if is_sorted:
                 raise
             raise refused from error
@@ -395,14 +429,9 @@ class OpenAiLlm:
     def _failed(self, error: Exception, what: str) -> LlmRefusal | PromptRefused:
         if isinstance(error, WrongPage):
             return LlmRefusal(
-                "unreachable", f"the server at {self.address} answers {error}: is base_url right?"
+                "misfit", f"the server at {self.address} answers {error}: is base_url right?"
             )
-        sorted_error = failure(
-            error, what, model=self._settings.model, has_answered=self._has_answered
-        )
-        if getattr(sorted_error, "kind", "") in ("unreachable", "model_missing", "misfit"):
-            self._facts = None  # asked again: another server may answer next
-        return sorted_error
+        return failure(error, what, model=self._settings.model, has_answered=self._has_answered)
 
 
 def _read(events: ServerEvents, piece: bytes | None, *, is_last: bool) -> str:

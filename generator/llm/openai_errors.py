@@ -22,7 +22,7 @@ _NO_CONNECTION = (
     "UnsupportedProtocol",
 )
 """Errors of the client's HTTP library: httpx or httpx2, after its version."""
-BUSY = (409, 425, 429, 503)
+BUSY = (429, 503)
 """Statuses of a server that takes no more work now."""
 _TOO_LONG = (
     "maximum context length",
@@ -58,7 +58,7 @@ def failure(
         headers, status = error.response.headers, error.status_code
         if 300 <= status < 400:
             to = without_password(well_formed(headers.get("location", "nowhere")))
-            return LlmRefusal("unreachable", f"base_url answers with a redirect to {to}")
+            return LlmRefusal("misfit", f"base_url answers with a redirect to {to}")
         return _refusal(detail_of(error), status, model, has_answered, retry_after(headers))
     if isinstance(error, ServerError):  # it took the form of the request: it refuses the prompt
         said = _one_line(str(error))
@@ -87,7 +87,11 @@ def _refusal(
         )
     if status in (502, 504):
         return LlmRefusal(
-            "unreachable", f"a proxy does not reach it ({detail})", retry_after_s=retry_after_s
+            "gateway", f"a proxy does not reach it ({detail})", retry_after_s=retry_after_s
+        )
+    if status in (409, 425):
+        return LlmRefusal(
+            "misfit", f"it refuses a request for now ({detail})", retry_after_s=retry_after_s
         )
     if status >= 500:
         return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError, RetryableError
+from generator.plan.refusals import RefusedAs
 
 RefusalKind = Literal[
-    "unreachable", "busy", "timeout", "broken", "model_missing", "forbidden", "misfit"
+    "unreachable", "busy", "gateway", "timeout", "broken", "model_missing", "forbidden", "misfit"
 ]
 """Why a server refused a request: the label of metrics.
 
-`busy`: it says so (429, 503). `timeout`: it accepted the request and stayed silent. `broken`: it
-ended the answer early, failed, or violated its protocol. `model_missing`, `forbidden`: it does not
-fit the settings. `misfit`: it refuses a prompt, or its replies cannot be read, and it has answered
-none yet: a bad deployment must not fail every query of a topic.
+`unreachable`: there is no connection. `busy`: it says so (429, 503). `gateway`: a proxy does not
+reach it (502, 504). `timeout`: it accepted the request and stayed silent. `broken`: it ended the
+answer early, failed, or violated its protocol. `model_missing`, `forbidden`: it does not fit the
+settings. `misfit`: it answers with what is no API, refuses for now (409, 425), or refuses a prompt
+and has answered none yet.
 """
 
 AnswerForm = Literal["text", "json"]
@@ -98,20 +100,19 @@ class LlmRefusal(RetryableError):
         self.retry_after_s = retry_after_s
         self.kind: RefusalKind = kind
         self.is_paid = is_paid
-        self.is_unreadable = False
 
     @classmethod
     def unreadable(cls, error: Exception) -> LlmRefusal:
         """Returns the refusal of a reply that raised this error where it was read or used."""
         said = f"its reply cannot be read ({type(error).__name__}: {str(error)[:300]})"
-        refusal = cls("broken", said, is_paid=True)
-        refusal.is_unreadable = True
-        return refusal
+        return cls("broken", said, is_paid=True)
 
     @property
-    def is_suspect(self) -> bool:
-        """Whether the prompt may be the cause, rather than the state of the server."""
-        return self.kind in ("timeout", "broken", "misfit")
+    def refused_as(self) -> RefusedAs:
+        """What the refusal of a prompt counts as."""
+        if self.kind in ("unreachable", "busy"):
+            return "later"
+        return "gateway" if self.kind == "gateway" else "failed"
 
     @property
     def is_lost(self) -> bool:
@@ -146,6 +147,10 @@ class LlmEngine(Protocol):
 
         Finds out again what the server takes.
         """
+        ...
+
+    async def canary(self) -> None:
+        """Returns if the server answers a request of one token. Raises `LlmRefusal`."""
         ...
 
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-import structlog
-
 from generator.llm.protocol import AnswerForm, LlmEngine, LlmRefusal, LlmRequest
-
-log = structlog.get_logger()
-
-MISFIT_S = 120.0
-"""How long a server rests whose replies cannot be read."""
 
 
 class LlmServers:
@@ -28,8 +21,6 @@ class LlmServers:
         """The servers in metrics: HOST:PORT, with a path if it is not /v1."""
         self._checked: set[int] = set()
         self._tokenizes = 0
-        self._unread: dict[int, str] = {}
-        """The kind of error that the last reply of a server raised; empty: it has answered."""
 
     def __len__(self) -> int:
         return len(self._engines)
@@ -57,36 +48,6 @@ class LlmServers:
                     "servers of llm.base_url must have the same model",
                 )
         self._checked.add(server)
-
-    def answered(self, server: int) -> None:
-        """Notes that an answer of a server was read: it fits."""
-        self._unread[server] = ""
-
-    def judged(self, server: int, error: Exception) -> LlmRefusal:
-        """Returns why a request has no answer. An error that is no refusal is a fault of ours.
-
-        Twice the same error in a reply, of a server that has answered nothing since it was
-        unreachable: it does not fit, and rests.
-        """
-        name = type(error.__cause__ or error).__name__
-        if not isinstance(error, LlmRefusal):
-            log.error("cannot use a reply of the LLM server", exc_info=error)
-            error = LlmRefusal.unreadable(error)
-        if error.kind == "unreachable":
-            self._unread.pop(server, None)  # another server may answer next
-        if not error.is_unreadable or self._unread.get(server) == "":
-            return error
-        before, self._unread[server] = self._unread.get(server), name
-        if before != name:
-            return error
-        return LlmRefusal(
-            "misfit",
-            f"it has answered nothing, and twice the same happened: {error}. It gets a request "
-            f"every {MISFIT_S:g} s only; does base_url name an API like OpenAI's? If so, report "
-            "this to Carpool's developers",
-            retry_after_s=MISFIT_S,
-            is_paid=True,
-        )
 
     async def tokenize(self, request: LlmRequest) -> tuple[int, ...]:
         """See `LlmEngine.tokenize`. Asks the server that answered last, then the others.

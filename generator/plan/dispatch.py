@@ -9,28 +9,31 @@ while the tokens of the prompt are not known, to the server that was warmed for 
 loaded server and servers with at most `LEAD_MAX` requests more may take it. Where nothing is known
 to be cached, the least loaded server takes it.
 
-*Failures.* A refused prompt is retried until the deadline of its query, or without end if the query
-has no deadline. It is retried at once if another server is open. A prompt is given up when servers
-fail on it too often, although they reply to it or answer other prompts. A server that may
-have ended counts as having nothing cached.
+*Refusals.* A refused prompt is retried: at another server at once, at the same one after a pause of
+its own. The refusal is the prompt's if the server accepted another request since it got the prompt;
+else the server is doubted, and gets a canary. Refusals of a server that refuses its canary are
+forgiven. A prompt is given up when it was tried too often or refused for too long, and each server
+that takes prompts refused it; and when servers began too often to reply to it and did not answer.
+A server that may have ended counts as having nothing cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.concurrency import next_concurrency
 from generator.plan.dispatch_events import (
+    AskCanary,
     CacheChanged,
     CancelRequest,
-    CheckPassed,
     CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     LoadSeen,
+    ProbePassed,
     PromptArrived,
     PromptCancelled,
     PromptHastened,
@@ -42,39 +45,48 @@ from generator.plan.dispatch_events import (
     RequestRefused,
     SendPrompt,
 )
-from generator.plan.health import CHECK, ServerHealth
+from generator.plan.health import RETRY_AFTER_US_MAX, ServerHealth
 from generator.plan.kv_tree import KvTree, KvTreeEvent, ServerLost
 from generator.plan.queue import PromptQueue, QueuedPrompt
+from generator.plan.refusals import Digest, Refusals, RefusedAs, RefusedPrompts
 
 LEAD_MAX = 1
 """A server takes the prompt of which it has most cached only if it has at most so many requests
 more than the least loaded server. With a higher value, few servers get nearly all prompts while the
 load is low."""
 
+NOISE_PROMPTS = 32
+"""Accepted prompts over which the `noise` of a server is averaged."""
+
 
 @dataclass(kw_only=True, slots=True)
 class DispatchServer:
     """A server, as the dispatcher knows it.
 
-    `concurrency`: requests that it gets at once; `in_flight`: those that it has. `answered`: the
-    prompts that it has answered. `tree`: what it has cached; None: there are no KV events.
+    `concurrency`: requests that it gets at once; `in_flight`: those that it has, `begun`: of which
+    it has begun to answer. `noise`: how often it refused a prompt before it accepted it, on
+    average. `open`: the prompts whose refusals are to be judged. `tree`: what it has cached; None:
+    there are no KV events.
     """
 
     health: ServerHealth
     concurrency: int
     tree: KvTree | None
     in_flight: int = 0
-    answered: int = 0
+    begun: int = 0
+    noise: float = 0.0
+    open: dict[Digest, RefusedAs] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes prompts."""
-        return self.health.state == "open"
+        """Whether it takes prompts; they wait while it is doubted."""
+        return self.health.is_open
 
     @property
     def has_room(self) -> bool:
-        """Whether it may get one more request."""
-        return self.in_flight < self.concurrency
+        """Whether it may get one more request now."""
+        is_free = self.health.is_proven or self.in_flight == self.begun
+        return self.health.state == "open" and is_free and self.in_flight < self.concurrency
 
     def load(self, without: int = 0) -> float:
         """The share of its slots that are taken, if `without` of its requests are not counted."""
@@ -90,17 +102,19 @@ class Dispatcher:
         concurrency: int,
         prompts_max: int,
         tries_max: int,
+        later_us_max: int,
         servers: int = 1,
         follows_caches: bool = False,
     ) -> None:
         """`follows_caches`: there are KV events; else prompts go in the order of arrival.
 
         `concurrency`: requests in flight at each server, until `LoadSeen`. `prompts_max`:
-        prompts waiting or in flight. `tries_max`: failed requests after which a prompt is given up.
-        A failure counts if the server began to reply, or answered other prompts since the last one.
+        prompts waiting or in flight. `tries_max`: tries after which a prompt is given up;
+        `later_us_max`: the time since its first refusal.
         """
         self._prompts_max = prompts_max
         self._tries_max = tries_max
+        self._later_us_max = later_us_max
         self.servers = tuple(
             DispatchServer(
                 health=ServerHealth(),
@@ -110,8 +124,10 @@ class Dispatcher:
             for _ in range(servers)
         )
         """To read."""
+        self._refused = RefusedPrompts()
         self._queue = PromptQueue(
-            *(CachedPrefixes(one.tree) for one in self.servers if one.tree is not None)
+            *(CachedPrefixes(one.tree) for one in self.servers if one.tree is not None),
+            refused=self._refused,
         )
         self._in_flight: dict[int, QueuedPrompt] = {}
         self._now_us = 0
@@ -147,7 +163,8 @@ class Dispatcher:
             server = self.servers[place]
             requests = server.in_flight + warm_ups[place]
             cached = 0 if server.tree is None else server.tree.cached_of(token_ids)
-            return server.is_open and requests < server.concurrency, cached, -requests
+            is_free = server.health.state == "open" and requests < server.concurrency
+            return is_free, cached, -requests
 
         return max(range(len(self.servers)), key=merit)
 
@@ -155,16 +172,30 @@ class Dispatcher:
         """Returns how many more prompts may arrive: none unless a server is open."""
         return max(0, self._prompts_max - self.prompts) if self.is_open else 0
 
+    def refused(self) -> list[tuple[int, Refusals]]:
+        """Returns the waiting prompts that servers refuse while they accept others, by id.
+
+        The one that was refused first comes first.
+        """
+        waiting = [(one.prompt.id, self._refused.of(one.prompt.refused_by)) for one in self._queue]
+        judged = [(id, refusals) for id, refusals in waiting if refusals.tries]
+        return sorted(judged, key=lambda each: (each[1].since_us, each[0]))
+
     def wake_us(self) -> int | None:
         """Returns when a pause ends, a deadline passes or a retry is due. None: never."""
         entries = (*self._queue, *self._in_flight.values())
         deadlines = (queued.prompt.deadline_us for queued in entries)
         times = [time_us for time_us in deadlines if time_us is not None]
-        healths = (server.health for server in self.servers)
-        times += [health.paused_until_us for health in healths if health.state == "paused"]
-        if self.is_open:
-            later = (queued.not_before_us for queued in self._queue)
-            times += [time_us for time_us in later if time_us > self._now_us]
+        for place, server in enumerate(self.servers):
+            health = server.health
+            if health.state == "paused":
+                times.append(health.paused_until_us)
+            elif health.state != "open" and health.probe is None:
+                times.append(health.canary_us)
+            elif server.has_room:
+                refusals = (self._refused.of(queued.prompt.refused_by) for queued in self._queue)
+                later = (one.not_before_us.get(place, 0) for one in refusals)
+                times += [time_us for time_us in later if time_us > self._now_us]
         return min(times, default=None)
 
     def step(self, event: DispatchEvent, now_us: int) -> tuple[DispatchAction, ...]:
@@ -189,15 +220,12 @@ class Dispatcher:
     def check_integrity(self) -> None:
         """Asserts what must be true between two steps."""
         assert not any(id in self._queue for id in self._in_flight), "waiting and in flight"
-        has_ready = self._queue.has_ready(self._now_us)
         for place, server in enumerate(self.servers):
             at_server = [id for id, one in self._in_flight.items() if one.server == place]
             assert server.in_flight == len(at_server), "miscounted requests"
-            probe = server.health.probe
-            assert probe is None or server.health.state == "probing", "a probe is not needed"
-            assert probe in (None, CHECK) or probe in at_server, "the probe is not in flight"
-            can_send = server.is_open and server.has_room
-            assert not (can_send and has_ready), "a prompt could be sent"
+            assert server.begun == sum(self._in_flight[id].is_begun for id in at_server)
+            can_send = server.has_room and self._queue.has_ready(self._now_us, place)
+            assert not can_send, "a prompt could be sent"
 
     def _follow_prompt(self, event: DispatchEvent, actions: list[DispatchAction]) -> None:
         """Takes an event about what is to become of a prompt."""
@@ -219,14 +247,19 @@ class Dispatcher:
         """Takes an event about what a server did."""
         match event:
             case RequestAccepted(id=id) if (queued := self._in_flight.get(id)) is not None:
-                self.servers[queued.server].health.accepted(id)
+                self._accepted(queued, actions)
+                self.servers[queued.server].begun += not queued.is_begun
                 queued.is_begun = True
+                queued.accepted += 1  # it says nothing of itself
             case RequestEnded(id=id) if id in self._in_flight:
                 self._end(event, actions)
             case RequestRefused():
                 self._refuse(event, actions)
-            case CheckPassed(server=server):
-                self.servers[server].health.accepted(CHECK)
+            case ProbePassed(server=server):
+                accepted = self.servers[server].health.accepted
+                self.servers[server].health.probe_passed(self._now_us)
+                if self.servers[server].health.accepted > accepted:
+                    self._judge(server, actions)
             case CacheChanged(server=server, event=change):
                 self._change_cache(server, change, actions)
             case LoadSeen(server=server, waiting=waiting):
@@ -238,9 +271,9 @@ class Dispatcher:
     def _end(self, event: RequestEnded, actions: list[DispatchAction]) -> None:
         queued = self._take_back(event.id)
         server = self.servers[queued.server]
-        server.health.accepted(event.id)
+        self._accepted(queued, actions)
+        self._refused.forget(queued.prompt.refused_by)
         server.health.answered()
-        server.answered += 1
         expected = queued.cached_tokens
         if server.tree is not None and expected is not None and event.cached_tokens is not None:
             server.tree.check(expected, event.cached_tokens)
@@ -248,40 +281,71 @@ class Dispatcher:
             actions.append(EndQuery(id=id, how="answered", text_of=event.id))
         actions.append(EndQuery(id=event.id, how="answered"))
 
+    def _accepted(self, queued: QueuedPrompt, actions: list[DispatchAction]) -> None:
+        """Notes that a server began or completed an answer."""
+        server = self.servers[queued.server]
+        if not queued.is_begun:
+            tries = self._refused.of(queued.prompt.refused_by).tries.get(queued.server, 0)
+            server.noise += (tries - server.noise) / NOISE_PROMPTS
+        server.health.prompt_accepted(self._now_us)
+        self._judge(queued.server, actions)
+
     def _refuse(self, event: RequestRefused, actions: list[DispatchAction]) -> None:
-        now_us, health = self._now_us, self.servers[event.server].health
+        place, now_us, server = event.server, self._now_us, self.servers[event.server]
         if event.is_lost:
-            self._change_cache(event.server, ServerLost(), actions)
+            self._change_cache(place, ServerLost(), actions)
+        asked_us = min(event.retry_after_us or 0, RETRY_AFTER_US_MAX)
         if event.id is None:
-            if health.probe == CHECK:
-                health.refused(event.retry_after_us, now_us)
+            if server.health.probe_refused(asked_us, now_us):
+                for digest in server.open:
+                    self._refused.of(digest).forgive(place)
+                server.open.clear()
             return
         if event.id not in self._in_flight:
             return
         queued = self._take_back(event.id)
-        assert queued.server == event.server, "another server refuses the prompt"
-        may_be_at_fault = event.suspect or event.is_paid
-        if may_be_at_fault and self._failed_too_often(queued, is_paid=event.is_paid):
-            actions.append(EndQuery(id=event.id, how="given_up"))
-        else:
-            self._queue.add(queued)
-        if health.probe in (None, event.id):  # else the probe, which is younger, will say
-            health.refused(event.retry_after_us, now_us)
-        if event.suspect and not (queued.failures == 1 and self.is_open):
-            # It waits as long again after the pause. Otherwise it would be the first prompt at a
-            # server that a check has just opened, and could pause the server for all others again.
-            # After its first failure another server may try the prompt at once.
-            until_us = health.paused_until_us
-            queued.not_before_us = until_us + (until_us - now_us)
+        assert queued.server == place, "another server refuses the prompt"
+        self._queue.add(queued)
+        queued.paid += event.is_paid or queued.is_begun
+        if queued.paid >= self._tries_max:
+            self._give_up(event.id, actions)
+        if not server.is_open:
+            return  # it was sent before the pause
+        is_doubted = queued.is_begun or not server.health.accepts(queued.accepted, now_us)
+        server.health.refused(is_busy=event.refused_as == "later", is_doubted=is_doubted)
+        digest = queued.prompt.refused_by
+        refusals = self._refused.noted(digest)
+        if refusals.refused(place, asked_us, queued.sent_us, now_us):
+            server.open[digest] = event.refused_as
+            if not is_doubted:
+                self._judge(place, actions)
 
-    def _failed_too_often(self, queued: QueuedPrompt, *, is_paid: bool) -> bool:
-        """Counts the first failure, begun replies, and failures with others answered since."""
-        answered = self.servers[queued.server].answered
-        others = answered > queued.answered_at_failure.get(queued.server, 0)
-        if queued.failures == 0 or queued.is_begun or is_paid or others:
-            queued.failures += 1
-        queued.answered_at_failure[queued.server] = answered
-        return queued.failures >= self._tries_max
+    def _judge(self, place: int, actions: list[DispatchAction]) -> None:
+        """A server accepted a request: what it refused since is the fault of the prompts."""
+        server = self.servers[place]
+        for digest, refused_as in server.open.items():
+            refusals = self._refused.of(digest)
+            refusals.judge(place, refused_as)
+            if self._is_over(refusals):
+                for queued in tuple(self._queue):
+                    if queued.prompt.refused_by == digest:
+                        self._give_up(queued.prompt.id, actions)
+        server.open.clear()
+
+    def _is_over(self, refusals: Refusals) -> bool:
+        """Returns whether prompts with these refusals have failed."""
+        servers = dict(enumerate(self.servers))
+        if not all(place in refusals.tries for place, one in servers.items() if one.is_open):
+            return False
+        tries = sum(
+            count / (1 + 2 * servers[place].noise) for place, count in refusals.tries.items()
+        )
+        is_long = self._now_us - refusals.since_us >= self._later_us_max
+        return is_long or tries >= self._tries_max + refusals.tries_more
+
+    def _give_up(self, id: int, actions: list[DispatchAction]) -> None:
+        self._queue.remove(id)
+        actions.append(EndQuery(id=id, how="given_up"))
 
     def _change_cache(self, server: int, event: KvTreeEvent, actions: list[DispatchAction]) -> None:
         tree = self.servers[server].tree
@@ -315,34 +379,37 @@ class Dispatcher:
                     actions.append(EndQuery(id=id, how="expired"))
 
     def _cancel(self, id: int, actions: list[DispatchAction]) -> None:
-        queued = self._take_back(id)
-        self.servers[queued.server].health.cancelled(id)
+        self._take_back(id)
         actions.append(CancelRequest(id=id))
 
     def _take_back(self, id: int) -> QueuedPrompt:
         queued = self._in_flight.pop(id)
         self.servers[queued.server].in_flight -= 1
+        self.servers[queued.server].begun -= queued.is_begun
         self._queue.came_back(queued.prompt)
         return queued
 
     def _send(self, actions: list[DispatchAction]) -> None:
-        for place, server in enumerate(self.servers):
-            if server.health.needs_probe:
-                # A prompt is no probe while another server takes it.
-                if self.is_open or not self._queue.has_probe():
-                    server.health.probe = CHECK
-                    actions.append(CheckServer(server=place))
-                elif server.has_room:
-                    server.health.probe = self._start(self._queue.take_probe(place), actions)
         while takers := self._takers():
             queued = self._queue.take_next(self._now_us, takers)
             if queued is None:
                 break
             self._start(queued, actions)
+        for place, server in enumerate(self.servers):
+            probe = server.health.next_probe(self._now_us, has_prompts=bool(len(self._queue)))
+            if probe is not None:
+                ask = CheckServer if probe == "check" else AskCanary
+                actions.append(ask(server=place))
+            if server.has_room and not server.health.is_proven:
+                queued = self._queue.take_probe(self._now_us, place)
+                if queued is not None:
+                    self._start(queued, actions)
 
     def _takers(self) -> Sequence[int]:
-        """Returns the servers that may take the next prompt, the least loaded first."""
-        places = [place for place, one in enumerate(self.servers) if one.is_open and one.has_room]
+        """Returns the proven servers that may take the next prompt, the least loaded first."""
+        places = [
+            place for place, one in enumerate(self.servers) if one.has_room and one.health.is_proven
+        ]
         if not places:
             return ()
         least = min(self.servers[place].load() for place in places)
@@ -354,7 +421,8 @@ class Dispatcher:
         server = self.servers[queued.server]
         assert server.has_room, "too many requests in flight"
         queued.attempts += 1
-        queued.is_begun = False
+        queued.is_begun, queued.sent_us = False, self._now_us
+        queued.accepted = server.health.accepted
         server.in_flight += 1
         self._in_flight[id] = queued
         actions.append(SendPrompt(id=id, attempt=queued.attempts, server=queued.server))

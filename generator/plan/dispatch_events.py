@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from generator.plan.kv_tree import KvTreeEvent
 from generator.plan.queue import Prompt
+from generator.plan.refusals import RefusedAs
 
 QueryEnd = Literal["answered", "expired", "cancelled", "given_up"]
 
@@ -50,24 +51,24 @@ class RequestEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestRefused:
-    """The server was busy, failed, hung or could not be reached. `id` None: for a check.
+    """The server did not answer a prompt, or, with `id` None, a check or a canary.
 
-    `retry_after_us`: the pause that the server asked for. `suspect`: the prompt itself may be the
-    cause. `is_paid`: the server began to reply, and the reply is no answer. `is_lost`: the server
-    may have ended, and then has nothing cached any more.
+    `retry_after_us`: the pause that the server asked for. `is_paid`: the server began to reply, and
+    the reply is no answer. `is_lost`: the server may have ended, and then has nothing cached any
+    more.
     """
 
     id: int | None
     server: int
+    refused_as: RefusedAs = "later"
     retry_after_us: int | None = None
-    suspect: bool = False
     is_paid: bool = False
     is_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckPassed:
-    """The server answered a check."""
+class ProbePassed:
+    """The server answered a check, or accepted a canary."""
 
     server: int
 
@@ -122,7 +123,7 @@ DispatchEvent: TypeAlias = (
     | RequestAccepted
     | RequestEnded
     | RequestRefused
-    | CheckPassed
+    | ProbePassed
     | CacheChanged
     | LoadSeen
     | PromptsRevoked
@@ -149,6 +150,13 @@ class CheckServer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AskCanary:
+    """Ask the server for one token."""
+
+    server: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayCache:
     """Ask the server for all KV events from this number on. Pass them on, then `ReplayEnded`."""
 
@@ -167,8 +175,8 @@ class CancelRequest:
 class EndQuery:
     """Answer this query: with the result of its request, or with why there is none.
 
-    `given_up`: the server failed on it too often, though not on all. `text_of`: the prompt with an
-    equal key whose text is that of this one; None: it has its own.
+    `given_up`: servers refused it too often or for too long, though not all others. `text_of`: the
+    prompt with an equal key whose text is that of this one; None: it has its own.
     """
 
     id: int
@@ -176,4 +184,6 @@ class EndQuery:
     text_of: int | None = None
 
 
-DispatchAction: TypeAlias = SendPrompt | CheckServer | ReplayCache | CancelRequest | EndQuery
+DispatchAction: TypeAlias = (
+    SendPrompt | CheckServer | AskCanary | ReplayCache | CancelRequest | EndQuery
+)

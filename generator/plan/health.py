@@ -1,76 +1,105 @@
-"""Whether the LLM server takes prompts: open, paused after a refusal, or probing after a pause.
+"""Whether an LLM server takes prompts: open, doubted after a refusal, paused, or probing.
 
-`probing`: one request finds out whether the server takes work again: a prompt, or a check where no
-prompt is fit for it. Health begins as `probing`, so no prompt is taken in before the server has
-answered once. Pure.
+`doubted`: it refused a prompt, and nothing says yet whether the prompt or the server is the cause.
+It gets a canary, a request of one token, or, while no prompt waits, a check, which is free. A
+server that refuses either is paused; then it is `probing`: it is checked, and gets a canary. Health
+begins as `probing`, so no prompt is taken in before the server has answered once. Pure.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 BACKOFF_US_MIN, BACKOFF_US_MAX = 500_000, 4_000_000
-"""First and longest pause of a server that refuses; each more refusal in a row doubles it."""
+"""First and longest pause of a server that refuses; each more refusal in a row doubles it. The
+first one is also the shortest time between two canaries."""
 RETRY_AFTER_US_MAX = 120_000_000
 """The longest pause that a server may ask for (Retry-After)."""
-ServerState = Literal["open", "paused", "probing"]
-CHECK: Literal["check"] = "check"
-Probe: TypeAlias = int | Literal["check"]
-"""The prompt that probes the server, by id, or a check."""
+ServerState = Literal["open", "doubted", "paused", "probing"]
+Probe = Literal["check", "canary"]
 
 
 class ServerHealth:
-    """A state machine over accepted, answered and refused requests.
+    """A state machine over accepted and refused requests.
 
-    Read `state`, `probe` (None: no probe is out) and `paused_until_us` freely.
+    Read all attributes freely. `probe`: a check or a canary that is out. `accepted`: how many
+    requests were. `is_proven`: it accepted a prompt since it was last doubted; until then it gets
+    one at a time. `paused_until_us`: of the state `paused`; `canary_us`: when one may be sent.
     """
 
     def __init__(self) -> None:
         self._backoff_us = BACKOFF_US_MIN
         self.state: ServerState = "probing"
         self.probe: Probe | None = None
+        self.accepted = self._accepted_us = 0
+        self.is_proven = True
         self.paused_until_us = 0
+        self.canary_us = 0
+        self._is_checked = False
 
     @property
-    def needs_probe(self) -> bool:
-        """Whether a probe must be sent now."""
-        return self.state == "probing" and self.probe is None
+    def is_open(self) -> bool:
+        """Whether it takes prompts; they wait while it is doubted."""
+        return self.state in ("open", "doubted")
 
-    def accepted(self, request: Probe) -> None:
-        """The server accepted a request.
+    def next_probe(self, now_us: int, *, has_prompts: bool) -> Probe | None:
+        """Returns what must be sent now to find out how the server is; it counts as sent."""
+        if self.state not in ("doubted", "probing") or self.probe is not None:
+            return None
+        if not self._is_checked and (self.state == "probing" or not has_prompts):
+            self.probe = "check"
+        elif not has_prompts:
+            self.state = "open"  # a canary is paid, and no prompt would be sent
+        elif now_us >= self.canary_us:
+            self.probe, self.canary_us = "canary", now_us + BACKOFF_US_MIN
+        return self.probe
 
-        A request that was sent before the pause says nothing about the server now, so only the
-        probe opens it. It does not end the backoff: a server may list its models, or begin an
-        answer, and fail on all the same.
+    def accepts(self, before: int, now_us: int) -> bool:
+        """Returns whether it has just accepted a request, and had accepted `before` earlier."""
+        return self.accepted > before and now_us - self._accepted_us < BACKOFF_US_MIN
+
+    def prompt_accepted(self, now_us: int) -> None:
+        """The server began to answer a prompt, answered it, or refused it for its content.
+
+        A prompt that was sent before a pause does not end it.
         """
-        if self.state == "probing" and self.probe == request:
-            self.state, self.probe = "open", None
+        self.accepted, self._accepted_us = self.accepted + 1, now_us
+        if self.is_open:
+            self.state, self.is_proven = "open", True
 
     def answered(self) -> None:
         """The server completed an answer: the next pause is short again."""
-        if self.state == "open":
+        if self.is_open:
             self._backoff_us = BACKOFF_US_MIN
 
-    def refused(self, retry_after_us: int | None, now_us: int) -> None:
-        """The server refused a request: pause for the backoff, or for as long as the server asked.
+    def probe_passed(self, now_us: int) -> None:
+        """The server answered a check, or accepted a canary."""
+        is_canary, self.probe = self.probe == "canary", None
+        self._is_checked = True
+        if is_canary:
+            self.accepted, self._accepted_us = self.accepted + 1, now_us
+        if self.state in ("doubted", "probing") and (is_canary or self.is_proven):
+            self.state = "open"
 
-        Requests that were in flight together and fail together count once: a refusal during a
-        pause only lengthens the pause, if the server asks for that.
+    def probe_refused(self, asked_us: int, now_us: int) -> bool:
+        """The server refused a check or a canary: it gets nothing for the backoff, or for as long
+        as it asked. Returns False if it has accepted a prompt meanwhile.
         """
-        asked_us = min(retry_after_us or 0, RETRY_AFTER_US_MAX)
-        if self.state == "paused":
-            self.paused_until_us = max(self.paused_until_us, now_us + asked_us)
-            return
-        self.state, self.probe = "paused", None
+        was_out, self.probe = self.probe is not None, None
+        if self.state not in ("doubted", "probing") or not was_out:
+            return False
+        self.state, self._is_checked, self.is_proven = "paused", False, False
         self.paused_until_us = now_us + max(self._backoff_us, asked_us)
         self._backoff_us = min(2 * self._backoff_us, BACKOFF_US_MAX)
+        return True
 
-    def cancelled(self, request: Probe) -> None:
-        """A request was cancelled. If it was the probe, another probe must be sent."""
-        if self.probe == request:
-            self.probe = None
+    def refused(self, *, is_busy: bool, is_doubted: bool) -> None:
+        """The server refused a prompt. `is_doubted`: it has accepted nothing since it got it."""
+        self.is_proven = self.is_proven and not (is_busy or is_doubted)
+        if is_doubted and self.state == "open":
+            self.state, self._is_checked = "doubted", False
 
     def advance(self, now_us: int) -> None:
         """Ends a pause that is over."""
         if self.state == "paused" and now_us >= self.paused_until_us:
-            self.state, self.probe = "probing", None
+            self.state = "probing"

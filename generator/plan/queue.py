@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
 from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.kv_tree import KvTreeStep
+from generator.plan.refusals import Digest, RefusedPrompts
 
 OLDEST_EVERY = 16
 """Every 16th prompt sent is the one that waited longest, so no priority and no order starves a
@@ -22,7 +23,8 @@ class Prompt:
     `due_us`: the deadline of another query that waits for the same answer; it affects the order
     only. `token_ids`: empty while they are not known. `warmed_at`: the server that was warmed for
     the prompt. `steps_done`: finished steps of its workflow. `key`: of prompts with an equal key
-    one is sent at a time, and its text is that of all; None: there is none.
+    one is sent at a time, and its text is that of all; None: there is none. `digest`: of prompts
+    with an equal digest the refusals count together.
     """
 
     id: int
@@ -35,6 +37,12 @@ class Prompt:
     warmed_at: int | None = None
     steps_done: int = 0
     key: str | None = None
+    digest: str | None = None
+
+    @property
+    def refused_by(self) -> Digest:
+        """The name by which refusals of this prompt are counted."""
+        return self.id if self.digest is None else self.digest
 
     def is_late(self, now_us: int) -> bool:
         """Returns whether the deadline has passed."""
@@ -63,19 +71,18 @@ class Prompt:
 class QueuedPrompt:
     """A prompt, waiting or at a server, and its tries so far.
 
-    `is_begun`: the server has begun to answer the last try. `failures`: those that the prompt may
-    have caused. `answered_at_failure`: how many prompts each server had answered when it last
-    failed on this prompt. `not_before_us`: when the prompt may be sent again. Of the last try:
-    `server`, and `cached_tokens`, the tokens that the tree had as cached.
+    `paid`: tries in which a server began to reply and completed no answer. Of the last try:
+    `sent_us`; `server`, and how many requests it had `accepted`; `is_begun`, whether it began to
+    answer; and `cached_tokens`, the tokens that the tree had as cached.
     """
 
     prompt: Prompt
     attempts: int = 0
-    is_begun: bool = False
-    failures: int = 0
-    answered_at_failure: dict[int, int] = field(default_factory=dict)
-    not_before_us: int = 0
+    paid: int = 0
+    sent_us: int = 0
     server: int = 0
+    accepted: int = 0
+    is_begun: bool = False
     cached_tokens: int | None = None
 
 
@@ -87,15 +94,17 @@ class PromptQueue:
     among these, or if KV events say what the servers have cached, tenants take turns. Of one
     tenant, the workflows with most finished steps go first. Among equal ones each server chooses by
     what it has cached. The prompt goes to the server that has most of it cached; if they are equal,
-    to the first. A prompt waits while one with an equal key is at a server.
+    to the first. A prompt waits while one with an equal key is at a server, and gets to a server
+    that refused it only after a pause.
     """
 
-    def __init__(self, *caches: CachedPrefixes) -> None:
+    def __init__(self, *caches: CachedPrefixes, refused: RefusedPrompts | None = None) -> None:
         """`caches`: what each server has cached of the waiting prompts; none: not followed."""
         self._waiting: dict[int, QueuedPrompt] = {}
         self._taken = 0
         self._sent_keys: set[str] = set()
         self._caches = caches
+        self._refused = refused or RefusedPrompts()
         self._tenants = DeficitRoundRobin(quantum=1, weight_of=lambda _: 1)
         self._with_work: set[str] = set()
 
@@ -141,42 +150,46 @@ class PromptQueue:
                 cache.remove(id)
         return queued
 
-    def has_probe(self) -> bool:
-        """Returns whether a prompt waits that can probe a server.
-
-        A prompt that may itself have caused a failure says nothing about the server.
-        """
-        return any(queued.failures == 0 and self._may_go(queued) for queued in self)
-
-    def take_probe(self, server: int) -> QueuedPrompt:
-        """Removes and returns the prompt to probe the server with; `has_probe` was True."""
-        fit = [queued.prompt for queued in self if queued.failures == 0 and self._may_go(queued)]
-        return self._take(min(fit, key=Prompt.urgency).id, (server,))
-
     def take_next(self, now_us: int, servers: Sequence[int] = (0,)) -> QueuedPrompt | None:
         """Removes and returns the next prompt to send, or None if none may be sent now.
 
         `servers`: those that may take it, the preferred first; at least one.
         """
-        ready = [queued.prompt for queued in self if self._may_go(queued, now_us)]
+        ready = self._ready(now_us, servers)
         if not ready:
             return None
         first = min(ready, key=Prompt.urgency)
         if (self._taken + 1) % OLDEST_EVERY == 0:
-            return self._take(min(ready, key=Prompt.arrival).id, servers)
+            return self._take(min(ready, key=Prompt.arrival).id, servers, now_us)
         equal = [prompt for prompt in ready if prompt.is_equal_to(first)]
         if not equal or not (self._caches or any(prompt.steps_done for prompt in equal)):
-            return self._take(first.id, servers)
+            return self._take(first.id, servers, now_us)
         ids = self._of_tenant(equal)
         if not self._caches:
-            return self._take(ids[0], servers)
-        choices = [(server, self._caches[server].choose(ids)) for server in servers]
+            return self._take(ids[0], servers, now_us)
+        choices = []
+        for server in servers:
+            if may_go := [id for id in ids if self._may_go(self._waiting[id], now_us, (server,))]:
+                choices.append((server, self._caches[server].choose(may_go)))
         server, id = max(choices, key=lambda choice: self._gain(*choice))
-        return self._take(id, (server,))
+        return self._take(id, (server,), now_us)
 
-    def has_ready(self, now_us: int) -> bool:
-        """Returns whether a prompt may be sent now."""
-        return any(self._may_go(queued, now_us) for queued in self)
+    def take_probe(self, now_us: int, server: int) -> QueuedPrompt | None:
+        """Removes and returns the prompt to prove a server with: the oldest of those with fewest
+        refusals, or None if none may be sent now.
+        """
+        ready = self._ready(now_us, (server,))
+        if not ready:
+            return None
+
+        def merit(prompt: Prompt) -> tuple[int, int, int]:
+            return self._refused.of(prompt.refused_by).count, *prompt.arrival()
+
+        return self._take(min(ready, key=merit).id, (server,), now_us)
+
+    def has_ready(self, now_us: int, server: int) -> bool:
+        """Returns whether this server may get a prompt now."""
+        return bool(self._ready(now_us, (server,)))
 
     def came_back(self, prompt: Prompt) -> None:
         """Notes that a prompt is at no server any more, so an equal one may be sent."""
@@ -192,10 +205,15 @@ class PromptQueue:
             self.remove(id)
         return ids
 
-    def _may_go(self, queued: QueuedPrompt, now_us: int | None = None) -> bool:
-        """Returns whether no equal prompt is at a server and, with a time, it is not too early."""
-        is_early = now_us is not None and queued.not_before_us > now_us
-        return not is_early and queued.prompt.key not in self._sent_keys
+    def _ready(self, now_us: int, servers: Sequence[int]) -> list[Prompt]:
+        return [one.prompt for one in self if self._may_go(one, now_us, servers)]
+
+    def _may_go(self, queued: QueuedPrompt, now_us: int, servers: Sequence[int]) -> bool:
+        """Returns whether no equal prompt is at a server, and one of these may get it now."""
+        if queued.prompt.key in self._sent_keys:
+            return False
+        refusals = self._refused.of(queued.prompt.refused_by)
+        return any(refusals.may_go(server, now_us) for server in servers)
 
     def _of_tenant(self, prompts: Sequence[Prompt]) -> list[int]:
         """Returns the next prompts of the tenant whose turn it is, in the order of arrival.
@@ -223,9 +241,10 @@ class PromptQueue:
             return float(self._waiting[id].prompt.warmed_at == server)
         return found
 
-    def _take(self, id: int, servers: Sequence[int]) -> QueuedPrompt:
+    def _take(self, id: int, servers: Sequence[int], now_us: int) -> QueuedPrompt:
         """Removes a prompt, and assigns it to the server that has most of it cached."""
-        server = max(servers, key=lambda server: self._gain(server, id))
+        fit = [one for one in servers if self._may_go(self._waiting[id], now_us, (one,))]
+        server = max(fit, key=lambda server: self._gain(server, id))
         prefixes = self._caches[server] if self._caches else None
         cached_tokens = None if prefixes is None else prefixes.cached_tokens(id)
         queued = self.remove(id)

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from cli.answers import answer_text, has_evidence, stages_of, text_after, timing_table
 from cli.demo import summary
-from cli.http import missing_of, parse_metrics
+from cli.http import listed, missing_of, parse_metrics
 from schemas.answer import Answer, Citation, InventedCitation, Quote, Retrieved
 from tests.records import an_answer
 
@@ -95,4 +95,7 @@ def test_pages_of_services_are_read_whatever_they_say() -> None:
         ("carpool_b", ()): 1000.0,
     }
     assert missing_of(b'{"ready":false,"missing":["index","model"]}') == ["index", "model"]
+    assert listed(b'{"ready":true,"missing":[],"notes":["query 1 waits"]}', "notes") == [
+        "query 1 waits"
+    ]
     assert missing_of(b"<html>") == missing_of(b"[]") == ["not ready"]

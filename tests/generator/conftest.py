@@ -13,9 +13,11 @@ from tests.generator.vllm_server import VllmServer, running_vllm
 
 @pytest.fixture(autouse=True)
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that refuses pauses for milliseconds."""
+    """A server that refuses pauses for milliseconds, and a prompt that is refused."""
     monkeypatch.setattr("generator.plan.health.BACKOFF_US_MIN", 1_000)
     monkeypatch.setattr("generator.plan.health.BACKOFF_US_MAX", 2_000)
+    monkeypatch.setattr("generator.plan.refusals.PAUSE_US_MIN", 1_000)
+    monkeypatch.setattr("generator.plan.refusals.PAUSE_US_MAX", 2_000)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,9 @@ class Within:
     def not_ready(self) -> Sequence[str]:
         return ()
 
+    def notes(self) -> Sequence[str]:
+        return ()
+
     def close(self) -> None:
         """Nothing."""
 

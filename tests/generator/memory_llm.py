@@ -42,13 +42,14 @@ class Reply:
 class MemoryLlm:
     """An `LlmEngine` that gives one reply of `script` a request, then answers from the prompt.
 
-    `checks` scripts the checks: an error or None each; later checks pass. `requests` lists the
-    requests, `cancelled` the ids of cancelled ones. A repeated prompt counts as cached.
-    `warm_ups_cached`: tokens that a warm-up reports as cached before it.
+    `checks` scripts the checks, `canaries` the canaries: an error or None each; later ones pass.
+    `requests` lists the requests, `cancelled` the ids of cancelled ones. A repeated prompt counts
+    as cached. `warm_ups_cached`: tokens that a warm-up reports as cached before it.
     """
 
     script: Sequence[Reply] = ()
     checks: Sequence[LlmRefusal | None] = ()
+    canaries: Sequence[LlmRefusal | None] = ()
     form: AnswerForm = "json"
     requests: list[LlmRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -61,9 +62,15 @@ class MemoryLlm:
     def __post_init__(self) -> None:
         self._replies = deque(self.script)
         self._checks = deque(self.checks)
+        self._canaries = deque(self.canaries)
 
     async def check(self) -> None:
         error = self._checks.popleft() if self._checks else None
+        if error is not None:
+            raise error
+
+    async def canary(self) -> None:
+        error = self._canaries.popleft() if self._canaries else None
         if error is not None:
             raise error
 

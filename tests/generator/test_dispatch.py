@@ -8,26 +8,28 @@ and an action ends with its server.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan import health
+from generator.plan import dispatch, health, refusals
 from generator.plan.concurrency import next_concurrency
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
+    AskCanary,
     CacheChanged,
     CancelRequest,
-    CheckPassed,
     CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     LoadSeen,
+    ProbePassed,
     PromptArrived,
     PromptHastened,
     PromptsRevoked,
@@ -41,16 +43,20 @@ from generator.plan.dispatch_events import (
 )
 from generator.plan.kv_tree import BlocksStored, KvBatch, digests_of
 from generator.plan.queue import Prompt
+from generator.plan.refusals import RefusedAs
 from tests.transcripts import Execute
 
-LIMITS = {"concurrency": 2, "prompts_max": 5, "tries_max": 3}
+KINDS = get_args(RefusedAs)
+LIMITS = {"concurrency": 2, "prompts_max": 5, "tries_max": 3, "later_us_max": 10_000}
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(quick_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "BACKOFF_US_MIN", 100)
     monkeypatch.setattr(health, "BACKOFF_US_MAX", 1_000)
-    monkeypatch.setattr(health, "RETRY_AFTER_US_MAX", 5_000)
+    monkeypatch.setattr(dispatch, "RETRY_AFTER_US_MAX", 5_000)
+    monkeypatch.setattr(refusals, "PAUSE_US_MIN", 100)
+    monkeypatch.setattr(refusals, "PAUSE_US_MAX", 10_000)
 
 
 class DispatchTranscript:
@@ -68,11 +74,13 @@ class DispatchTranscript:
         if first == "open":
             self.dispatcher = open_dispatcher(**options)
             return []
+        if "digest" in options:
+            options["digest"] = str(options["digest"])  # type: ignore[assignment]
         kind, *arguments = (word for word in words if "=" not in word)
         ids = [int(argument) for argument in arguments if argument.isdigit()]
         now_us = int(first)
         output = []
-        for event in _events(kind, ids, options, "suspect" in arguments, now_us):
+        for event in _events(kind, ids, options, arguments, now_us):
             actions = self.dispatcher.step(event, now_us)
             self.dispatcher.check_integrity()
             output += [self._line(action) for action in actions]
@@ -83,7 +91,10 @@ class DispatchTranscript:
         if isinstance(action, EndQuery) and action.text_of is None:
             hidden.append("text_of")
         shown = [name for name in action.__slots__ if name not in hidden]
-        if isinstance(action, SendPrompt | CheckServer) and len(self.dispatcher.servers) > 1:
+        if (
+            isinstance(action, SendPrompt | CheckServer | AskCanary)
+            and len(self.dispatcher.servers) > 1
+        ):
             shown.append("server")
         return " ".join([type(action).__name__, *(str(getattr(action, name)) for name in shown)])
 
@@ -97,7 +108,7 @@ class DispatchTranscript:
 
 
 def _events(
-    kind: str, ids: list[int], options: dict[str, int], suspect: bool, now_us: int
+    kind: str, ids: list[int], options: dict[str, Any], words: Sequence[str], now_us: int
 ) -> list[DispatchEvent]:
     match kind:
         case "arrive":
@@ -108,10 +119,11 @@ def _events(
         case "end":
             return [RequestEnded(id=id) for id in ids]
         case "refuse":
-            options = {"server": 0, **options}
-            return [RequestRefused(id=id, suspect=suspect, **options) for id in ids or [None]]
+            options = {"server": 0, **options, "is_paid": "paid" in words}
+            options["refused_as"] = next((one for one in words if one in KINDS), "later")
+            return [RequestRefused(id=id, **options) for id in ids or [None]]
         case "pass":
-            return [CheckPassed(server=options.get("server", 0))]
+            return [ProbePassed(server=options.get("server", 0))]
         case "load":
             return [LoadSeen(server=0, **options)]
         case "revoke":
@@ -138,7 +150,7 @@ def open_dispatcher(*, servers: int = 1, follows_caches: bool = False, **limits:
     dispatcher = new_dispatcher(servers=servers, follows_caches=follows_caches, **limits)
     dispatcher.step(TimePassed(), 0)
     for server in range(servers):
-        dispatcher.step(CheckPassed(server=server), 0)
+        dispatcher.step(ProbePassed(server=server), 0)
     return dispatcher
 
 
@@ -154,7 +166,9 @@ STEPS = st.lists(
                 "accept",
                 "end",
                 "refuse",
-                "suspect",
+                "failed",
+                "gateway",
+                "paid",
                 "lost",
                 "store",
                 "load",
@@ -183,7 +197,7 @@ class Accounts:
     """Follows the actions alone, without knowing how they were decided.
 
     `prompts`: that have not ended; `server_of`: of those that are sent; `checked`: servers with a
-    check that is out.
+    check or a canary that is out; `refused_by`: the servers that refused a prompt, and when first.
     """
 
     def __init__(self, servers: int) -> None:
@@ -191,6 +205,10 @@ class Accounts:
         self.server_of: dict[int, int] = {}
         self.attempts: Counter[int] = Counter()
         self.checked: set[int] = set()
+        self.canary_us = [-1_000] * servers
+        self.begun: set[int] = set()
+        self.paid: Counter[int] = Counter()
+        self.refused_by: dict[int, dict[int, int]] = defaultdict(dict)
         self.limits = [LIMITS["concurrency"]] * servers
         self.next_seqs = [0] * servers
         self.next_id = 0
@@ -201,7 +219,7 @@ class Accounts:
             case PromptArrived(prompt=prompt):
                 self.prompts[prompt.id] = prompt
                 self.next_id += 1
-            case RequestRefused(id=None, server=server) | CheckPassed(server=server):
+            case RequestRefused(id=None, server=server) | ProbePassed(server=server):
                 self.checked.remove(server)
             case LoadSeen(server=server, waiting=waiting):
                 at_it = [id for id, place in self.server_of.items() if place == server]
@@ -209,13 +227,18 @@ class Accounts:
                 limit = self.limits[server]
                 self.limits[server] = next_concurrency(limit, in_flight=sent, waiting=waiting)
             case RequestRefused(id=id) if id is not None and not self.prompts[id].is_late(now_us):
-                del self.server_of[id]
+                self.refused_by[id].setdefault(self.server_of.pop(id), now_us)
+                self.paid[id] += event.is_paid or id in self.begun
+            case RequestAccepted(id=id):
+                self.begun.add(id)
             case PromptsRevoked(ids=ids):
                 for id in ids:
                     if not self.prompts[id].is_late(now_us):
                         self.end(id)
 
-    def follow(self, actions: tuple[DispatchAction, ...], tries_max: int, now_us: int) -> None:
+    def follow(
+        self, actions: tuple[DispatchAction, ...], tries_max: int, now_us: int, are_open: set[int]
+    ) -> None:
         for action in actions:
             match action:
                 case SendPrompt(id=id, attempt=attempt, server=server):
@@ -223,11 +246,17 @@ class Accounts:
                     keys = {self.prompts[one].key for one in self.server_of}
                     assert self.prompts[id].key not in keys - {None}, "an equal one is sent"
                     self.server_of[id] = server
+                    self.begun.discard(id)
                     self.attempts[id] += 1
                     assert attempt == self.attempts[id]
                     assert Counter(self.server_of.values())[server] <= self.limits[server]
                 case CheckServer(server=server):
                     assert server not in self.checked
+                    self.checked.add(server)
+                case AskCanary(server=server):
+                    assert server not in self.checked
+                    assert now_us - self.canary_us[server] >= health.BACKOFF_US_MIN
+                    self.canary_us[server] = now_us
                     self.checked.add(server)
                 case EndQuery(id=id, how=how, text_of=other):
                     if other is not None:
@@ -235,8 +264,15 @@ class Accounts:
                         assert self.prompts[id].key == self.prompts[other].key is not None
                     assert how != "answered" or other is not None or id in self.server_of
                     assert how != "expired" or self.prompts[id].is_late(now_us)
-                    assert how != "given_up" or self.attempts[id] >= tries_max
+                    assert how != "given_up" or self.has_failed(id, tries_max, now_us, are_open)
                     self.end(id)
+
+    def has_failed(self, id: int, tries_max: int, now_us: int, are_open: set[int]) -> bool:
+        """Whether a query may be given up."""
+        first = self.refused_by[id]
+        is_long = bool(first) and now_us - min(first.values()) >= LIMITS["later_us_max"]
+        is_over = self.attempts[id] >= tries_max or is_long
+        return self.paid[id] >= tries_max or (is_over and are_open <= first.keys())
 
     def end(self, id: int) -> None:
         """Ends a query, which is an error the second time."""
@@ -261,7 +297,7 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
                 )
             )
         case "check" if accounts.checked:
-            return CheckPassed(server=min(accounts.checked))
+            return ProbePassed(server=min(accounts.checked))
         case "check_refused" if accounts.checked:
             return RequestRefused(id=None, server=max(accounts.checked))
         case "load":
@@ -276,7 +312,9 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
             return PromptsRevoked(ids=frozenset(sorted(accounts.prompts)[: number % 3]))
         case "tick":
             return TimePassed()
-        case "accept" | "end" | "refuse" | "suspect" | "lost" if chosen is not None:
+        case "accept" | "end" | "refuse" | "failed" | "gateway" | "paid" | "lost" if (
+            chosen is not None
+        ):
             server = accounts.server_of[chosen]
             if kind == "lost":
                 accounts.next_seqs[server] = 0  # it was started anew
@@ -284,7 +322,9 @@ def event_of(kind: str, number: int, accounts: Accounts, now_us: int) -> Dispatc
                 "accept": RequestAccepted(id=chosen),
                 "end": RequestEnded(id=chosen),
                 "refuse": RequestRefused(id=chosen, server=server, retry_after_us=number * 50),
-                "suspect": RequestRefused(id=chosen, server=server, suspect=True),
+                "failed": RequestRefused(id=chosen, server=server, refused_as="failed"),
+                "gateway": RequestRefused(id=chosen, server=server, refused_as="gateway"),
+                "paid": RequestRefused(id=chosen, server=server, refused_as="failed", is_paid=True),
                 "lost": RequestRefused(id=chosen, server=server, is_lost=True),
             }[kind]
         case _:
@@ -309,7 +349,8 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
         were_sent = set(accounts.server_of)
         accounts.note(event, now_us)
         actions = dispatcher.step(event, now_us)
-        accounts.follow(actions, 2, now_us)
+        are_open = {one for one in open_before if dispatcher.servers[one].is_open}
+        accounts.follow(actions, 2, now_us, are_open)
         dispatcher.check_integrity()
         assert dispatcher.prompts == len(accounts.prompts)
         assert dispatcher.in_flight == len(accounts.server_of)
@@ -318,9 +359,9 @@ def test_over_any_history_each_query_ends_once_or_is_still_there(
         sent_to = [action.server for action in actions if isinstance(action, SendPrompt)]
         for server in range(servers):
             state = dispatcher.servers[server].health.state
-            if server not in open_before and state != "open":
-                assert sent_to.count(server) <= 1, "only a probe is sent to a server that refused"
-            assert state != "paused" or server not in sent_to
+            assert state == "open" or server not in sent_to, "it refuses, or nobody knows"
+            if state == "open" and not dispatcher.servers[server].health.is_proven:
+                assert sent_to.count(server) <= 1, "one at a time"
         assert dispatcher.is_open or dispatcher.credit() == 0
         if isinstance(event, RequestRefused) and event.is_lost and follows_caches:
             tree = dispatcher.servers[event.server].tree
@@ -394,12 +435,13 @@ def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() ->
     dispatcher = caching_dispatcher(concurrency=8)
     (sent,) = arrive(dispatcher, 1, prompt=1)
     actions = dispatcher.step(RequestRefused(id=1, server=1, is_lost=True), 2)
-    assert actions == (SendPrompt(id=1, attempt=2, server=0),)
+    assert actions == (SendPrompt(id=1, attempt=2, server=0), CheckServer(server=1))
     lost, kept = dispatcher.servers[1].tree, dispatcher.servers[0].tree
     assert lost is not None and lost.is_blind and len(lost) == 0
     assert kept is not None and len(kept) == 2
+    dispatcher.step(RequestRefused(id=None, server=1), 2)
     dispatcher.step(TimePassed(), 102)
-    dispatcher.step(CheckPassed(server=1), 102)
+    dispatcher.step(ProbePassed(server=1), 102)
     (sent,) = arrive(dispatcher, 2, prompt=1)
     assert sent.server == 0, "server 0 has a block of the prompt"
 

@@ -46,14 +46,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield kafka.bootstrap
 
 
-def generator(broker: str, llm: LlmServer, folder: Path) -> Stack:
+def generator(broker: str, llm: LlmServer, folder: Path, **settings: str) -> Stack:
     """The generator alone."""
     return Stack(
         bootstrap=broker,
         index_dir=folder,
         work_dir=folder,
         services=("generator",),
-        settings=quick_settings() | {"CARPOOL_LLM_MODEL": llm.model},
+        settings=quick_settings() | {"CARPOOL_LLM_MODEL": llm.model} | settings,
         llm_url=llm.url,
     )
 
@@ -148,6 +148,31 @@ def test_withdrawn_questions_free_all_places_at_a_server_that_hangs(
         last: "ok",
     }
     assert llm.requests.disconnected == CONCURRENCY
+
+
+def test_questions_that_the_llm_server_always_refuses_hold_up_no_other_and_end(
+    broker: str, tmp_path: Path
+) -> None:
+    publisher = Publisher(broker)
+    kinds = ("429", "403", "404", "504", "307", "html")
+    bad, good = [f"refused-{kind}" for kind in kinds], [f"fine-{n}" for n in range(20)]
+    later = {"CARPOOL_LLM_LATER_MS_MAX": "5000"}
+    with LlmServer(latency_ms=50) as llm, generator(broker, llm, tmp_path, **later):
+        llm.refused = {f"of refused-{kind}?": kind for kind in kinds}
+        for query_id in bad:
+            ask(publisher, query_id, f"What of {query_id}?")
+        publisher.flush()
+        wait_until(lambda: llm.requests.faulted >= len(kinds), "all of them are refused")
+        for query_id in good:
+            ask(publisher, query_id, f"What of {query_id}?", time.time() + DEADLINE_S)
+        publisher.flush()
+        answers = {each.query_id: each for each in answers_in(records_of(broker, [*bad, *good]))}
+    assert [answers[each].status for each in good] == ["ok"] * 20
+    for query_id in bad:
+        error = answers[query_id].error
+        assert answers[query_id].status == "failed" and error is not None
+        assert (error.type, error.retryable) == ("llm_refused", True)
+    assert answers["refused-429"].timings_ms["total"] >= 5_000
 
 
 @pytest.mark.parametrize("outage_s", [2.0, pytest.param(60.0, marks=pytest.mark.long)])

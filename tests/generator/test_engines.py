@@ -5,6 +5,7 @@ stand-in's faults.
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -167,20 +168,48 @@ def test_a_request_has_its_id_and_usage_is_as_the_server_counted_it(server: LlmS
     assert server.requests.completed_by_id == {REQUEST.id: 1}
 
 
+def test_a_canary_is_one_token_in_the_form_of_the_last_prompt(server: LlmServer) -> None:
+    async def use(engine: LlmEngine) -> None:
+        await collect(engine, replace(REQUEST, schema=None, regex="a+"))
+        await engine.canary()
+        assert server.last is not None and server.last.path == "/v1/completions"
+        body = json.loads(server.last.body)
+        assert (body["max_tokens"], body["structured_outputs"]) == (1, {"regex": "a+"})
+        server.fault = LlmFault(mode="400", count=1)
+        await engine.canary()  # for its content
+
+    run(OpenAiLlm(settings(server)), use)
+
+
+def test_a_canary_is_no_answer_to_a_prompt_so_the_next_refusal_may_be_one_of_the_form(
+    server: LlmServer,
+) -> None:
+    async def use(engine: LlmEngine) -> None:
+        await engine.canary()
+        server.fault = LlmFault(mode="400", count=2)
+        with pytest.raises(LlmRefusal, match="has answered none so far"):
+            await collect(engine)
+        server.fault = LlmFault(mode="400", count=2)
+        with pytest.raises(LlmRefusal, match="has answered none so far"):
+            await engine.canary()
+
+    run(OpenAiLlm(settings(server)), use)
+
+
 def test_a_busy_server_says_when_to_come_back(server: LlmServer) -> None:
     server.fault = LlmFault(mode="429", retry_after_s=2.5)
     refusal = refusal_of(server)
-    assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == ("busy", 2.5, False)
+    assert (refusal.kind, refusal.retry_after_s, refusal.refused_as) == ("busy", 2.5, "later")
     assert server.requests.started == 1, "the planner decides about retries"
 
 
 @pytest.mark.parametrize(("mode", "after_tokens"), [("500", 0), ("reset", 2), ("garbage", 2)])
-def test_a_server_that_fails_is_broken_and_the_prompt_suspect(
+def test_a_server_that_fails_is_broken_and_the_request_a_try(
     server: LlmServer, mode: Any, after_tokens: int
 ) -> None:
     server.fault = LlmFault(mode=mode, after_tokens=after_tokens)
     refusal = refusal_of(server)
-    assert (refusal.kind, refusal.retry_after_s, refusal.is_suspect) == ("broken", None, True)
+    assert (refusal.kind, refusal.retry_after_s, refusal.refused_as) == ("broken", None, "failed")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +226,7 @@ def test_silence_before_or_between_tokens_is_a_timeout_and_ends_the_request(
     server.fault = LlmFault(mode="hang", after_tokens=after_tokens)
     with pytest.raises(LlmRefusal) as error:
         run(OpenAiLlm(settings(server, **more)), ask)
-    assert (error.value.kind, error.value.is_suspect) == ("timeout", True)
+    assert (error.value.kind, error.value.refused_as) == ("timeout", "failed")
     wait_until(lambda: (server.requests.in_flight, server.requests.disconnected) == (0, 1))
 
 
@@ -231,12 +260,12 @@ def test_a_port_without_a_server_is_unreachable() -> None:
         for use in (collect, lambda engine: engine.check()):
             with pytest.raises(LlmRefusal, match="is it running") as error:
                 run(OpenAiLlm(LlmSettings(base_url=url)), use)
-            assert (error.value.kind, error.value.is_suspect) == ("unreachable", False)
+            assert (error.value.kind, error.value.refused_as) == ("unreachable", "later")
 
 
-def test_a_request_for_another_model_is_no_fault_of_the_prompt(server: LlmServer) -> None:
+def test_a_request_for_another_model_is_a_try(server: LlmServer) -> None:
     refusal = refusal_of(server, model="other")
-    assert (refusal.kind, refusal.is_suspect) == ("model_missing", False)
+    assert (refusal.kind, refusal.refused_as) == ("model_missing", "failed")
 
 
 def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_the_prompt(
@@ -246,7 +275,7 @@ def test_the_first_refused_prompt_blames_the_settings_and_one_after_an_answer_th
         server.fault = LlmFault(mode="400", count=1)
         with pytest.raises(LlmRefusal, match="has answered none so far") as first:
             await collect(engine)
-        assert (first.value.kind, first.value.is_suspect) == ("misfit", True)
+        assert (first.value.kind, first.value.refused_as) == ("misfit", "failed")
         await collect(engine)
         server.fault = LlmFault(mode="400", count=1)
         with pytest.raises(PromptRefused, match=f"HTTP 400: {NAME} is set to refuse"):
@@ -270,21 +299,21 @@ TOO_LONG = '{"error": {"message": "This model\'s maximum context length is 4096 
         (f"403 No\r\n{JSON}", "{}", "forbidden", "CARPOOL_LLM_API_KEY"),
         (f"404 No\r\n{JSON}", '{"error": {"message": "gone"}}', "model_missing", "gone"),
         ("408 No", "", "timeout", "gave up"),
-        ("409 No", "", "busy", "no more work now"),
-        ("502 No\r\nContent-Type: text/html", "<html>", "unreachable", "a proxy"),
+        ("409 No", "", "misfit", "for now"),
+        ("502 No\r\nContent-Type: text/html", "<html>", "gateway", "a proxy"),
         ("599 No", "", "broken", "it failed"),
         ("418 No", "", "misfit", "has answered none"),
         (f"400 No\r\n{JSON}", TOO_LONG, "prompt", "maximum context length"),
         (
             "307 Go\r\nLocation: http://me:secret@other/v1",
             "",
-            "unreachable",
+            "misfit",
             r"base_url answers with a redirect to http://me:\*+@other/v1",
         ),
         (
             HTML,
             "<html>hello</html>",
-            "unreachable",
+            "misfit",
             r"the server at http://127.0.0.1:\d+/v1 answers text/html: is base_url right\?",
         ),
         (f"200 OK\r\n{JSON}", '{"choices": []}', "broken", "finish_reason"),
@@ -424,7 +453,7 @@ def test_a_list_of_models_that_is_refused_is_no_prompt_that_is_refused() -> None
         (f"{EVENTS}\r\n\r\n", '"choices":[]', 100, "timeout"),
         (f"{EVENTS}\r\n\r\n{SAID}", '"choices":[{"delta":{"content":""}}]', 100, "timeout"),
         (f"{EVENTS}\r\n\r\n{SAID}", '"choices":[{"delta":{"content":"a"}}]', 0, "timeout"),
-        (f"{HTML}\r\n\r\n", "", 100, "unreachable"),
+        (f"{HTML}\r\n\r\n", "", 100, "misfit"),
     ],
 )
 def test_only_text_moves_the_deadline_and_it_has_an_end(

@@ -75,6 +75,9 @@ class HandStage:
     def not_ready(self) -> Sequence[str]:
         return ()
 
+    def notes(self) -> Sequence[str]:
+        return ()
+
     def close(self) -> None:
         """Nothing to close."""
 

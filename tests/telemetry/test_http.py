@@ -40,14 +40,19 @@ def serve(not_ready: Callable[[], list[str]], **given: Any) -> TelemetryServer:
 
 def test_the_pages_report_liveness_and_readiness() -> None:
     metrics, missing, alive = Metrics(), ["index"], [True]
-    server = serve(lambda: missing, registry=metrics.registry, is_alive=lambda: alive[0])
+    server = serve(
+        lambda: missing, notes=lambda: ["one"], registry=metrics.registry, is_alive=lambda: alive[0]
+    )
     try:
         metrics.loop.dead_letters.labels(reason="empty").inc()
         assert get(server.port, "/healthz") == (200, '{"alive":true}')
-        assert get(server.port, "/readyz") == (503, '{"ready":false,"missing":["index"]}')
+        assert get(server.port, "/readyz") == (
+            503,
+            '{"ready":false,"missing":["index"],"notes":["one"]}',
+        )
         missing.clear()
         alive[0] = False
-        assert get(server.port, "/readyz")[0] == 200
+        assert get(server.port, "/readyz") == (200, '{"ready":true,"missing":[],"notes":["one"]}')
         assert get(server.port, "/healthz")[0] == 503
         metric = 'carpool_dead_letters_total{reason="empty"} 1.0'
         page = get(server.port, "/metrics?x=1")[1]

@@ -13,20 +13,25 @@ from carpool.errors import RetryableError
 from carpool.testing.llm_api import LlmRequests
 
 WARM_UP = "/warm-up"
-"""How the id of a warm-up's request ends."""
+CANARY = "/canary"
+"""How the ids of requests end that are no questions."""
 
 
 def calls_of(requests: LlmRequests) -> Counter[str]:
     """Returns the requests for an answer that `started`, and those that the load made fail.
 
-    And the completed `warm_ups`: these only warm the prefix cache, and are no others.
+    And the completed `warm_ups`: these only warm the prefix cache, and are no others. Canaries are
+    left out.
     """
-    begun, completed = (
-        sum(count for id, count in ids.items() if id.endswith(WARM_UP))
-        for ids in (requests.started_by_id, requests.completed_by_id)
+
+    def of(ids: Counter[str], *ends: str) -> int:
+        return sum(count for id, count in ids.items() if id.endswith(ends))
+
+    return Counter(
+        started=requests.started - of(requests.started_by_id, WARM_UP, CANARY),
+        faulted=requests.faulted,
+        warm_ups=of(requests.completed_by_id, WARM_UP),
     )
-    started = requests.started - begun
-    return Counter(started=started, faulted=requests.faulted, warm_ups=completed)
 
 
 class LlmStandIn:

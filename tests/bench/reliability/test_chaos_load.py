@@ -180,10 +180,10 @@ def test_the_quiet_time_after_a_fault_ends_with_the_next_fault() -> None:
 
 
 def test_warm_ups_are_no_calls_and_calls_of_killed_stand_ins_are_added() -> None:
-    ids = {"a": 1, "b": 2, "a/warm-up": 3}
-    done = {"a": 1, "a/warm-up": 2}
+    ids = {"a": 1, "b": 2, "a/warm-up": 3, "carpool/canary": 4}
+    done = {"a": 1, "a/warm-up": 2, "carpool/canary": 4}
     requests = LlmRequests(
-        started=6, faulted=1, started_by_id=Counter(ids), completed_by_id=Counter(done)
+        started=10, faulted=1, started_by_id=Counter(ids), completed_by_id=Counter(done)
     )
     found = calls_of(requests)
     assert found == {"started": 3, "faulted": 1, "warm_ups": 2}
