@@ -3,7 +3,8 @@
 Version 1: `1;` and comma-separated runs. `a+n`: n whole records, the first `a` records after the
 committed offset. `a:p-q.r`: parts p to q and part r of the record at `a`. Numbers are decimal.
 Version 2: `2;INSTANCE;` and the runs, where INSTANCE is the instance id of the member that
-committed (ADR 0007).
+committed (ADR 0007). Version 3: `3;DEATHS;INSTANCE;` and the runs; INSTANCE may be empty. DEATHS is
+`n.m`, or `n.m!` while the record is in hand alone: see `Deaths`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,32 @@ from carpool.kafka.offset_runs import OffsetRuns
 
 METADATA_BYTES_MAX = 4_095
 """Limit of commit metadata; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
-UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
-"""Limit without an instance id: the id of any later owner (64 bytes and a separator) still fits."""
+UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 75
+"""Limit without an instance id: that of any later owner (64 bytes) and its deaths still fit."""
 PARTS_MAX = 100_000
 """Parts of one record, at most: a larger number is damage."""
 
 METADATA_VERSION = "1;"
-WITH_INSTANCE_ID = re.compile(r"2;([A-Za-z0-9._-]{1,64});")
+INSTANCE_ID = r"[A-Za-z0-9._-]{1,64}"
+HEAD = re.compile(
+    rf"(?:1|2;(?P<owner>{INSTANCE_ID})"
+    rf"|3;(?P<count>[1-4])\.(?P<records>[0-9]{{1,4}})(?P<alone>!?);(?P<holder>{INSTANCE_ID})?);"
+)
 NUMBER = r"[0-9]{1,18}"
 WHOLE_RECORDS = re.compile(rf"({NUMBER})\+({NUMBER})")
 SOME_PARTS = re.compile(rf"({NUMBER}):((?:{NUMBER}(?:-{NUMBER})?\.)*{NUMBER}(?:-{NUMBER})?)")
+
+
+class Deaths(NamedTuple):
+    """How many processes died with the record at the committed offset in hand (ADR 0027).
+
+    `offsets`: so many from there on may have been in hand each time. `is_alone`: the record is in
+    hand alone now.
+    """
+
+    times: int
+    offsets: int
+    is_alone: bool = False
 
 
 class Completed(NamedTuple):
@@ -36,18 +53,40 @@ class Completed(NamedTuple):
     parts: dict[int, set[int]]
 
 
+class Head(NamedTuple):
+    """The member that has the partition in hand, by instance id (None: no one), and the deaths."""
+
+    instance_id: str | None
+    deaths: Deaths | None
+
+
+def head_of(metadata: str) -> Head:
+    """Returns what stands before the runs. Raises `DeploymentError` for another program's text."""
+    found = HEAD.match(metadata or METADATA_VERSION)
+    if found is None:
+        raise _unreadable(metadata)
+    owner, count, offsets, alone, holder = found.groups()
+    deaths = Deaths(int(count), int(offsets), bool(alone)) if count else None
+    return Head(owner or holder, deaths)
+
+
+def with_head(metadata: str, head: Head) -> str:
+    """Returns the metadata with another head. Raises `DeploymentError` as `head_of` does."""
+    runs, deaths = _runs_of(metadata), head.deaths
+    if deaths is not None:
+        alone = "!" if deaths.is_alone else ""
+        return f"3;{deaths.times}.{deaths.offsets}{alone};{head.instance_id or ''};{runs}"
+    if head.instance_id is not None:
+        return f"2;{head.instance_id};{runs}"
+    return METADATA_VERSION + runs if runs else ""
+
+
 def with_instance_id(metadata: str, instance_id: str) -> str:
     """Returns the metadata with this instance id, which replaces any other.
 
     Raises `DeploymentError` for metadata of another program.
     """
-    return f"2;{instance_id};{_runs_of(metadata)}"
-
-
-def instance_id_of(metadata: str) -> str | None:
-    """Returns the instance id of the member that committed this; None without one."""
-    found = WITH_INSTANCE_ID.match(metadata)
-    return found[1] if found else None
+    return with_head(metadata, head_of(metadata)._replace(instance_id=instance_id))
 
 
 def encode_metadata(low: int, completed: Completed) -> str:
@@ -89,14 +128,8 @@ def decode_metadata(low: int, metadata: str) -> Completed:
 
 def _runs_of(metadata: str) -> str:
     """Returns the runs. Raises `DeploymentError` for text of another program."""
-    if not metadata:
-        return ""
-    if metadata.startswith(METADATA_VERSION):
-        return metadata[len(METADATA_VERSION) :]
-    found = WITH_INSTANCE_ID.match(metadata)
-    if found is None:
-        raise _unreadable(metadata)
-    return metadata[found.end() :]
+    head_of(metadata)
+    return HEAD.sub("", metadata, count=1)
 
 
 def _unreadable(metadata: str) -> DeploymentError:

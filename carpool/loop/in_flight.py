@@ -9,6 +9,7 @@ from typing import Any
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
+from carpool.kafka.commit_metadata import Deaths
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Done, R, Unit
@@ -80,6 +81,28 @@ class InFlight:
                 self._committed.pop(at, None)
                 self._moved.discard(at)
             return frozenset(gone)
+
+    def deaths_of(self, unit: Unit[Any]) -> Deaths | None:
+        """Returns the deaths with this unit in hand if it must be tried alone; else None."""
+        with self._lock:
+            progress = self._progress.get(_place(unit))
+            return None if progress is None else progress.deaths_of(unit.source.offset)
+
+    def mark_alone(self, unit: Unit[Any]) -> bool:
+        """Notes that a suspect is in hand alone; returns whether that is committed."""
+        at, offset = _place(unit), unit.source.offset
+        with self._lock:
+            deaths = self._progress[at].deaths_of(offset)
+            if deaths is not None and not deaths.is_alone:
+                self._progress[at].mark_alone(offset)
+                self._moved.add(at)
+            return at not in self._moved
+
+    def give_up(self, partitions: frozenset[TopicPartition]) -> dict[TopicPartition, Position]:
+        """Returns the positions to commit when this process gives these partitions up alive."""
+        with self._lock:
+            found = {at: self._progress[at].give_up() for at in partitions if at in self._progress}
+        return {at: position for at, position in found.items() if position.offset is not None}
 
     def finish(self, done: Done) -> bool:
         """Marks parts as finished: their outputs wait to be written and committed.

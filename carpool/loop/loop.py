@@ -186,6 +186,11 @@ class Loop(Generic[R]):
                 self.step()
             if self.failure is None:
                 self.drain(self._clock.now_us() + drain_us)
+        except CarpoolError:
+            raise
+        except BaseException:
+            self.delivery.may_give_up = False  # the records in hand may be the cause
+            raise
         finally:
             self.close()
         if self.failure is not None:
@@ -276,8 +281,26 @@ class Loop(Generic[R]):
         while self._reoffers:
             unit = self._reoffers.popleft()
             if self.in_flight.is_live(Done(parts=unit.owed, outputs=())):
-                self._offer(unit, now_us)
+                self._begin(unit, now_us)
+        if (alone := self.sink.alone.next()) is not None:
+            self._try_alone(*alone, now_us)
         return now_us
+
+    def _begin(self, unit: Unit[R], now_us: int) -> None:
+        if not self.sink.alone.hold(unit):
+            self._offer(unit, now_us)
+
+    def _try_alone(self, unit: Unit[R], is_fatal: bool, now_us: int) -> None:
+        log.warning(
+            "this record was in hand alone when the service died: it ends as failed"
+            if is_fatal
+            else "this record was in hand when the service died: it is tried alone",
+            **about(unit.source, unit.message.headers),
+        )
+        if is_fatal:
+            self.sink.end(self._observer.accepted(unit))
+        else:
+            self._offer(unit, now_us)
 
     def _offer(self, unit: Unit[R], now_us: int) -> None:
         try:
@@ -324,7 +347,7 @@ class Loop(Generic[R]):
     # The intake.
 
     def _credit(self) -> Credit:
-        """The credit of the stage, and less for a sick member."""
+        """The credit of the stage, and less for a sick member or beside a suspect."""
         credit, most = self._stage.credit(), self.sink.records_max(self.in_flight.units)
         return credit if most is None else replace(credit, records=min(credit.records, most))
 
@@ -402,7 +425,7 @@ class Loop(Generic[R]):
         now_us = self._clock.now_us()
         begin_us = begin_us_of(message, self._retry_delay_us)
         if begin_us <= now_us or not self._delayed.add(unit, begin_us):
-            self._offer(unit, now_us)
+            self._begin(unit, now_us)
 
     def _reject(self, message: Message, error: RecordError) -> None:
         source = message.source

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from carpool.dead_letters.letter import read_letter, replay_output
-from carpool.kafka.commit_metadata import decode_metadata, encode_metadata, instance_id_of
+from carpool.kafka.commit_metadata import decode_metadata, encode_metadata, head_of
 from carpool.loop.retry import (
     FailureLimits,
     attempt_of,
@@ -185,7 +185,7 @@ def test_stored_commit_metadata_is_read_as_it_was_written(text: str) -> None:
     wanted = METADATA[text]
     assert [list(run) for run in completed.whole] == wanted["whole"]
     assert {str(at): sorted(done) for at, done in completed.parts.items()} == wanted["parts"]
-    assert instance_id_of(text) == ("searcher-0" if text.startswith("2;") else None)
+    assert head_of(text).instance_id == ("searcher-0" if text.startswith("2;") else None)
     if text.startswith("1;"):
         assert encode_metadata(LOW, completed) == text
 

@@ -128,6 +128,8 @@ class ExactlyOnceDelivery(Delivery):
             if not lost:
                 self.after_poll()
                 self._calls.run_watched(lambda: self._try_commit(is_last=True))
+                if not self._calls.is_stuck:
+                    self._give_up(partitions)
             return self._in_flight.revoke(partitions)
         finally:
             self._commit_lock.release()
@@ -190,7 +192,7 @@ class ExactlyOnceDelivery(Delivery):
         try:
             outcome = self._transact(plan, self._membership)
         except _GaveUpError:
-            self._is_halted = True
+            self._is_halted, self.may_give_up = True, False
             return
         ended_us = self._clock.now_us()
         self._planner.ended(ended_us, is_aborted=outcome != "ok")
@@ -313,5 +315,5 @@ class ExactlyOnceDelivery(Delivery):
         self._context.metrics.delivery.transactions.labels(outcome=transaction).inc()
 
     def _halt(self, error: CarpoolError) -> None:
-        self._is_halted = True
+        self._is_halted, self.may_give_up = True, False
         self._context.fail(error)
