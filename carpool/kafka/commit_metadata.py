@@ -25,10 +25,7 @@ PARTS_MAX = 100_000
 
 METADATA_VERSION = "1;"
 INSTANCE_ID = r"[A-Za-z0-9._-]{1,64}"
-HEAD = re.compile(
-    rf"(?:1|2;(?P<owner>{INSTANCE_ID})"
-    rf"|3;(?P<count>[1-4])\.(?P<records>[0-9]{{1,4}})(?P<alone>!?);(?P<holder>{INSTANCE_ID})?);"
-)
+HEAD = re.compile(rf"(?:1|2;({INSTANCE_ID})|3;([1-4])\.([0-9]{{1,4}})(!?);({INSTANCE_ID})?);")
 NUMBER = r"[0-9]{1,18}"
 WHOLE_RECORDS = re.compile(rf"({NUMBER})\+({NUMBER})")
 SOME_PARTS = re.compile(rf"({NUMBER}):((?:{NUMBER}(?:-{NUMBER})?\.)*{NUMBER}(?:-{NUMBER})?)")
@@ -62,23 +59,12 @@ class Head(NamedTuple):
 
 def head_of(metadata: str) -> Head:
     """Returns what stands before the runs. Raises `DeploymentError` for another program's text."""
-    found = HEAD.match(metadata or METADATA_VERSION)
-    if found is None:
-        raise _unreadable(metadata)
-    owner, count, offsets, alone, holder = found.groups()
-    deaths = Deaths(int(count), int(offsets), bool(alone)) if count else None
-    return Head(owner or holder, deaths)
+    return _split(metadata)[0]
 
 
 def with_head(metadata: str, head: Head) -> str:
     """Returns the metadata with another head. Raises `DeploymentError` as `head_of` does."""
-    runs, deaths = _runs_of(metadata), head.deaths
-    if deaths is not None:
-        alone = "!" if deaths.is_alone else ""
-        return f"3;{deaths.times}.{deaths.offsets}{alone};{head.instance_id or ''};{runs}"
-    if head.instance_id is not None:
-        return f"2;{head.instance_id};{runs}"
-    return METADATA_VERSION + runs if runs else ""
+    return _joined(head, _split(metadata)[1])
 
 
 def with_instance_id(metadata: str, instance_id: str) -> str:
@@ -86,7 +72,8 @@ def with_instance_id(metadata: str, instance_id: str) -> str:
 
     Raises `DeploymentError` for metadata of another program.
     """
-    return with_head(metadata, head_of(metadata)._replace(instance_id=instance_id))
+    head, runs = _split(metadata)
+    return _joined(Head(instance_id, head.deaths), runs)
 
 
 def encode_metadata(low: int, completed: Completed) -> str:
@@ -108,7 +95,7 @@ def decode_metadata(low: int, metadata: str) -> Completed:
     completed work.
     """
     completed = Completed(OffsetRuns(), {})
-    for entry in filter(None, _runs_of(metadata).split(",")):
+    for entry in filter(None, _split(metadata)[1].split(",")):
         if found := WHOLE_RECORDS.fullmatch(entry):
             start, count = int(found[1]), int(found[2])
             if count == 0:
@@ -126,10 +113,22 @@ def decode_metadata(low: int, metadata: str) -> Completed:
     return completed
 
 
-def _runs_of(metadata: str) -> str:
-    """Returns the runs. Raises `DeploymentError` for text of another program."""
-    head_of(metadata)
-    return HEAD.sub("", metadata, count=1)
+def _split(metadata: str) -> tuple[Head, str]:
+    found = HEAD.match(metadata or METADATA_VERSION)
+    if found is None:
+        raise _unreadable(metadata)
+    owner, times, offsets, alone, holder = found.groups()
+    deaths = Deaths(int(times), int(offsets), bool(alone)) if times else None
+    return Head(owner or holder, deaths), metadata[found.end() :]
+
+
+def _joined(head: Head, runs: str) -> str:
+    if (deaths := head.deaths) is not None:
+        alone = "!" if deaths.is_alone else ""
+        return f"3;{deaths.times}.{deaths.offsets}{alone};{head.instance_id or ''};{runs}"
+    if head.instance_id is not None:
+        return f"2;{head.instance_id};{runs}"
+    return METADATA_VERSION + runs if runs else ""
 
 
 def _unreadable(metadata: str) -> DeploymentError:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from carpool.kafka.fencing import FATAL_DEATHS
 from carpool.loop.in_flight import InFlight
 from carpool.loop.stage import Done, Unit
+
+
+class AloneStep(NamedTuple):
+    """What happens to a suspect now: it is offered to the stage, or it ends as failed."""
+
+    unit: Unit[Any]
+    action: Literal["try", "end"]
 
 
 class AloneUnits:
@@ -23,16 +29,13 @@ class AloneUnits:
 
     def hold(self, unit: Unit[Any]) -> bool:
         """Takes a unit that must be tried alone; False for any other unit."""
-        if unit is self._tried or self._in_flight.deaths_of(unit) is None:
+        if unit is self._tried or not self._in_flight.is_suspect(unit):
             return False
         self._waiting.append(unit)
         return True
 
-    def next(self) -> tuple[Unit[Any], bool] | None:
-        """Returns the unit to try now, and whether it must end; None: nothing yet.
-
-        A unit is tried once the commit says that it is in hand alone.
-        """
+    def next(self) -> AloneStep | None:
+        """Returns what happens now; None: something is still in hand, or not committed."""
         self._waiting = [unit for unit in self._waiting if self._is_live(unit)]
         if self._tried is not None and self._is_live(self._tried):
             return None
@@ -40,13 +43,12 @@ class AloneUnits:
         if not self._waiting or self._in_flight.units > len(self._waiting):
             return None
         unit = min(self._waiting, key=lambda each: (each.source.offset, each.id))
-        deaths = self._in_flight.deaths_of(unit)
-        is_fatal = deaths is not None and deaths.times >= FATAL_DEATHS
-        if not is_fatal and not self._in_flight.mark_alone(unit):
+        action = self._in_flight.try_alone(unit)
+        if action == "wait":
             return None
         self._waiting.remove(unit)
         self._tried = unit
-        return unit, is_fatal
+        return AloneStep(unit, action)
 
     def _is_live(self, unit: Unit[Any]) -> bool:
         return self._in_flight.is_live(Done(parts=unit.owed, outputs=()))

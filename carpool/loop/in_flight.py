@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import Any, Literal
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import Deaths
+from carpool.kafka.fencing import FATAL_DEATHS
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Done, R, Unit
@@ -82,21 +82,26 @@ class InFlight:
                 self._moved.discard(at)
             return frozenset(gone)
 
-    def deaths_of(self, unit: Unit[Any]) -> Deaths | None:
-        """Returns the deaths with this unit in hand if it must be tried alone; else None."""
+    def is_suspect(self, unit: Unit[Any]) -> bool:
+        """Whether this unit must be tried alone."""
         with self._lock:
             progress = self._progress.get(_place(unit))
-            return None if progress is None else progress.deaths_of(unit.source.offset)
+            return progress is not None and progress.deaths_of(unit.source.offset) is not None
 
-    def mark_alone(self, unit: Unit[Any]) -> bool:
-        """Notes that a suspect is in hand alone; returns whether that is committed."""
+    def try_alone(self, unit: Unit[Any]) -> Literal["wait", "try", "end"]:
+        """Notes that a suspect is in hand alone; it waits until that is committed.
+
+        "end": processes died of it alone, too.
+        """
         at, offset = _place(unit), unit.source.offset
         with self._lock:
             deaths = self._progress[at].deaths_of(offset)
+            if deaths is not None and deaths.times >= FATAL_DEATHS:
+                return "end"
             if deaths is not None and not deaths.is_alone:
                 self._progress[at].mark_alone(offset)
                 self._moved.add(at)
-            return at not in self._moved
+            return "wait" if at in self._moved else "try"
 
     def give_up(self, partitions: frozenset[TopicPartition]) -> dict[TopicPartition, Position]:
         """Returns the positions to commit when this process gives these partitions up alive."""

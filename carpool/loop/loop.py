@@ -18,6 +18,7 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError, DeploymentError, RetryableError
 from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
+from carpool.loop.alone import AloneStep
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
@@ -180,18 +181,21 @@ class Loop(Generic[R]):
 
     def run(self, *, drain_us: int) -> None:
         """Runs until `stop`, then drains for at most `drain_us`. Raises `failure`, if any."""
+        ended_by: BaseException | None = None
         self.start()
         try:
             while not self._stopping.is_set() and not self._must_end():
                 self.step()
             if self.failure is None:
                 self.drain(self._clock.now_us() + drain_us)
-        except CarpoolError:
-            raise
-        except BaseException:
-            self.delivery.may_give_up = False  # the records in hand may be the cause
+            ended_by = self.failure
+        except BaseException as error:
+            ended_by = error
             raise
         finally:
+            is_known = isinstance(ended_by, CarpoolError) and type(ended_by) is not CarpoolError
+            if ended_by is not None and not is_known:
+                self.delivery.may_give_up = False  # a defect, of which a record may be the cause
             self.close()
         if self.failure is not None:
             raise self.failure
@@ -283,24 +287,23 @@ class Loop(Generic[R]):
             if self.in_flight.is_live(Done(parts=unit.owed, outputs=())):
                 self._begin(unit, now_us)
         if (alone := self.sink.alone.next()) is not None:
-            self._try_alone(*alone, now_us)
+            self._try_alone(alone, now_us)
         return now_us
 
     def _begin(self, unit: Unit[R], now_us: int) -> None:
         if not self.sink.alone.hold(unit):
             self._offer(unit, now_us)
 
-    def _try_alone(self, unit: Unit[R], is_fatal: bool, now_us: int) -> None:
+    def _try_alone(self, step: AloneStep, now_us: int) -> None:
         log.warning(
-            "this record was in hand alone when the service died: it ends as failed"
-            if is_fatal
-            else "this record was in hand when the service died: it is tried alone",
-            **about(unit.source, unit.message.headers),
+            "a record was in hand when the service died: it is tried alone, or ends as failed",
+            action=step.action,
+            **about(step.unit.source, step.unit.message.headers),
         )
-        if is_fatal:
-            self.sink.end(self._observer.accepted(unit))
+        if step.action == "end":
+            self.sink.end(self._observer.accepted(step.unit))
         else:
-            self._offer(unit, now_us)
+            self._offer(step.unit, now_us)
 
     def _offer(self, unit: Unit[R], now_us: int) -> None:
         try:

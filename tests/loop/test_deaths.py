@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.errors import DeploymentError
+from carpool.errors import CarpoolError, DeploymentError, FencedError
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import Deaths, Head, decode_metadata, head_of, with_head
 from carpool.kafka.fencing import (
@@ -223,8 +223,17 @@ def test_a_clean_end_keeps_the_deaths_and_the_record_is_alone_no_more() -> None:
     assert service.head() == Head(None, Deaths(3, 2))
 
 
-@pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), MemoryError(), KilledError()])
-def test_an_exception_that_ends_the_process_is_a_death(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "is_death"),
+    [
+        (SystemExit(), True),
+        (KeyboardInterrupt(), True),
+        (MemoryError(), True),
+        (CarpoolError("a thread broke"), True),
+        (FencedError("another process has the name"), False),
+    ],
+)
+def test_a_defect_that_ends_the_process_is_a_death(error: BaseException, is_death: bool) -> None:
     bench = Exact(partitions=1)
 
     class Raises(MortalStage):
@@ -234,13 +243,13 @@ def test_an_exception_that_ends_the_process_is_a_death(error: BaseException) -> 
             return None
 
     bench.publish("a")
-    for deaths in (None, 1, 2):
+    for deaths in (0, 1, 2):
         loop, _ = bench.loop(Raises(), is_stepped=False)
         with pytest.raises(type(error)):
             loop.run(drain_us=0)
         head = head_of(bench.broker.committed(GROUP)[AT].metadata)
-        assert (head.deaths and head.deaths.times) == deaths
-        assert head.instance_id is not None
+        assert (head.deaths.times if head.deaths else 0) == deaths * is_death
+        assert (head.instance_id is not None) == is_death
 
 
 # The decision and the metadata.
