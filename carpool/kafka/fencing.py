@@ -20,6 +20,11 @@ ALONE_DEATHS = 2
 """After so many deaths in a row with a record in hand, it is tried alone."""
 FATAL_DEATHS = ALONE_DEATHS + 2
 """After two more, while it was in hand alone, it ends: one could be chance."""
+QUIET_US = 20_000_000
+"""How long the service has nothing in hand before it tries a record alone again.
+
+A service that is killed every few seconds, whatever it does, dies meanwhile.
+"""
 LIVING_WAIT_S = 5.0
 """How long the same transaction of a living member is waited for.
 
@@ -140,13 +145,14 @@ def _claim(at: TopicPartition, position: Position, own_instance_id: str, end: in
 def after_death(deaths: Deaths | None, offsets: int) -> Deaths | None:
     """Returns the deaths once the owner has died. `offsets`: from the position to the log's end.
 
-    Once a record is tried alone, only a death with it in hand alone says anything about it.
+    Once records are tried alone, a death with one in hand alone counts against it, and any other
+    death for it: the process dies without it, too.
     """
     if deaths is None:
         return Deaths(1, min(offsets, SUSPECTS_MAX)) if offsets > 0 else None
     if deaths.times < ALONE_DEATHS or deaths.is_alone:
         return Deaths(min(deaths.times + 1, FATAL_DEATHS), deaths.offsets)
-    return deaths
+    return Deaths(ALONE_DEATHS, deaths.offsets)
 
 
 def after_life(deaths: Deaths | None) -> Deaths | None:
@@ -157,10 +163,11 @@ def after_life(deaths: Deaths | None) -> Deaths | None:
 def after_progress(deaths: Deaths | None, offsets: int) -> Deaths | None:
     """Returns the deaths once the committed offset has moved on by `offsets`.
 
-    The next records that may have been in hand are still tried alone.
+    The other suspects are still tried alone, until one was the cause, or was not although a process
+    died with it alone.
     """
     if deaths is None or offsets <= 0:
         return deaths
-    if deaths.times < ALONE_DEATHS or offsets >= deaths.offsets:
+    if deaths.times != ALONE_DEATHS or offsets >= deaths.offsets:
         return None
     return Deaths(ALONE_DEATHS, deaths.offsets - offsets)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
-from carpool.kafka.fencing import FATAL_DEATHS
+from carpool.kafka.fencing import ALONE_DEATHS, FATAL_DEATHS
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Done, R, Unit
@@ -88,17 +88,19 @@ class InFlight:
             progress = self._progress.get(_place(unit))
             return progress is not None and progress.deaths_of(unit.source.offset) is not None
 
-    def try_alone(self, unit: Unit[Any]) -> Literal["wait", "try", "end"]:
+    def try_alone(self, unit: Unit[Any], *, is_quiet: bool) -> Literal["wait", "try", "end"]:
         """Notes that a suspect is in hand alone; it waits until that is committed.
 
-        "end": processes died of it alone, too.
+        "end": processes died of it alone. After one such death it waits until `is_quiet`.
         """
         at, offset = _place(unit), unit.source.offset
         with self._lock:
             deaths = self._progress[at].deaths_of(offset)
-            if deaths is not None and deaths.times >= FATAL_DEATHS:
-                return "end"
             if deaths is not None and not deaths.is_alone:
+                if deaths.times >= FATAL_DEATHS:
+                    return "end"
+                if deaths.times > ALONE_DEATHS and not is_quiet:
+                    return "wait"
                 self._progress[at].mark_alone(offset)
                 self._moved.add(at)
             return "wait" if at in self._moved else "try"

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Generic, Literal
 
 import structlog
 
@@ -18,7 +18,6 @@ from carpool.clock import Clock
 from carpool.errors import CarpoolError, ConfigError, DeploymentError, RetryableError
 from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
-from carpool.loop.alone import AloneStep
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
@@ -285,27 +284,25 @@ class Loop(Generic[R]):
         while self._reoffers:
             unit = self._reoffers.popleft()
             if self.in_flight.is_live(Done(parts=unit.owed, outputs=())):
-                self._begin(unit, now_us)
-        if (alone := self.sink.alone.next()) is not None:
-            self._try_alone(alone, now_us)
+                self._offer(unit, now_us)
+        if (alone := self.sink.alone.next(now_us)) is not None:
+            self._try_alone(*alone, now_us)
         return now_us
 
-    def _begin(self, unit: Unit[R], now_us: int) -> None:
-        if not self.sink.alone.hold(unit):
-            self._offer(unit, now_us)
-
-    def _try_alone(self, step: AloneStep, now_us: int) -> None:
+    def _try_alone(self, unit: Unit[R], action: Literal["try", "end"], now_us: int) -> None:
         log.warning(
             "a record was in hand when the service died: it is tried alone, or ends as failed",
-            action=step.action,
-            **about(step.unit.source, step.unit.message.headers),
+            action=action,
+            **about(unit.source, unit.message.headers),
         )
-        if step.action == "end":
-            self.sink.end(self._observer.accepted(step.unit))
+        if action == "end":
+            self.sink.end(self._observer.accepted(unit))
         else:
-            self._offer(step.unit, now_us)
+            self._offer(unit, now_us)
 
     def _offer(self, unit: Unit[R], now_us: int) -> None:
+        if self.sink.alone.hold(unit):
+            return
         try:
             self._stage.offer(self._observer.accepted(unit), now_us)
         except CarpoolError:
@@ -428,7 +425,7 @@ class Loop(Generic[R]):
         now_us = self._clock.now_us()
         begin_us = begin_us_of(message, self._retry_delay_us)
         if begin_us <= now_us or not self._delayed.add(unit, begin_us):
-            self._begin(unit, now_us)
+            self._offer(unit, now_us)
 
     def _reject(self, message: Message, error: RecordError) -> None:
         source = message.source

@@ -58,7 +58,7 @@ class LoopSink:
         metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
         self._health = MemberHealth(limits.in_a_row_max)
-        self.alone = AloneUnits(in_flight)
+        self.alone = AloneUnits(in_flight, clock.now_us())
         self.failure: CarpoolError | None = None
 
     def done(self, done: Done) -> bool:

@@ -1,4 +1,4 @@
-"""A service of the tests whose process ends at once when it is offered the record `bad`."""
+"""A service of the tests that dies of the record `bad`, and never ends the record `slow`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class MortalStage:
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         for unit in self._units:
-            self._sink.done(Done(parts=unit.owed, outputs=(result(unit.record.text or ""),)))
-        self._units.clear()
+            if unit.record.text != "slow":
+                self._sink.done(Done(parts=unit.owed, outputs=(result(unit.record.text or ""),)))
+        self._units = [unit for unit in self._units if unit.record.text == "slow"]
         return None
 
     def revoke(self, unit_ids: frozenset[int], partitions: object) -> None:
@@ -50,18 +51,21 @@ class MortalStage:
         """Nothing to begin."""
 
     def not_ready(self) -> Sequence[str]:
-        return ()
+        return ("slow",) if self._units else ()  # a drain does not wait for it
 
     def close(self) -> None:
         """Nothing to close."""
 
 
 if __name__ == "__main__":
+    bootstrap, instance_id, protocol = sys.argv[1:]
     run_service(
         name="grouper",
         intake=Intake(topic=QUERIES.name, decode=read_query, bad_input="refuse"),
         build_stage=lambda metrics, clock: MortalStage(),
-        kafka=KafkaSettings(bootstrap=sys.argv[1], instance_id="mortal"),
+        kafka=KafkaSettings(
+            bootstrap=bootstrap, instance_id=instance_id, librdkafka={"group.protocol": protocol}
+        ),
         http=HttpSettings(),
         logs=LogSettings(),
     )

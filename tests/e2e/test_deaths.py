@@ -18,6 +18,21 @@ from tests.waiting import WAIT_S, wait_until
 pytestmark = pytest.mark.slow
 
 
+def started(
+    bootstrap: str, instance_id: str, log: Path, protocol: str = "consumer"
+) -> subprocess.Popen[bytes]:
+    module = ["-m", "tests.e2e.mortal_service"]
+    command = [sys.executable, *module, bootstrap, instance_id, protocol]
+    with log.open("ab") as to:
+        return subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=to)
+
+
+def metadata(bootstrap: str) -> list[str]:
+    """The commit metadata of all partitions."""
+    found = committed_positions(bootstrap, "carpool-grouper", QUERIES.name, range(4))
+    return [text for _, text in found.values()]
+
+
 def test_a_record_that_kills_the_process_ends_and_the_others_are_answered(
     fresh_broker: str, tmp_path: Path
 ) -> None:
@@ -29,9 +44,7 @@ def test_a_record_that_kills_the_process_ends_and_the_others_are_answered(
     log, ends = tmp_path / "log", []
 
     def begin() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.e2e.mortal_service", fresh_broker]
-        with log.open("ab") as to:
-            return subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=to)
+        return started(fresh_broker, "one", log)
 
     process = begin()
 
@@ -56,5 +69,37 @@ def test_a_record_that_kills_the_process_ends_and_the_others_are_answered(
     assert (answer.body["query_id"], answer.body["status"]) == ("bad", "failed")
     assert "died twice" in answer.body["error"]["message"]
     assert letter.body["text"] == "bad"
-    after = committed_positions(fresh_broker, "carpool-grouper", QUERIES.name, range(2))
-    assert {metadata for _, metadata in after.values()} == {""}, "given up, without deaths"
+    assert metadata(fresh_broker) == [""] * 4, "given up, without deaths"
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_rebalances_and_ends_with_a_slow_record_in_hand_are_no_deaths(
+    fresh_broker: str, tmp_path: Path, protocol: str
+) -> None:
+    publisher, log = Publisher(fresh_broker), tmp_path / "log"
+    for key in map(str, range(16)):
+        publisher.send(QUERIES.name, json.dumps({"text": "slow"}).encode(), key=key)
+
+    def wait_for(*owners: str) -> None:
+        wanted = sorted(f"2;{owner};" for owner in owners)
+        wait_until(
+            lambda: sorted(set(metadata(fresh_broker))) == wanted,
+            lambda: (metadata(fresh_broker), log.read_text()[-3_000:]),
+            every_s=0.5,
+        )
+
+    processes = [started(fresh_broker, "one", log, protocol)]
+    try:
+        for _ in range(3):
+            wait_for("one")
+            processes.append(started(fresh_broker, "two", log, protocol))
+            wait_for("one", "two")
+            two = processes.pop()
+            two.send_signal(signal.SIGTERM)
+            assert two.wait(WAIT_S) == 0
+        wait_for("one")
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+    assert metadata(fresh_broker) == [""] * 4

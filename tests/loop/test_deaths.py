@@ -18,6 +18,7 @@ from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import Deaths, Head, decode_metadata, head_of, with_head
 from carpool.kafka.fencing import (
     FATAL_DEATHS,
+    QUIET_US,
     SUSPECTS_MAX,
     after_death,
     after_life,
@@ -37,6 +38,7 @@ from tests.rig.steps import KilledError
 
 AT = TopicPartition(QUERIES.name, 0)
 LETTERS = "rag.queries.v1.dlq"
+STEP_US = 200_000
 
 
 class MortalStage(HandStage):
@@ -97,7 +99,7 @@ class Lives:
                 self.loop.delivery.step(0)
             except KilledError:
                 self.kill()
-            self.bench.clock.sleep(200_000)
+            self.bench.clock.sleep(STEP_US)
 
     def head(self) -> Head:
         return head_of(self.bench.broker.committed(GROUP)[AT].metadata)
@@ -162,16 +164,17 @@ def test_each_part_of_a_record_gets_its_end() -> None:
     assert all("died twice" in error["message"] and error["retryable"] for error in errors)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_kills_at_any_time_end_no_record(seed: int) -> None:
-    """Every four seconds, with records of a second in hand."""
+    """Every two seconds in the mean, with records of a second in hand."""
     rng = random.Random(seed)
     texts = [f"good {number}" for number in range(60)]
     service = lives(*texts, ticks=5, partitions=2)
     while len(service.bench.results()) < len(texts):
-        service.step(rng.randrange(1, 40))
-        service.kill()
-    assert service.failed() == []
+        service.step()
+        if rng.random() < 0.1:
+            service.kill()
+        assert service.failed() == []
     assert sorted(service.bench.results()) == sorted(f"{text}/0" for text in texts)
 
 
@@ -217,6 +220,8 @@ def test_a_clean_end_keeps_the_deaths_and_the_record_is_alone_no_more() -> None:
     assert service.deaths == 3
     service.stage.dies = lambda _: False
     service.stage.ticks_needed = 10**6
+    service.step(QUIET_US // STEP_US - 5)
+    assert service.head().deaths == Deaths(3, 2), "it would die of something else meanwhile"
     service.step(10)
     assert service.head().deaths == Deaths(3, 2, is_alone=True)
     service.consumer.close()
@@ -267,8 +272,10 @@ def test_the_deaths_of_a_position() -> None:
     alone = second._replace(is_alone=True)
     third = after_death(alone, 2_000)
     assert third == Deaths(3, SUSPECTS_MAX)
-    assert after_progress(third, 6) == Deaths(2, SUSPECTS_MAX - 6)
-    assert after_progress(third, SUSPECTS_MAX) is None
+    assert after_death(third, 2_000) == second, "it died without the record, too"
+    assert after_progress(second, 6) == Deaths(2, SUSPECTS_MAX - 6)
+    assert after_progress(second, SUSPECTS_MAX) is None
+    assert after_progress(third, 1) is None, "the deaths had another cause"
     assert after_life(alone) == second
 
 
@@ -336,4 +343,4 @@ def test_any_deaths_end_the_bad_records_only(seed: int) -> None:
     service.step(600)
     assert sorted(service.bench.results()) == sorted(f"{text}/0" for text in texts)
     assert sorted(json.loads(letter)["text"] for letter in service.failed()) == bad
-    assert service.deaths <= 1 + (FATAL_DEATHS + 1) * len(bad)
+    assert service.deaths <= 1 + (FATAL_DEATHS + 2) * len(bad)

@@ -18,6 +18,7 @@ from tests.rig.steps import Steps, silent_deaths
 STEPS = (
     "consumer.subscribe",
     "consumer.poll",
+    "consumer.commit_now",
     "consumer.pause",
     "consumer.close",
     "loop.assigned",

@@ -101,10 +101,11 @@ class Delivery(ABC):
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits that no one has these partitions in hand. Blocks the polling thread."""
-        if not self.may_give_up:
+        positions = self._in_flight.give_up(partitions)
+        if not self.may_give_up or not positions:
             return
         try:
-            self._context.consumer.commit_now(self._in_flight.give_up(partitions))
+            self._context.consumer.commit_now(positions)
         except CarpoolError as error:
             log.warning("partitions were not given up: this counts as a death", error=str(error))
 

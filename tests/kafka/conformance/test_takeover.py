@@ -57,6 +57,16 @@ def test_parts_committed_after_the_offset_are_passed_to_the_next_owner(
     two.close()
 
 
+def test_what_a_living_member_gives_up_is_claimed_without_a_death(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    one.consumer.commit_now({broker.at(0): Position(4, "1;1+2"), broker.at(1): Position(3, "")})
+    one.close()
+    two = Member(broker, "b").await_partitions()
+    claimed = {broker.at(0): Position(4, "2;b;1+2"), broker.at(1): Position(3, "2;b;")}
+    assert two.listener.positions == claimed
+    two.close()
+
+
 def test_a_handover_in_order_fences_nobody(broker: Broker) -> None:
     one = Member(broker, "a").await_partitions()
     one.transact(["one"], {broker.at(0): Position(1, "2;a;"), broker.at(1): Position(1, "2;a;")})
