@@ -121,12 +121,16 @@ def claims(
 ) -> dict[TopicPartition, Position]:
     """Returns the positions to commit for newly assigned partitions, with our id.
 
-    `ends`: of the logs of those partitions whose last owner has died, which raises their deaths.
+    `ends`: of the logs of those partitions whose last owner has died, which raises their deaths; if
+    it had a record of one alone in hand, of this one only.
     Metadata that would become too long is not changed: the first transaction names the owner.
     Raises `DeploymentError` for metadata of another program, which would be overwritten.
     """
+    heads = {at: head_of(positions[at].metadata) for at in ends}
+    alone = {at: ends[at] for at, head in heads.items() if head.deaths and head.deaths.is_alone}
+    counted = alone or ends
     return {
-        at: position._replace(metadata=_claim(at, position, own_instance_id, ends.get(at)))
+        at: position._replace(metadata=_claim(at, position, own_instance_id, counted.get(at)))
         for at, position in positions.items()
     }
 

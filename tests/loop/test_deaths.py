@@ -289,6 +289,8 @@ def test_a_claim_counts_the_death_of_the_owner_only() -> None:
     assert claims({AT: given_up}, "new", {})[AT] == Position(7, "2;new;1+1")
     again = Position(7, "3;2.3!;old;1+1")
     assert claims({AT: again}, "new", {AT: 99})[AT] == Position(7, "3;3.3;new;1+1")
+    both = claims({AT: again, fresh: held}, "new", {AT: 99, fresh: 99})
+    assert both[fresh] == Position(7, "2;new;1+1"), "the record alone in hand was the cause"
     assert claims({AT: again}, "old", {})[AT] == Position(7, "3;2.3;old;1+1")
 
 
@@ -337,10 +339,14 @@ def test_any_deaths_end_the_bad_records_only(seed: int) -> None:
     rng = random.Random(seed)
     texts = [f"good {number}" for number in range(12)]
     bad = [f"bad {number}" for number in range(rng.randrange(3))]
-    service = lives(*rng.sample(texts + bad, len(texts + bad)), ticks=rng.randrange(1, 6))
+    service = lives(
+        *rng.sample(texts + bad, len(texts + bad)),
+        ticks=rng.randrange(1, 6),
+        partitions=rng.randrange(1, 3),
+    )
     service.step(rng.randrange(60))
     service.kill()
-    service.step(600)
+    service.step(1_000)
     assert sorted(service.bench.results()) == sorted(f"{text}/0" for text in texts)
     assert sorted(json.loads(letter)["text"] for letter in service.failed()) == bad
     assert service.deaths <= 1 + (FATAL_DEATHS + 2) * len(bad)
