@@ -82,6 +82,10 @@ class InFlight:
                 self._moved.discard(at)
             return frozenset(gone)
 
+    def has(self, unit: Unit[Any]) -> bool:
+        """Whether this unit is assigned to this member and owes a part."""
+        return unit.id in self._units
+
     def is_suspect(self, unit: Unit[Any]) -> bool:
         """Whether this unit must be tried alone."""
         with self._lock:

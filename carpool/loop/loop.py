@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Generic, Literal
+from typing import Any, Generic
 
 import structlog
 
@@ -285,20 +285,9 @@ class Loop(Generic[R]):
             unit = self._reoffers.popleft()
             if self.in_flight.is_live(Done(parts=unit.owed, outputs=())):
                 self._offer(unit, now_us)
-        if (alone := self.sink.alone.next(now_us)) is not None:
-            self._try_alone(*alone, now_us)
+        if (suspect := self.sink.alone.next(now_us)) is not None:
+            self._offer(suspect, now_us)
         return now_us
-
-    def _try_alone(self, unit: Unit[R], action: Literal["try", "end"], now_us: int) -> None:
-        log.warning(
-            "a record was in hand when the service died: it is tried alone, or ends as failed",
-            action=action,
-            **about(unit.source, unit.message.headers),
-        )
-        if action == "end":
-            self.sink.end(self._observer.accepted(unit))
-        else:
-            self._offer(unit, now_us)
 
     def _offer(self, unit: Unit[R], now_us: int) -> None:
         if self.sink.alone.hold(unit):

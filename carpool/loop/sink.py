@@ -58,7 +58,7 @@ class LoopSink:
         metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
         self._health = MemberHealth(limits.in_a_row_max)
-        self.alone = AloneUnits(in_flight, clock.now_us())
+        self.alone = AloneUnits(in_flight, clock.now_us(), self._end)
         self.failure: CarpoolError | None = None
 
     def done(self, done: Done) -> bool:
@@ -95,8 +95,9 @@ class LoopSink:
             else:
                 self._submit(failed_part(unit, part, error, stage=self._stage_name, now_us=now_us))
 
-    def end(self, unit: Unit[Any]) -> None:
+    def _end(self, unit: Unit[Any]) -> None:
         """Ends the queries of a record that has killed this service."""
+        self._observer.accepted(unit)
         now_us = self._clock.now_us()
         for _, part in unit.owed:
             self._submit(

@@ -60,9 +60,10 @@ class MortalStage(HandStage):
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         for unit in list(self.units):
             self.ages[unit.id] = self.ages.get(unit.id, 0) + 1
-            if self.ages[unit.id] >= self.ticks_needed:
-                for _, part in unit.owed:
-                    self.finish(unit.record.text or "", part=part)
+            late = self.ages[unit.id] - self.ticks_needed
+            if 0 <= late < len(unit.owed):  # a part a tick
+                self.finish(unit.record.text or "", part=unit.owed[late][1])
+            if late + 1 >= len(unit.owed):
                 self.units.remove(unit)
         return None
 
@@ -137,7 +138,7 @@ def test_a_record_that_kills_its_process_ends_and_all_others_are_answered(
 
 
 def test_a_record_that_may_have_killed_its_process_is_tried_with_nothing_beside_it() -> None:
-    service = lives("a", "b", "c", ticks=5, partitions=2)
+    service = lives("a", "b", "c", ticks=5, partitions=2, parts=3)
     for _ in range(2):
         service.step(3)
         service.kill()
@@ -147,7 +148,7 @@ def test_a_record_that_may_have_killed_its_process_is_tried_with_nothing_beside_
     service.step(200)
     with_suspects = [each for each in service.stage.together if each & {"a", "b", "c"}]
     assert sorted(map(sorted, with_suspects)) == [["a"], ["b"], ["c"]]
-    assert len(service.bench.results()) == 5
+    assert len(service.bench.results()) == 5 * 3
     assert service.head() == Head("member-3", None)
 
 
