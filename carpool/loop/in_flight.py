@@ -109,11 +109,18 @@ class InFlight:
                 self._moved.add(at)
             return "wait" if at in self._moved else "try"
 
-    def give_up(self, partitions: frozenset[TopicPartition]) -> dict[TopicPartition, Position]:
-        """Returns the positions to commit when this process gives these partitions up alive."""
+    def give_up(self, partitions: frozenset[TopicPartition]) -> None:
+        """Lets the next commit say that no one has these partitions in hand."""
         with self._lock:
-            found = {at: self._progress[at].give_up() for at in partitions if at in self._progress}
-        return {at: position for at, position in found.items() if position.offset is not None}
+            for at in partitions & self._progress.keys():
+                self._progress[at].give_up()
+                self._moved.add(at)
+
+    @property
+    def given_up(self) -> frozenset[TopicPartition]:
+        """The assigned partitions that were given up."""
+        with self._lock:
+            return frozenset(at for at, each in self._progress.items() if each.is_given_up)
 
     def finish(self, done: Done) -> bool:
         """Marks parts as finished: their outputs wait to be written and committed.
@@ -221,6 +228,11 @@ class InFlight:
     def has_uncommitted(self) -> bool:
         """Whether a completed part waits for its commit."""
         return bool(self._moved)
+
+    @property
+    def assigned(self) -> frozenset[TopicPartition]:
+        with self._lock:
+            return frozenset(self._progress)
 
     @property
     def is_assigned(self) -> bool:

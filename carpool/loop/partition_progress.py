@@ -44,6 +44,7 @@ class PartitionProgress:
         # Above the low watermark. Parts: of records in `_owed`, and of those not read again yet.
         self._whole, self._parts = decode_metadata(offset or 0, metadata)
         self._deaths, self._deaths_at = head_of(metadata).deaths, offset or 0
+        self.is_given_up = False
 
     def take(self, offset: int, parts: int) -> frozenset[int]:
         """Adds the record at `offset`; returns the parts that an earlier process completed."""
@@ -113,10 +114,9 @@ class PartitionProgress:
         if (deaths := self.deaths_of(offset)) is not None:
             self._deaths, self._deaths_at = deaths._replace(is_alone=True), offset
 
-    def give_up(self) -> Position:
-        """Returns the position to commit when this process gives the partition up alive."""
-        self._deaths = after_life(self._deaths)
-        return self.position_with({})
+    def give_up(self) -> None:
+        """Notes that this process, alive, has the partition in hand no more."""
+        self._deaths, self.is_given_up = after_life(self._deaths), True
 
     def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
         """Returns the position to commit once `completions`, parts by offset, are complete too.

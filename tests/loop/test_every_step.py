@@ -18,7 +18,6 @@ from tests.rig.steps import Steps, silent_deaths
 STEPS = (
     "consumer.subscribe",
     "consumer.poll",
-    "consumer.commit_now",
     "consumer.pause",
     "consumer.close",
     "loop.assigned",

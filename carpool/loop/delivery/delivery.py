@@ -54,9 +54,7 @@ class Delivery(ABC):
         self.refusal = Refusal(context.clock)
         """What the brokers refuse of the outputs and commits, or nothing."""
         self.may_give_up = True
-        """Whether this process gives its partitions up alive (ADR 0027): a defect does not end it,
-        and it knows what it has committed.
-        """
+        """Whether this process gives its partitions up alive (ADR 0027): no defect ends it."""
         self._hints = Hints(make_hint_producer, context.metrics)
         self._submitted: deque[Done] = deque()
         self._wake = threading.Event()
@@ -98,16 +96,6 @@ class Delivery(ABC):
         Called from inside the consumer's poll, on the polling thread. Waits for the running commit.
         Does at most one commit, and none when the partitions are `lost`.
         """
-
-    def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commits that no one has these partitions in hand. Blocks the polling thread."""
-        positions = self._in_flight.give_up(partitions)
-        if not self.may_give_up or not positions:
-            return
-        try:
-            self._context.consumer.commit_now(positions)
-        except CarpoolError as error:
-            log.warning("partitions were not given up: this counts as a death", error=str(error))
 
     def close(self, until_us: int) -> None:
         """Writes and commits submitted work, until `until_us`."""
