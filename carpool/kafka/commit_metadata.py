@@ -3,7 +3,8 @@
 Version 1: `1;` and comma-separated runs. `a+n`: n whole records, the first `a` records after the
 committed offset. `a:p-q.r`: parts p to q and part r of the record at `a`. Numbers are decimal.
 Version 2: `2;INSTANCE;` and the runs, where INSTANCE is the instance id of the member that
-committed (ADR 0007).
+committed (ADR 0007). Version 3: `3;DEATHS;INSTANCE;` and the runs; INSTANCE may be empty. DEATHS is
+`n.m`, or `n.m!` while the record is in hand alone: see `Deaths`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,29 @@ from carpool.kafka.offset_runs import OffsetRuns
 
 METADATA_BYTES_MAX = 4_095
 """Limit of commit metadata; brokers accept 4096 bytes by default (`offset.metadata.max.bytes`)."""
-UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 65
-"""Limit without an instance id: the id of any later owner (64 bytes and a separator) still fits."""
+UNNAMED_BYTES_MAX = METADATA_BYTES_MAX - 75
+"""Limit without an instance id: that of any later owner (64 bytes) and its deaths still fit."""
 PARTS_MAX = 100_000
 """Parts of one record, at most: a larger number is damage."""
 
 METADATA_VERSION = "1;"
-WITH_INSTANCE_ID = re.compile(r"2;([A-Za-z0-9._-]{1,64});")
+INSTANCE_ID = r"[A-Za-z0-9._-]{1,64}"
+HEAD = re.compile(rf"(?:1|2;({INSTANCE_ID})|3;([1-4])\.([0-9]{{1,4}})(!?);({INSTANCE_ID})?);")
 NUMBER = r"[0-9]{1,18}"
 WHOLE_RECORDS = re.compile(rf"({NUMBER})\+({NUMBER})")
 SOME_PARTS = re.compile(rf"({NUMBER}):((?:{NUMBER}(?:-{NUMBER})?\.)*{NUMBER}(?:-{NUMBER})?)")
+
+
+class Deaths(NamedTuple):
+    """How many processes died with the record at the committed offset in hand (ADR 0027).
+
+    `offsets`: so many from there on may have been in hand each time. `is_alone`: the record is in
+    hand alone now.
+    """
+
+    times: int
+    offsets: int
+    is_alone: bool = False
 
 
 class Completed(NamedTuple):
@@ -36,18 +50,30 @@ class Completed(NamedTuple):
     parts: dict[int, set[int]]
 
 
+class Head(NamedTuple):
+    """The member that has the partition in hand, by instance id (None: no one), and the deaths."""
+
+    instance_id: str | None
+    deaths: Deaths | None
+
+
+def head_of(metadata: str) -> Head:
+    """Returns what stands before the runs. Raises `DeploymentError` for another program's text."""
+    return _split(metadata)[0]
+
+
+def with_head(metadata: str, head: Head) -> str:
+    """Returns the metadata with another head. Raises `DeploymentError` as `head_of` does."""
+    return _joined(head, _split(metadata)[1])
+
+
 def with_instance_id(metadata: str, instance_id: str) -> str:
     """Returns the metadata with this instance id, which replaces any other.
 
     Raises `DeploymentError` for metadata of another program.
     """
-    return f"2;{instance_id};{_runs_of(metadata)}"
-
-
-def instance_id_of(metadata: str) -> str | None:
-    """Returns the instance id of the member that committed this; None without one."""
-    found = WITH_INSTANCE_ID.match(metadata)
-    return found[1] if found else None
+    head, runs = _split(metadata)
+    return _joined(Head(instance_id, head.deaths), runs)
 
 
 def encode_metadata(low: int, completed: Completed) -> str:
@@ -69,7 +95,7 @@ def decode_metadata(low: int, metadata: str) -> Completed:
     completed work.
     """
     completed = Completed(OffsetRuns(), {})
-    for entry in filter(None, _runs_of(metadata).split(",")):
+    for entry in filter(None, _split(metadata)[1].split(",")):
         if found := WHOLE_RECORDS.fullmatch(entry):
             start, count = int(found[1]), int(found[2])
             if count == 0:
@@ -87,16 +113,22 @@ def decode_metadata(low: int, metadata: str) -> Completed:
     return completed
 
 
-def _runs_of(metadata: str) -> str:
-    """Returns the runs. Raises `DeploymentError` for text of another program."""
-    if not metadata:
-        return ""
-    if metadata.startswith(METADATA_VERSION):
-        return metadata[len(METADATA_VERSION) :]
-    found = WITH_INSTANCE_ID.match(metadata)
+def _split(metadata: str) -> tuple[Head, str]:
+    found = HEAD.match(metadata or METADATA_VERSION)
     if found is None:
         raise _unreadable(metadata)
-    return metadata[found.end() :]
+    owner, times, offsets, alone, holder = found.groups()
+    deaths = Deaths(int(times), int(offsets), bool(alone)) if times else None
+    return Head(owner or holder, deaths), metadata[found.end() :]
+
+
+def _joined(head: Head, runs: str) -> str:
+    if (deaths := head.deaths) is not None:
+        alone = "!" if deaths.is_alone else ""
+        return f"3;{deaths.times}.{deaths.offsets}{alone};{head.instance_id or ''};{runs}"
+    if head.instance_id is not None:
+        return f"2;{head.instance_id};{runs}"
+    return METADATA_VERSION + runs if runs else ""
 
 
 def _unreadable(metadata: str) -> DeploymentError:

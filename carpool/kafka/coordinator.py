@@ -75,9 +75,10 @@ class CoordinatorClient:
             TheirPartition(self._settings.broker_topic(at.topic), at.partition) for at in partitions
         ]
         found = self._ask(lambda client: client.list_group_offsets({group: wanted}))[group]
+        # confluent-kafka commits the zero byte that ends the text, and does not show it.
         return {
             TopicPartition(self._settings.logical_topic(at.topic), at.partition): Position(
-                each.offset if each.offset >= 0 else None, each.metadata or ""
+                each.offset if each.offset >= 0 else None, (each.metadata or "").rstrip("\0")
             )
             for at, each in found.items()
         }

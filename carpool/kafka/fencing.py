@@ -1,7 +1,7 @@
 """Decides which members to fence at a takeover, and how the new owner claims a partition. Pure.
 
-See ADR 0007 and 0012. Metadata without an instance id was committed under at-least-once, which
-leaves no transactions.
+See ADR 0007, 0012 and 0027. Metadata without an instance id was committed by a member that gave the
+partition up alive, or under at-least-once: no transaction is left.
 """
 
 from __future__ import annotations
@@ -11,9 +11,20 @@ from typing import NamedTuple
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, instance_id_of, with_instance_id
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, Deaths, Head, head_of, with_head
 from carpool.kafka.records import TopicPartition
 
+SUSPECTS_MAX = 256
+"""Records from the committed offset on, at most, that are tried alone after two deaths."""
+ALONE_DEATHS = 2
+"""After so many deaths in a row with a record in hand, it is tried alone."""
+FATAL_DEATHS = ALONE_DEATHS + 2
+"""After two more, while it was in hand alone, it ends: one could be chance."""
+QUIET_US = 20_000_000
+"""How long the service has nothing in hand before it tries a record alone again.
+
+A service that is killed every few seconds, whatever it does, dies meanwhile.
+"""
 LIVING_WAIT_S = 5.0
 """How long the same transaction of a living member is waited for.
 
@@ -81,28 +92,86 @@ def previous_owners(last: Iterable[Position], own_instance_id: str) -> list[str]
     The previous process with our own id was fenced at start.
     """
     return sorted(
-        {instance_id_of(position.metadata) or own_instance_id for position in last}
+        {head_of(position.metadata).instance_id or own_instance_id for position in last}
         - {own_instance_id}
     )
 
 
-def claims(
-    positions: Mapping[TopicPartition, Position], own_instance_id: str
-) -> dict[TopicPartition, Position]:
-    """Returns the positions to commit for newly assigned partitions: unchanged, with our id.
+def left_by_the_dead(
+    last: Mapping[TopicPartition, Position],
+    own_instance_id: str,
+    claimed_before: Collection[TopicPartition],
+) -> list[TopicPartition]:
+    """Returns the partitions that a dead process had in hand: a living one gives them up.
 
+    `claimed_before`: by this process, which lives although the group may have removed it.
+    """
+    owners = {at: head_of(position.metadata).instance_id for at, position in last.items()}
+    return [
+        at
+        for at, owner in owners.items()
+        if owner is not None and not (owner == own_instance_id and at in claimed_before)
+    ]
+
+
+def claims(
+    positions: Mapping[TopicPartition, Position],
+    own_instance_id: str,
+    ends: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, Position]:
+    """Returns the positions to commit for newly assigned partitions, with our id.
+
+    `ends`: of the logs of those partitions whose last owner has died, which raises their deaths; if
+    it had a record of one alone in hand, of this one only.
     Metadata that would become too long is not changed: the first transaction names the owner.
     Raises `DeploymentError` for metadata of another program, which would be overwritten.
     """
+    heads = {at: head_of(positions[at].metadata) for at in ends}
+    alone = {at: ends[at] for at, head in heads.items() if head.deaths and head.deaths.is_alone}
+    counted = alone or ends
     return {
-        at: position._replace(metadata=_claim(at, position.metadata, own_instance_id))
+        at: position._replace(metadata=_claim(at, position, own_instance_id, counted.get(at)))
         for at, position in positions.items()
     }
 
 
-def _claim(at: TopicPartition, metadata: str, own_instance_id: str) -> str:
+def _claim(at: TopicPartition, position: Position, own_instance_id: str, end: int | None) -> str:
+    metadata = position.metadata
     try:
-        claimed = with_instance_id(metadata, own_instance_id)
+        before, ahead = head_of(metadata).deaths, (end or 0) - (position.offset or 0)
+        deaths = after_life(before) if end is None else after_death(before, ahead)
+        claimed = with_head(metadata, Head(own_instance_id, deaths))
     except DeploymentError as error:
         raise DeploymentError(f"{at.topic}[{at.partition}]: {error}") from error
     return claimed if len(claimed) <= METADATA_BYTES_MAX else metadata
+
+
+def after_death(deaths: Deaths | None, offsets: int) -> Deaths | None:
+    """Returns the deaths once the owner has died. `offsets`: from the position to the log's end.
+
+    Once records are tried alone, a death with one in hand alone counts against it, and any other
+    death for it: the process dies without it, too.
+    """
+    if deaths is None:
+        return Deaths(1, min(offsets, SUSPECTS_MAX)) if offsets > 0 else None
+    if deaths.times < ALONE_DEATHS or deaths.is_alone:
+        return Deaths(min(deaths.times + 1, FATAL_DEATHS), deaths.offsets)
+    return Deaths(ALONE_DEATHS, deaths.offsets)
+
+
+def after_life(deaths: Deaths | None) -> Deaths | None:
+    """Returns the deaths once the record is no more in hand."""
+    return deaths and deaths._replace(is_alone=False)
+
+
+def after_progress(deaths: Deaths | None, offsets: int) -> Deaths | None:
+    """Returns the deaths once the committed offset has moved on by `offsets`.
+
+    The other suspects are still tried alone, until one was the cause, or was not although a process
+    died with it alone.
+    """
+    if deaths is None or offsets <= 0:
+        return deaths
+    if deaths.times != ALONE_DEATHS or offsets >= deaths.offsets:
+        return None
+    return Deaths(ALONE_DEATHS, deaths.offsets - offsets)

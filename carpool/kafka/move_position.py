@@ -8,7 +8,7 @@ from carpool.kafka.commit_metadata import (
     Completed,
     decode_metadata,
     encode_metadata,
-    instance_id_of,
+    head_of,
     with_instance_id,
 )
 
@@ -52,5 +52,5 @@ def _position(now: Position, low: int, completed: Completed) -> Position:
     completed.whole.discard_before(low)
     parts = {offset: done for offset, done in completed.parts.items() if offset >= low}
     metadata = encode_metadata(low, Completed(completed.whole, parts))
-    owner = instance_id_of(now.metadata)
+    owner = head_of(now.metadata).instance_id
     return Position(low, metadata if owner is None else with_instance_id(metadata, owner))

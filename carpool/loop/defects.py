@@ -21,6 +21,10 @@ from schemas.query import Query
 T = TypeVar("T")
 
 
+class DiedError(Exception):
+    """The process died again and again with a record in hand, at last alone (ADR 0027)."""
+
+
 def one_by_one(
     items: Sequence[T], run: Callable[[Sequence[T]], object], charge: Callable[[T, Exception], None]
 ) -> None:
@@ -42,7 +46,7 @@ def one_by_one(
 def failed_part(
     unit: Unit[Any], part: int, error: Exception, *, stage: StageName, now_us: int
 ) -> Done:
-    """Returns the failure of the query of a part. It may be tried again.
+    """Returns the failure of the query of a part. It may be tried again, but after a `DiedError`.
 
     There is no output where another lane answers the query: that lane scans for itself.
     """
@@ -60,13 +64,14 @@ def failed_part(
     if query is not None and deadline_us is None and query.deadline is not None:
         deadline_us = query.deadline * 1_000
     message = _in_words(error, stage)
+    has_died = isinstance(error, DiedError)
     answer = unanswered(
         query_id=of.query_id if query is None else query.query_id,
         status="failed",
         stage=stage,
         error_type="processing_failed",
         message=message,
-        retryable=True,
+        retryable=not has_died or len(unit.owed) > 1,  # another query may be the cause
         source=source,
         attempts=attempt_of(headers),
         query=query,
@@ -81,7 +86,7 @@ def failed_part(
             deadline_us=deadline_us,
             error_type="processing_failed",
             message=message,
-            is_transient=True,
+            is_transient=not has_died,
         )
     )
     output = answer_output(answer, stage=stage, now_us=now_us, passed_on=headers)
@@ -91,6 +96,12 @@ def failed_part(
 
 
 def _in_words(error: Exception, stage: StageName) -> str:
+    if isinstance(error, DiedError):
+        return (
+            f"the {stage} died twice while it had this record alone in hand, and twice before: it "
+            "is not tried again. Look at how the process ended (its log, its memory), and please "
+            "report it; the dead letter can be replayed"
+        )
     return (
         f"the {stage} failed on this query with {type(error).__name__}: {str(error)[:500]}. This "
         "is a defect of Carpool: ask again, and please report it with the log"

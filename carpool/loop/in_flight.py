@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import Any, Literal
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
+from carpool.kafka.fencing import ALONE_DEATHS, FATAL_DEATHS
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Done, R, Unit
@@ -80,6 +81,46 @@ class InFlight:
                 self._committed.pop(at, None)
                 self._moved.discard(at)
             return frozenset(gone)
+
+    def has(self, unit: Unit[Any]) -> bool:
+        """Whether this unit is assigned to this member and owes a part."""
+        return unit.id in self._units
+
+    def is_suspect(self, unit: Unit[Any]) -> bool:
+        """Whether this unit must be tried alone."""
+        with self._lock:
+            progress = self._progress.get(_place(unit))
+            return progress is not None and progress.deaths_of(unit.source.offset) is not None
+
+    def try_alone(self, unit: Unit[Any], *, is_quiet: bool) -> Literal["wait", "try", "end"]:
+        """Notes that a suspect is in hand alone; it waits until that is committed.
+
+        "end": processes died of it alone. After one such death it waits until `is_quiet`.
+        """
+        at, offset = _place(unit), unit.source.offset
+        with self._lock:
+            deaths = self._progress[at].deaths_of(offset)
+            if deaths is not None and not deaths.is_alone:
+                if deaths.times >= FATAL_DEATHS:
+                    return "end"
+                if deaths.times > ALONE_DEATHS and not is_quiet:
+                    return "wait"
+                self._progress[at].mark_alone(offset)
+                self._moved.add(at)
+            return "wait" if at in self._moved else "try"
+
+    def give_up(self, partitions: frozenset[TopicPartition]) -> None:
+        """Lets the next commit say that no one has these partitions in hand."""
+        with self._lock:
+            for at in partitions & self._progress.keys():
+                self._progress[at].give_up()
+                self._moved.add(at)
+
+    @property
+    def given_up(self) -> frozenset[TopicPartition]:
+        """The assigned partitions that were given up."""
+        with self._lock:
+            return frozenset(at for at, each in self._progress.items() if each.is_given_up)
 
     def finish(self, done: Done) -> bool:
         """Marks parts as finished: their outputs wait to be written and committed.
@@ -187,6 +228,11 @@ class InFlight:
     def has_uncommitted(self) -> bool:
         """Whether a completed part waits for its commit."""
         return bool(self._moved)
+
+    @property
+    def assigned(self) -> frozenset[TopicPartition]:
+        with self._lock:
+            return frozenset(self._progress)
 
     @property
     def is_assigned(self) -> bool:

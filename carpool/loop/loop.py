@@ -184,13 +184,21 @@ class Loop(Generic[R]):
 
     def run(self, *, drain_us: int) -> None:
         """Runs until `stop`, then drains for at most `drain_us`. Raises `failure`, if any."""
+        ended_by: BaseException | None = None
         self.start()
         try:
             while not self._stopping.is_set() and not self._must_end():
                 self.step()
             if self.failure is None:
                 self.drain(self._clock.now_us() + drain_us)
+            ended_by = self.failure
+        except BaseException as error:
+            ended_by = error
+            raise
         finally:
+            is_known = isinstance(ended_by, CarpoolError) and type(ended_by) is not CarpoolError
+            if ended_by is not None and not is_known:
+                self.delivery.may_give_up = False  # a defect, of which a record may be the cause
             self.close()
         if self.failure is not None:
             raise self.failure
@@ -281,9 +289,13 @@ class Loop(Generic[R]):
             unit = self._reoffers.popleft()
             if self.in_flight.is_live(Done(parts=unit.owed, outputs=())):
                 self._offer(unit, now_us)
+        if (suspect := self.sink.alone.next(now_us)) is not None:
+            self._offer(suspect, now_us)
         return now_us
 
     def _offer(self, unit: Unit[R], now_us: int) -> None:
+        if self.sink.alone.hold(unit):
+            return
         try:
             self._stage.offer(self._observer.accepted(unit), now_us)
         except CarpoolError:
@@ -328,7 +340,7 @@ class Loop(Generic[R]):
     # The intake.
 
     def _credit(self) -> Credit:
-        """The credit of the stage, and less for a sick member."""
+        """The credit of the stage, and less for a sick member or beside a suspect."""
         credit, most = self._stage.credit(), self.sink.records_max(self.in_flight.units)
         return credit if most is None else replace(credit, records=min(credit.records, most))
 

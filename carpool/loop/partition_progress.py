@@ -12,7 +12,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import Completed, decode_metadata, encode_metadata
+from carpool.kafka.commit_metadata import (
+    Completed,
+    Deaths,
+    Head,
+    decode_metadata,
+    encode_metadata,
+    head_of,
+    with_head,
+)
+from carpool.kafka.fencing import ALONE_DEATHS, after_life, after_progress
 
 
 @dataclass(slots=True)
@@ -34,6 +43,8 @@ class PartitionProgress:
         self._next_offset = offset
         # Above the low watermark. Parts: of records in `_owed`, and of those not read again yet.
         self._whole, self._parts = decode_metadata(offset or 0, metadata)
+        self._deaths, self._deaths_at = head_of(metadata).deaths, offset or 0
+        self.is_given_up = False
 
     def take(self, offset: int, parts: int) -> frozenset[int]:
         """Adds the record at `offset`; returns the parts that an earlier process completed."""
@@ -45,6 +56,8 @@ class PartitionProgress:
             if offset > self._next_offset and self._owed:
                 # No record is there: transaction markers, or records that were removed.
                 self._whole.add(self._next_offset, offset - 1)
+        if not self._owed and self._next_offset == self._deaths_at:
+            self._deaths_at = offset  # nothing is at the committed offset
         self._next_offset = offset + 1
         done = {part for part in self._parts.pop(offset, ()) if part < parts}
         if offset in self._whole or len(done) == parts:
@@ -91,6 +104,20 @@ class PartitionProgress:
         """Number of offsets from the low watermark to the next record."""
         return 0 if self._next_offset is None else self._next_offset - (self.low_watermark or 0)
 
+    def deaths_of(self, offset: int) -> Deaths | None:
+        """Returns the deaths with this record in hand if it must be tried alone."""
+        deaths = after_progress(self._deaths, offset - self._deaths_at)
+        return deaths if deaths is not None and deaths.times >= ALONE_DEATHS else None
+
+    def mark_alone(self, offset: int) -> None:
+        """Notes that the record at the low watermark, a suspect, is in hand alone."""
+        if (deaths := self.deaths_of(offset)) is not None:
+            self._deaths, self._deaths_at = deaths._replace(is_alone=True), offset
+
+    def give_up(self) -> None:
+        """Notes that this process, alive, has the partition in hand no more."""
+        self._deaths, self.is_given_up = after_life(self._deaths), True
+
     def position_with(self, completions: Mapping[int, Collection[int]]) -> Position:
         """Returns the position to commit once `completions`, parts by offset, are complete too.
 
@@ -115,4 +142,6 @@ class PartitionProgress:
         if low is None:
             return Position(None, "")
         whole.discard_before(low)
-        return Position(low, encode_metadata(low, Completed(whole, parts)))
+        metadata = encode_metadata(low, Completed(whole, parts))
+        deaths = after_progress(self._deaths, low - self._deaths_at)
+        return Position(low, with_head(metadata, Head(None, deaths)) if deaths else metadata)

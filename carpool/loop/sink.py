@@ -12,7 +12,8 @@ import structlog
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
-from carpool.loop.defects import failed_part
+from carpool.loop.alone import AloneUnits
+from carpool.loop.defects import DiedError, failed_part
 from carpool.loop.delivery.delivery import Delivery
 from carpool.loop.in_flight import InFlight
 from carpool.loop.member_health import MemberHealth
@@ -57,6 +58,7 @@ class LoopSink:
         metrics.loop.answers.labels(stage=stage_name, status="failed")  # an alert sees its rise
         self._lock = threading.Lock()
         self._health = MemberHealth(limits.in_a_row_max)
+        self.alone = AloneUnits(in_flight, clock.now_us(), self._end)
         self.failure: CarpoolError | None = None
 
     def done(self, done: Done) -> bool:
@@ -92,6 +94,15 @@ class LoopSink:
                 self._submit(Done(parts=((unit.id, part),), outputs=outputs))
             else:
                 self._submit(failed_part(unit, part, error, stage=self._stage_name, now_us=now_us))
+
+    def _end(self, unit: Unit[Any]) -> None:
+        """Ends the queries of a record that has killed this service."""
+        self._observer.accepted(unit)
+        now_us = self._clock.now_us()
+        for _, part in unit.owed:
+            self._submit(
+                failed_part(unit, part, DiedError(), stage=self._stage_name, now_us=now_us)
+            )
 
     def _submit(self, done: Done) -> None:
         resolved = done if done.failure is None else self._resolved(done, done.failure)
@@ -163,11 +174,11 @@ class LoopSink:
         return self._health.is_away
 
     def records_max(self, in_flight: int) -> int | None:
-        """Returns how many records a sick member may take besides those in flight; None: healthy.
+        """Returns how many records may be taken besides those in flight; None: without a limit.
 
-        One at a time while it is on trial, none before it leaves.
+        One at a time while a sick member is on trial, none before it leaves or beside a suspect.
         """
-        if self._health.is_leaving:
+        if self._health.is_leaving or self.alone:
             return 0
         return max(0, 1 - in_flight) if self._health.is_on_trial else None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from carpool.kafka.checks import DeliveryName
-from carpool.kafka.commit_metadata import METADATA_VERSION, WITH_INSTANCE_ID, instance_id_of
+from carpool.kafka.commit_metadata import head_of, with_head
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
@@ -219,14 +219,12 @@ class Bench:
     def committed(self, partition: int = 0) -> tuple[int | None, str]:
         """Returns offset and metadata, less the instance id; (None, "") where nothing was."""
         position = self.broker.committed(GROUP).get(TopicPartition(QUERIES.name, partition))
-        if position is None or (
-            instance_id_of(position.metadata)
-            and position.offset == 0
-            and position.metadata.endswith(";")
-        ):
+        if position is None:
             return None, ""
-        runs = WITH_INSTANCE_ID.sub(METADATA_VERSION, position.metadata)
-        return position.offset, "" if runs == METADATA_VERSION else runs
+        head = head_of(position.metadata)
+        runs = with_head(position.metadata, head._replace(instance_id=None))
+        is_claim = head.instance_id is not None and position.offset == 0 and not runs
+        return (None, "") if is_claim else (position.offset, runs)
 
 
 def turn(loop: Loop[Query], times: int = 3) -> None:

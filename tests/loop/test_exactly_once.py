@@ -193,8 +193,8 @@ def test_a_partition_assigned_with_long_metadata_makes_progress() -> None:
 def test_metadata_without_room_for_the_instance_id_stays_unchanged() -> None:
     at = TopicPartition("rag.queries.v1", 0)
     long = Position(7, "1;" + "1+1," * ((METADATA_BYTES_MAX - 2) // 4))
-    assert claims({at: long}, "an-id") == {at: long}
-    assert claims({at: Position(7, "2;old;1+1")}, "an-id") == {at: Position(7, "2;an-id;1+1")}
+    assert claims({at: long}, "an-id", {}) == {at: long}
+    assert claims({at: Position(7, "2;old;1+1")}, "an-id", {}) == {at: Position(7, "2;an-id;1+1")}
 
 
 @settings(max_examples=15)
@@ -217,7 +217,7 @@ def test_any_order_of_completions_aborts_and_crashes_is_seen_once_within_the_met
             bench.broker.break_next(
                 rng.choice(("send_offsets", "commit")), AbortedError("the coordinator moved")
             )
-        if rng.random() < 0.02:
+        if rng.random() < 0.02 and bench.members < 4:  # a fourth crash may end a record
             consumer.crash()
             stage = HandStage(credit=10_000)
             loop, consumer = bench.loop(stage, parts=lambda _: parts)
@@ -225,7 +225,7 @@ def test_any_order_of_completions_aborts_and_crashes_is_seen_once_within_the_met
         _finish(stage, text, part)
         if rng.random() < 0.3:
             bench.wait(loop)
-    for _ in range(3):
+    for _ in range(3 * len(texts)):  # after two deaths in a row, each is tried alone
         bench.wait(loop)
         for unit in list(stage.units):
             for part in range(parts):

@@ -17,6 +17,7 @@ from carpool.kafka.fencing import (
     Takeover,
     Transaction,
     claims,
+    left_by_the_dead,
     previous_owners,
     transactional_id,
 )
@@ -50,6 +51,7 @@ class MemoryConsumer:
         self._takeover = Takeover()
         self._paused: frozenset[str] = frozenset()
         self._paused_partitions: frozenset[TopicPartition] = frozenset()
+        self._claimed: set[TopicPartition] = set()
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self.target: frozenset[TopicPartition] = frozenset()
 
@@ -187,7 +189,11 @@ class MemoryConsumer:
             at: Position(position.offset or 0, position.metadata)
             for at, position in positions.items()
         }
-        claimed = claims(begun, self._own_instance_id)
+        left = left_by_the_dead(begun, self._own_instance_id, self._claimed)
+        with self._broker.lock:
+            ends = {at: len(self._broker.logs[at]) for at in left}
+        claimed = claims(begun, self._own_instance_id, ends)
+        self._claimed |= set(claimed)
         try:
             self.commit_now(claimed)
         except FencedError:

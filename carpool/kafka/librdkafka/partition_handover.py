@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.errors import CarpoolError, FencedError, RetryableError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
-from carpool.kafka.fencing import Takeover, claims, previous_owners, transactional_id
+from carpool.kafka.fencing import (
+    Takeover,
+    claims,
+    left_by_the_dead,
+    previous_owners,
+    transactional_id,
+)
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.error_kinds import KINDS
@@ -53,6 +59,7 @@ class PartitionHandover:
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._group = group
         self._own_instance_id = own_instance_id
+        self._claimed: set[TopicPartition] = set()
         # Both stay connected: over a slow network, connecting takes longer than asking.
         self._coordinators = CoordinatorClient(settings)
         self._admin = AdminClient(client_config(settings), logger=StructlogBridge())
@@ -127,13 +134,25 @@ class PartitionHandover:
             at: self._from_the_start(consumer, at) if now.offset is None else now
             for at, now in found.items()
         }
-        claimed = claims(begun, self._own_instance_id)
+        left = left_by_the_dead(begun, self._own_instance_id, self._claimed)
+        claimed = claims(begun, self._own_instance_id, self._ends(consumer, left))
+        self._claimed |= set(claimed)
         try:
             commit_now(self._settings, consumer, claimed)
         except FencedError as error:
             # This member can commit nothing for these partitions; the next poll revokes them.
             log.warning("the group rebalanced before partitions could be claimed", error=str(error))
         return claimed
+
+    def _ends(
+        self, consumer: Consumer, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        raw = [raw_partition(self._settings, at, OFFSET_END) for at in partitions]
+        try:
+            found = consumer.offsets_for_times(raw, self._timeout_s) if raw else []
+        except KafkaException as error:
+            raise _unread(error.args[0]) from error
+        return {place_of(self._settings, each): each.offset for each in found}
 
     def _living(self) -> frozenset[str]:
         """The instance ids of the group's members, which are their client ids."""

@@ -53,6 +53,8 @@ class Delivery(ABC):
         self._clock = context.clock
         self.refusal = Refusal(context.clock)
         """What the brokers refuse of the outputs and commits, or nothing."""
+        self.may_give_up = True
+        """Whether this process gives its partitions up alive (ADR 0027): no defect ends it."""
         self._hints = Hints(make_hint_producer, context.metrics)
         self._submitted: deque[Done] = deque()
         self._wake = threading.Event()

@@ -127,6 +127,7 @@ class ExactlyOnceDelivery(Delivery):
         try:
             if not lost:
                 self.after_poll()
+                self._give_up(partitions)
                 self._calls.run_watched(lambda: self._try_commit(is_last=True))
             return self._in_flight.revoke(partitions)
         finally:
@@ -137,7 +138,12 @@ class ExactlyOnceDelivery(Delivery):
         if self._calls.is_stuck:
             self._closing.set()
         else:
+            self._give_up(self._in_flight.assigned)
             super().close(until_us)
+
+    def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.may_give_up:
+            self._in_flight.give_up(partitions)
 
     # The delivery thread.
 
@@ -148,7 +154,9 @@ class ExactlyOnceDelivery(Delivery):
     def _may_end(self) -> bool:
         """No thread polls at the end, so the brokers would refuse an expelled member forever."""
         is_hopeless = self._is_halted or self._closing_aborts >= CLOSING_ABORTS_MAX
-        return is_hopeless or super()._may_end()
+        can_commit = self._membership is not None and self.refusal.reason is None
+        has_more = self._in_flight.has_uncommitted and can_commit
+        return is_hopeless or (super()._may_end() and not has_more)
 
     def _close_producer(self) -> None:
         with self._commit_lock:
@@ -225,9 +233,12 @@ class ExactlyOnceDelivery(Delivery):
         assert producer is not None, "`open` made the producer"
         try:
             self._insist(producer.begin)
+            given_up = self._in_flight.given_up
             offsets = {
                 at: position._replace(
-                    metadata=with_instance_id(position.metadata, self._instance_id)
+                    metadata=position.metadata
+                    if at in given_up
+                    else with_instance_id(position.metadata, self._instance_id)
                 )
                 for at, position in plan.positions.items()
             }

@@ -52,8 +52,18 @@ def test_parts_committed_after_the_offset_are_passed_to_the_next_owner(
     one.transact(["a record's parts 0 and 2"], {broker.at(0): Position(4, "2;a;0:0.2,3+1")})
     one.close()
     two = Member(broker, "b").await_partitions()
-    assert two.listener.positions[broker.at(0)] == Position(4, "2;b;0:0.2,3+1")
-    assert broker.committed()[broker.at(0)] == Position(4, "2;b;0:0.2,3+1")
+    assert two.listener.positions[broker.at(0)] == Position(4, "3;1.6;b;0:0.2,3+1")
+    assert broker.committed()[broker.at(0)] == Position(4, "3;1.6;b;0:0.2,3+1")
+    two.close()
+
+
+def test_what_a_living_member_gives_up_is_claimed_without_a_death(broker: Broker) -> None:
+    one = Member(broker, "a").await_partitions()
+    one.consumer.commit_now({broker.at(0): Position(4, "1;1+2"), broker.at(1): Position(3, "")})
+    one.close()
+    two = Member(broker, "b").await_partitions()
+    claimed = {broker.at(0): Position(4, "2;b;1+2"), broker.at(1): Position(3, "2;b;")}
+    assert two.listener.positions == claimed
     two.close()
 
 
@@ -82,7 +92,7 @@ def test_a_partition_that_a_dead_members_transaction_blocks_is_taken_over(
     one.kill()
     two = Member(broker, "b").await_partitions()
     assert time.monotonic() - killed_s < SESSION_S + 4.0
-    assert two.listener.positions[broker.at(0)] == Position(1, "2;b;")
+    assert two.listener.positions[broker.at(0)] == Position(1, "3;1.9;b;")
     with pytest.raises(FencedError):
         insist(zombie.commit)
     two.transact(["two"], {broker.at(0): Position(2, "2;b;")})
@@ -111,7 +121,7 @@ def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Broke
     poll_until(one.consumer, shared)
     commit.join()
     ((came, position),) = two.listener.positions.items()
-    assert position == Position(3, "2;b;")
+    assert position == Position(3, "3;1.7;b;")
     one.transact(["next"], {at: Position(4, "2;a;") for at in set(one.listener.positions) - {came}})
     assert broker.seen(broker.results) == ["late", "next"]
     one.close()
@@ -121,7 +131,7 @@ def test_a_living_member_whose_transaction_ends_late_is_waited_for(broker: Broke
 def test_a_living_member_whose_transaction_does_not_end_is_fenced(broker: Broker) -> None:
     one, two = with_an_open_transaction(broker), Member(broker, "b")
     share(one, two)
-    assert list(two.listener.positions.values()) == [Position(0, "2;b;")]
+    assert list(two.listener.positions.values()) == [Position(0, "3;1.10;b;")]
     with pytest.raises(FencedError):
         insist(one.producer.commit)
     assert broker.seen(broker.results) == []
@@ -137,7 +147,7 @@ def test_a_member_that_restarts_with_its_instance_id_continues_at_its_commit(
     one.open(["two"], {broker.at(0): Position(2, "2;a;")})
     one.kill()
     again = Member(broker, "a").await_partitions()
-    assert again.listener.positions[broker.at(0)] == Position(1, "2;a;")
+    assert again.listener.positions[broker.at(0)] == Position(1, "3;1.9;a;")
     again.transact(["two"], {broker.at(0): Position(2, "2;a;")})
     assert broker.seen(broker.results) == ["one", "two"]
     again.close()
@@ -189,5 +199,5 @@ def test_offsets_of_a_member_that_the_group_removed_are_refused(broker: Broker) 
         insist(lambda: zombie.send_offsets({broker.at(0): Position(7, "2;a;")}, membership))
     insist(zombie.abort)
     assert broker.seen(broker.results) == []
-    assert broker.committed()[broker.at(0)] == Position(0, "2;b;")
+    assert broker.committed()[broker.at(0)] == Position(0, "3;1.10;b;")
     two.close()
