@@ -113,7 +113,7 @@ def tell_ready(plan: StackPlan, settings: UpSettings, console: Console) -> None:
     if plan.passages_max is not None:
         console.print(
             f"{plan.llm_model} is a small model and mixes passages up, so a prompt has "
-            f"{plan.passages_max} passage, the best one (but for workflows); "
+            f"{plan.passages_max} passage, the best one of each search; "
             "generator.passages_max sets another number"
         )
     console.print(

@@ -137,7 +137,7 @@ def prepare_prompt(
     else:
         template = _template(wishes.template or settings.template, templates, form)
         asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
-        prompt = _filled(template, asked, settings, settings.passages_max)
+        prompt = _filled(template, asked, settings)
     max_tokens = min(wishes.max_tokens or settings.max_tokens, settings.max_tokens_cap)
     chars_max = max_tokens * ANSWER_CHARS_PER_TOKEN if form == "json" else None
     request = LlmRequest(
@@ -206,14 +206,16 @@ def _filled(
     template: Template,
     values: Mapping[str, Value],
     settings: GeneratorSettings,
-    passages_max: int | None,
+    passages_max: int | None = None,
     searches: Sequence[Sequence[Hit]] = (),
 ) -> FilledPrompt:
+    """`passages_max`: named by a step; None: at most that of the settings, of each search."""
     return fill(
         template,
         values,
         searches=searches,
         passages_max=passages_max,
+        of_a_search_max=settings.passages_max if passages_max is None else None,
         passage_chars_max=settings.passage_chars_max,
         prompt_chars_max=settings.prompt_chars_max,
     )

@@ -52,10 +52,10 @@ class GeneratorSettings(Settings, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=100,
-            description="Passages in a prompt, the best first; too low hides the answer, too high "
-            "is slow; `retrieved` of an answer holds all `top_k` and says which the prompt had. "
-            "Not for workflows: prompts of a program show the passages that it gives, as far as "
-            "they fit",
+            description="Passages of a search in a prompt, the best first; too low hides the "
+            "answer, too high is slow; `retrieved` of an answer holds all `top_k` and says which "
+            "the prompt had. A step of a workflow shows so many of each search, unless it names "
+            "`passages_max`",
         ),
     ] = 3
     passage_chars_max: Annotated[

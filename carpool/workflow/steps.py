@@ -115,8 +115,8 @@ class Generate:
 
     `template`: the name of a prompt template, whose placeholders `values` fill; or `prompt`: the
     prompt itself, with names in braces. `max_tokens`, `temperature` (0) and `seed` are as in a
-    query's `generation`. `passages_max`: the most passages that the prompt shows; None: all that
-    fit.
+    query's `generation`. `passages_max`: the most passages that the prompt shows; None: the
+    `generator.passages_max` best of each search.
     """
 
     template: Any

@@ -122,15 +122,17 @@ def fill(
     template: Template,
     values: Mapping[str, Value],
     *,
-    passages_max: int | None,
+    passages_max: int | None = None,
+    of_a_search_max: int | None = None,
     passage_chars_max: int,
     prompt_chars_max: int,
     searches: Sequence[Sequence[Hit]] = (),
 ) -> FilledPrompt:
     """Returns the prompt: all texts whole, and the passages that fit, in the order of their list.
 
-    `passages_max`: of a list; None: all. Where not all fit, the first of each of the `searches` go
-    before their second ones; passages of none of them count as those of one more search.
+    `passages_max`: of a list; `of_a_search_max`: of those that one of the `searches` found; None:
+    all. Where not all fit, the first of each search go before their second ones. Passages of no
+    search count as those of one more.
     Of a long passage the part that fits the question is taken (`fitting_part`). Control tokens of
     models become plain text. Raises `RecordError` if the texts alone do not fit, or where a
     placeholder has no value.
@@ -158,7 +160,7 @@ def fill(
             field="$.text",
         )
     shown: dict[str, dict[int, str]] = {name: {} for name in lists}
-    for name, number in _best_first(lists, passages_max, searches):
+    for name, number in _best_first(lists, passages_max, of_a_search_max, searches):
         hit = lists[name][number - 1]
         text = _put(
             template.passage,
@@ -185,7 +187,10 @@ def fill(
 
 
 def _best_first(
-    lists: Mapping[str, Sequence[Hit]], passages_max: int | None, searches: Sequence[Sequence[Hit]]
+    lists: Mapping[str, Sequence[Hit]],
+    passages_max: int | None,
+    of_a_search_max: int | None,
+    searches: Sequence[Sequence[Hit]],
 ) -> list[tuple[str, int]]:
     """Returns list and number of each passage that may be shown, in the order of their claims."""
     search_of: dict[str, int] = {}
@@ -198,7 +203,8 @@ def _best_first(
         own = list[tuple[int, str, int]]()
         for number, hit in enumerate(hits, start=1):
             search = search_of.get(hit.doc_id, len(searches))
-            own.append((ranks[search], name, number))
+            if of_a_search_max is None or ranks[search] < of_a_search_max:
+                own.append((ranks[search], name, number))
             ranks[search] += 1
         claims += sorted(own)[:passages_max]
     return [(name, number) for _, name, number in sorted(claims)]

@@ -173,3 +173,17 @@ def test_a_step_names_what_its_prompt_left_out_and_its_text_cites_no_such_passag
     assert [c.doc_id for c in answer.citations] == ["x/1", "y/1"]
     assert [c.n for c in answer.invented_citations] == [3]
     assert [each.in_prompt for each in answer.retrieved] == [True, True, False, True, False, False]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_limit_of_passages_is_of_each_search(most: int) -> None:
+    engine = MemoryLlm(script=[Reply(text="No.")] * 3)
+    settings = GeneratorSettings(passages_max=most)
+    with running(engine, settings, workflows=workflows_of(collects)) as run:
+        answer = asked(run, collects)
+    shown = [titles(request.user) for request in engine.requests]
+    searches = ("why?", "why? 0", "why? 1")
+    each = [[f"{text}/{n}" for n in range(1, most + 1)] for text in searches]
+    assert shown[:3] == [each[0], each[0] + each[1], each[0] + each[1] + each[2]]
+    left = [step.left_out for step in answer.steps if step.kind == "generate"][-1]
+    assert {*left, *shown[2]} == {f"{text}/{n}" for text in searches for n in (1, 2, 3)}
