@@ -119,13 +119,16 @@ def test_a_searcher_with_the_newer_index_takes_over_from_one_with_the_older(
     newer = pipeline.add("searcher", "two")
     ids = publish(pipeline)
 
+    was_away = set[bool]()
+
     def are_answered() -> bool:
         newer.loop.step()
         assert newer.loop.sink.not_ready is None
+        was_away.add(pipeline.members["searcher"].loop.sink.is_away)
         return len(pipeline.broker.records(ANSWERS.name)) == len(ids)
 
     pipeline.turn(are_answered)
-    assert pipeline.members["searcher"].loop.sink.is_away, "its turn to wait"
+    assert True in was_away, "its turn to wait"
     newer.stop()
     pipeline.stop()
     assert answered_sources(pipeline) == [(each, QUERIES.name, 1, "ok") for each in ids]
