@@ -14,7 +14,7 @@ from carpool.workflow.graph import INLINE, program_of
 from carpool.workflow.program import NextSteps, Program, Programs, Ran, RunRequest, find
 from carpool.workflow.resume import resume
 from carpool.workflow.steps import Retrieve, WorkflowError
-from schemas.query import Journal, Query, SideText, root_of
+from schemas.query import Journal, Query, SideText, results_of, root_of
 from schemas.workflow import JOURNAL_BYTES_MAX, InlineWorkflow, StepResult
 
 ONE_SHOT = "one_shot"
@@ -80,7 +80,7 @@ class Workflows:
                 "raised when it was changed, or services have different programs; ask again",
                 "workflow_changed",
             )
-        written = sum(result.output_tokens for round in journal.rounds for result in round)
+        written = sum(result.output_tokens for result in results_of(query))
         if written > self.tokens_max:
             raise WorkflowError(
                 f"{program.label}: its steps took {written} tokens, and {self.tokens_max} are "

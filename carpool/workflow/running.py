@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from carpool.loop.stage import Unit
+from carpool.loop.stage import Credit, Unit
 from carpool.workflow.journal import Workflows
 from carpool.workflow.program import Ran
 from schemas.query import Query
@@ -75,11 +75,14 @@ class RunningPrograms:
         """The units that are here."""
         return len(self._running)
 
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of their records."""
+    def left_of(self, records: int, size_bytes: int) -> Credit:
+        """Returns how many more records and bytes fit beside the units that are here."""
         with self._lock:
-            return sum(unit.message.size_bytes for unit, _ in self._running.values())
+            ours_bytes = sum(unit.message.size_bytes for unit, _ in self._running.values())
+            return Credit(
+                records=max(0, records - len(self._running)),
+                size_bytes=max(0, size_bytes - ours_bytes),
+            )
 
     def _follow(self, unit_id: int, then: Callable[[Ran], None], ran: Ran) -> None:
         with self._lock:

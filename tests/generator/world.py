@@ -15,13 +15,12 @@ from typing import Literal, TypeAlias
 
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
-    AskCanary,
     CancelRequest,
-    CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     ProbePassed,
+    ProbeServer,
     PromptArrived,
     RequestAccepted,
     RequestEnded,
@@ -213,11 +212,9 @@ class World:
                 case SendPrompt(id=id, server=server):
                     self.figures.requests += 1
                     self._ask(server, "prompt", id)
-                case CheckServer(server=server):
-                    self._ask(server, "check", None)
-                case AskCanary(server=server):
-                    self.figures.canaries += 1
-                    self._ask(server, "canary", None)
+                case ProbeServer(server=server, probe=probe):
+                    self.figures.canaries += probe == "canary"
+                    self._ask(server, probe, None)
                 case CancelRequest(id=id):
                     del self._requests[id]
                 case EndQuery(id=id, how=how):
