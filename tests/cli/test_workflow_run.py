@@ -90,6 +90,7 @@ def test_the_guides_commands_run_and_show_prompts_passages_and_texts(
         (True, False),
     ]
     assert steps[-1]["result"]["text"].startswith(printed.json["answer"]["answer"][:20])
+    assert printed.json["answer"]["timings_ms"]["total"] < 1e9, "since the start, not since 1970"
     assert printed.json["answer"]["retrieved"] and f"Question: {QUESTION}" in printed.stderr
     before = llm.requests.started
     text = compare.read_text().replace('Answer("cited"', 'Answer("cited_notes", notes=[]')
