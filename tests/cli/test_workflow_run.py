@@ -12,6 +12,7 @@ import pytest
 
 from carpool.testing.llm_server import LlmServer
 from tests.cli.support import Ended, carpool
+from tests.deploy.doc_blocks import program_of_guide
 from tests.indexer.helpers import build
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "workflows.md"
@@ -43,9 +44,7 @@ def llm() -> Iterator[LlmServer]:
 @pytest.fixture
 def compare(tmp_path: Path) -> Path:
     file = tmp_path / "compare.py"
-    text = GUIDE.read_text()
-    (source,) = re.findall(r"^```python compare.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    file.write_text(source)
+    file.write_text(program_of_guide())
     return file
 
 
