@@ -64,8 +64,8 @@ class DispatchServer:
 
     `concurrency`: requests that it gets at once; `in_flight`: those that it has, `begun`: of which
     it has begun to answer. `noise`: how often it refused a prompt before it accepted it, on
-    average. `open`: the prompts whose refusals are to be judged. `tree`: what it has cached; None:
-    there are no KV events.
+    average. `unjudged`: what it refused of which it is not known whose fault it was. `tree`: what
+    it has cached; None: there are no KV events.
     """
 
     health: ServerHealth
@@ -74,7 +74,7 @@ class DispatchServer:
     in_flight: int = 0
     begun: int = 0
     noise: float = 0.0
-    open: dict[Digest, RefusedAs] = field(default_factory=dict)
+    unjudged: dict[Digest, RefusedAs] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -294,9 +294,9 @@ class Dispatcher:
         asked_us = min(event.retry_after_us or 0, RETRY_AFTER_US_MAX)
         if event.id is None:
             if server.health.probe_refused(asked_us, now_us):
-                for digest in server.open:
+                for digest in server.unjudged:
                     self._refused.of(digest).forgive(place)
-                server.open.clear()
+                server.unjudged.clear()
             return
         if event.id not in self._in_flight:
             return
@@ -313,21 +313,21 @@ class Dispatcher:
         digest = queued.prompt.refusal_key
         refusals = self._refused.noted(digest)
         if refusals.refused(place, asked_us, queued.sent_us, now_us):
-            server.open[digest] = event.refused_as
+            server.unjudged[digest] = event.refused_as
             if not is_doubted:
                 self._judge(place, actions)
 
     def _judge(self, place: int, actions: list[DispatchAction]) -> None:
         """A server accepted a request: what it refused since is the fault of the prompts."""
         server = self.servers[place]
-        for digest, refused_as in server.open.items():
+        for digest, refused_as in server.unjudged.items():
             refusals = self._refused.of(digest)
             refusals.judge(place, refused_as)
             if self._is_over(refusals):
                 for queued in tuple(self._queue):
                     if queued.prompt.refusal_key == digest:
                         self._give_up(queued.prompt.id, actions)
-        server.open.clear()
+        server.unjudged.clear()
 
     def _is_over(self, refusals: Refusals) -> bool:
         """Returns whether prompts with these refusals have failed."""
