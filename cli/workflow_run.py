@@ -33,11 +33,10 @@ from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.record import Record, Source
 from schemas.retrieval import Retrieval
+from schemas.topics import QUERIES
 from schemas.workflow import StepResult
 from searcher.local import LocalSearcher
 
-SOURCE = Source(topic="rag.queries.v1", partition=0, offset=0)
-"""Where a question is; that of a run is nowhere."""
 SavedStep = StepResult | StepDone
 
 
@@ -102,6 +101,9 @@ class WorkflowRunner:
             steps_max=limits.steps_max,
             tokens_max=limits.tokens_max,
         )
+        self._source = Source(  # as of a question that is published now
+            topic=QUERIES.name, partition=0, offset=0, timestamp_ms=_now_us() // 1_000
+        )
         self._first, self._saved_steps = first, saved
         self._steps: list[RunStep] = []
 
@@ -140,9 +142,9 @@ class WorkflowRunner:
         what = f"{number:>3} {'search' if is_search else 'write'}{'' if is_new else ', as saved'}"
         self._console.print(what, style="bold cyan")
         if isinstance(step, Generate) and is_new:
-            result = step_result(step, *await self._write(step, query))
-            seconds = result.took_ms / 1_000
-            self._note(f"{result.output_tokens} tokens, {seconds:.2f} s")
+            await self._write(step, query)
+            result = self._steps[-1].result
+            self._note(f"{result.output_tokens} tokens, {result.took_ms / 1_000:.2f} s")
             return result
         result = self._search(step) if isinstance(step, Retrieve) and is_new else self._saved(step)
         self._steps.append(RunStep(result=result))
@@ -158,17 +160,8 @@ class WorkflowRunner:
             raise ConfigError(
                 f"--from {self._first}: the saved run has {len(self._saved_steps)} steps"
             )
-        before, text = (
-            self._saved_steps[number - 1],
-            step.text if isinstance(step, Retrieve) else None,
-        )
-        if isinstance(before, StepResult):
-            is_same = before.digest == step.digest()
-        elif text is None:
-            is_same = before.kind == "generate"
-        else:
-            is_same = before.kind == "retrieve" and before.text == text[:STEP_CHARS_MAX]
-        if not is_same:
+        before = self._saved_steps[number - 1]
+        if not _is_of(before, step):
             raise ConfigError(
                 f"step {number}: the program asks for another step than the saved one with the "
                 f"text {quoted(before.text)}; continue with --from {number}"
@@ -199,8 +192,11 @@ class WorkflowRunner:
             took_ms=(time.perf_counter() - began) * 1_000,
         )
 
-    async def _write(self, step: Generate, query: Query) -> tuple[PreparedPrompt, Generated, int]:
-        """Sends a prompt as a generator does; shows it, and the text as it is written."""
+    async def _write(self, step: Generate, query: Query) -> tuple[PreparedPrompt, Generated]:
+        """Sends a prompt as a generator does; shows it, and the text as it is written.
+
+        The step is added to those of the run.
+        """
         retrieval, form = self._retrieval(step, query), self._engine.form
         prepared = prepare_prompt(
             retrieval, self._settings.generator, self._templates, form=form, step=step
@@ -230,21 +226,21 @@ class WorkflowRunner:
         self._steps.append(
             RunStep(result=result, system=request.system, user=request.user, passages=passages)
         )
-        return prepared, generated, took_us
+        return prepared, generated
 
     async def _answer(self, end: AnswerStep, query: Query) -> Answer:
-        asked, now_us = self._retrieval(end, query), time.time_ns() // 1_000
-        progress = QueryProgress(arrived_us=now_us, attempts=1)
+        asked = self._retrieval(end, query)
+        progress = QueryProgress(arrived_us=_now_us(), attempts=1)
         self._console.print("    answer", style="bold cyan")
         if end.is_written:
-            answer = written_before(asked, end.written, progress, now_us)
+            answer = written_before(asked, end.written, progress, _now_us())
             self._console.print(answer.answer or "", soft_wrap=True)
         else:
-            prepared, generated, took_us = await self._write(end, query)
-            message = Message(source=SOURCE, key=None, value=None, headers=(), received_us=now_us)
+            prepared, generated = await self._write(end, query)
+            message = Message(source=self._source, key=None, value=None, headers=(), received_us=0)
             unit = Unit(id=0, record=asked, message=message)
             work = QueryInProgress(id=0, unit=unit, prepared=prepared, progress=progress)
-            answer, _ = answered(work, generated, now_us + took_us, Warmed())
+            answer, _ = answered(work, generated, _now_us(), Warmed())
         for line in (*quote_lines(answer), *citation_lines(answer)):
             self._console.print(line, soft_wrap=True)
         return answer
@@ -253,7 +249,7 @@ class WorkflowRunner:
         manifest = self._searcher.manifest
         last = Retrieval(
             query=query,
-            source=SOURCE,
+            source=self._source,
             revision=1,
             is_final=True,
             index_version=manifest.index_version,
@@ -265,3 +261,16 @@ class WorkflowRunner:
 
     def _note(self, text: str, style: str = "dim") -> None:
         self._console.print(f"    {text}", style=style, soft_wrap=True)
+
+
+def _is_of(saved: SavedStep, step: Step) -> bool:
+    """Returns whether a saved step is this one; of an answer's steps kind and text are known."""
+    if isinstance(saved, StepResult):
+        return saved.digest == step.digest()
+    if isinstance(step, Retrieve):
+        return (saved.kind, saved.text) == ("retrieve", step.text[:STEP_CHARS_MAX])
+    return saved.kind == "generate"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000

@@ -147,10 +147,8 @@ def check(
       carpool workflows check my_workflows.py --text yes --text "In which city was she born?"
       carpool workflows check graph.json --json
     """
-    programs, settings = (
-        _of_file(file, question),
-        load(WorkflowSections, given(config, assignments)),
-    )
+    programs = _of_file(file, question)
+    settings = load(WorkflowSections, given(config, assignments))
     checked = [_dry_run(each, question, texts or (), settings) for each in programs]
     if as_json:
         print_json(checked)

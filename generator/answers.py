@@ -31,6 +31,7 @@ from schemas.answer import (
     steps_done,
     unanswered,
 )
+from schemas.query import results_of
 from schemas.retrieval import Hit, Retrieval
 
 SOFTWARE = f"carpool/{carpool.__version__}"
@@ -150,8 +151,7 @@ def written_before(
 
 def _given_before(retrieval: Retrieval, text: str) -> Mapping[int, Hit]:
     """Returns the passages of an answer without those that the step which wrote it left out."""
-    journal = retrieval.query.journal
-    results = [] if journal is None else [one for round in journal.rounds for one in round]
+    results = results_of(retrieval.query)
     wrote = [one for one in results if one.hits is None and one.text.strip() == text]
     left_out = wrote[-1].left_out if wrote else ()
     numbered = enumerate(retrieval.hits, start=1)
@@ -171,8 +171,7 @@ def ended_early(
 
 def _usage_of_steps(retrieval: Retrieval) -> Usage:
     """Returns the tokens of the finished steps of a workflow."""
-    journal = retrieval.query.journal
-    all_results = [] if journal is None else [one for round in journal.rounds for one in round]
+    all_results = results_of(retrieval.query)
     results = [result for result in all_results if not result.is_shared]
     return Usage(
         reused_tokens=sum(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, cast
 
@@ -117,15 +118,10 @@ class Outcomes:
             return
 
         def follow(ran: Ran) -> None:
-            try:
+            with self.ending(unit, progress):
                 if isinstance(ran, WorkflowError):
                     raise ran
                 then(ran)
-            except WorkflowError as error:
-                self.end_workflow(unit, progress, self._clock.now_us(), error)
-            except RecordError as error:
-                now_us = self._clock.now_us()
-                self.refuse(unit, progress, now_us, error.reason, str(error))
 
         self._programs.ask(unit, retrieval.query, deadline_us_of(retrieval), follow)
 
@@ -158,11 +154,21 @@ class Outcomes:
         parts = ((unit.id, 0),)
         self.sink.done(Done(parts=parts, outputs=(output,), operations=tuple(operations)))
 
-    def end_workflow(
-        self, unit: Unit[Retrieval], progress: QueryProgress, now_us: int, error: WorkflowError
+    @contextmanager
+    def ending(self, unit: Unit[Retrieval], progress: QueryProgress) -> Iterator[None]:
+        """Answers a query where a `WorkflowError` or a `RecordError` of it is raised."""
+        try:
+            yield
+        except WorkflowError as error:
+            self._end_workflow(unit, progress, error)
+        except RecordError as error:
+            self.refuse(unit, progress, self._clock.now_us(), error.reason, str(error))
+
+    def _end_workflow(
+        self, unit: Unit[Retrieval], progress: QueryProgress, error: WorkflowError
     ) -> None:
         """Answers a workflow that cannot go on: `partial` at a limit, else `failed`."""
-        kind = cast(ErrorType, error.kind)
+        kind, now_us = cast(ErrorType, error.kind), self._clock.now_us()
         if error.kind != "workflow_limit":
             self.refuse(unit, progress, now_us, kind, str(error))
             return
@@ -301,20 +307,17 @@ class Outcomes:
             return
         texts.is_over = True
         results = [texts.results[place] for place in range(len(texts.steps))]
-        unit, retrieval = work.unit, work.unit.record
-        try:
+        retrieval = work.unit.record
+        with self.ending(work.unit, work.progress):
             query = with_results(retrieval.query, results)
             self.tell_steps(retrieval, query, now_us)
-        except WorkflowError as error:
-            self.end_workflow(unit, work.progress, now_us, error)
-            return
-        unit = replace(unit, record=msgspec.structs.replace(retrieval, query=query))
+            unit = replace(work.unit, record=msgspec.structs.replace(retrieval, query=query))
 
-        def go_on(wanted: NextSteps) -> None:
-            then_us = self._clock.now_us()
-            self.go_on(unit, next_turn(unit.record, wanted, then_us), then_us, texts.operations)
+            def go_on(wanted: NextSteps) -> None:
+                then_us = self._clock.now_us()
+                self.go_on(unit, next_turn(unit.record, wanted, then_us), then_us, texts.operations)
 
-        self.run_program(unit, work.progress, go_on)
+            self.run_program(unit, work.progress, go_on)
 
     def _give_up(self, work: QueryInProgress, now_us: int) -> None:
         retrieval = work.unit.record

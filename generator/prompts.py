@@ -24,7 +24,7 @@ from generator.plan.prompt_key import prompt_key
 from generator.settings import GeneratorSettings
 from schemas.errors import RecordError
 from schemas.headers import TENANT_HEADER
-from schemas.query import Generation, Query
+from schemas.query import Generation, results_of
 from schemas.record import header
 from schemas.retrieval import Hit, Retrieval
 from schemas.topics import priority_in_class
@@ -120,10 +120,10 @@ def prepare_prompt(
     """Returns the request for a retrieval. The same retrieval gives the same request.
 
     `step`: of a workflow; unless it is its answer, the text has any form; its prompt shows all of
-    its passages that fit. A retrieval without hits
-    is sent to the model too: its prompt says that nothing was found. The answer is extractive
-    without a model, or where the query asks for it. Raises `RecordError` for a query without text
-    that needs a model, an unknown template, or a question too long.
+    its passages that fit. A retrieval without hits is sent to the model too: its prompt says that
+    nothing was found. The answer is extractive without a model, or where the query asks for it.
+    Raises `RecordError` for a query without text that needs a model, an unknown template, or a
+    question too long.
     """
     query = retrieval.query
     wishes = query.generation or Generation()
@@ -133,7 +133,8 @@ def prepare_prompt(
     is_answer = step is None or isinstance(step, AnswerStep)
     form = form if is_answer else "text"
     if step is not None:
-        prompt = fill_step(step, settings, templates, form, _searches(query))
+        searches = [one.hits for one in results_of(query) if one.hits is not None]
+        prompt = fill_step(step, settings, templates, form, searches)
     else:
         template = _template(wishes.template or settings.template, templates, form)
         asked: Mapping[str, Value] = {QUESTION: query.text or "", PASSAGES: retrieval.hits}
@@ -194,12 +195,6 @@ def fill_step(
     else:
         template = inline_template(step.prompt)
     return _filled(template, step.values, settings, step.passages_max, searches)
-
-
-def _searches(query: Query) -> list[tuple[Hit, ...]]:
-    """Returns what each search of a workflow has found."""
-    rounds = () if query.journal is None else query.journal.rounds
-    return [result.hits for round in rounds for result in round if result.hits is not None]
 
 
 def _filled(

@@ -21,6 +21,7 @@ from generator.plan.dispatch_events import (
     RequestEnded,
     RequestRefused,
 )
+from generator.plan.health import Probe
 from generator.query_in_progress import QueryInProgress
 from generator.stream_answer import stream_answer
 
@@ -51,10 +52,10 @@ class ServerRequests:
         for outcome in ("answered", "canary", *get_args(RefusalKind)):
             metrics.llm_requests.labels(outcome=outcome)
 
-    async def probe(self, server: int, *, is_canary: bool) -> None:
+    async def probe(self, server: int, probe: Probe) -> None:
         """Asks a server whether it takes prompts, or for one token."""
         try:
-            if is_canary:
+            if probe == "canary":
                 await self._servers[server].canary()
                 self._metrics.llm_requests.labels(outcome="canary").inc()
             else:

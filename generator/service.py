@@ -26,7 +26,7 @@ from carpool.workflow.load import load_workflows
 from carpool.workflow.program import NextSteps
 from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
-from carpool.workflow.steps import AnswerStep, Generate, WorkflowError
+from carpool.workflow.steps import AnswerStep, Generate
 from generator.caches import ServerCaches
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal
@@ -35,14 +35,13 @@ from generator.outcomes import Outcomes
 from generator.plan.concurrency import FIRST
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
-    AskCanary,
     CacheChanged,
     CancelRequest,
-    CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     LoadSeen,
+    ProbeServer,
     PromptArrived,
     PromptCancelled,
     PromptHastened,
@@ -195,26 +194,19 @@ class GeneratorStage:
         with self._lock:
             if self._is_draining:
                 return Credit(records=0, size_bytes=0)
-            credit = self._dispatcher.credit() if self._has_model else PROMPTS_A_SERVER
+            records = self._dispatcher.credit() if self._has_model else PROMPTS_A_SERVER
             size_bytes = INTAKE_BYTES_MAX - self._queries_bytes
-        return Credit(
-            records=max(0, credit - self._programs.records),
-            size_bytes=max(0, size_bytes - self._programs.size_bytes),
-        )
+        return self._programs.left_of(records, size_bytes)
 
     def offer(self, unit: Unit[Retrieval], now_us: int) -> None:
         """Takes a retrieval. One that needs no model, or allows no prompt, is answered at once."""
         progress = QueryProgress(arrived_us=now_us)
-        try:
+        with self._outcomes.ending(unit, progress):
             if unit.record.query.journal is None:
                 self._answer(unit, progress, None)
                 return
             unit = replace(unit, record=self._with_found(unit.record, progress))
             self._outcomes.run_program(unit, progress, partial(self._take_turn, unit, progress))
-        except WorkflowError as error:
-            self._outcomes.end_workflow(unit, progress, now_us, error)
-        except RecordError as error:
-            self._outcomes.refuse(unit, progress, now_us, error.reason, str(error))
 
     def _take_turn(self, unit: Unit[Retrieval], progress: QueryProgress, wanted: NextSteps) -> None:
         """Does what a program has asked for. Raises `WorkflowError` and `RecordError`."""
@@ -498,9 +490,8 @@ class GeneratorStage:
                     work.progress.attempts, work.server = attempt, server
                     self._warmer.make_room(server)
                     self._requests.send(id, self._at_servers.ask(work))
-            case CheckServer(server=server) | AskCanary(server=server):
-                is_canary = isinstance(action, AskCanary)
-                self._requests.prepare(self._at_servers.probe(server, is_canary=is_canary))
+            case ProbeServer(server=server, probe=probe):
+                self._requests.prepare(self._at_servers.probe(server, probe))
             case ReplayCache(server=server, replay_from=first):
                 self._caches.replay(server, first)
             case CancelRequest(id=id):

@@ -110,13 +110,9 @@ class GrouperStage:
 
     def credit(self) -> Credit:
         """Returns how many more queries and bytes fit."""
-        records, size_bytes = self._programs.records, self._programs.size_bytes
         with self._lock:
             credit = self._credit()
-        return Credit(
-            records=max(0, credit.records - records),
-            size_bytes=max(0, credit.size_bytes - size_bytes),
-        )
+        return self._programs.left_of(credit.records, credit.size_bytes)
 
     def offer(self, unit: Unit[Query], now_us: int) -> None:
         """Gathers a query, or refuses one that does not fit the index.

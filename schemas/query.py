@@ -113,6 +113,12 @@ def finished_steps(query: Query) -> int:
     return 0 if query.journal is None else sum(map(len, query.journal.rounds))
 
 
+def results_of(query: Query) -> list[StepResult]:
+    """Returns the results of the finished steps of a workflow, in order."""
+    rounds = () if query.journal is None else query.journal.rounds
+    return [result for round in rounds for result in round]
+
+
 NOT_YET: tuple[tuple[str, str], ...] = (
     (
         "tenant",

@@ -18,18 +18,15 @@ import msgspec
 
 from carpool.errors import ConfigError
 from carpool.workflow.messages import (
-    FromChild,
+    Failed,
     ModuleLoaded,
-    ModuleRefused,
     ModuleText,
-    ProgramCall,
-    ProgramFails,
     asks_of,
     packed,
 )
 from carpool.workflow.module import load_module
-from carpool.workflow.program import Program
-from carpool.workflow.resume import in_words, place_of, resume
+from carpool.workflow.program import Program, RunRequest
+from carpool.workflow.resume import in_words, resume
 from carpool.workflow.steps import WorkflowError
 
 CPU_S = 0.25
@@ -49,7 +46,7 @@ def main(channel: int) -> None:
     with suppress(EOFError):
         module = msgspec.msgpack.decode(service.recv_bytes(), type=ModuleText)
         _answer(service, LOAD_CPU_S, lambda: packed(_loaded(module, programs)))
-        decoder = msgspec.msgpack.Decoder(ProgramCall)
+        decoder = msgspec.msgpack.Decoder(RunRequest)
         while True:
             call = decoder.decode(service.recv_bytes())
             _answer(service, CPU_S, partial(_run, programs, call))
@@ -71,24 +68,23 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _loaded(module: ModuleText, programs: dict[tuple[str, int], Program]) -> FromChild:
+def _loaded(module: ModuleText, programs: dict[tuple[str, int], Program]) -> ModuleLoaded | Failed:
     try:
         found, text = load_module(module.module, module.text)
     except ConfigError as error:
-        return ModuleRefused(message=str(error))
+        return Failed(message=str(error))
     programs |= {(each.name, each.version): each for each in found}
     names = {each.name for each in fields(Program)} - {"function", "process"}
     facts = ({name: getattr(each, name) for name in names} for each in found)
     return ModuleLoaded(text=text, programs=tuple(facts))
 
 
-def _run(programs: dict[tuple[str, int], Program], call: ProgramCall) -> bytes:
+def _run(programs: dict[tuple[str, int], Program], call: RunRequest) -> bytes:
     program = programs[call.name, call.version]
     try:
         return packed(asks_of(resume(program, call.question, call.rounds, call.steps_max)))
     except WorkflowError as error:
-        return packed(ProgramFails(message=str(error), kind=error.kind))
+        return packed(Failed(message=str(error), kind=error.kind))
     except BaseException as error:  # of a value, where it is read
-        where, what = place_of(program.label, call.rounds), in_words(error)
-        message = f"{where}: what it asks for cannot be sent: {what}"
-        return packed(ProgramFails(message=message, kind="workflow_failed"))
+        what = f"what it asks for cannot be sent: {in_words(error)}"
+        return packed(Failed(message=f"{call.place}: {what}"))

@@ -14,7 +14,7 @@ from carpool.workflow.graph import INLINE, program_of
 from carpool.workflow.program import NextSteps, Program, Programs, Ran, RunRequest, find
 from carpool.workflow.resume import resume
 from carpool.workflow.steps import Retrieve, WorkflowError
-from schemas.query import Journal, Query, SideText, root_of
+from schemas.query import Journal, Query, SideText, results_of, root_of
 from schemas.workflow import JOURNAL_BYTES_MAX, InlineWorkflow, StepResult
 
 ONE_SHOT = "one_shot"
@@ -51,9 +51,9 @@ class Workflows:
 
         Blocks while a child process runs the program. Raises `WorkflowError`.
         """
-        request = self._request(query)
-        process = request.program.process
-        return _resumed(request) if process is None else process.run(request)
+        program, request = self._request(query)
+        process = program.process
+        return _resumed(program, request) if process is None else process.run(request)
 
     def ask(self, query: Query, then: Callable[[Ran], None], is_wanted: Callable[[], bool]) -> None:
         """Calls `then` with what `asked` returns or raises: now, or on another thread.
@@ -61,16 +61,16 @@ class Workflows:
         A program in a child process runs later. If it `is_wanted` no more, `then` is not called.
         """
         try:
-            request = self._request(query)
-            if request.program.process is not None:
-                request.program.process.submit(request, then, is_wanted)
+            program, request = self._request(query)
+            if program.process is not None:
+                program.process.submit(request, then, is_wanted)
                 return
-            ran: Ran = _resumed(request)
+            ran: Ran = _resumed(program, request)
         except WorkflowError as error:
             ran = error
         then(ran)
 
-    def _request(self, query: Query) -> RunRequest:
+    def _request(self, query: Query) -> tuple[Program, RunRequest]:
         journal = query.journal
         assert journal is not None, "it was begun"
         program = self._program(journal.root, journal.version)
@@ -80,15 +80,16 @@ class Workflows:
                 "raised when it was changed, or services have different programs; ask again",
                 "workflow_changed",
             )
-        written = sum(result.output_tokens for round in journal.rounds for result in round)
+        written = sum(result.output_tokens for result in results_of(query))
         if written > self.tokens_max:
             raise WorkflowError(
                 f"{program.label}: its steps took {written} tokens, and {self.tokens_max} are "
                 "allowed (workflow.tokens_max)",
                 "workflow_limit",
             )
-        return RunRequest(
-            program=program,
+        return program, RunRequest(
+            name=program.name,
+            version=program.version,
             question=journal.root.text or "",
             rounds=journal.rounds,
             steps_max=self.steps_max,
@@ -110,8 +111,8 @@ class Workflows:
         return program
 
 
-def _resumed(request: RunRequest) -> NextSteps:
-    return resume(request.program, request.question, request.rounds, request.steps_max)
+def _resumed(program: Program, request: RunRequest) -> NextSteps:
+    return resume(program, request.question, request.rounds, request.steps_max)
 
 
 def with_results(query: Query, results: Sequence[StepResult]) -> Query:

@@ -1,18 +1,18 @@
 """What a service and the child process of a module say to each other. Pure.
 
-A message is MessagePack. The service sends a `ModuleText`, then each `ProgramCall`; the child
+A message is MessagePack. The service sends a `ModuleText`, then each `RunRequest`; the child
 answers each message. What a child says is data: every step is checked and digested again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.msgpack import Decoder
 
-from carpool.workflow.program import NextSteps
+from carpool.workflow.program import NextSteps, RunRequest
 from carpool.workflow.resume import checked_steps
 from carpool.workflow.steps import (
     AnswerStep,
@@ -24,7 +24,6 @@ from carpool.workflow.steps import (
     is_passages,
 )
 from schemas.hit import Hit
-from schemas.workflow import StepResult
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """A round has at most 8 steps, each with at most what a journal may hold and a few long texts."""
@@ -46,22 +45,6 @@ class ModuleLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     programs: tuple[dict[str, Any], ...]
 
 
-class ModuleRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why a module cannot be loaded."""
-
-    message: str
-
-
-class ProgramCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Run a program; the fields are those of `carpool.workflow.resume.resume`."""
-
-    name: str
-    version: int
-    question: str
-    rounds: Sequence[Sequence[StepResult]]
-    steps_max: int
-
-
 class ProgramAsks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The next round of a program: the fields of each step, by the name of its class."""
 
@@ -69,28 +52,22 @@ class ProgramAsks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_list: bool
 
 
-class ProgramFails(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A `WorkflowError`."""
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Why a module cannot be loaded, or a program cannot go on; `kind`: of a `WorkflowError`."""
 
     message: str
-    kind: str
+    kind: str = "workflow_failed"
 
 
-ToChild: TypeAlias = ModuleText | ProgramCall
-FromChild: TypeAlias = ModuleLoaded | ModuleRefused | ProgramAsks | ProgramFails
+Message: TypeAlias = ModuleText | ModuleLoaded | RunRequest | ProgramAsks | Failed
 
 
-def packed(message: ToChild | FromChild) -> bytes:
+def packed(message: Message) -> bytes:
     """Encodes a message. Raises `ValueError` for one that is too large."""
     content = _encoder.encode(message)
     if len(content) > MESSAGE_BYTES_MAX:
         raise ValueError(f"{len(content)} bytes, and at most {MESSAGE_BYTES_MAX} are allowed")
     return content
-
-
-def from_child(content: bytes) -> FromChild:
-    """Decodes what a child said. Raises `msgspec.DecodeError`."""
-    return _decoder.decode(content)
 
 
 def asks_of(asked: NextSteps) -> ProgramAsks:
@@ -99,12 +76,12 @@ def asks_of(asked: NextSteps) -> ProgramAsks:
     return ProgramAsks(steps=steps, is_list=asked.is_list)
 
 
-def next_steps(asks: ProgramAsks, done: int) -> NextSteps:
-    """Returns the round of a message, checked. Raises `WorkflowError`. `done`: finished steps."""
+def next_steps(asks: ProgramAsks) -> NextSteps:
+    """Returns the round of a message, checked. Raises `WorkflowError`."""
     kinds = {kind.__name__: kind for kind in (Retrieve, Generate, AnswerStep)}
     try:
         steps = [kinds[name](**of.pop("values", {}), **of) for name, of in asks.steps]
-        return checked_steps(steps if asks.is_list else steps[0], done)
+        return checked_steps(steps if asks.is_list else steps[0])
     except (IndexError, KeyError, TypeError) as error:
         raise WorkflowError(f"it asks for what is no step: {error!r}") from None
 
@@ -131,6 +108,6 @@ def _unpacked(code: int, data: memoryview) -> Found | Said:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(
-    FromChild, ext_hook=_unpacked
-)
+OF_MODULE: Decoder[ModuleLoaded | Failed] = Decoder(ModuleLoaded | Failed)
+OF_PROGRAM: Decoder[ProgramAsks | Failed] = Decoder(ProgramAsks | Failed, ext_hook=_unpacked)
+"""What a child answers to a `ModuleText`, and to a `RunRequest`."""

@@ -21,31 +21,31 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import structlog
+from msgspec.msgpack import Decoder
 
 from carpool.errors import ConfigError
 from carpool.workflow.child import CPU_S, LOAD_CPU_S
 from carpool.workflow.messages import (
     MESSAGE_BYTES_MAX,
-    FromChild,
+    OF_MODULE,
+    OF_PROGRAM,
+    Failed,
+    Message,
     ModuleLoaded,
-    ModuleRefused,
     ModuleText,
-    ProgramAsks,
-    ProgramCall,
-    ProgramFails,
-    ToChild,
-    from_child,
     next_steps,
     packed,
 )
 from carpool.workflow.program import NextSteps, Program, Ran, RunRequest
-from carpool.workflow.resume import place_of
 from carpool.workflow.steps import WorkflowError
 
 log = structlog.get_logger()
+Reply = TypeVar("Reply")
+_Order: TypeAlias = tuple[bool, bool, bool, int]
 
 WALL_FACTOR = 10
 """A busy machine may take so many times as long as the CPU time that is allowed."""
@@ -69,10 +69,6 @@ class _Call:
     number: int
     has_killed: bool = False
 
-    @property
-    def program(self) -> str:
-        return self.request.program.label
-
 
 class ModuleProcess:
     """Implements `ProgramProcess` for the programs of a module. Thread-safe."""
@@ -84,7 +80,7 @@ class ModuleProcess:
         self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._changed = threading.Condition()
         self._numbers = itertools.count()
-        self._calls: list[tuple[tuple[bool, bool, bool, int], _Call]] = []
+        self._calls: list[tuple[_Order, _Call]] = []
         self._killers: set[str] = set()
         self._is_closed = False
         self._thread = threading.Thread(
@@ -93,15 +89,7 @@ class ModuleProcess:
 
     def start(self) -> tuple[Program, ...]:
         """Returns the programs. Raises `ConfigError` where the module cannot be loaded."""
-        try:
-            loaded = self._load()
-        except (ConfigError, _ChildDied) as error:
-            self._end()
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"the workflows of {self._module.module}: its module {error}"
-            ) from None
+        loaded = self._load()
         self._module = msgspec.structs.replace(self._module, text=loaded.text)
         self._thread.start()
         return tuple(Program(function=None, process=self, **facts) for facts in loaded.programs)
@@ -110,10 +98,9 @@ class ModuleProcess:
         self, request: RunRequest, then: Callable[[Ran], None], is_wanted: Callable[[], bool]
     ) -> None:
         """See `ProgramProcess`."""
-        call = _Call(request=request, then=then, is_wanted=is_wanted, number=next(self._numbers))
-        with self._changed:
-            self._add(call)
-            self._changed.notify()
+        self._add(
+            _Call(request=request, then=then, is_wanted=is_wanted, number=next(self._numbers))
+        )
 
     def run(self, request: RunRequest) -> NextSteps:
         """See `ProgramProcess`."""
@@ -131,79 +118,66 @@ class ModuleProcess:
             self._changed.notify()
         self._thread.join()
 
+    def _add(self, call: _Call) -> None:
+        with self._changed:
+            heapq.heappush(self._calls, (self._order(call), call))
+            self._changed.notify()
+
+    def _order(self, call: _Call) -> _Order:
+        has_steps = any(call.request.rounds)
+        return call.request.label in self._killers, call.has_killed, not has_steps, call.number
+
     # ---- the thread
 
     def _serve(self) -> None:
         while (call := self._next()) is not None:
             if not call.is_wanted():
                 continue
+            program = call.request.label
             try:
                 ran = self._ran(call.request)
             except _ChildDied as death:
-                log.warning("a workflow ended its process", program=call.program, cause=str(death))
-                if not self._may_try_again(call):
-                    where = place_of(call.program, call.request.rounds)
-                    call.then(WorkflowError(f"{where}: the program {death}, twice"))
+                log.warning("a workflow ended its process", program=program, cause=str(death))
+                self._end()
+                self._killers.add(program)
+                if not call.has_killed:
+                    call.has_killed = True
+                    self._add(call)
+                    continue
+                ran = WorkflowError(f"{call.request.place}: the program {death}, twice")
             else:
-                self._killers.discard(call.program)
-                call.then(ran)
+                self._killers.discard(program)
+            call.then(ran)
         self._end()
 
     def _next(self) -> _Call | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._calls or self._is_closed)
-            return None if self._is_closed else heapq.heappop(self._calls)[1]
-
-    def _add(self, call: _Call) -> None:
-        has_steps = any(call.request.rounds)
-        order = (call.program in self._killers, call.has_killed, not has_steps, call.number)
-        heapq.heappush(self._calls, (order, call))
-
-    def _may_try_again(self, call: _Call) -> bool:
-        """Puts a call that ended the child behind the others, once."""
-        self._end()
-        is_first, call.has_killed = not call.has_killed, True
-        with self._changed:
-            self._killers.add(call.program)
-            waiting = [each for _, each in self._calls] + [call] * is_first
-            self._calls = []
-            for each in waiting:
-                self._add(each)
-        return is_first
+            while True:
+                self._changed.wait_for(lambda: self._calls or self._is_closed)
+                if self._is_closed:
+                    return None
+                order, call = heapq.heappop(self._calls)
+                if order >= (now := self._order(call)):
+                    return call
+                heapq.heappush(self._calls, (now, call))  # its program has killed a child since
 
     def _ran(self, request: RunRequest) -> Ran:
-        self._start_again()
-        program = request.program
-        reply = self._answer_to(
-            ProgramCall(
-                name=program.name,
-                version=program.version,
-                question=request.question,
-                rounds=request.rounds,
-                steps_max=request.steps_max,
-            ),
-            CPU_S,
-        )
-        if isinstance(reply, ProgramFails):
-            return WorkflowError(reply.message, reply.kind)
-        if not isinstance(reply, ProgramAsks):
-            raise _ChildDied("answered something else")
-        try:
-            return next_steps(reply, sum(map(len, request.rounds)))
-        except WorkflowError as error:
-            where = place_of(program.label, request.rounds)
-            return WorkflowError(f"{where}: {error}", error.kind)
-
-    def _start_again(self) -> None:
         while self._child is None and not self._is_closed:
             try:
                 self._load()
-            except (ConfigError, OSError, _ChildDied) as error:  # it was loaded before
+            except (ConfigError, OSError) as error:  # it was loaded before
                 log.warning("the process of a module of workflows does not start", error=str(error))
-                self._end()
                 time.sleep(AGAIN_S)
+        reply = self._answer_to(request, CPU_S, OF_PROGRAM)
+        if isinstance(reply, Failed):
+            return WorkflowError(reply.message, reply.kind)
+        try:
+            return next_steps(reply)
+        except WorkflowError as error:
+            return WorkflowError(f"{request.place}: {error}", error.kind)
 
     def _load(self) -> ModuleLoaded:
+        """Starts a child that loads the module. Raises `ConfigError`, and ends it, if it cannot."""
         ours, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-P", "-s", "-c", MAIN, str(theirs.fileno())]
@@ -216,14 +190,17 @@ class ModuleProcess:
                 env={"PYTHONHASHSEED": str(self._hash_seed)},  # secrets are in ours
             )
         self._child = child, ours
-        reply = self._answer_to(self._module, LOAD_CPU_S)
-        if isinstance(reply, ModuleRefused):
+        try:
+            reply = self._answer_to(self._module, LOAD_CPU_S, OF_MODULE)
+        except _ChildDied as death:
+            name = self._module.module
+            reply = Failed(message=f"the workflows of {name}: its module {death}")
+        if isinstance(reply, Failed):
+            self._end()
             raise ConfigError(reply.message)
-        if not isinstance(reply, ModuleLoaded):
-            raise _ChildDied("answered something else")
         return reply
 
-    def _answer_to(self, message: ToChild, cpu_s: float) -> FromChild:
+    def _answer_to(self, message: Message, cpu_s: float, decoder: Decoder[Reply]) -> Reply:
         """Sends a message, and returns the answer. Raises `_ChildDied`."""
         if self._child is None:
             raise _ChildDied("has no process")
@@ -232,7 +209,7 @@ class ModuleProcess:
             channel.send_bytes(packed(message))
             if not channel.poll(WALL_FACTOR * cpu_s):
                 raise _ChildDied(f"gave no answer for {WALL_FACTOR * cpu_s:g} s")
-            return from_child(channel.recv_bytes(MESSAGE_BYTES_MAX))
+            return decoder.decode(channel.recv_bytes(MESSAGE_BYTES_MAX))
         except (ConnectionError, EOFError):
             raise _ChildDied(_how(child.wait(), cpu_s)) from None
         except (OSError, msgspec.DecodeError) as error:  # it is too long, or damaged
@@ -256,26 +233,19 @@ class TwoProcesses(ModuleProcess):
 
     def start(self) -> tuple[Program, ...]:
         """See `ModuleProcess`."""
-        programs = super().start()
         self._other.start()
-        return programs
+        return super().start()
 
     def run(self, request: RunRequest) -> NextSteps:
         """See `ProgramProcess`. Raises `WorkflowError` where the two ask for other steps."""
         asked = super().run(request)
         if self._other.run(request).digests != asked.digests:
             raise WorkflowError(
-                f"{place_of(request.program.label, request.rounds)}: in another process the "
-                "program asks for another step: it is not pure (the order of a set, the address of "
-                "an object in a text)",
+                f"{request.place}: in another process the program asks for another step: it is not "
+                "pure (the order of a set, the address of an object in a text)",
                 "workflow_changed",
             )
         return asked
-
-    def close(self) -> None:
-        """See `ModuleProcess`."""
-        super().close()
-        self._other.close()
 
 
 def _how(status: int, cpu_s: float) -> str:

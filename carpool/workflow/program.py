@@ -17,6 +17,8 @@ from schemas.workflow import StepResult
 
 STEPS_MAX = 12
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+OWN = "__program__"
+"""The name of every program in its digest."""
 
 Asks: TypeAlias = Step | Sequence[Step]
 Run: TypeAlias = Generator[Asks, Any, AnswerStep]
@@ -54,14 +56,13 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextSteps:
-    """The next round of a program: steps of one kind, or its answer. `done`: finished steps.
+    """The next round of a program: steps of one kind, or its answer.
 
     `digests`: of the steps. `is_list`: the program asked for a list, and gets one.
     """
 
     steps: tuple[Retrieve, ...] | tuple[Generate, ...]
     digests: tuple[str, ...]
-    done: int
     is_list: bool = False
 
     @property
@@ -77,12 +78,23 @@ Ran: TypeAlias = NextSteps | WorkflowError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """A program that is to be run again; the fields are the arguments of `resume`."""
+    """A program that is to be run again; the other fields are the arguments of `resume`."""
 
-    program: Program
+    name: str
+    version: int
     question: str
     rounds: Sequence[Sequence[StepResult]]
     steps_max: int
+
+    @property
+    def label(self) -> str:
+        """See `Program`."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def place(self) -> str:
+        """The step after these rounds, in messages."""
+        return f"{self.label}, step {sum(map(len, self.rounds)) + 1}"
 
 
 class ProgramProcess(Protocol):
@@ -147,38 +159,26 @@ def source_digest(function: Callable[[str], Run]) -> str:
     version may stand beside a new one under another name.
     """
     own = function.__qualname__.partition(".")[0]
-    tree = _Renamed(own).visit(ast.parse(inspect.getsource(sys.modules[function.__module__])))
+    tree = ast.parse(inspect.getsource(sys.modules[function.__module__]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == own:
+            node.name = OWN
+        elif isinstance(node, ast.Name) and node.id == own:
+            node.id = OWN
     statements = [one for each in tree.body for one in _one_import_each(each)]
-    used = {_Renamed.TO}
-    kept = list[ast.stmt]()
+    used, kept = {OWN}, list[ast.stmt]()
     while more := [each for each in statements if each not in kept and _concerns(each, used)]:
         kept += more
         used |= {name for each in more for name, _ in _names(each)}
-    imports = (ast.Import, ast.ImportFrom)
-    lines = sorted(ast.unparse(each) for each in kept if isinstance(each, imports))
-    others = (each for each in statements if each in kept and not isinstance(each, imports))
-    lines += map(ast.unparse, sorted(others, key=lambda each: not _binds(each, _Renamed.TO)))
-    return text_digest("\n".join(lines))
+    in_order = sorted((each for each in statements if each in kept), key=_place)
+    return text_digest("\n".join(map(ast.unparse, in_order)))
 
 
-class _Renamed(ast.NodeTransformer):
-    """Gives a function another name."""
-
-    TO = "__program__"
-
-    def __init__(self, own: str) -> None:
-        self._own = own
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        if node.name == self._own:
-            node.name = self.TO
-        self.generic_visit(node)
-        return node
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        if node.id == self._own:
-            node.id = self.TO
-        return node
+def _place(statement: ast.stmt) -> tuple[int, str]:
+    """Returns the key of the order: imports, sorted; the program; the others, as they stand."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return 0, ast.unparse(statement)
+    return 1 if (OWN, True) in _names(statement) else 2, ""
 
 
 def _one_import_each(statement: ast.stmt) -> Iterator[ast.stmt]:
@@ -197,10 +197,6 @@ def _concerns(statement: ast.stmt, used: Set[str]) -> bool:
     names = list(_names(statement))
     bound = {name for name, is_bound in names if is_bound}
     return not used.isdisjoint(bound or {name for name, _ in names})
-
-
-def _binds(statement: ast.stmt, name: str) -> bool:
-    return (name, True) in _names(statement)
 
 
 def _names(statement: ast.stmt) -> Iterator[tuple[str, bool]]:

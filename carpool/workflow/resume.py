@@ -37,11 +37,11 @@ def resume(
     steps_max = min(steps_max, program.steps_max)
     results: Any = None
     for number in range(len(rounds) + 1):
-        where = place_of(program.label, rounds[:number])
+        where = f"{program.label}, step {done + 1}"
         try:
             if run is None:
                 run = program.function(question)
-            asked = checked_steps(_next(run, results), done)
+            asked = checked_steps(_next(run, results))
             if number == len(rounds):
                 run.close()
                 break
@@ -73,11 +73,6 @@ def _next(run: Run, results: Any) -> Asks | AnswerStep:
         return end.value
 
 
-def place_of(label: str, rounds: Sequence[Sequence[StepResult]]) -> str:
-    """Returns the step after these rounds, as messages name it."""
-    return f"{label}, step {sum(map(len, rounds)) + 1}"
-
-
 def in_words(error: BaseException) -> str:
     """Returns an error that a program raised, even where its own text cannot be made."""
     try:
@@ -87,11 +82,8 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}"
 
 
-def checked_steps(asked: Asks | AnswerStep, done: int) -> NextSteps:
-    """Returns a step, or a list of one kind, checked. Raises `WorkflowError`.
-
-    `done`: finished steps.
-    """
+def checked_steps(asked: Asks | AnswerStep) -> NextSteps:
+    """Returns a step, or a list of one kind, checked. Raises `WorkflowError`."""
     is_list = isinstance(asked, Sequence)
     steps: tuple[Any, ...] = tuple(asked) if isinstance(asked, Sequence) else (asked,)
     if not steps or len(steps) > BESIDE_MAX:
@@ -108,7 +100,7 @@ def checked_steps(asked: Asks | AnswerStep, done: int) -> NextSteps:
     for step in steps:
         step.check()
     digests = tuple(step.digest() for step in steps)  # raises where a value cannot be written
-    return NextSteps(steps=steps, digests=digests, done=done, is_list=is_list)
+    return NextSteps(steps=steps, digests=digests, is_list=is_list)
 
 
 def _check_same(where: str, asked: NextSteps, round: Sequence[StepResult]) -> None:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from carpool.loop.stage import Unit
+from carpool.loop.stage import Credit, Unit
 from carpool.workflow.journal import Workflows
 from carpool.workflow.program import Ran
 from schemas.query import Query
-
-
-class _Running(NamedTuple):
-    unit: Unit[Any]
-    deadline_us: int | None
 
 
 class RunningPrograms:
@@ -30,7 +25,7 @@ class RunningPrograms:
         self._workflows = workflows
         self._charge = charge
         self._lock = threading.RLock()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[Unit[Any], int | None]] = {}  # with their deadlines
 
     def ask(
         self,
@@ -44,15 +39,15 @@ class RunningPrograms:
         A built-in program or a graph runs at once. `then` may run on another thread.
         """
         with self._lock:
-            self._running[unit.id] = _Running(unit, deadline_us)
+            self._running[unit.id] = unit, deadline_us
             follow = partial(self._follow, unit.id, then)
             self._workflows.ask(query, follow, lambda: unit.id in self._running)
 
     def withdraw(self, unit_id: int) -> Unit[Any] | None:
         """Forgets a unit, and returns it; None: it is not here."""
         with self._lock:
-            running = self._running.pop(unit_id, None)
-            return None if running is None else running.unit
+            unit, _ = self._running.pop(unit_id, (None, None))
+            return unit
 
     def forget(self, unit_ids: Iterable[int]) -> None:
         """Forgets units that were revoked."""
@@ -75,11 +70,14 @@ class RunningPrograms:
         """The units that are here."""
         return len(self._running)
 
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of their records."""
+    def left_of(self, records: int, size_bytes: int) -> Credit:
+        """Returns how many more records and bytes fit beside the units that are here."""
         with self._lock:
-            return sum(unit.message.size_bytes for unit, _ in self._running.values())
+            ours_bytes = sum(unit.message.size_bytes for unit, _ in self._running.values())
+            return Credit(
+                records=max(0, records - len(self._running)),
+                size_bytes=max(0, size_bytes - ours_bytes),
+            )
 
     def _follow(self, unit_id: int, then: Callable[[Ran], None], ran: Ran) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 import openai
 
 from carpool.terminal import without_password
-from generator.llm.protocol import LlmRefusal, PromptRefused
+from generator.llm.protocol import LlmRefusal, PromptRefused, RefusalKind
 from generator.llm.server_events import ServerError
 from schemas.record import well_formed
 
@@ -24,6 +24,13 @@ _NO_CONNECTION = (
 """Errors of the client's HTTP library: httpx or httpx2, after its version."""
 BUSY = (429, 503)
 """Statuses of a server that takes no more work now."""
+_FOR_NOW: dict[int, tuple[RefusalKind, str]] = {
+    **dict.fromkeys(BUSY, ("busy", "it takes no more work now")),
+    **dict.fromkeys((502, 504), ("gateway", "a proxy does not reach it")),
+    **dict.fromkeys((409, 425), ("misfit", "it refuses a request for now")),
+    408: ("timeout", "it gave up on the request"),
+}
+"""Statuses after which a server may take the same request."""
 _TOO_LONG = (
     "maximum context length",
     "context_length_exceeded",
@@ -70,10 +77,6 @@ def _refusal(
     said: str, status: int, model: str, has_answered: bool, retry_after_s: float | None = None
 ) -> LlmRefusal | PromptRefused:
     detail = f"HTTP {status}: {said}"
-    if status in BUSY:
-        return LlmRefusal(
-            "busy", f"it takes no more work now ({detail})", retry_after_s=retry_after_s
-        )
     if status in (401, 403, 407):
         return LlmRefusal("forbidden", f"it refuses the key ({detail}); set CARPOOL_LLM_API_KEY")
     if status == 404:
@@ -81,20 +84,9 @@ def _refusal(
             "model_missing",
             f"it has no model {model!r} ({detail}); set llm.model to one that it lists",
         )
-    if status == 408:
-        return LlmRefusal(
-            "timeout", f"it gave up on the request ({detail})", retry_after_s=retry_after_s
-        )
-    if status in (502, 504):
-        return LlmRefusal(
-            "gateway", f"a proxy does not reach it ({detail})", retry_after_s=retry_after_s
-        )
-    if status in (409, 425):
-        return LlmRefusal(
-            "misfit", f"it refuses a request for now ({detail})", retry_after_s=retry_after_s
-        )
-    if status >= 500:
-        return LlmRefusal("broken", f"it failed ({detail})", retry_after_s=retry_after_s)
+    if status in _FOR_NOW or status >= 500:
+        kind, why = _FOR_NOW.get(status, ("broken", "it failed"))
+        return LlmRefusal(kind, f"{why} ({detail})", retry_after_s=retry_after_s)
     if has_answered or is_too_long(detail):
         return PromptRefused(f"the LLM server refuses this prompt ({detail})")
     return LlmRefusal(

@@ -25,15 +25,14 @@ from dataclasses import dataclass, field, replace
 from generator.plan.cached_prefixes import CachedPrefixes
 from generator.plan.concurrency import next_concurrency
 from generator.plan.dispatch_events import (
-    AskCanary,
     CacheChanged,
     CancelRequest,
-    CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     LoadSeen,
     ProbePassed,
+    ProbeServer,
     PromptArrived,
     PromptCancelled,
     PromptHastened,
@@ -65,8 +64,8 @@ class DispatchServer:
 
     `concurrency`: requests that it gets at once; `in_flight`: those that it has, `begun`: of which
     it has begun to answer. `noise`: how often it refused a prompt before it accepted it, on
-    average. `open`: the prompts whose refusals are to be judged. `tree`: what it has cached; None:
-    there are no KV events.
+    average. `unjudged`: what it refused of which it is not known whose fault it was. `tree`: what
+    it has cached; None: there are no KV events.
     """
 
     health: ServerHealth
@@ -75,7 +74,7 @@ class DispatchServer:
     in_flight: int = 0
     begun: int = 0
     noise: float = 0.0
-    open: dict[Digest, RefusedAs] = field(default_factory=dict)
+    unjudged: dict[Digest, RefusedAs] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -177,7 +176,7 @@ class Dispatcher:
 
         The one that was refused first comes first.
         """
-        waiting = [(one.prompt.id, self._refused.of(one.prompt.refused_by)) for one in self._queue]
+        waiting = [(one.prompt.id, self._refused.of(one.prompt.refusal_key)) for one in self._queue]
         judged = [(id, refusals) for id, refusals in waiting if refusals.tries]
         return sorted(judged, key=lambda each: (each[1].since_us, each[0]))
 
@@ -193,7 +192,7 @@ class Dispatcher:
             elif health.state != "open" and health.probe is None:
                 times.append(health.canary_us)
             elif server.has_room:
-                refusals = (self._refused.of(queued.prompt.refused_by) for queued in self._queue)
+                refusals = (self._refused.of(queued.prompt.refusal_key) for queued in self._queue)
                 later = (one.not_before_us.get(place, 0) for one in refusals)
                 times += [time_us for time_us in later if time_us > self._now_us]
         return min(times, default=None)
@@ -256,9 +255,7 @@ class Dispatcher:
             case RequestRefused():
                 self._refuse(event, actions)
             case ProbePassed(server=server):
-                accepted = self.servers[server].health.accepted
-                self.servers[server].health.probe_passed(self._now_us)
-                if self.servers[server].health.accepted > accepted:
+                if self.servers[server].health.probe_passed(self._now_us):
                     self._judge(server, actions)
             case CacheChanged(server=server, event=change):
                 self._change_cache(server, change, actions)
@@ -272,7 +269,7 @@ class Dispatcher:
         queued = self._take_back(event.id)
         server = self.servers[queued.server]
         self._accepted(queued, actions)
-        self._refused.forget(queued.prompt.refused_by)
+        self._refused.forget(queued.prompt.refusal_key)
         server.health.answered()
         expected = queued.cached_tokens
         if server.tree is not None and expected is not None and event.cached_tokens is not None:
@@ -285,7 +282,7 @@ class Dispatcher:
         """Notes that a server began or completed an answer."""
         server = self.servers[queued.server]
         if not queued.is_begun:
-            tries = self._refused.of(queued.prompt.refused_by).tries.get(queued.server, 0)
+            tries = self._refused.of(queued.prompt.refusal_key).tries.get(queued.server, 0)
             server.noise += (tries - server.noise) / NOISE_PROMPTS
         server.health.prompt_accepted(self._now_us)
         self._judge(queued.server, actions)
@@ -297,9 +294,9 @@ class Dispatcher:
         asked_us = min(event.retry_after_us or 0, RETRY_AFTER_US_MAX)
         if event.id is None:
             if server.health.probe_refused(asked_us, now_us):
-                for digest in server.open:
+                for digest in server.unjudged:
                     self._refused.of(digest).forgive(place)
-                server.open.clear()
+                server.unjudged.clear()
             return
         if event.id not in self._in_flight:
             return
@@ -313,33 +310,31 @@ class Dispatcher:
             return  # it was sent before the pause
         is_doubted = queued.is_begun or not server.health.accepts(queued.accepted, now_us)
         server.health.refused(is_busy=event.refused_as == "later", is_doubted=is_doubted)
-        digest = queued.prompt.refused_by
+        digest = queued.prompt.refusal_key
         refusals = self._refused.noted(digest)
         if refusals.refused(place, asked_us, queued.sent_us, now_us):
-            server.open[digest] = event.refused_as
+            server.unjudged[digest] = event.refused_as
             if not is_doubted:
                 self._judge(place, actions)
 
     def _judge(self, place: int, actions: list[DispatchAction]) -> None:
         """A server accepted a request: what it refused since is the fault of the prompts."""
         server = self.servers[place]
-        for digest, refused_as in server.open.items():
+        for digest, refused_as in server.unjudged.items():
             refusals = self._refused.of(digest)
             refusals.judge(place, refused_as)
             if self._is_over(refusals):
                 for queued in tuple(self._queue):
-                    if queued.prompt.refused_by == digest:
+                    if queued.prompt.refusal_key == digest:
                         self._give_up(queued.prompt.id, actions)
-        server.open.clear()
+        server.unjudged.clear()
 
     def _is_over(self, refusals: Refusals) -> bool:
         """Returns whether prompts with these refusals have failed."""
-        servers = dict(enumerate(self.servers))
-        if not all(place in refusals.tries for place, one in servers.items() if one.is_open):
+        servers, counts = self.servers, refusals.tries
+        if not all(place in counts for place, one in enumerate(servers) if one.is_open):
             return False
-        tries = sum(
-            count / (1 + 2 * servers[place].noise) for place, count in refusals.tries.items()
-        )
+        tries = sum(count / (1 + 2 * servers[place].noise) for place, count in counts.items())
         is_long = self._now_us - refusals.since_us >= self._later_us_max
         return is_long or tries >= self._tries_max + refusals.tries_more
 
@@ -398,8 +393,7 @@ class Dispatcher:
         for place, server in enumerate(self.servers):
             probe = server.health.next_probe(self._now_us, has_prompts=bool(len(self._queue)))
             if probe is not None:
-                ask = CheckServer if probe == "check" else AskCanary
-                actions.append(ask(server=place))
+                actions.append(ProbeServer(server=place, probe=probe))
             if server.has_room and not server.health.is_proven:
                 queued = self._queue.take_probe(self._now_us, place)
                 if queued is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from generator.plan.health import Probe
 from generator.plan.kv_tree import KvTreeEvent
 from generator.plan.queue import Prompt
 from generator.plan.refusals import RefusedAs
@@ -143,17 +144,11 @@ class SendPrompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckServer:
-    """Ask the server for its models, without a prompt."""
+class ProbeServer:
+    """Ask the server for its models, which is a check, or for one token, which is a canary."""
 
     server: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskCanary:
-    """Ask the server for one token."""
-
-    server: int
+    probe: Probe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +179,4 @@ class EndQuery:
     text_of: int | None = None
 
 
-DispatchAction: TypeAlias = (
-    SendPrompt | CheckServer | AskCanary | ReplayCache | CancelRequest | EndQuery
-)
+DispatchAction: TypeAlias = SendPrompt | ProbeServer | ReplayCache | CancelRequest | EndQuery

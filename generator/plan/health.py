@@ -72,14 +72,15 @@ class ServerHealth:
         if self.is_open:
             self._backoff_us = BACKOFF_US_MIN
 
-    def probe_passed(self, now_us: int) -> None:
-        """The server answered a check, or accepted a canary."""
+    def probe_passed(self, now_us: int) -> bool:
+        """The server answered a check, or accepted a canary. Returns whether it was a canary."""
         is_canary, self.probe = self.probe == "canary", None
         self._is_checked = True
         if is_canary:
             self.accepted, self._accepted_us = self.accepted + 1, now_us
         if self.state in ("doubted", "probing") and (is_canary or self.is_proven):
             self.state = "open"
+        return is_canary
 
     def probe_refused(self, asked_us: int, now_us: int) -> bool:
         """The server refused a check or a canary: it gets nothing for the backoff, or for as long

@@ -40,8 +40,8 @@ class Prompt:
     digest: str | None = None
 
     @property
-    def refused_by(self) -> Digest:
-        """The name by which refusals of this prompt are counted."""
+    def refusal_key(self) -> Digest:
+        """What its refusals are counted by."""
         return self.id if self.digest is None else self.digest
 
     def is_late(self, now_us: int) -> bool:
@@ -183,7 +183,7 @@ class PromptQueue:
             return None
 
         def merit(prompt: Prompt) -> tuple[int, int, int]:
-            return self._refused.of(prompt.refused_by).count, *prompt.arrival()
+            return self._refused.of(prompt.refusal_key).count, *prompt.arrival()
 
         return self._take(min(ready, key=merit).id, (server,), now_us)
 
@@ -212,7 +212,7 @@ class PromptQueue:
         """Returns whether no equal prompt is at a server, and one of these may get it now."""
         if queued.prompt.key in self._sent_keys:
             return False
-        refusals = self._refused.of(queued.prompt.refused_by)
+        refusals = self._refused.of(queued.prompt.refusal_key)
         return any(refusals.may_go(server, now_us) for server in servers)
 
     def _of_tenant(self, prompts: Sequence[Prompt]) -> list[int]:

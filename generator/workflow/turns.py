@@ -13,7 +13,7 @@ import msgspec
 from carpool.workflow.journal import search_query, with_results
 from carpool.workflow.program import NextSteps
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, WorkflowError
-from schemas.query import Generation, Journal, Query, root_of
+from schemas.query import Generation, Journal, Query, results_of, root_of
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
@@ -109,8 +109,7 @@ def as_asked(retrieval: Retrieval, step: Generate) -> Retrieval:
 
 def _skipped(query: Query) -> tuple[ClusterId, ...]:
     """Returns the clusters that could not be read in a search of the workflow."""
-    rounds = () if query.journal is None else query.journal.rounds
-    skipped = (cluster for round in rounds for result in round for cluster in result.skipped)
+    skipped = (cluster for result in results_of(query) for cluster in result.skipped)
     return tuple(dict.fromkeys(skipped))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from carpool.testing.llm_server import LlmServer
 from tests.cli.support import Ended, carpool
+from tests.deploy.doc_blocks import program_of_guide
 from tests.indexer.helpers import build
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "workflows.md"
@@ -43,9 +44,7 @@ def llm() -> Iterator[LlmServer]:
 @pytest.fixture
 def compare(tmp_path: Path) -> Path:
     file = tmp_path / "compare.py"
-    text = GUIDE.read_text()
-    (source,) = re.findall(r"^```python compare.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    file.write_text(source)
+    file.write_text(program_of_guide())
     return file
 
 
@@ -90,6 +89,7 @@ def test_the_guides_commands_run_and_show_prompts_passages_and_texts(
         (True, False),
     ]
     assert steps[-1]["result"]["text"].startswith(printed.json["answer"]["answer"][:20])
+    assert printed.json["answer"]["timings_ms"]["total"] < 1e9, "since the start, not since 1970"
     assert printed.json["answer"]["retrieved"] and f"Question: {QUESTION}" in printed.stderr
     before = llm.requests.started
     text = compare.read_text().replace('Answer("cited"', 'Answer("cited_notes", notes=[]')

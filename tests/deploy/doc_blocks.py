@@ -35,6 +35,13 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(info=info.strip(), text=body) for info, body in BLOCK.findall(text)]
 
 
+def program_of_guide() -> str:
+    """Returns the text of `compare.py` in the guide of workflows."""
+    blocks = blocks_of(ROOT / "docs" / "guides" / "workflows.md")
+    (text,) = (block.text for block in blocks if block.info == "python compare.py")
+    return text
+
+
 def runnable_pages() -> list[Path]:
     """Returns the pages whose blocks are run."""
     return [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]

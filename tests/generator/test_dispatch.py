@@ -21,15 +21,14 @@ from generator.plan import dispatch, health, refusals
 from generator.plan.concurrency import next_concurrency
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
-    AskCanary,
     CacheChanged,
     CancelRequest,
-    CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     LoadSeen,
     ProbePassed,
+    ProbeServer,
     PromptArrived,
     PromptHastened,
     PromptsRevoked,
@@ -91,10 +90,7 @@ class DispatchTranscript:
         if isinstance(action, EndQuery) and action.text_of is None:
             hidden.append("text_of")
         shown = [name for name in action.__slots__ if name not in hidden]
-        if (
-            isinstance(action, SendPrompt | CheckServer | AskCanary)
-            and len(self.dispatcher.servers) > 1
-        ):
+        if isinstance(action, SendPrompt | ProbeServer) and len(self.dispatcher.servers) > 1:
             shown.append("server")
         return " ".join([type(action).__name__, *(str(getattr(action, name)) for name in shown)])
 
@@ -250,14 +246,12 @@ class Accounts:
                     self.attempts[id] += 1
                     assert attempt == self.attempts[id]
                     assert Counter(self.server_of.values())[server] <= self.limits[server]
-                case CheckServer(server=server):
+                case ProbeServer(server=server, probe=probe):
                     assert server not in self.checked
                     self.checked.add(server)
-                case AskCanary(server=server):
-                    assert server not in self.checked
-                    assert now_us - self.canary_us[server] >= health.BACKOFF_US_MIN
-                    self.canary_us[server] = now_us
-                    self.checked.add(server)
+                    if probe == "canary":
+                        assert now_us - self.canary_us[server] >= health.BACKOFF_US_MIN
+                        self.canary_us[server] = now_us
                 case EndQuery(id=id, how=how, text_of=other):
                     if other is not None:
                         assert other in self.server_of and id not in self.server_of
@@ -435,7 +429,7 @@ def test_a_lost_server_loses_its_credit_at_once_and_the_other_keeps_its_own() ->
     dispatcher = caching_dispatcher(concurrency=8)
     (sent,) = arrive(dispatcher, 1, prompt=1)
     actions = dispatcher.step(RequestRefused(id=1, server=1, is_lost=True), 2)
-    assert actions == (SendPrompt(id=1, attempt=2, server=0), CheckServer(server=1))
+    assert actions == (SendPrompt(id=1, attempt=2, server=0), ProbeServer(server=1, probe="check"))
     lost, kept = dispatcher.servers[1].tree, dispatcher.servers[0].tree
     assert lost is not None and lost.is_blind and len(lost) == 0
     assert kept is not None and len(kept) == 2

@@ -19,11 +19,11 @@ from schemas.query import Query
 from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
 from schemas.topics import ANSWERS, RETRIES
+from tests.deploy.doc_blocks import program_of_guide
 from tests.generator.memory_llm import MemoryLlm, Reply
 from tests.generator.stage import Running, running, unit
 from tests.generator.workflow_units import next_journal
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "workflows.md"
 SHORT = GeneratorSettings(prompt_chars_max=540)
 """Room for four passages of `found`."""
 
@@ -107,9 +107,7 @@ def titles(prompt: str) -> list[str]:
 
 @pytest.fixture
 def compare(tmp_path: Path) -> Program:
-    text = GUIDE.read_text()
-    (source,) = re.findall(r"^```python compare.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "compare.py").write_text(source)
+    (tmp_path / "compare.py").write_text(program_of_guide())
     return load_programs(str(tmp_path / "compare.py"))["compare", 1]
 
 

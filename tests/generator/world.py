@@ -15,13 +15,12 @@ from typing import Literal, TypeAlias
 
 from generator.plan.dispatch import Dispatcher
 from generator.plan.dispatch_events import (
-    AskCanary,
     CancelRequest,
-    CheckServer,
     DispatchAction,
     DispatchEvent,
     EndQuery,
     ProbePassed,
+    ProbeServer,
     PromptArrived,
     RequestAccepted,
     RequestEnded,
@@ -33,6 +32,7 @@ from generator.plan.queue import Prompt
 from generator.plan.refusals import RefusedAs
 
 MS, S = 1_000, 1_000_000
+LATENCY_US, WRITING_US = 200 * MS, 800 * MS
 PROMPT_TOKENS, CANARY_TOKENS = 1_000, 10
 WORLD_S_MAX = 20_000
 KINDS: dict[str, RefusedAs] = {
@@ -129,9 +129,6 @@ class Figures:
     good_begin_s: float | None = None
     bad_end_s: float = 0.0
     last_answer_s: float = 0.0
-    requests: int = 0
-    canaries: int = 0
-    paid: int = 0
 
 
 @dataclass(kw_only=True)
@@ -141,8 +138,6 @@ class World:
     rules: Sequence[Rule]
     prompts: Sequence[tuple[int, bool, int | None]]
     slots: int
-    latency_us: int = 200 * MS
-    writing_us: int = 800 * MS
     figures: Figures = field(default_factory=Figures)
     ended_us: dict[int, int] = field(default_factory=dict)
 
@@ -191,11 +186,10 @@ class World:
             if self._requests.get(event.id) != request:
                 return  # it was cancelled
             is_good = not self.prompts[event.id][1]
-            if isinstance(event, RequestAccepted):
-                self.figures.paid += 1
-                if is_good and self.figures.good_begin_s is None:
-                    arrival_us = min(at for at, is_bad, _ in self.prompts if not is_bad)
-                    self.figures.good_begin_s = (self._now_us - arrival_us) / S
+            is_first = self.figures.good_begin_s is None
+            if isinstance(event, RequestAccepted) and is_good and is_first:
+                arrival_us = min(at for at, is_bad, _ in self.prompts if not is_bad)
+                self.figures.good_begin_s = (self._now_us - arrival_us) / S
         self._step(event)
 
     def _step(self, event: DispatchEvent) -> None:
@@ -211,13 +205,9 @@ class World:
         for action in actions:
             match action:
                 case SendPrompt(id=id, server=server):
-                    self.figures.requests += 1
                     self._ask(server, "prompt", id)
-                case CheckServer(server=server):
-                    self._ask(server, "check", None)
-                case AskCanary(server=server):
-                    self.figures.canaries += 1
-                    self._ask(server, "canary", None)
+                case ProbeServer(server=server, probe=probe):
+                    self._ask(server, probe, None)
                 case CancelRequest(id=id):
                     del self._requests[id]
                 case EndQuery(id=id, how=how):
@@ -237,14 +227,12 @@ class World:
             )
             self._later(refused.delay_us, event)
         elif id is not None:
-            request = self._later(self.latency_us, RequestAccepted(id=id))
-            end_us = self._now_us + self.latency_us + self.writing_us
+            request = self._later(LATENCY_US, RequestAccepted(id=id))
+            end_us = self._now_us + LATENCY_US + WRITING_US
             heappush(self._due, (end_us, request, RequestEnded(id=id), request))
-        elif what == "canary":
-            self.figures.paid += 1
-            self._later(self.latency_us, ProbePassed(server=server))
         else:
-            self._later(20 * MS, ProbePassed(server=server))
+            took_us = LATENCY_US if what == "canary" else 20 * MS
+            self._later(took_us, ProbePassed(server=server))
 
     def _later(self, delay_us: int, event: DispatchEvent) -> int:
         self._seq += 1

@@ -16,7 +16,7 @@ from generator.plan.prompt import Template, fill
 from generator.workflow.turns import with_found
 from schemas.query import Query
 from schemas.workflow import StepResult
-from tests.deploy.doc_blocks import ROOT, blocks_of
+from tests.deploy.doc_blocks import program_of_guide
 from tests.records import a_query, a_retrieval, some_hits
 
 NEXT = """
@@ -53,8 +53,7 @@ def taken(query: Query, workflows: Workflows) -> Query:
 
 
 def test_open_workflows_go_on_when_the_guides_next_version_is_deployed(tmp_path: Path) -> None:
-    blocks = blocks_of(ROOT / "docs/guides/workflows.md")
-    (guide,) = (block.text for block in blocks if block.info == "python compare.py")
+    guide = program_of_guide()
     before = loaded(tmp_path / "compare.py", guide)
     states = [before.begin(a_query(text="Which is older?", workflow="compare"))]
     for _ in range(3):
