@@ -323,7 +323,7 @@ class Outcomes:
         retrieval = work.unit.record
         message = (
             "the LLM server broke off its answer to this query, or accepts other requests only, in "
-            f"{work.progress.attempts} tries; the last time: "
+            f"{work.progress.attempts} requests; the last time: "
             f"{work.progress.trouble or 'an equal prompt was refused'}"
         )
         answer = failed(retrieval, work.progress, now_us, "llm_refused", message, retryable=True)

@@ -384,7 +384,7 @@ class GeneratorStage:
             notes = [
                 f"query {work.unit.record.query.query_id[:NOTE_ID_CHARS_MAX]!r} is refused since "
                 f"{datetime.fromtimestamp(refusals.since_us // 1_000_000, UTC).isoformat(' ')} "
-                f"(tries: {work.progress.attempts}): {work.progress.trouble}"
+                f"(requests: {work.progress.attempts}): {work.progress.trouble}"
                 for id, refusals in refused[:NOTES_MAX]
                 if (work := self._queries.get(id)) is not None
             ]

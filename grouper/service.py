@@ -127,12 +127,13 @@ class GrouperStage:
             self._out.leave_group(reason)
             return
         with self._refused(unit):
-            if not begins_workflow(unit.record):
+            deadline_us = deadline_us_of(unit.record)
+            is_late = deadline_us is not None and deadline_us <= now_us
+            if is_late or not begins_workflow(unit.record):
                 self._add(unit, facts, now_us)
                 return
             unit = replace(unit, record=begun(unit.record, self._workflows))
-            follow = partial(self._begin, unit, facts)
-            self._programs.ask(unit, unit.record, deadline_us_of(unit.record), follow)
+            self._programs.ask(unit, unit.record, deadline_us, partial(self._begin, unit, facts))
 
     def _begin(self, unit: Unit[Query], facts: IndexFacts, ran: Ran) -> None:
         """Takes the first step of a workflow. Maybe on the thread that ran its program."""

@@ -49,6 +49,8 @@ _Order: TypeAlias = tuple[bool, bool, bool, int]
 
 WALL_FACTOR = 10
 """A busy machine may take so many times as long as the CPU time that is allowed."""
+END_S = 1.0
+"""How long a child that has closed its socket may take to end."""
 AGAIN_S = 1.0
 """How long a child that cannot be started is waited for: the machine may lack memory."""
 MAIN = (
@@ -185,7 +187,6 @@ class ModuleProcess:
                 [*command, json.dumps(sys.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={"PYTHONHASHSEED": str(self._hash_seed)},  # secrets are in ours
             )
@@ -211,7 +212,7 @@ class ModuleProcess:
                 raise _ChildDied(f"gave no answer for {WALL_FACTOR * cpu_s:g} s")
             return decoder.decode(channel.recv_bytes(MESSAGE_BYTES_MAX))
         except (ConnectionError, EOFError):
-            raise _ChildDied(_how(child.wait(), cpu_s)) from None
+            raise _ChildDied(_how(child, cpu_s)) from None
         except (OSError, msgspec.DecodeError) as error:  # it is too long, or damaged
             raise _ChildDied(f"gave an answer that cannot be read ({error})") from None
 
@@ -248,8 +249,12 @@ class TwoProcesses(ModuleProcess):
         return asked
 
 
-def _how(status: int, cpu_s: float) -> str:
-    """Returns how a child ended."""
+def _how(child: subprocess.Popen[bytes], cpu_s: float) -> str:
+    """Returns how a child ended that has closed its socket."""
+    try:
+        status = child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        return "closed its socket"
     if -status in (signal.SIGPROF, signal.SIGXCPU):
         return (
             f"computed for {cpu_s:g} s without an answer: an endless loop, or a pattern that tries "

@@ -308,7 +308,9 @@ class Dispatcher:
             self._give_up(event.id, actions)
         if not server.is_open:
             return  # it was sent before the pause
-        is_doubted = queued.is_begun or not server.health.accepts(queued.accepted, now_us)
+        is_doubted = queued.is_begun or not server.health.has_accepted_since(
+            queued.accepted, now_us
+        )
         server.health.refused(is_busy=event.refused_as == "later", is_doubted=is_doubted)
         digest = queued.prompt.refusal_key
         refusals = self._refused.noted(digest)

@@ -54,8 +54,8 @@ class ServerHealth:
             self.probe, self.canary_us = "canary", now_us + BACKOFF_US_MIN
         return self.probe
 
-    def accepts(self, before: int, now_us: int) -> bool:
-        """Returns whether it has just accepted a request, and had accepted `before` earlier."""
+    def has_accepted_since(self, before: int, now_us: int) -> bool:
+        """Returns whether it accepted a request after the first `before`, and in half a second."""
         return self.accepted > before and now_us - self._accepted_us < BACKOFF_US_MIN
 
     def prompt_accepted(self, now_us: int) -> None:

@@ -49,10 +49,10 @@ class Refusals:
 
         Equal prompts that were in flight together, and are refused together, count once.
         """
-        if sent_us < self.last_us:
+        if sent_us < self.last_us and server in self.not_before_us:
             return False
         if sent_us - self.last_us > FORGET_US:
-            self.count = 0
+            self.count = self.tries_more = 0
             self.tries.clear()
         if self.count == 0:
             self.since_us = now_us
@@ -65,7 +65,8 @@ class Refusals:
         """The server accepted another request: it refuses this prompt, and not others."""
         if self.count:
             self.tries[server] = self.tries.get(server, 0) + (refused_as != "later")
-            self.tries_more = GATEWAY_TRIES_MORE if refused_as == "gateway" else 0
+            if refused_as == "gateway":
+                self.tries_more = GATEWAY_TRIES_MORE
 
     def forgive(self, server: int) -> None:
         """The server refused something else too."""

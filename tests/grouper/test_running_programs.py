@@ -65,3 +65,9 @@ def test_a_query_that_is_revoked_before_its_program_runs_is_forgotten(rig: Rig) 
     rig.stage.revoke(frozenset({one.id}), frozenset())
     assert rig.stage.credit().records == before + 1
     assert written(rig, 2)["groups"] == ["q-3"]
+
+
+def test_a_query_that_is_late_when_it_is_read_runs_no_program(rig: Rig) -> None:
+    rig.offer("a", workflow="counts", deadline=rig.clock.time_us // 1_000 - 1)
+    rig.tick()
+    assert [one.parts[0][0] for one in rig.sink.dones] == [2]

@@ -82,13 +82,18 @@ class Work:
         assert program is not None, asked.workflow
         return resume(program, asked.question, rounds)
 
-    async def perform(self, steps: Sequence[Retrieve | Generate]) -> list[StepResult]:
-        """Performs steps side by side: the searches in one batch, on a thread."""
-        searches = [step for step in steps if isinstance(step, Retrieve)]
-        said = asyncio.gather(*(self._said(step) for step in steps if isinstance(step, Generate)))
+    async def perform(
+        self, *asked: tuple[Sequence[Retrieve | Generate], Sequence[Round]]
+    ) -> list[StepResult]:
+        """Performs steps side by side, each after its rounds: the searches in one batch."""
+        steps = [(step, rounds) for of_one, rounds in asked for step in of_one]
+        searches = [step for step, _ in steps if isinstance(step, Retrieve)]
+        said = asyncio.gather(
+            *(self._said(step, rounds) for step, rounds in steps if isinstance(step, Generate))
+        )
         found = iter(await asyncio.to_thread(self._found, searches) if searches else ())
         texts = iter(await said)
-        return [next(found if isinstance(step, Retrieve) else texts) for step in steps]
+        return [next(found if isinstance(step, Retrieve) else texts) for step, _ in steps]
 
     def _found(self, steps: Sequence[Retrieve]) -> list[StepResult]:
         counts = [step.top_k or TOP_K for step in steps]
@@ -98,9 +103,10 @@ class Work:
             for step, count, result in zip(steps, counts, results, strict=True)
         ]
 
-    async def _said(self, step: Generate) -> StepResult:
-        settings = self._settings
-        prompt = fill_step(step, settings, self._templates)
+    async def _said(self, step: Generate, rounds: Sequence[Round]) -> StepResult:
+        settings, results = self._settings, (each for round in rounds for each in round)
+        searches = [each.hits for each in results if each.hits is not None]
+        prompt = fill_step(step, settings, self._templates, searches=searches)
         reply = await self._llm.chat.completions.create(
             model=STAND_IN_MODEL,
             messages=[
@@ -121,7 +127,8 @@ async def blocking(work: Work) -> None:
             live.append((work.questions.get_nowait(), []))
         while live:
             wanted = [work.next_steps(*one) for one in live]
-            results = iter(await work.perform([step for one in wanted for step in one.steps]))
+            asks = ((one.steps, rounds) for one, (_, rounds) in zip(wanted, live, strict=True))
+            results = iter(await work.perform(*asks))
             for one, (asked, rounds) in zip(wanted, live, strict=True):
                 rounds.append(tuple(next(results) for _ in one.steps))
                 if one.answer is not None:
@@ -136,8 +143,9 @@ async def langgraph(work: Work, checkpoints: str) -> None:
 
     async def step(state: State) -> dict[str, Any]:
         asked = msgspec.json.decode(state["asked"], type=Asked)
-        wanted = work.next_steps(asked, decoded(state["rounds"]))
-        done = msgspec.json.encode(await work.perform(wanted.steps))
+        rounds = decoded(state["rounds"])
+        wanted = work.next_steps(asked, rounds)
+        done = msgspec.json.encode(await work.perform((wanted.steps, rounds)))
         return {"rounds": [done], "is_over": wanted.answer is not None}
 
     async def run(id: str, given: State | None) -> None:

@@ -6,7 +6,7 @@ Everything else is known: what is searched, each prompt, and what the stand-in w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bench.reliability.chaos import side_by_side
 from carpool.testing.llm_text import words, write
@@ -26,9 +26,9 @@ SETTINGS = GeneratorSettings()
 TEMPLATES = load_templates(SETTINGS)
 
 
-def written(step: Generate) -> str:
-    """Returns what the stand-in writes for the prompt of a step."""
-    prompt = fill_step(step, SETTINGS, TEMPLATES)
+def written(step: Generate, searches: Sequence[Sequence[Hit]] = ()) -> str:
+    """Returns what the stand-in writes for the prompt of a step. `searches`: found before it."""
+    prompt = fill_step(step, SETTINGS, TEMPLATES, searches=searches)
     text = write(f"{prompt.system}\n{prompt.user}", None)
     return "".join(words(text)[: step.max_tokens]).strip()
 
@@ -37,16 +37,17 @@ def wrong_in(
     answer: Answer, program: str, question: str, passages: Mapping[str, Hit]
 ) -> str | None:
     """Returns what an `ok` answer has that its program does not give; None: nothing."""
-    told = iter(answer.steps)
+    told, searches = iter(answer.steps), list[Found]()
 
     def result(step: Step) -> Found | Said:
         done = next(told, None)
-        text = step.text if isinstance(step, Retrieve) else written(step)
+        text = step.text if isinstance(step, Retrieve) else written(step, searches)
         if done is None or done.text != text:
             raise WorkflowError(f"its step is {done}, and not {text!r}")
         if isinstance(step, Generate):
             return Said(text)
-        return Found([passages[doc_id] for doc_id in done.doc_ids])
+        searches.append(Found([passages[doc_id] for doc_id in done.doc_ids]))
+        return searches[-1]
 
     found = find(PROGRAMS, program)
     assert found is not None, "it was asked for"
@@ -56,7 +57,7 @@ def wrong_in(
         return str(error)
     if next(told, None) is not None:
         return "it has more steps than its program"
-    if answer.answer != (text := written(end)):
+    if answer.answer != (text := written(end, searches)):
         return f"its text is {answer.answer!r}, and not {text!r}"
     ids = [each.doc_id for each in end.passages]
     has_them = [each.id for each in answer.retrieved] == ids
