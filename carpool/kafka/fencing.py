@@ -14,8 +14,12 @@ from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, Deaths, Head, head_of, with_head
 from carpool.kafka.records import TopicPartition
 
-SUSPECTS_MAX = 256
-"""Records from the committed offset on, at most, that are tried alone after two deaths."""
+SUSPECTS_MAX = 32
+"""Records from the committed offset on, at most, that are tried alone after two deaths.
+
+With more, a service that was killed twice by chance is slow for longer. A record that kills and is
+farther away kills twice more for each 32 records before it.
+"""
 ALONE_DEATHS = 2
 """After so many deaths in a row with a record in hand, it is tried alone."""
 FATAL_DEATHS = ALONE_DEATHS + 2
