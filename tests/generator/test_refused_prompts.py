@@ -51,7 +51,7 @@ def test_a_question_that_waits_is_named_with_what_the_server_said_and_the_servic
         first = run.stage.notes()[0]
         assert run.stage.not_ready() == () and run.stage.credit().records > 0
         assert first == (
-            f"query {ids[0][:100]!r} is refused since 2027-01-15 08:00:00+00:00 (tries: 1): "
+            f"query {ids[0][:100]!r} is refused since 2027-01-15 08:00:00+00:00 (requests: 1): "
             "Request too large"
         )
         clock.sleep(61_000_000)
