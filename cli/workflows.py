@@ -135,7 +135,7 @@ def check(
     """Run each program of a file with made-up results, and print the steps that it asks for.
 
     Each search finds other passages, as long as a prompt shows them; a line names those that its
-    prompt has no room for. Finds what services would refuse: imports that a program may not use,
+    prompt does not show. Finds what services would refuse: imports that a program may not use,
     steps that are not valid, prompts that cannot be filled, endless loops, and programs that ask
     for other steps in another process: each runs in two, with other orders of sets. Give --text to
     see another path. Needs no broker and no model. Exit code 1: a program does not reach its
@@ -197,7 +197,7 @@ def run(
     """Run a program on a real index and a real model, without Kafka, and show what each step does.
 
     Each prompt is printed as the model gets it, then the text as it is written; passages that a
-    prompt had no room for are named. Steps side by side run one after the other. After a change of
+    prompt does not show are named. Steps side by side run one after the other. After a change of
     the program, --from N goes on from step N: the steps before it are those of a saved run, and are
     not paid again. The program must still ask for them. Of an answer (`carpool ask --json`) the
     texts are taken, and its searches run again. With --json the run is one document on standard

@@ -147,9 +147,15 @@ class ModuleProcess:
                     self._add(call)
                     continue
                 ran = WorkflowError(f"{call.request.place}: the program {death}, twice")
+            except Exception as error:  # a defect ends this workflow, and not the thread
+                log.exception("a program could not be run", program=program)
+                ran = WorkflowError(f"{call.request.place}: a defect of Carpool: {error!r}")
             else:
                 self._killers.discard(program)
-            call.then(ran)
+            try:
+                call.then(ran)
+            except Exception:
+                log.exception("what follows a program failed", program=program)
         self._end()
 
     def _next(self) -> _Call | None:

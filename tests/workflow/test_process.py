@@ -189,3 +189,15 @@ def test_a_fresh_child_runs_what_was_loaded_not_what_the_file_holds_now(
     with pytest.raises(WorkflowError, match="twice"):
         process.run(asked(programs["counts"]))
     assert process.run(asked(programs["good"])).steps == (Retrieve("why?"),)
+
+
+def test_an_error_of_what_follows_a_program_stops_no_other_program(module: ModuleProcess) -> None:
+    good = program_of(module, "good")
+
+    def then(ran: Ran) -> None:
+        raise ZeroDivisionError
+
+    module.submit(asked(good), then, lambda: True)
+    ended: list[Ran] = []
+    module.submit(asked(good), ended.append, lambda: True)
+    wait_until(lambda: len(ended) == 1)
