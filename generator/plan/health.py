@@ -1,9 +1,10 @@
 """Whether an LLM server takes prompts: open, doubted after a refusal, paused, or probing.
 
 `doubted`: it refused a prompt, and nothing says yet whether the prompt or the server is the cause.
-It gets a canary, a request of one token, or, while no prompt waits, a check, which is free. A
-server that refuses either is paused; then it is `probing`: it is checked, and gets a canary. Health
-begins as `probing`, so no prompt is taken in before the server has answered once. Pure.
+It gets a canary: a request of one token. While no prompt waits, it gets a check, which is free. A
+server that refuses its canary or its check is paused. After the pause it is `probing`: it gets a
+check, then a canary. Health begins as `probing`, so no prompt is taken in before the server has
+answered once. Pure.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class ServerHealth:
         return self.probe
 
     def has_accepted_since(self, before: int, now_us: int) -> bool:
-        """Returns whether it accepted a request after the first `before`, and in half a second."""
+        """Returns whether it accepted more than `before` requests, the last within half a second.
+
+        `before`: how many it had accepted at an earlier time.
+        """
         return self.accepted > before and now_us - self._accepted_us < BACKOFF_US_MIN
 
     def prompt_accepted(self, now_us: int) -> None:

@@ -94,8 +94,8 @@ class PromptQueue:
     among these, or if KV events say what the servers have cached, tenants take turns. Of one
     tenant, the workflows with most finished steps go first. Among equal ones each server chooses by
     what it has cached. The prompt goes to the server that has most of it cached; if they are equal,
-    to the first. A prompt waits while one with an equal key is at a server, and gets to a server
-    that refused it only after a pause.
+    to the first. A prompt waits while one with an equal key is at a server. A server that refused a
+    prompt gets it again after a pause only.
     """
 
     def __init__(self, *caches: CachedPrefixes, refused: RefusedPrompts | None = None) -> None:

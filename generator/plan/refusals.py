@@ -1,7 +1,7 @@
 """What LLM servers have refused of each prompt, and when a prompt has failed. Pure.
 
-A refusal says something about its prompt once the server has accepted another request that ended
-after the prompt was sent: then it is *judged*. If the server refuses that too, it is *forgiven*.
+A refusal says something about its prompt when the server has accepted another request since it got
+the prompt: then the refusal is *judged*. If the server refuses a canary, too, it is *forgiven*.
 Prompts with an equal digest share their refusals.
 """
 
