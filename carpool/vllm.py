@@ -163,8 +163,6 @@ def vllm_command(
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--max-num-seqs", "32", LENGTH_OPTION, str(CONTEXT_TOKENS)),
         *("--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
-        # Small models may fill JSON with white space until they have no tokens left.
-        *("--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}'),
     ]
     if is_cpu_build():
         # Without compilation it starts in a minute. The CPU build needs blocks of 32 tokens or

@@ -197,10 +197,8 @@ class WorkflowRunner:
 
         The step is added to those of the run.
         """
-        retrieval, form = self._retrieval(step, query), self._engine.form
-        prepared = prepare_prompt(
-            retrieval, self._settings.generator, self._templates, form=form, step=step
-        )
+        retrieval = self._retrieval(step, query)
+        prepared = prepare_prompt(retrieval, self._settings.generator, self._templates, step=step)
         request, shown, began = prepared.request, "", time.perf_counter()
         self._console.print(Text(f"{request.system}\n\n{request.user}"), soft_wrap=True)
         if prepared.left_out:

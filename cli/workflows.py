@@ -309,7 +309,7 @@ def _dry_run(
     program: Program, question: str, texts: Iterable[str], settings: WorkflowSections
 ) -> Checked:
     from carpool.testing.workflow import run
-    from generator.prompts import check_prompt, load_templates
+    from generator.prompts import fill_step, load_templates
 
     prompts, templates = settings.generator, load_templates(settings.generator)
     said = itertools.chain(texts, (f"made-up text {number}" for number in itertools.count(1)))
@@ -326,7 +326,7 @@ def _dry_run(
             return searches[-1]
         text = Said(next(said))
         steps.append(f"write   {_prompt(step)} -> {quoted(text.text)}")
-        steps[-1] += left_out(check_prompt(step, prompts, templates, searches).left_out)
+        steps[-1] += left_out(fill_step(step, prompts, templates, searches).left_out)
         return text
 
     answer, wrong = None, None
@@ -334,7 +334,7 @@ def _dry_run(
         end = run(program, result, question=question, limits=settings.workflow).answer
         answer = _prompt(end)
         if not end.is_written:
-            answer += left_out(check_prompt(end, prompts, templates, searches).left_out)
+            answer += left_out(fill_step(end, prompts, templates, searches).left_out)
     except WorkflowError as error:
         wrong = str(error)
     except RecordError as error:

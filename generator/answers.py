@@ -53,22 +53,18 @@ def answered(
 ) -> tuple[Answer, Citations]:
     """Returns the answer that the model wrote, and its citations.
 
-    `ok`: a complete text or JSON object, the text within bounds, and all clusters searched.
-    `partial`: the text was cut off (`finish_reason` is `length`), is not the expected object, or
-    damaged clusters were skipped (`error` says so). `failed`: there is no text. A text that was
-    ended because it repeated itself (`repetition`) is `ok` if it has a whole sentence.
+    `ok`: a complete text, and all clusters searched. `partial`: the text was cut off
+    (`finish_reason` is `length`), or damaged clusters were skipped (`error` says so). `failed`:
+    there is no text. A text that was ended because it repeated itself (`repetition`) is `ok` if it
+    has a whole sentence.
     """
     retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
-    citations = cite(written.answer, written.numbers, passages=prepared.given)
-    chars_max = prepared.answer_chars_max
-    is_full = chars_max is not None and len(written.answer) >= chars_max
-    is_cut = is_full and finished.finish_reason == "stop"
-    finish_reason = "length" if is_cut else finished.finish_reason
+    citations = cite(written.answer, passages=prepared.given)
     error, before = _skipped(retrieval), _usage_of_steps(retrieval)
-    status: Status = "ok" if written.is_complete and not is_full and error is None else "partial"
+    status: Status = "ok" if written.is_complete and error is None else "partial"
     if not written.answer.strip():
-        status, error = "failed", _no_text(finish_reason)
+        status, error = "failed", _no_text(finished.finish_reason)
     answer = _made(
         retrieval,
         prepared.given,
@@ -82,7 +78,7 @@ def answered(
         prompt_key=work.prompt_key,
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
-        finish_reason=finish_reason,
+        finish_reason=finished.finish_reason,
         usage=Usage(
             input_tokens=finished.input_tokens + before.input_tokens,
             output_tokens=finished.output_tokens + before.output_tokens,
@@ -133,7 +129,7 @@ def written_before(
     finish_reason = "length" if said.is_cut else "stop"
     is_whole = error is None and not said.is_cut
     given = _given_before(retrieval, text)
-    citations = cite(text, (), passages=given)
+    citations = cite(text, passages=given)
     return _made(
         retrieval,
         given,

@@ -427,7 +427,6 @@ class GeneratorStage:
             self._settings,
             self._templates,
             has_model=self._has_model,
-            form=self._servers.form,
             step=step,
         )
 

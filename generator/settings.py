@@ -164,14 +164,6 @@ class LlmSettings(Settings, frozen=True, kw_only=True):
     api_key: Annotated[
         Secret, Meta(description="Key of the server, if it needs one; from the environment only")
     ] = Secret()
-    answer_form: Annotated[
-        Literal["auto", "text", "json"],
-        Meta(
-            description="Form in which the model writes an answer: `text`, sentences that end with "
-            "markers such as [1]; `json`, an object (a third of its tokens is not text), "
-            "requested as strictly as the server accepts; `auto`, text with vLLM, else json"
-        ),
-    ] = "auto"
     sends_priority: Annotated[
         bool,
         Meta(

@@ -8,14 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from generator.llm.protocol import LlmEngine, LlmFinished, LlmPiece, LlmRefusal, LlmRequest
-from generator.plan.answer_text import (
-    AnswerParser,
-    Reader,
-    TextReader,
-    written,
-    written_once,
-    written_text,
-)
+from generator.plan.answer_text import TextReader, written_once, written_text
 from generator.plan.repeats import RepeatFinder
 from generator.query_in_progress import Generated
 
@@ -38,8 +31,8 @@ async def stream_answer(
     `on_broken` is called before an error is raised, or if the call is cancelled, with the tokens so
     far: as the server counted them, else one for each piece.
 
-    `on_text(generation_id, seq, text)` gets the text of the answer as it is written, without the
-    JSON around it. Every call has a new generation id. To cancel the call cancels the request.
+    `on_text(generation_id, seq, text)` gets the text of the answer as it is written. Every call has
+    a new generation id. To cancel the call cancels the request.
 
     A text that repeats itself (`generator.plan.repeats`) ends before the repetition, and the
     request is cancelled. Its tokens are counted in the same way.
@@ -61,8 +54,7 @@ async def _read(
     on_text: Callable[[str, int, str], None],
 ) -> Generated:
     generation_id = str(uuid.uuid4())
-    reader: Reader = TextReader() if request.form == "text" else AnswerParser()
-    repeats = RepeatFinder()
+    reader, repeats = TextReader(), RepeatFinder()
     seq = 0
     chars_left = request.max_tokens * RAW_CHARS_PER_TOKEN_MAX
     answer = ""
@@ -96,10 +88,7 @@ async def _read(
             seq += 1
     assert finished is not None, "an engine ends in LlmFinished, or raises"
     text = "".join(piece.text for piece in pieces)
-    if request.form == "json":
-        whole = written(text)
-    else:
-        whole = written_text(text, is_cut=finished.finish_reason == "length")
+    whole = written_text(text, is_cut=finished.finish_reason == "length")
     return Generated(generation_id=generation_id, written=whole, finished=finished)
 
 

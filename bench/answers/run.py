@@ -107,8 +107,8 @@ class AskedRow(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run.
 
-    `beyond_text`: the share of output tokens that are not tokens of the text, but of its form,
-    markers and end. Of a workflow, the tokens of its steps are beyond the text, too.
+    `beyond_text`: the share of output tokens that are not tokens of the text, but of its markers
+    and end. Of a workflow, the tokens of its steps are beyond the text, too.
     """
 
     gold_in_answer: Share
@@ -218,7 +218,7 @@ def _shown(value: float | Share) -> str:
 
 
 def without_markers(text: str) -> str:
-    """Returns the text without markers such as `[1]`, which are form and not content."""
+    """Returns the text without markers such as `[1]`, which are no content."""
     return _MARKER.sub("", text)
 
 

@@ -72,7 +72,6 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -204,7 +204,7 @@ class LlmServer:
 
     def text(self, chat: ChatRequest) -> str:
         """Returns what the server writes."""
-        return write(prompt_text(chat.messages), chat.response_format)
+        return write(prompt_text(chat.messages))
 
     async def pace(self, responder: Responder, prompt_tokens: int) -> AsyncGenerator[None, None]:
         """Yields when the server has read the prompt, and when each token may be written."""

@@ -1,4 +1,4 @@
-"""The texts and JSON objects of the LLM stand-in, made from the prompt only."""
+"""The texts of the LLM stand-in, made from the prompt only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 NAME = "carpool-llm-stand-in"
 _NUMBERED = re.compile(r"^\[(\d+)\]", re.MULTILINE)
@@ -39,40 +37,9 @@ def cited_number(prompt: str) -> int | None:
     return numbers[int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % len(numbers)]
 
 
-def write(prompt: str, response_format: Mapping[str, Any] | None) -> str:
-    """Returns a sentence, or an object that is valid under the requested JSON schema."""
+def write(prompt: str) -> str:
+    """Returns a sentence, with a citation where the prompt has numbered passages."""
     number = cited_number(prompt)
     digest = hashlib.sha256(prompt.encode()).hexdigest()[:8]
     cited = f" [{number}]." if number else "."
-    sentence = f"{NAME} read {len(words(prompt))} words of prompt {digest}{cited}"
-    if not response_format or response_format.get("type") not in ("json_schema", "json_object"):
-        return sentence
-    if response_format["type"] == "json_object":  # the object that the prompt asks for
-        value = {"answer": sentence, "citations": [] if number is None else [number]}
-        return msgspec.json.encode(value).decode()
-    schema = response_format.get("json_schema", {}).get("schema", {})
-    return msgspec.json.encode(_instance(schema, sentence, number)).decode()
-
-
-def _instance(schema: Mapping[str, Any], sentence: str, number: int | None) -> Any:
-    """Returns a value that is valid under the part of JSON Schema that structured output uses."""
-    choices = schema.get("enum")
-    if choices:
-        return number if number in choices else choices[0]
-    match schema.get("type"):
-        case "object":
-            return {
-                name: _instance(part, sentence, number)
-                for name, part in schema.get("properties", {}).items()
-            }
-        case "array":
-            length = min(max(schema.get("minItems", 0), 1), schema.get("maxItems", 1))
-            return [_instance(schema.get("items", {}), sentence, number)] * length
-        case "integer" | "number":
-            return max(number or 0, schema.get("minimum", 0))
-        case "boolean":
-            return True
-        case "null":
-            return None
-        case _:
-            return sentence[: schema.get("maxLength", len(sentence))]
+    return f"{NAME} read {len(words(prompt))} words of prompt {digest}{cited}"

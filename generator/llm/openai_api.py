@@ -1,4 +1,4 @@
-"""A server with OpenAI's API, such as vLLM: streamed completions that follow a JSON Schema.
+"""A server with OpenAI's API, such as vLLM: streamed completions.
 
 A server that tokenizes gets prompts as token ids (/v1/completions), every other one as chat text.
 """
@@ -20,7 +20,6 @@ from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
 from carpool.terminal import without_password
 from generator.llm.openai_errors import BUSY, detail_of, failure, is_too_long
 from generator.llm.protocol import (
-    AnswerForm,
     LlmEvent,
     LlmFinished,
     LlmPiece,
@@ -73,22 +72,11 @@ class OpenAiLlm:
         self._client_or_none: AsyncOpenAI | None = None
         self._has_answered = self._has_said_odd_counts = False
         self._facts: ServerFacts | None = None
-        self._last_form: tuple[Mapping[str, Any] | None, str | None] = (None, None)
         self._is_vllm = False
         self._finding_out = asyncio.Lock()
         self._sample_ids: tuple[int, ...] = ()
         self._said: tuple[object, ...] = ()
         self._tokenizer = PromptTokenizer(self._ask_for_ids, segments_max=SEGMENTS_MAX)
-
-    @property
-    def form(self) -> AnswerForm:
-        """See `LlmEngine`. `auto`: text where the server is a vLLM, which keeps its form."""
-        chosen = self._settings.answer_form
-        return "text" if chosen == "text" or (chosen == "auto" and self._is_vllm) else "json"
-
-    def _told(self, facts: ServerFacts) -> str:
-        """Returns the form of answers as `llm.answer_form` names it."""
-        return "text" if self.form == "text" else facts.json_form
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
@@ -150,13 +138,9 @@ class OpenAiLlm:
                 await self._find_out()
 
     async def canary(self) -> None:
-        """See `LlmEngine`. It has the form of the last prompt, which the server may not know.
-
-        A server that refuses the canary for its content takes requests.
-        """
-        schema, regex = self._last_form
+        """See `LlmEngine`. A server that refuses the canary for its content takes requests."""
         try:
-            async for _ in self.stream(replace(_CANARY, schema=schema, regex=regex)):
+            async for _ in self.stream(_CANARY):
                 pass
         except PromptRefused:
             return
@@ -208,7 +192,6 @@ class OpenAiLlm:
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
-        self._last_form = request.schema, request.regex
         with self._failures("an answer"):
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 response = await self._begin(request)
@@ -256,7 +239,6 @@ class OpenAiLlm:
                 address=self.address,
                 vllm=version or "is another server",
                 prompts="token ids" if facts.takes_ids else f"chat text: {reason}",
-                answer_form=self._told(facts),
             )
         return facts
 
@@ -339,12 +321,15 @@ class OpenAiLlm:
                     with_ids = facts
 
     def _learned(self, error: openai.APIStatusError, facts: ServerFacts, *, has_ids: bool) -> bool:
-        """Learns from a refusal; returns False if it says nothing about the form of requests."""
+        """Learns from a refusal; returns False if it says nothing about the form of requests.
+
+        A server that has answered in this form refuses the prompt, not the form.
+        """
         status, detail = error.status_code, detail_of(error)
-        if status not in _FORM or is_too_long(detail):
+        if status not in _FORM or is_too_long(detail) or self._has_answered:
             return False
-        learned = after_refusal(facts, detail, has_answered=self._has_answered)
-        if has_ids and not self._has_answered and (status in _NOT_THERE or learned is None):
+        learned = after_refusal(facts, detail)
+        if has_ids and (status in _NOT_THERE or learned is None):
             learned = replace(facts, takes_ids=False)
         if learned is None:
             return False
@@ -354,7 +339,6 @@ class OpenAiLlm:
             address=self.address,
             refusal=detail,
             prompts="token ids" if learned.takes_ids else "chat text",
-            answer_form=self._told(learned),
             max_tokens_field=learned.max_tokens_field,
             left_out=sorted(learned.left_out),
         )

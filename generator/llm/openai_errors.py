@@ -92,7 +92,7 @@ def _refusal(
     return LlmRefusal(
         "misfit",
         f"it refuses a request, and has answered none so far ({detail}): does it know "
-        "llm.answer_form, llm.extra_body, and `priority` if llm.sends_priority is on?",
+        "llm.extra_body, and `priority` if llm.sends_priority is on?",
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from carpool.errors import CarpoolError, RetryableError
 from generator.plan.refusals import RefusedAs
@@ -21,15 +21,10 @@ settings. `misfit`: it answers with what is no API, refuses for now (409, 425), 
 and has answered none yet.
 """
 
-AnswerForm = Literal["text", "json"]
-"""`text`: sentences, then markers such as `[1]`. `json`: an object with `answer`, `citations`."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlmRequest:
     """One prompt. `id` is in the server's logs, the same for retries.
-
-    At most one of `schema`, a JSON Schema, and `regex` says what form the answer must have.
 
     The prompt is a chat of two messages, or the `token_ids` that the server makes of them. Empty
     ids are not known yet. `segments`: `user`, cut so that the ids of each part can be used again.
@@ -44,13 +39,6 @@ class LlmRequest:
     temperature: float = 0.0
     seed: int | None = None
     priority: int = 0
-    schema: Mapping[str, Any] | None = None
-    regex: str | None = None
-
-    @property
-    def form(self) -> AnswerForm:
-        """The form of the answer: an object by `schema`, else text."""
-        return "text" if self.schema is None else "json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,11 +118,6 @@ class LlmEngine(Protocol):
     @property
     def address(self) -> str:
         """The server in messages: its URL, or a name."""
-        ...
-
-    @property
-    def form(self) -> AnswerForm:
-        """The form in which the server is asked to answer; known once `check` has returned."""
         ...
 
     @property

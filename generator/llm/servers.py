@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from generator.llm.protocol import AnswerForm, LlmEngine, LlmRefusal, LlmRequest
+from generator.llm.protocol import LlmEngine, LlmRefusal, LlmRequest
 
 
 class LlmServers:
@@ -27,13 +27,6 @@ class LlmServers:
 
     def __getitem__(self, server: int) -> LlmEngine:
         return self._engines[server]
-
-    @property
-    def form(self) -> AnswerForm:
-        """The form of answers: text if all servers that have passed a check take text."""
-        checked = [self._engines[server] for server in sorted(self._checked)]
-        forms = {engine.form for engine in checked or self._engines}
-        return "text" if forms == {"text"} else "json"
 
     async def check(self, server: int) -> None:
         """See `LlmEngine.check`. Refuses a server whose token ids are not those of the others."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,7 +15,6 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 def prompt_key(
     *,
     prompt_hash: str,
-    form: Mapping[str, Any] | str | None,
     model: str,
     max_tokens: int,
     temperature: float,
@@ -28,15 +26,13 @@ def prompt_key(
     """Returns the key (BLAKE2b, hexadecimal); None: the model may answer otherwise the next time.
 
     Only temperature 0 or a seed makes an answer that can be given again. `prompt_hash`: of the
-    filled template. `form`: the JSON Schema or the regular expression that the answer must match.
-    `passages`: the ids of those in the prompt, for the citations. `tenant`: of the record's header,
-    and of the query.
+    filled template. `passages`: the ids of those in the prompt, for the citations. `tenant`: of
+    the record's header, and of the query.
     """
     if temperature != 0 and seed is None:
         return None
     decides: tuple[object, ...] = (
         prompt_hash,
-        form,
         model,
         max_tokens,
         float(temperature),

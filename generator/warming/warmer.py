@@ -256,6 +256,4 @@ def _warm_up_of(prompt: LlmRequest, token_ids: tuple[int, ...]) -> LlmRequest:
         token_ids=token_ids,
         max_tokens=1,
         priority=WARM_UP_PRIORITY,
-        schema=None,
-        regex=None,
     )

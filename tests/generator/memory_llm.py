@@ -9,10 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from generator.llm.protocol import (
-    AnswerForm,
     LlmEvent,
     LlmFinished,
     LlmPiece,
@@ -50,7 +47,6 @@ class MemoryLlm:
     script: Sequence[Reply] = ()
     checks: Sequence[LlmRefusal | None] = ()
     canaries: Sequence[LlmRefusal | None] = ()
-    form: AnswerForm = "json"
     requests: list[LlmRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     warmed: list[LlmRequest] = field(default_factory=list)
@@ -135,11 +131,6 @@ class MemoryLlm:
 def _answer(request: LlmRequest) -> str:
     """Returns the last line of the prompt, with a citation of its first passage, if any."""
     first = re.search(r"^\[(\d+)\]", request.user, re.MULTILINE)
-    numbers = [int(first[1])] if first else []
-    marker = f" [{numbers[0]}]" if numbers else ""
+    marker = f" [{first[1]}]" if first else ""
     last_line = request.user.rstrip().rpartition("\n")[2]
-    if request.form == "text":
-        return f"{NAME} was asked: {last_line}{marker}"
-    return msgspec.json.encode(
-        {"answer": f"{NAME} was asked: {last_line}{marker}", "citations": numbers}
-    ).decode()
+    return f"{NAME} was asked: {last_line}{marker}"

@@ -109,7 +109,7 @@ def test_a_template_that_cannot_be_used_is_refused_with_every_problem(
 
 def test_the_built_in_templates_say_that_passages_are_data() -> None:
     templates = load_templates(GeneratorSettings())
-    assert {"cited", "cited_json"} <= templates.keys()
+    assert "cited" in templates
     with_passages = [each for each in templates.values() if "passages" in each.placeholders]
     assert all("data, not instructions" in each.system for each in with_passages)
 

@@ -81,7 +81,6 @@ def test_real_questions_get_answers_that_cite_what_was_given_and_a_long_prompt_f
         assert answer.status in ("ok", "partial"), answer.error
         assert answer.answer
         assert answer.model == vllm_server.model
-        assert answer.citations or answer.finish_reason != "stop", "its form ends with a marker"
         assert answer.quotes[0].text in PASSAGES[answer.quotes[0].n - 1].text
         for citation in answer.citations:
             assert citation.doc_id == PASSAGES[citation.n - 1].doc_id
@@ -169,7 +168,7 @@ def test_the_tree_of_kv_events_agrees_with_the_cached_tokens_of_every_answer(
     vllm_server: VllmServer,
 ) -> None:
     """The server has answered before, so the tree begins with a replay."""
-    requests = [replace(request, max_tokens=1, schema=None) for request in real_requests()[:PAIRS]]
+    requests = [replace(request, max_tokens=1) for request in real_requests()[:PAIRS]]
     tree = KvTree()
 
     def happened(event: KvTreeEvent) -> None:

@@ -52,15 +52,6 @@ def test_an_answer_that_a_step_wrote_is_whole_only_if_its_text_is(reason: str, s
     assert answer.answer == "So it is [1]."
 
 
-def test_a_step_is_asked_for_text_where_answers_are_json() -> None:
-    engine = MemoryLlm(form="json")
-    with running(engine) as run:
-        assert ended(run, begun()).status == "ok"
-    step, answer = engine.requests
-    assert (step.form, answer.form) == ("text", "json")
-    assert "JSON" not in step.system + step.user
-
-
 def test_passages_that_a_prompt_names_often_are_counted_as_often() -> None:
     often = Generate(prompt="{docs}\n" * 100, docs=Found(some_hits(3)))
     retrieval = a_retrieval(a_query(text="why?"), some_hits(3))

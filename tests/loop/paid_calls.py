@@ -32,7 +32,7 @@ class PaidCalls(MemoryLlm):
     """`turns`: by call, how many records of its question were committed each time it was paid."""
 
     def __init__(self) -> None:
-        super().__init__(form="text")
+        super().__init__()
         self.turns: dict[Call, list[int]] = {}
         self.broker: MemoryBroker | None = None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -13,8 +12,6 @@ from carpool.testing.llm_server import LlmServer
 from carpool.testing.llm_tokens import encode
 
 Dialect: TypeAlias = Literal["vllm", "openai", "llama.cpp", "ollama"]
-GRAMMAR_LENGTH_MAX = 2_000
-"""llama.cpp makes a grammar of a schema, and refuses repetitions from this number on."""
 
 
 class DialectServer(LlmServer):
@@ -40,13 +37,9 @@ class DialectServer(LlmServer):
 
 def refusal(dialect: Dialect, request: ChatRequest) -> str | None:
     """Returns why a server of this dialect refuses the request; None: it takes it."""
-    form = request.response_format or {}
-    schema = form.get("json_schema", {}).get("schema", {})
     match dialect:
         case "openai":
-            message = _openai_refusal(request, form, schema)
-        case "llama.cpp" if _longest(schema) >= GRAMMAR_LENGTH_MAX:
-            message = "Failed to initialize samplers: failed to parse grammar"
+            message = _openai_refusal(request)
         case "ollama" if isinstance(request.prompt, list):
             message = (
                 "json: cannot unmarshal array into Go struct field CompletionRequest.prompt of "
@@ -57,9 +50,7 @@ def refusal(dialect: Dialect, request: ChatRequest) -> str | None:
     return message
 
 
-def _openai_refusal(
-    request: ChatRequest, form: Mapping[str, Any], schema: Mapping[str, Any]
-) -> str | None:
+def _openai_refusal(request: ChatRequest) -> str | None:
     if request.max_tokens is not None:
         return (
             "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
@@ -72,23 +63,4 @@ def _openai_refusal(
         )
     if request.priority is not None:
         return "Unrecognized request argument supplied: priority"
-    if form.get("json_schema", {}).get("strict") and _longest(schema):
-        return (
-            "Invalid schema for response_format 'cited_answer': In context=('properties', "
-            "'answer'), 'maxLength' is not permitted."
-        )
-    text = " ".join(str(message.get("content")) for message in request.messages)
-    if form.get("type") == "json_object" and "json" not in text.lower():
-        return (
-            "'messages' must contain the word 'json' in some form, to use 'response_format' of "
-            "type 'json_object'."
-        )
     return None
-
-
-def _longest(schema: Any) -> int:
-    """Returns the largest `maxLength` in a JSON Schema, or 0."""
-    if isinstance(schema, Mapping):
-        own = schema.get("maxLength")
-        return max([own if isinstance(own, int) else 0, *map(_longest, schema.values())])
-    return max(map(_longest, schema), default=0) if isinstance(schema, list) else 0

@@ -29,7 +29,6 @@ READY_S, POLL_S = 180.0, 0.05
 OF_CARPOOL = {
     ("kafka", "delivery"): "exactly_once",
     ("llm", "model"): STAND_IN_MODEL,
-    ("llm", "answer_form"): "text",
     ("generator", "concurrency"): "32",
     ("generator", "partials"): "false",
     ("generator", "reuse"): "false",

@@ -29,7 +29,7 @@ TEMPLATES = load_templates(SETTINGS)
 def written(step: Generate, searches: Sequence[Sequence[Hit]] = ()) -> str:
     """Returns what the stand-in writes for the prompt of a step. `searches`: found before it."""
     prompt = fill_step(step, SETTINGS, TEMPLATES, searches=searches)
-    text = write(f"{prompt.system}\n{prompt.user}", None)
+    text = write(f"{prompt.system}\n{prompt.user}")
     return "".join(words(text)[: step.max_tokens]).strip()
 
 
