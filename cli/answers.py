@@ -1,4 +1,4 @@
-"""Prints an answer: text, quote, citations with titles, and the time of each stage."""
+"""Prints an answer: text, what it is cited for, its quote, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from schemas.answer import Answer, StepDone
+from schemas.answer import Answer, Citation, Quote, StepDone
 
 STAGE_ORDER = (
     "kafka_wait",
@@ -49,7 +49,7 @@ def has_evidence(answer: Answer) -> bool:
 
 
 def answer_text(answer: Answer) -> RenderableType:
-    """Returns the answer, or why there is none, with the titles of its citations."""
+    """Returns the answer, or why there is none, with what it can be checked by."""
     parts: list[RenderableType] = []
     if answer.status not in ANSWERED:
         parts.append(
@@ -60,7 +60,7 @@ def answer_text(answer: Answer) -> RenderableType:
         )
     elif answer.answer:
         parts.append(Text(answer.answer.strip()))
-    parts += [*quote_lines(answer), *citation_lines(answer)]
+    parts += evidence_lines(answer)
     return Group(*parts)
 
 
@@ -83,36 +83,46 @@ def text_after(shown: str, answer: Answer) -> Text:
     return Text(f"\n{text}")
 
 
-def quote_lines(answer: Answer) -> list[Text]:
-    """Returns a line for each quote that is not the answer itself."""
-    return [
-        Text("  quote ", style="cyan")
-        + Text(f"“{quote.text}”", style="italic")
-        + Text(f"  ({quote.title or quote.doc_id})", style="dim")
-        for quote in answer.quotes
-        if quote.text != answer.answer
-    ]
+def evidence_lines(answer: Answer) -> list[Text]:
+    """Returns what an answer can be checked by, a line each.
 
-
-def citation_lines(answer: Answer) -> list[Text]:
-    """Returns one line for each cited passage, or, without citations, for each passage found."""
-    lines: list[Text] = []
-    seen: set[int] = set()
-    for citation in answer.citations:
-        if citation.n not in seen:
-            seen.add(citation.n)
-            title = citation.title or citation.doc_id
-            source = citation.url or (citation.doc_id if title != citation.doc_id else "")
-            line = Text(f"  [{citation.n}] ", style="cyan") + Text(title, style="default")
-            lines.append(line + Text(f"  ({source})" if source else "", style="dim"))
+    These are its citations with the sentence that supports them, markers of no passage, the quote,
+    unless it was shown, and, where no passage supports the answer, that this is so.
+    """
+    lines = [_citation_line(citation) for citation in answer.citations]
     for n in sorted({citation.n for citation in answer.invented_citations}):
-        lines.append(
-            Text(f"  [{n}] ", style="red") + Text("invented: the prompt has no such passage")
+        no_passage = Text("invented: the prompt has no such passage")
+        lines.append(Text(f"  [{n}] ", style="red") + no_passage)
+    shown = {answer.answer, *(each.snippet for each in answer.citations if each.quote)}
+    for quote in answer.quotes:
+        if quote.text not in shown:
+            lines.append(Text("  quote ", "cyan") + _sentence(quote.text, quote))
+    if answer.grounded is False:
+        given = ", ".join(each.id for each in answer.retrieved if each.in_prompt) or "none"
+        no_support = (
+            f"  no passage supports this answer, or it says so itself; the model was given: {given}"
         )
-    if not answer.citations and answer.retrieved:
-        found = ", ".join(passage.id for passage in answer.retrieved if passage.in_prompt)
-        lines.append(Text(f"  no citation; the model was given: {found}", style="dim"))
-    return lines
+        lines.append(Text(no_support, style="yellow"))
+    return [line for place, line in enumerate(lines) if line not in lines[:place]]
+
+
+def _citation_line(citation: Citation) -> Text:
+    line = Text("  words " if citation.by == "text" else f"  [{citation.n}] ", style="cyan")
+    if citation.quote is not None:
+        return line + _sentence(citation.snippet, citation)
+    line += Text(citation.title or citation.doc_id, style="default") + _source(citation)
+    is_checked = citation.by is not None
+    return line + Text("  no sentence of it supports the answer" if is_checked else "", "yellow")
+
+
+def _sentence(text: str, of: Citation | Quote) -> Text:
+    title = Text(f"  {of.title or of.doc_id}", style="default")
+    return Text(f"“{text}”", style="italic") + title + _source(of)
+
+
+def _source(of: Citation | Quote) -> Text:
+    source = of.url or (of.doc_id if of.title not in ("", of.doc_id) else "")
+    return Text(f"  ({source})" if source else "", style="dim")
 
 
 def quoted(text: str) -> str:

@@ -19,8 +19,7 @@ from carpool.kafka.topic_reader import read_topic
 from cli.answers import (
     ANSWERED,
     answer_text,
-    citation_lines,
-    quote_lines,
+    evidence_lines,
     step_line,
     text_after,
     timing_line,
@@ -112,8 +111,8 @@ def ask(
         print_json(answer)
     else:
         is_shown = streams and answer.status in ANSWERED
-        sources = (*quote_lines(answer), *citation_lines(answer))
-        for part in (*(sources if is_shown else [answer_text(answer)]), timing_line(answer)):
+        shown = evidence_lines(answer) if is_shown else [answer_text(answer)]
+        for part in (*shown, timing_line(answer)):
             console.print(part, soft_wrap=True)
     if answer.status not in ANSWERED:
         raise typer.Exit(FAILED)

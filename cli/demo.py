@@ -86,10 +86,13 @@ def summary(answers: Sequence[Answer], asked: int) -> str:
     """Returns a line: how many of `asked` questions have an answer that can be checked."""
     checkable = sum(map(has_evidence, answers))
     cut = sum(answer.status == "partial" for answer in answers)
+    grounded = [answer for answer in answers if answer.grounded]
+    marked = sum(
+        any(one.quote and one.by == "model" for one in each.citations) for each in grounded
+    )
     quoted = sum(bool(answer.quotes) for answer in answers if answer.status in ANSWERED)
-    cited = sum(bool(answer.citations) for answer in answers)
     return (
         f"{checkable} of {asked} answered from passages"
-        f"{f' ({cut} cut short)' if cut else ''}: {quoted} with a quote, {cited} with a citation "
-        "by the model."
+        f"{f' ({cut} cut short)' if cut else ''}: {len(grounded)} with a passage that supports "
+        f"them ({marked} by a marker of the model), {quoted} with a quote."
     )

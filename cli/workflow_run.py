@@ -18,7 +18,7 @@ from carpool.workflow.journal import Workflows, with_results
 from carpool.workflow.program import Program
 from carpool.workflow.steps import AnswerStep, Generate, Retrieve, Step, WorkflowError
 from cli.all_settings import CarpoolSettings
-from cli.answers import citation_lines, quote_lines, quoted
+from cli.answers import evidence_lines, quoted
 from generator.answers import answered, written_before
 from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal, PromptRefused
@@ -238,8 +238,8 @@ class WorkflowRunner:
             message = Message(source=self._source, key=None, value=None, headers=(), received_us=0)
             unit = Unit(id=0, record=asked, message=message)
             work = QueryInProgress(id=0, unit=unit, prepared=prepared, progress=progress)
-            answer, _ = answered(work, generated, _now_us(), Warmed())
-        for line in (*quote_lines(answer), *citation_lines(answer)):
+            answer = answered(work, generated, _now_us(), Warmed())
+        for line in evidence_lines(answer):
             self._console.print(line, soft_wrap=True)
         return answer
 

@@ -41,7 +41,10 @@ public class Ask {
             JsonNode answer = await(answers, id, place, Duration.ofSeconds(120));
             System.out.println(answer.get("status").asText() + ": " + answer.path("answer").asText());
             for (JsonNode citation : answer.path("citations")) {
-                System.out.println("[" + citation.get("n") + "] " + citation.path("title").asText());
+                boolean isSupported = citation.has("quote");
+                System.out.println("[" + citation.get("n") + "] by the " + citation.path("by").asText()
+                        + (isSupported ? ": " : ", without support: ") + citation.path("title").asText()
+                        + ": " + citation.path("snippet").asText());
             }
         }
         System.exit(0);

@@ -9,7 +9,8 @@ import msgspec
 
 import carpool
 from carpool.workflow.steps import Said
-from generator.plan.citations import Citations, Cited, cite
+from generator.plan.attribution import Attributed, attribute
+from generator.plan.citations import cite
 from generator.plan.prompt import fitting_part
 from generator.plan.query_digest import query_digest
 from generator.plan.quote import choose_quote
@@ -27,6 +28,7 @@ from schemas.answer import (
     Quote,
     Retrieved,
     Status,
+    TextSpan,
     Usage,
     steps_done,
     unanswered,
@@ -48,10 +50,8 @@ NO_MODEL = "none"
 """The `model` of an answer that is a quote."""
 
 
-def answered(
-    work: QueryInProgress, generated: Generated, now_us: int, warmed: Warmed
-) -> tuple[Answer, Citations]:
-    """Returns the answer that the model wrote, and its citations.
+def answered(work: QueryInProgress, generated: Generated, now_us: int, warmed: Warmed) -> Answer:
+    """Returns the answer that the model wrote, with what its sentences are cited for.
 
     `ok`: a complete text, and all clusters searched. `partial`: the text was cut off
     (`finish_reason` is `length`), or damaged clusters were skipped (`error` says so). `failed`:
@@ -60,12 +60,11 @@ def answered(
     """
     retrieval, prepared = work.unit.record, work.prepared
     written, finished = generated.written, generated.finished
-    citations = cite(written.answer, passages=prepared.given)
     error, before = _skipped(retrieval), _usage_of_steps(retrieval)
     status: Status = "ok" if written.is_complete and error is None else "partial"
     if not written.answer.strip():
         status, error = "failed", _no_text(finished.finish_reason)
-    answer = _made(
+    return _made(
         retrieval,
         prepared.given,
         work.progress,
@@ -74,7 +73,7 @@ def answered(
         prompt_hash=prepared.prompt_hash,
         status=status,
         attempts=work.progress.attempts,
-        **_cited(citations, retrieval, prepared.given, prepared.passage_chars_max),
+        **_cited(written.answer, retrieval, prepared.given, prepared.passage_chars_max),
         prompt_key=work.prompt_key,
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
@@ -90,7 +89,6 @@ def answered(
         model=finished.model or None,
         error=error,
     )
-    return answer, citations
 
 
 def extracted(
@@ -101,7 +99,6 @@ def extracted(
     `ok`, or `partial` where damaged clusters were skipped (`error` says so).
     """
     quotes, error = _quotes(retrieval, prepared.given), _skipped(retrieval)
-    of_quotes = Citations(valid=tuple(Cited(n=quote.n) for quote in quotes), invented=())
     return _made(
         retrieval,
         prepared.given,
@@ -109,7 +106,8 @@ def extracted(
         now_us,
         status="ok" if error is None else "partial",
         attempts=1,
-        **_cited(of_quotes, retrieval, prepared.given, prepared.passage_chars_max),
+        citations=tuple(_of_quote(quote, prepared.given[quote.n]) for quote in quotes),
+        grounded=bool(quotes),
         answer=quotes[0].text if quotes else NOTHING_FOUND,
         finish_reason=EXTRACTIVE,
         usage=_usage_of_steps(retrieval),
@@ -129,7 +127,6 @@ def written_before(
     finish_reason = "length" if said.is_cut else "stop"
     is_whole = error is None and not said.is_cut
     given = _given_before(retrieval, text)
-    citations = cite(text, passages=given)
     return _made(
         retrieval,
         given,
@@ -137,7 +134,7 @@ def written_before(
         now_us,
         status="failed" if not text else "ok" if is_whole else "partial",
         attempts=1,
-        **_cited(citations, retrieval, given, PASSAGE_CHARS_MAX),
+        **_cited(text, retrieval, given, PASSAGE_CHARS_MAX),
         answer=text or None,
         finish_reason=finish_reason,
         usage=_usage_of_steps(retrieval),
@@ -316,33 +313,64 @@ def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> d
 
 
 def _cited(
-    citations: Citations, retrieval: Retrieval, given: Mapping[int, Hit], passage_chars_max: int
+    answer: str, retrieval: Retrieval, given: Mapping[int, Hit], passage_chars_max: int
 ) -> dict[str, Any]:
-    """Returns the fields of an answer with its citations of `given`."""
-    question = retrieval.query.text or ""
+    """Returns the fields of an answer that say what its text is cited for, of `given`."""
+    question, markers = retrieval.query.text or "", cite(answer, passages=given)
+    passages = {n: (hit.title, hit.text) for n, hit in given.items()}
+    attributed = attribute(question, answer, markers.valid, passages)
     return {
         "citations": tuple(
-            _citation(cited, question, given[cited.n], passage_chars_max)
-            for cited in citations.valid
+            _citation(one, question, given[one.n], passage_chars_max) for one in attributed
         ),
+        "grounded": any(one.is_supported for one in attributed) if answer.strip() else None,
         "invented_citations": tuple(
             InventedCitation(n=cited.n, start=cited.start, end=cited.end)
-            for cited in citations.invented
+            for cited in markers.invented
         ),
     }
 
 
-def _citation(cited: Cited, question: str, hit: Hit, passage_chars_max: int) -> Citation:
-    shown = fitting_part(question, hit.text, passage_chars_max)
+def _citation(one: Attributed, question: str, hit: Hit, passage_chars_max: int) -> Citation:
+    support, marker, quote = one.support, one.marker, None
+    if support is not None and one.is_supported:
+        quote = TextSpan(start=support.start, end=support.end)
+        snippet = hit.text[quote.start : quote.end]
+    else:
+        shown = fitting_part(question, hit.text, passage_chars_max)
+        snippet = fitting_part(question, shown, SNIPPET_CHARS_MAX)
     return Citation(
-        n=cited.n,
+        n=one.n,
         doc_id=hit.doc_id,
+        by="text" if marker is None else "model",
         title=hit.title[:TITLE_CHARS_MAX],
-        snippet=fitting_part(question, shown, SNIPPET_CHARS_MAX),
+        snippet=snippet,
         url=_url(hit),
         metadata=hit.metadata,
-        start=cited.start,
-        end=cited.end,
+        start=None if marker is None else marker.start,
+        end=None if marker is None else marker.end,
+        sentence=None
+        if one.sentence is None
+        else TextSpan(start=one.sentence[0], end=one.sentence[1]),
+        quote=quote,
+        support=None if support is None else support.share,
+        score=hit.score,
+    )
+
+
+def _of_quote(quote: Quote, hit: Hit) -> Citation:
+    """Returns the citation of an answer that is a quote."""
+    return Citation(
+        n=quote.n,
+        doc_id=quote.doc_id,
+        by="text",
+        title=quote.title,
+        snippet=quote.text,
+        url=quote.url,
+        metadata=hit.metadata,
+        sentence=TextSpan(start=0, end=len(quote.text)),
+        quote=TextSpan(start=quote.start, end=quote.end),
+        support=1.0,
         score=hit.score,
     )
 

@@ -252,17 +252,22 @@ class Outcomes:
         if work.texts is not None:
             return self._step_result(work, work.texts, generated, now_us)
         warmed = self._on_answered(work, finished.cached_tokens)
-        answer, citations = answered(work, generated, now_us, warmed)
+        answer = answered(work, generated, now_us, warmed)
         url = self._servers[work.server].address
         operation = inference(work, finished, now_us, model=self._model, url=url)
         late = self._late(work.unit.record, work.progress)
         operations = (*work.progress.searches, operation)
         made = _ended(work.unit, answer, now_us, operations, late=late)
-        metrics = self._metrics.generator
         self.count(work, "output", finished)
-        metrics.citations.labels(result="valid").inc(len(citations.valid))
-        metrics.citations.labels(result="invented").inc(len(citations.invented))
+        self._count_citations(answer)
         return made
+
+    def _count_citations(self, answer: Answer) -> None:
+        counts = self._metrics.generator.citations
+        for one in answer.citations:
+            by_model = "unsupported" if one.quote is None else "supported"
+            counts.labels(result="text" if one.by == "text" else by_model).inc()
+        counts.labels(result="invented").inc(len(answer.invented_citations))
 
     def _step_result(
         self, work: QueryInProgress, texts: StepTexts, generated: Generated, now_us: int

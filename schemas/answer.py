@@ -21,22 +21,40 @@ ErrorType = (
 STEP_CHARS_MAX = 2_000
 
 
-class Citation(Record, frozen=True, kw_only=True):
-    """A passage that the answer cites with the marker `[n]`, at `answer[start:end]`.
+class TextSpan(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Characters of a text, from `start` up to `end`."""
 
-    `snippet`: of the passage as it stood in the prompt, the part that fits the question.
-    `metadata`: of the line of the corpus, as far as the index stores it; `url`: its field of that
-    name, where it is a text.
+    start: NonNegative
+    end: NonNegative
+
+
+class Citation(Record, frozen=True, kw_only=True):
+    """A passage that is cited for a sentence of the answer, or for its part up to a marker.
+
+    `by`: `model`, which wrote the marker `[n]` at `answer[start:end]`, or `text`: Carpool found the
+    words of the sentence in the passage, and this citation has no marker. None: by the model, in an
+    answer of an earlier version. `sentence`: in `answer`; None: it has no words. `quote`: in the
+    text of the corpus line, perhaps in a part that the prompt did not show, the sentence that
+    supports it, by `support`, from 0 to 1. A passage that the model cites without support has no
+    `quote`, and one without text no `support`.
+
+    `snippet`: the text of `quote`; without one, of the passage as it stood in the prompt, the part
+    that fits the question. `metadata`: of the line of the corpus, as far as the index stores it;
+    `url`: its field of that name, where it is a text.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1)]
     doc_id: str
+    by: Literal["model", "text"] | None = None
     title: str = ""
     snippet: str = ""
     url: str | None = None
     metadata: dict[str, Any] | None = None
     start: NonNegative | None = None
     end: NonNegative | None = None
+    sentence: TextSpan | None = None
+    quote: TextSpan | None = None
+    support: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     score: float | None = None
 
 
@@ -141,8 +159,11 @@ class Answer(Record, frozen=True, kw_only=True):
     """The one terminal answer of an input record. `timings_ms`: milliseconds by stage.
 
     `source`: the record that the application published: topic, partition and offset are those of
-    the producer's delivery report; the topic is named without `kafka.prefix`. `quotes`: what
-    Carpool chose from the passages, beside the model's answer and citations. `replayed`: it
+    the producer's delivery report; the topic is named without `kafka.prefix`. `grounded`: a passage
+    supports a sentence of the answer; False also where the answer says that the passages do not
+    hold it; None: there is no answer, or it is of an earlier version, or the last text of a
+    workflow that came to a limit. `quotes`: what Carpool chose
+    from the passages by the question, beside the answer and its citations. `replayed`: it
     repeats the answer to an earlier record, with this id and `query_digest`, a digest of the
     question, or with this `prompt_key`, a digest of all that decides the model's answer. `steps`:
     what a workflow did before its answer. `status` `shed` is reserved for a service that refuses
@@ -156,6 +177,7 @@ class Answer(Record, frozen=True, kw_only=True):
     attempts: NonNegative
     citations: tuple[Citation, ...]
     retrieved: tuple[Retrieved, ...]
+    grounded: bool | None = None
     invented_citations: tuple[InventedCitation, ...] = ()
     quotes: tuple[Quote, ...] = ()
     steps: tuple[StepDone, ...] = ()

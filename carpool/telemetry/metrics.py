@@ -269,7 +269,10 @@ class GeneratorMetrics:
             ),
         )
         self.citations = make.counter(
-            "citations_total", "Citations: valid, or invented (no such passage).", "result"
+            "citations_total",
+            "Citations: by the model, with a sentence of the passage that supports it or without "
+            "(`unsupported`) or of no passage (`invented`); `text`: found by Carpool.",
+            "result",
         )
         self.dedup_decisions = make.counter(
             "answer_ledger_decisions_total",

@@ -1,4 +1,4 @@
-"""Which passages the model cited: markers `[n]` in its text."""
+"""Which passages the model cited: the markers `[n]` in its text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CITATIONS_MAX = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cited:
-    """Passage `n` was cited, by the marker `text[start:end]`, or as a quote (None)."""
+    """Passage `n` was cited, by the marker `text[start:end]`."""
 
     n: int
-    start: int | None = None
-    end: int | None = None
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +31,10 @@ class Citations:
 
 
 def cite(answer: str, *, passages: Container[int]) -> Citations:
-    """Returns the citations of `answer`: its markers in order.
+    """Returns the markers of `answer` in order; one of several numbers counts for each.
 
-    A number counts once for each marker. Numbers that are not in `passages` are invented, and stay
-    in the text. The first `CITATIONS_MAX` of each kind are returned.
+    Numbers that are not in `passages` are invented, and stay in the text. The first
+    `CITATIONS_MAX` of each kind are returned.
     """
     written = [
         Cited(n=int(number), start=match.start(), end=match.end())

@@ -6,28 +6,25 @@ contains, and those of its passage's title, which every sentence of the passage 
 is the weight of the question's words that it has, as a share of all, less `RANK_COST` for each
 passage before its own. The highest score wins; of equal ones the first.
 
-A word is compared by its first `STEM_CHARS` letters: *directed* finds *director*. The rule knows no
-language. It is wrong where the answer is in another sentence than the question's words.
+Words are compared as `generator.plan.words` does. The rule knows no language. It is wrong where the
+answer is in another sentence than the question's words.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from generator.plan.sentences import sentence_spans
+from generator.plan.words import stems, words
 
-STEM_CHARS = 5
 RANK_COST = 0.1
 """What a passage loses for each better one: a search has ranked them by more than words."""
 PASSAGE_CHARS_MAX = 20_000
 QUESTION_CHARS_MAX = 1_000
 """The beginning of a passage and of the question that is read, so that long ones cost no more."""
 QUOTE_CHARS_MAX = 400
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,13 +46,13 @@ def choose_quote(
     passage. O(n).
     """
     sentences = [
-        (n, start, end, _stems(text[start:end]) | _stems(title))
+        (n, start, end, stems(words(text[start:end])) | stems(words(title)))
         for n, (title, text) in enumerate(passages, start=1)
         for start, end in sentence_spans(text[:PASSAGE_CHARS_MAX], chars_max)
     ]
     if not sentences:
         return None
-    asked = _stems(question[:QUESTION_CHARS_MAX])
+    asked = stems(words(question[:QUESTION_CHARS_MAX]))
     # idf(w) = ln(1 + N / df(w)): N sentences, df(w) of which have the word
     weights = {
         word: math.log(1 + len(sentences) / count)
@@ -71,7 +68,3 @@ def choose_quote(
 
     n, start, end, _ = max(sentences, key=score)
     return QuotedSentence(n=n, start=start, end=end)
-
-
-def _stems(text: str) -> frozenset[str]:
-    return frozenset(word[:STEM_CHARS] for word in _WORD.findall(text.casefold()))

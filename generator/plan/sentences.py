@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterator
 
 _SENTENCE_END = re.compile(
-    r"(?<=[.!?])"
-    r"(?<![ .(][A-Z]\.)(?<!\bc\.)(?<!\b(?:St|Dr|Mr|Ms|Jr|Sr|vs|No|ca|fl)\.)(?<!\bMrs\.)"
-    r"[\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9])"
+    r"(?<=[.!?؟।])"
+    r"(?<![ .(*][A-Z]\.)(?<!^[A-Z]\.)(?<!\bc\.)"
+    r"(?<!\b(?:St|Dr|Mr|Ms|Jr|Sr|vs|No|ca|fl)\.)(?<!\bMrs\.)"
+    r"(?<!\b(?:i\.e|e\.g)\.)"
+    r"[\"'”’)\]]*\s+(?=[\"'“‘(\[«„¿¡]?[^\W_a-zß-öø-ÿα-ωά-ώа-џ])"
+    r"|(?<=[。！？])[”’」』）]*\s*"
 )
-"""Space after a sentence: not after an initial or a common abbreviation."""
+"""Space after a sentence: not after an initial or a common abbreviation, nor before a small letter.
+Chinese and Japanese write no space.
+"""
 _LAST_SPACE = re.compile(r"\s+\S*\Z")
-_WHOLE = re.compile(r"[.!?][\"'”’)\]]*$")
+_WHOLE = re.compile(r"[.!?؟।。！？][\"'”’)\]」』）]*$")
 
 
 def sentence_spans(text: str, chars_max: int | None = None) -> Iterator[tuple[int, int]]:

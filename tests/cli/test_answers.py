@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from cli.answers import answer_text, has_evidence, stages_of, text_after, timing_table
 from cli.demo import summary
 from cli.http import listed, missing_of, parse_metrics
-from schemas.answer import Answer, Citation, InventedCitation, Quote, Retrieved
+from schemas.answer import Answer, Citation, InventedCitation, Quote, Retrieved, TextSpan
 from tests.records import an_answer
 
 
@@ -38,9 +38,18 @@ def test_the_demo_counts_answers_with_passages_whether_or_not_the_model_cites_on
     quoted = msgspec.structs.replace(
         cited(), status="partial", quotes=(Quote(n=1, doc_id="a", start=0, end=2, text="It"),)
     )
-    assert summary([cited("a"), quoted, late], 4) == (
-        "2 of 4 answered from passages (1 cut short): 1 with a quote, 1 with a citation by the "
-        "model."
+    span = TextSpan(start=0, end=1)
+    supported = tuple(
+        msgspec.structs.replace(
+            cited(),
+            grounded=True,
+            citations=(Citation(n=1, doc_id="a", by=by, quote=span, support=1.0),),
+        )
+        for by in ("model", "text")
+    )
+    assert summary([*supported, quoted, late], 5) == (
+        "3 of 5 answered from passages (1 cut short): 2 with a passage that supports them (1 by a "
+        "marker of the model), 1 with a quote."
     )
 
 
@@ -65,21 +74,34 @@ def test_after_its_pieces_only_what_they_lack_of_an_answer_is_shown(
 
 
 def test_an_answer_is_shown_with_what_it_is_checked_by() -> None:
-    invented = msgspec.structs.replace(cited("a"), invented_citations=(InventedCitation(n=7),))
-    assert "  [1] A  (a)\n  [7] invented: the prompt has no such passage" in shown(
-        answer_text(invented)
-    )
-    assert "no citation; the model was given: a, b" in shown(answer_text(cited()))
+    old = msgspec.structs.replace(cited("a"), invented_citations=(InventedCitation(n=7),))
+    assert "  [1] A  (a)\n  [7] invented: the prompt has no such passage" in shown(answer_text(old))
+    span, url = TextSpan(start=0, end=9), "https://a.example"
     answer = msgspec.structs.replace(
-        cited("a"),
-        quotes=(Quote(n=1, doc_id="a", start=0, end=9, text="It is so.", title="A"),),
-        citations=(Citation(n=1, doc_id="a", title="A", url="https://a.example"),),
+        cited(),
+        grounded=True,
+        quotes=(Quote(n=1, doc_id="a", start=0, end=9, text="So it is.", title="A"),),
+        citations=(
+            Citation(n=1, doc_id="a", by="model", title="A", snippet="It is so.", quote=span),
+            Citation(n=1, doc_id="a", by="model", title="A", snippet="It is so.", quote=span),
+            Citation(n=2, doc_id="b", by="model", title="B", snippet="x", support=0.1),
+            Citation(n=2, doc_id="b", by="text", snippet="Or so.", url=url, quote=span),
+        ),
     )
     assert shown(answer_text(answer)) == (
-        "In 1889 [1].\n  quote “It is so.”  (A)\n  [1] A  (https://a.example)\n"
+        "In 1889 [1].\n"
+        "  [1] “It is so.”  A  (a)\n"
+        "  [2] B  (b)  no sentence of it supports the answer\n"
+        "  words “Or so.”  b  (https://a.example)\n"
+        "  quote “So it is.”  A  (a)\n"
     )
-    extractive = msgspec.structs.replace(answer, answer="It is so.")
-    assert "quote" not in shown(answer_text(extractive))
+    same = msgspec.structs.replace(answer, answer="So it is.")
+    assert "quote" not in shown(answer_text(same)), "the answer is the quote"
+    none = msgspec.structs.replace(cited(), grounded=False)
+    assert (
+        "no passage supports this answer, or it says so itself; the model was given: a, b"
+        in shown(answer_text(none))
+    )
 
 
 def test_stages_stand_in_the_order_in_which_they_happen() -> None:

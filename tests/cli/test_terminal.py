@@ -21,7 +21,7 @@ from carpool.dead_letters.letter import DeadLetter
 from carpool.disk.manifest import read_manifest, write_manifest
 from carpool.telemetry.logs import configure_logs
 from carpool.terminal import TerminalConsole, harmless, harmless_json
-from cli.answers import answer_text, citation_lines, timing_line, timing_table
+from cli.answers import answer_text, evidence_lines, timing_line, timing_table
 from cli.dlq.showing import count, letter_text, letters_table, reasons_table, topics_table
 from cli.status import Status
 from cli.status import _print as print_status
@@ -146,7 +146,7 @@ def test_an_answer_is_printed_escaped() -> None:
             timings_ms={HOSTILE: 1.0},
             error=error,
         )
-        parts = (answer_text(answer), *citation_lines(answer), timing_line(answer))
+        parts = (answer_text(answer), *evidence_lines(answer), timing_line(answer))
         printed = on_a_terminal(*parts, timing_table([answer]))
         assert r"\x1b[2J" in printed
         assert not unsafe(printed)

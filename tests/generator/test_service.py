@@ -28,6 +28,7 @@ from schemas.answer import (
     InventedCitation,
     Quote,
     Retrieved,
+    TextSpan,
 )
 from schemas.headers import TENANT_HEADER
 from schemas.query import Generation
@@ -56,8 +57,20 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
     )
     assert answer.answer == "Because [2] [7]."
     assert answer.citations == (
-        Citation(n=2, doc_id="d2", title="T2", snippet="text 2", start=8, end=11, score=0.8),
+        Citation(
+            n=2,
+            doc_id="d2",
+            by="model",
+            title="T2",
+            snippet="text 2",
+            start=8,
+            end=11,
+            sentence=TextSpan(start=0, end=16),
+            support=0.0,
+            score=0.8,
+        ),
     )
+    assert answer.grounded is False
     assert answer.invented_citations == (InventedCitation(n=7, start=12, end=15),), (
         "none is put in its place"
     )
@@ -89,7 +102,7 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
     assert header(output.headers, "traceparent") == b"00-1"
     assert header(output.headers, "other") is None
     assert run.metric("citations_total", result="invented") == 1
-    assert run.metric("citations_total", result="valid") == 1
+    assert run.metric("citations_total", result="unsupported") == 1
 
 
 def test_times_are_of_every_stage_in_milliseconds() -> None:
