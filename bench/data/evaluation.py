@@ -31,7 +31,8 @@ CORPUS = "wikipedia-16k"
 CLAIMS = "claims-fever"
 EVIDENCE = "qrels-fever.tsv"
 TRAFFIC = "queries-hotpotqa"
-QUESTIONS = ("queries-nq", TRAFFIC)
+NATURAL = "queries-nq"
+QUESTIONS = (NATURAL, TRAFFIC)
 
 
 class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,12 +121,15 @@ class BacklogOptions(ServiceOptions, frozen=True, kw_only=True):
 
 
 class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
-    """Are the answers right, and what do they cost?
+    """Are the answers right, what are they cited for, and what do they cost?
 
     Asks 100 questions whose answers are known, with a vLLM that the run starts. Counts where a gold
-    answer is: in the answer, in the answer or its quote; the F1 of the answer's words; and the
-    share of output tokens that are not the text. Means come with 95 % intervals. --workflow asks
-    them by each of these programs; only for one_shot is there a promise of quality.
+    answer is: in the answer, in the answer or its quote; the F1 of the answer's words; what the
+    model cites and what Carpool finds, and whether it is the gold passage; noise; and the share of
+    output tokens that are not the text. Means come with 95 % intervals. --natural asks questions of
+    NQ too, whose answers are not known. --workflow asks them by each of these programs; only for
+    one_shot is there a promise of quality. With one_shot a threshold of support is chosen on the
+    first half of the questions and judged on the second.
 
     Ends with 1 when a question has not one terminal answer, less than 0.75 have gold in answer or
     quote, or more than 15 % of tokens are beyond the text.
@@ -139,3 +142,6 @@ class AnswersOptions(CorpusOptions, frozen=True, kw_only=True):
     questions: Annotated[
         int, typer.Option("--questions", min=1, max=100, help="How many of the 100 are asked.")
     ] = 100
+    natural: Annotated[
+        int, typer.Option("--natural", min=0, help="How many of NQ's questions are asked too.")
+    ] = 0

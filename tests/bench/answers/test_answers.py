@@ -1,13 +1,26 @@
-"""Which answers count as right, as repeating, and as tokens beyond the text."""
+"""Which answers count as right, cited and noisy, and which tokens as beyond the text."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from bench.answers.gold import read_gold
-from bench.answers.run import AskedRow, figures_of, judge, promises_of, without_markers
+from bench.answers.rows import (
+    AnswerFigures,
+    AskedRow,
+    Share,
+    figures_of,
+    judge,
+    noise_in,
+    without_markers,
+)
+from bench.answers.run import promises_of
+from bench.answers.support import judged_threshold
 from bench.core.accounting import account
+from bench.data.index import BenchIndex
 from schemas.answer import Answer, Usage
 
 GOLD = read_gold()[0]
@@ -52,9 +65,104 @@ def test_tokens_beyond_the_text_are_a_share_of_the_output() -> None:
     assert figures_of(rows).beyond_text == pytest.approx(0.25)
 
 
+def test_citations_are_counted_by_answers_by_passages_and_by_sentences() -> None:
+    def by(who: str, doc_id: str, sentence: str, quote: str = "") -> dict[str, str]:
+        return {"by": who, "doc_id": doc_id, "sentence": sentence, "quote": quote}
+
+    figures = figures_of(
+        [
+            row(
+                answer="A. B.",
+                gold="g",
+                gold_in_answer=True,
+                grounded=True,
+                sentences=2,
+                citations=[
+                    by("model", "x", "A."),
+                    by("text", "g", "A.", "q"),
+                    by("text", "g", "B.", "r"),
+                ],
+            ),
+            row(
+                answer="C. D.",
+                gold="h",
+                grounded=True,
+                sentences=2,
+                citations=[by("model", "x", "C.", "q"), by("model", "h", "C.", "q")],
+            ),
+            row(answer="E.", gold="i", gold_in_answer=True, grounded=False, sentences=1),
+            row(answer="F.", sentences=1, finish_reason="length", status="partial"),
+        ]
+    )
+    shares = {name: value.share for name, value in vars_of(figures).items() if value is not None}
+    assert shares == pytest.approx(
+        {
+            "gold_in_answer": 2 / 3,
+            "gold_in_answer_or_quote": 2 / 3,
+            "f1": 0.0,
+            "grounded": 1 / 2,
+            "marked": 1 / 2,
+            "markers_supported": 2 / 3,
+            "by_text": 1 / 4,
+            "sentences_supported": 3 / 6,
+            "gold_cited": 1 / 2,
+            "citation_precision": 2 / 3,
+            "citation_recall": 2 / 3,
+            "partial": 1 / 4,
+            "at_limit": 1 / 4,
+            "noise": 0.0,
+        }
+    )
+
+
+def vars_of(figures: AnswerFigures) -> dict[str, Share | None]:
+    values = {name: getattr(figures, name) for name in figures.__struct_fields__}
+    return {name: value for name, value in values.items() if not isinstance(value, float)}
+
+
+@pytest.mark.parametrize(
+    ("text", "noise"),
+    [
+        ("It is 6.5 m high, e.g. in Rome [1].", ()),
+        ("Born 4 May 1954 in St. Louis. He won 23 medals.", ()),
+        ("[1]", ("no word",)),
+        ("In a game of dice. icts.net. icts.net.", ("address", "sentence with a small letter")),
+        ("It is so. ithink: it is.", ("sentence with a small letter",)),
+        ("It is 0000000000 m.", ("row of digits",)),
+        ("The answer is: The answer is: The answer is: so", ("phrase three times",)),
+    ],
+)
+def test_noise_is_told_by_kind(text: str, noise: tuple[str, ...]) -> None:
+    assert noise_in(text) == noise
+
+
+def test_a_threshold_is_chosen_on_one_half_and_judged_on_the_other(tmp_path: Path) -> None:
+    gold = read_gold()[:8]
+    corpus = [
+        {"id": each.passage, "title": each.id, "text": f"{each.question[:-1]}: {each.answers[0]}."}
+        for each in gold
+    ]
+    folder = tmp_path / "index"
+    lines = b"\n".join(map(msgspec.json.encode, corpus))
+    folder.with_name("index-corpus.jsonl").write_bytes(lines)
+    rows = [
+        row(
+            answer=f"It is {each.answers[0]}.",
+            gold_in_answer=True,
+            retrieved=[one.passage for one in gold],
+        )
+        for each in gold
+    ]
+    index = BenchIndex(dir=folder, manifest=None)  # type: ignore[arg-type]
+    judged = judged_threshold(index, gold, rows)
+    assert judged.chosen.with_support.share == judged.of_carpool.with_support.share == 1
+    assert judged.chosen.without_gold_passage.share == 1
+    assert judged.of_carpool.with_another_answer.share == 1
+
+
 def test_promises_are_of_all_questions() -> None:
     rows = tuple(
-        row(answer="a", output_tokens=9, text_tokens=8, gold_in_quote=number < 7)
+        row(answer="a", gold="g", output_tokens=9, text_tokens=8, gold_in_quote=number < 7)
         for number in range(10)
     )
     kept = promises_of(account(["q"], ["q"]), figures_of(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.answers.run import share_of
+from bench.answers.rows import share_of
 
 
 def test_half_of_a_hundred_is_between_40_and_60_percent() -> None:
