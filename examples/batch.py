@@ -38,7 +38,7 @@ async def collect(questions: list[str], answers: Path) -> None:
             "question": question,
             "status": answer.status,
             "answer": answer.answer,
-            "citations": [citation.title for citation in answer.citations],
+            "citations": [each.title for each in answer.citations if each.quote is not None],
         }
 
     async with Client.from_settings() as client:

@@ -229,8 +229,8 @@ class ReplayServer:
                 yield LlmSettings(
                     base_url=f"http://127.0.0.1:{server.server_address[1]}/v1",
                     model="m",
-                    first_token_timeout_s=2.0,
-                    next_token_timeout_s=1.0,
+                    first_token_timeout_s=5.0,
+                    next_token_timeout_s=2.0,
                     tries_max=TRIES_MAX,
                 )
             finally:
