@@ -88,7 +88,7 @@ def run(options: AnswersOptions) -> bool:
                 promises |= {f"{name}: {each}": holds for each, holds in kept.items()}
                 corpus.note(f"{name}: {shown[name]}")
                 if is_promised:
-                    threshold = judged_threshold(corpus.index, gold, rows)
+                    threshold = judged_threshold(corpus.data.corpus_path, gold, rows)
                     results["threshold"] = threshold
                     shown["threshold of support"] = structs.asdict(threshold)
     return corpus.finish(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
 from bench.answers.gold import GoldQuestion, has_gold
 from bench.answers.rows import AskedRow, Share, share_of
 from bench.data.evaluation import read_passages
-from bench.data.index import BenchIndex
 from carpool.disk.documents import Document
 from generator.plan.attribution import SUPPORT_MIN, Evidence, attribute, statements
 from generator.plan.citations import cite
@@ -54,14 +54,13 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged_threshold(
-    index: BenchIndex, gold: Sequence[GoldQuestion], rows: Sequence[AskedRow]
+    corpus_path: Path, gold: Sequence[GoldQuestion], rows: Sequence[AskedRow]
 ) -> JudgedThreshold:
     """Returns what thresholds do on the answers that contain a gold answer.
 
     Halves are by place: even ones choose, odd ones judge.
     """
-    passages = read_passages(index.dir.with_name(f"{index.dir.name}-corpus.jsonl"))
-    corpus = {each.doc_id: each for each in passages}
+    corpus = {each.doc_id: each for each in read_passages(corpus_path)}
     cases = list(_cases(corpus, gold, rows))
     best = max((_judged(cases[::2], step) for step in STEPS), key=_sum)
     return JudgedThreshold(

@@ -20,7 +20,6 @@ from bench.answers.rows import (
 from bench.answers.run import promises_of
 from bench.answers.support import judged_threshold
 from bench.core.accounting import account
-from bench.data.index import BenchIndex
 from schemas.answer import Answer, Usage
 
 GOLD = read_gold()[0]
@@ -142,9 +141,8 @@ def test_a_threshold_is_chosen_on_one_half_and_judged_on_the_other(tmp_path: Pat
         {"id": each.passage, "title": each.id, "text": f"{each.question[:-1]}: {each.answers[0]}."}
         for each in gold
     ]
-    folder = tmp_path / "index"
-    lines = b"\n".join(map(msgspec.json.encode, corpus))
-    folder.with_name("index-corpus.jsonl").write_bytes(lines)
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, corpus)))
     rows = [
         row(
             answer=f"It is {each.answers[0]}.",
@@ -153,8 +151,7 @@ def test_a_threshold_is_chosen_on_one_half_and_judged_on_the_other(tmp_path: Pat
         )
         for each in gold
     ]
-    index = BenchIndex(dir=folder, manifest=None)  # type: ignore[arg-type]
-    judged = judged_threshold(index, gold, rows)
+    judged = judged_threshold(path, gold, rows)
     assert judged.chosen.with_support.share == judged.of_carpool.with_support.share == 1
     assert judged.chosen.without_gold_passage.share == 1
     assert judged.of_carpool.with_another_answer.share == 1
