@@ -263,11 +263,7 @@ def _parts(answer: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     for markers in _MARKERS.finditer(answer, start, end):
         if WORD.search(answer, markers.end(), end):
             yield start, markers.end()
-            start = (
-                markers.end()
-                + len(answer[markers.end() : end])
-                - len(answer[markers.end() : end].lstrip(" ,;"))
-            )
+            start = end - len(answer[markers.end() : end].lstrip(" ,;"))
     yield start, end
 
 
