@@ -62,7 +62,7 @@ def judged_threshold(
     """
     corpus = {each.doc_id: each for each in read_passages(corpus_path)}
     cases = list(_cases(corpus, gold, rows))
-    best = max((_judged(cases[::2], step) for step in STEPS), key=_sum)
+    best = max((_judged(cases[::2], step) for step in STEPS), key=_rank)
     return JudgedThreshold(
         chosen=_judged(cases[1::2], best.threshold),
         of_carpool=_judged(cases, SUPPORT_MIN),
@@ -90,9 +90,10 @@ def _cpu_ms(corpus: dict[str, Document], rows: Sequence[AskedRow]) -> float:
     return (time.process_time() - begin) / max(1, len(rows)) * 1_000
 
 
-def _sum(judged: Judged) -> float:
+def _rank(judged: Judged) -> tuple[float, float]:
+    """Orders thresholds by the sum of their shares; of equal ones the higher is better."""
     shares = (judged.with_support, judged.without_gold_passage, judged.with_another_answer)
-    return sum(each.share for each in shares)
+    return round(sum(each.share for each in shares), 9), judged.threshold
 
 
 def _cases(
