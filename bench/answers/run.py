@@ -81,7 +81,7 @@ def run(options: AnswersOptions) -> bool:
                     "seconds": took_s,
                     "accounting": accounting,
                     "figures": figures,
-                    "rows": rows,
+                    "rows": [structs.replace(row, retrieved=()) for row in rows],
                 }
                 is_promised = name == ONE_SHOT
                 kept = promises_of(accounting, figures, is_one_shot=is_promised)
