@@ -107,7 +107,7 @@ def evidence_lines(answer: Answer) -> list[Text]:
 
 
 def _citation_line(citation: Citation) -> Text:
-    line = Text("  words " if citation.by == "text" else f"  [{citation.n}] ", style="cyan")
+    line = Text("  source " if citation.by == "text" else f"  [{citation.n}] ", style="cyan")
     if citation.quote is not None:
         return line + _sentence(citation.snippet, citation)
     line += Text(citation.title or citation.doc_id, style="default") + _source(citation)

@@ -92,7 +92,7 @@ def test_an_answer_is_shown_with_what_it_is_checked_by() -> None:
         "In 1889 [1].\n"
         "  [1] “It is so.”  A  (a)\n"
         "  [2] B  (b)  no sentence of it supports the answer\n"
-        "  words “Or so.”  b  (https://a.example)\n"
+        "  source “Or so.”  b  (https://a.example)\n"
         "  quote “So it is.”  A  (a)\n"
     )
     same = msgspec.structs.replace(answer, answer="So it is.")
