@@ -9,11 +9,8 @@ import msgspec
 
 import carpool
 from carpool.workflow.steps import Said
-from generator.plan.attribution import Attributed, attribute
-from generator.plan.citations import cite
-from generator.plan.prompt import fitting_part
+from generator.citing import Citing
 from generator.plan.query_digest import query_digest
-from generator.plan.quote import choose_quote
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
 from generator.warming.warmer import Warmed
@@ -21,14 +18,10 @@ from schemas.answer import (
     Answer,
     AnswerError,
     CacheUse,
-    Citation,
     ErrorType,
-    InventedCitation,
     Provenance,
-    Quote,
     Retrieved,
     Status,
-    TextSpan,
     Usage,
     steps_done,
     unanswered,
@@ -39,10 +32,8 @@ from schemas.retrieval import Hit, Retrieval
 SOFTWARE = f"carpool/{carpool.__version__}"
 TOO_LATE = "the deadline passed before an answer was written; ask again with a later one"
 WITHDRAWN = "the asker withdrew this question (rag.cancels.v1); ask again under another id"
-TITLE_CHARS_MAX = 500
 PASSAGE_CHARS_MAX = 1_000_000
 """As much as a prompt may show of a passage: of a text that was written before, it is not known."""
-SNIPPET_CHARS_MAX = 200
 NOTHING_FOUND = "No passage was found."
 EXTRACTIVE = "extractive"
 """The `finish_reason` of an answer that is a quote."""
@@ -64,16 +55,17 @@ def answered(work: QueryInProgress, generated: Generated, now_us: int, warmed: W
     status: Status = "ok" if written.is_complete and error is None else "partial"
     if not written.answer.strip():
         status, error = "failed", _no_text(finished.finish_reason)
+    citing = _citing(retrieval, prepared.given, prepared.passage_chars_max)
     return _made(
         retrieval,
-        prepared.given,
+        citing,
         work.progress,
         now_us,
         cached_tokens=finished.cached_tokens,
         prompt_hash=prepared.prompt_hash,
         status=status,
         attempts=work.progress.attempts,
-        **_cited(written.answer, retrieval, prepared.given, prepared.passage_chars_max),
+        **citing.of_text(written.answer),
         prompt_key=work.prompt_key,
         generation_id=generated.generation_id,
         answer=written.answer if status != "failed" else None,
@@ -98,17 +90,17 @@ def extracted(
 
     `ok`, or `partial` where damaged clusters were skipped (`error` says so).
     """
-    quotes, error = _quotes(retrieval, prepared.given), _skipped(retrieval)
+    citing = _citing(retrieval, prepared.given, prepared.passage_chars_max)
+    error = _skipped(retrieval)
     return _made(
         retrieval,
-        prepared.given,
+        citing,
         progress,
         now_us,
         status="ok" if error is None else "partial",
         attempts=1,
-        citations=tuple(_of_quote(quote, prepared.given[quote.n]) for quote in quotes),
-        grounded=bool(quotes),
-        answer=quotes[0].text if quotes else NOTHING_FOUND,
+        **citing.of_quote(),
+        answer=citing.quotes[0].text if citing.quotes else NOTHING_FOUND,
         finish_reason=EXTRACTIVE,
         usage=_usage_of_steps(retrieval),
         model=NO_MODEL,
@@ -126,15 +118,15 @@ def written_before(
     text, error = said.text.strip(), _skipped(retrieval)
     finish_reason = "length" if said.is_cut else "stop"
     is_whole = error is None and not said.is_cut
-    given = _given_before(retrieval, text)
+    citing = _citing(retrieval, _given_before(retrieval, text), PASSAGE_CHARS_MAX)
     return _made(
         retrieval,
-        given,
+        citing,
         progress,
         now_us,
         status="failed" if not text else "ok" if is_whole else "partial",
         attempts=1,
-        **_cited(text, retrieval, given, PASSAGE_CHARS_MAX),
+        **citing.of_text(text),
         answer=text or None,
         finish_reason=finish_reason,
         usage=_usage_of_steps(retrieval),
@@ -176,9 +168,13 @@ def _usage_of_steps(retrieval: Retrieval) -> Usage:
     )
 
 
+def _citing(retrieval: Retrieval, given: Mapping[int, Hit], passage_chars_max: int) -> Citing:
+    return Citing(retrieval.query.text or "", given, passage_chars_max)
+
+
 def _made(
     retrieval: Retrieval,
-    given: Mapping[int, Hit],
+    citing: Citing,
     progress: QueryProgress,
     now_us: int,
     *,
@@ -186,14 +182,14 @@ def _made(
     prompt_hash: str | None = None,
     **fields: Any,
 ) -> Answer:
-    """Returns an answer that is made here, with `fields`. `given`: the passages of its prompt."""
+    """Returns an answer that is made here, with `fields`. `citing`: the passages of its prompt."""
     return Answer(
         query_id=retrieval.query.query_id,
         is_final=True,
         replayed=False,
-        quotes=_quotes(retrieval, given),
+        quotes=citing.quotes,
         retrieved=tuple(
-            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=number in given)
+            Retrieved(id=hit.doc_id, score=hit.score, in_prompt=number in citing.given)
             for number, hit in enumerate(retrieval.hits, start=1)
         ),
         source=retrieval.source,
@@ -310,93 +306,6 @@ def _timings_ms(retrieval: Retrieval, progress: QueryProgress, now_us: int) -> d
         ours["decode"] = now_us - progress.first_token_us
     ours["total"] = max(0, now_us - retrieval.source.timestamp_ms * 1_000)
     return {stage: time_us / 1_000 for stage, time_us in {**retrieval.timings_us, **ours}.items()}
-
-
-def _cited(
-    answer: str, retrieval: Retrieval, given: Mapping[int, Hit], passage_chars_max: int
-) -> dict[str, Any]:
-    """Returns the fields of an answer that say what its text is cited for, of `given`."""
-    question, markers = retrieval.query.text or "", cite(answer, passages=given)
-    passages = {n: (hit.title, hit.text) for n, hit in given.items()}
-    attributed = attribute(question, answer, markers.valid, passages)
-    return {
-        "citations": tuple(
-            _citation(one, question, given[one.n], passage_chars_max) for one in attributed
-        ),
-        "grounded": any(one.is_supported for one in attributed) if answer.strip() else None,
-        "invented_citations": tuple(
-            InventedCitation(n=cited.n, start=cited.start, end=cited.end)
-            for cited in markers.invented
-        ),
-    }
-
-
-def _citation(one: Attributed, question: str, hit: Hit, passage_chars_max: int) -> Citation:
-    support, marker, quote = one.support, one.marker, None
-    if support is not None and one.is_supported:
-        quote = TextSpan(start=support.start, end=support.end)
-        snippet = hit.text[quote.start : quote.end]
-    else:
-        shown = fitting_part(question, hit.text, passage_chars_max)
-        snippet = fitting_part(question, shown, SNIPPET_CHARS_MAX)
-    return Citation(
-        n=one.n,
-        doc_id=hit.doc_id,
-        by="text" if marker is None else "model",
-        title=hit.title[:TITLE_CHARS_MAX],
-        snippet=snippet,
-        url=_url(hit),
-        metadata=hit.metadata,
-        start=None if marker is None else marker.start,
-        end=None if marker is None else marker.end,
-        sentence=None
-        if one.sentence is None
-        else TextSpan(start=one.sentence[0], end=one.sentence[1]),
-        quote=quote,
-        support=None if support is None else support.share,
-        score=hit.score,
-    )
-
-
-def _of_quote(quote: Quote, hit: Hit) -> Citation:
-    """Returns the citation of an answer that is a quote."""
-    return Citation(
-        n=quote.n,
-        doc_id=quote.doc_id,
-        by="text",
-        title=quote.title,
-        snippet=quote.text,
-        url=quote.url,
-        metadata=hit.metadata,
-        sentence=TextSpan(start=0, end=len(quote.text)),
-        quote=TextSpan(start=quote.start, end=quote.end),
-        support=1.0,
-        score=hit.score,
-    )
-
-
-def _quotes(retrieval: Retrieval, given: Mapping[int, Hit]) -> tuple[Quote, ...]:
-    """Returns the quote from the passages of the prompt; none where they have no text."""
-    passages = [(hit.title, hit.text) for hit in given.values()]
-    chosen = choose_quote(retrieval.query.text or "", passages)
-    if chosen is None:
-        return ()
-    number, hit = list(given.items())[chosen.n - 1]
-    quote = Quote(
-        n=number,
-        doc_id=hit.doc_id,
-        start=chosen.start,
-        end=chosen.end,
-        text=hit.text[chosen.start : chosen.end],
-        title=hit.title[:TITLE_CHARS_MAX],
-        url=_url(hit),
-    )
-    return (quote,)
-
-
-def _url(hit: Hit) -> str | None:
-    url = (hit.metadata or {}).get("url")
-    return url if isinstance(url, str) else None
 
 
 def _provenance(retrieval: Retrieval, prompt_hash: str | None) -> Provenance:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,8 +19,9 @@ from bench.answers.gold import GoldQuestion, has_gold
 from bench.answers.rows import AskedRow, Share, share_of
 from bench.data.evaluation import read_passages
 from carpool.disk.documents import Document
-from generator.plan.attribution import SUPPORT_MIN, Evidence, attribute, statements
+from generator.plan.attribution import SUPPORT_MIN, attribute, statements, supports
 from generator.plan.citations import cite
+from generator.plan.evidence import Evidence
 
 PASSAGES = 3
 STEPS = tuple(step / 20 for step in range(4, 20))
@@ -37,7 +39,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 class JudgedThreshold(msgspec.Struct, frozen=True, kw_only=True):
     """The threshold with the best sum of shares on one half, on the other; and Carpool's on all.
 
-    `cpu_ms`: of the attribution of an answer with three passages, the mean.
+    `cpu_ms`: of the attribution of two answers, one after the other, to three passages; the mean.
     """
 
     chosen: Judged
@@ -83,11 +85,12 @@ def _judged(cases: Sequence[_Case], threshold: float) -> Judged:
 
 def _cpu_ms(corpus: dict[str, Document], rows: Sequence[AskedRow]) -> float:
     begin = time.process_time()
-    for row in rows:
+    for row, other in pairwise(rows):
+        answer = f"{row.answer} {other.answer}"
         found = [corpus[doc_id] for doc_id in row.retrieved[:PASSAGES]]
-        by_number = {n: (each.title, each.text) for n, each in enumerate(found, start=1)}
-        attribute(row.question, row.answer, cite(row.answer, passages=by_number).valid, by_number)
-    return (time.process_time() - begin) / max(1, len(rows)) * 1_000
+        evidence = Evidence({n: (one.title, one.text) for n, one in enumerate(found, start=1)})
+        attribute(row.question, answer, cite(answer, passages=evidence.words).valid, evidence)
+    return (time.process_time() - begin) / max(1, len(rows) - 1) * 1_000
 
 
 def _rank(judged: Judged) -> tuple[float, float]:
@@ -99,7 +102,9 @@ def _rank(judged: Judged) -> tuple[float, float]:
 def _cases(
     corpus: dict[str, Document], gold: Sequence[GoldQuestion], rows: Sequence[AskedRow]
 ) -> Iterator[_Case]:
-    for place, (asked, row) in enumerate(zip(gold, rows, strict=True)):
+    by_id = {row.question_id: row for row in rows}
+    for place, asked in enumerate(gold):
+        row = by_id[asked.id]
         if not row.gold_in_answer:
             continue
         own = [corpus[asked.passage]]
@@ -125,11 +130,11 @@ def _support(
 ) -> float:
     """Returns the best support of a sentence that contains one of `answers`."""
     by_number = {n: (each.title, each.text) for n, each in enumerate(passages, start=1)}
-    evidence = Evidence(question, by_number)
-    supports = [
+    evidence = Evidence(by_number)
+    shares = [
         support.share
         for *_, text in statements(answer)
         if has_gold(text, answers)
-        for support in evidence.supports(text)
+        for support in supports(text, question, evidence)
     ]
-    return max(supports, default=0.0)
+    return max(shares, default=0.0)

@@ -25,26 +25,25 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from generator.plan.citations import CITATIONS_MAX, MARKER, Cited
 from generator.plan.denial import denies
+from generator.plan.evidence import SENTENCE_CHARS_MAX, Evidence, Sentence
 from generator.plan.sentences import sentence_spans
 from generator.plan.words import WORD, is_number, stems, words
 
-SUPPORT_MIN = 0.5
-"""Less is no support. `carpool bench answers` chooses 0.4 on half of its answers. It has few wrong
-answers that are neither a name nor a number: these need 0.5.
+SUPPORT_MIN = 0.55
+"""Less is no support. Statements that mix two facts, or repeat the question, have 0.5 and a little
+more; of 30 answers that were read, no right citation has less than 0.59.
 """
 FACT_WEIGHT = 3.0
 ASKED_WEIGHT = 0.25
 SHORT_CHARS_MAX, SHORT_WEIGHT = 3, 0.5
-PASSAGE_CHARS_MAX = 20_000
 ANSWER_CHARS_MAX = 20_000
-"""The beginning of a passage and of an answer that is read, so that long ones cost no more."""
-SENTENCE_CHARS_MAX = 400
+"""The beginning of an answer that is read, so that long ones cost no more."""
 STATEMENTS_MAX = 100
 SENTENCES_MAX = 1_000
 """Sentences of an answer and of all passages that are compared: the product is what it costs."""
@@ -60,9 +59,6 @@ _SOURCE = re.compile(
 )
 """What names a passage, or a row: `[1]`, `(2)`, "passage 3". It is no number of the statement."""
 _MARKERS = re.compile(rf"(?:\s*{MARKER.pattern})+", re.ASCII)
-_SMALL = re.compile(r"\b[^\W\d_A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w*")
-_CAPITAL = re.compile(r"(?<=[\w,;:)] )[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w+")
-"""Words with a small letter, and with a capital one inside a sentence."""
 _LINE = re.compile(r"[^\r\n]+")
 _LABELLED = re.compile(r"[:|][\s*“\"]*[A-Z](?=\w*\s+[a-z\d])")
 """A capital after a label or in a cell, before a small letter or a number: no name begins there."""
@@ -70,105 +66,71 @@ _LABELLED = re.compile(r"[:|][\s*“\"]*[A-Z](?=\w*\s+[a-z\d])")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Support:
-    """The sentence `text[start:end]` of passage `n` supports a statement by `share`.
+    """A sentence of a passage supports a statement by `share`, from 0 to 1."""
 
-    Of sentences with equal shares it is the one with most words of the question.
-    """
-
-    n: int
-    start: int
-    end: int
+    by: Sentence
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Sentence:
-    n: int
-    start: int
-    end: int
-    stems: frozenset[str]
+def supports(statement: str, question: str, evidence: Evidence) -> list[Support]:
+    """Returns the best support of a statement by each passage that has text, the best of all first.
 
-
-class Evidence:
-    """The passages of an answer to a question, read once.
-
-    `passages`: title and text of each, by its number.
+    Of sentences with equal shares it is the one with most words of the question, else the first.
+    O(words of the statement x sentences).
     """
-
-    def __init__(self, question: str, passages: Mapping[int, tuple[str, str]]) -> None:
-        self._asked = stems(words(question[:ANSWER_CHARS_MAX]))
-        self._sentences: list[_Sentence] = []
-        self._words: dict[int, frozenset[str]] = {}
-        self._small: set[str] = set()
-        self._capital: set[str] = set()
-        for n, (title, text) in passages.items():
-            self._read(n, title, text[:PASSAGE_CHARS_MAX])
-
-    def _read(self, n: int, title: str, text: str) -> None:
-        in_title = words(title)
-        of_title, of_passage = stems(in_title), [*in_title]
-        room = SENTENCES_MAX - len(self._sentences)
-        for start, end in islice(sentence_spans(text, SENTENCE_CHARS_MAX), room):
-            found = words(text[start:end])
-            of_passage += found
-            self._sentences.append(_Sentence(n, start, end, of_title | stems(found)))
-        self._words[n] = frozenset(of_passage)
-        self._small.update(_SMALL.findall(text))
-        self._capital.update(in_title, map(str.casefold, _CAPITAL.findall(text)))
-
-    def supports(self, statement: str) -> list[Support]:
-        """Returns the best support by each passage that has text, the best of all first.
-
-        Of equal ones it is the first. O(words of the statement x sentences).
-        """
-        names = self._names(statement)
-        numbers = frozenset(filter(is_number, words(statement)))
-        weights = self._weights(statement, names)
-        total = sum(weights.values()) or 1.0
-        has_names = {
-            n: all(_has(name, found) for name in names) for n, found in self._words.items()
-        }
-        best: dict[int, tuple[float, int, _Sentence]] = {}
-        for one in self._sentences:
-            share = 0.0
-            if has_names[one.n] and numbers <= one.stems:
-                share = sum(weight for word, weight in weights.items() if word in one.stems) / total
-            found = (round(share, 3), len(self._asked & one.stems), one)
-            if one.n not in best or found[:2] > best[one.n][:2]:
-                best[one.n] = found
-        in_order = sorted(best.values(), key=lambda each: each[:2], reverse=True)
-        return [Support(n=s.n, start=s.start, end=s.end, share=share) for share, _, s in in_order]
-
-    def _names(self, statement: str) -> list[str]:
-        """Returns the names in a statement, in small letters."""
-        plain = _LABELLED.sub(lambda match: match[0].lower(), statement)
-        first, *after = WORD.findall(plain) or [""]
-        names = [word.casefold() for word in after if word[0].isupper() and len(word) > 1]
-        small = first.casefold()
-        is_name = first[:1].isupper() and small in self._capital and small not in self._small
-        return [*names, small] if is_name else names
-
-    def _weights(self, statement: str, names: Sequence[str]) -> dict[str, float]:
-        """Returns w(x) of each stem of a statement; see the module."""
-        facts, weights = stems(names), {}
-        for word in sorted(stems(words(statement))):
-            count = sum(word in one.stems for one in self._sentences)
-            weight = math.log(1 + len(self._sentences) / max(count, 1))
-            if word in facts or is_number(word):
-                weight *= FACT_WEIGHT
-            elif len(word) <= SHORT_CHARS_MAX:
-                weight *= SHORT_WEIGHT
-            weights[word] = weight * (ASKED_WEIGHT if word in self._asked else 1.0)
-        return weights
+    found, names = words(statement), _names(statement, evidence)
+    asked, numbers = stems(words(question)), frozenset(filter(is_number, found))
+    sentences = evidence.sentences[:SENTENCES_MAX]
+    weights = _weights(stems(found), stems(names), asked, sentences)
+    total = sum(weights.values()) or 1.0
+    knows = {n: all(_has(name, known) for name in names) for n, known in evidence.words.items()}
+    best: dict[int, tuple[float, int, Sentence]] = {}
+    for one in sentences:
+        share = 0.0
+        if knows[one.n] and numbers <= one.stems:
+            share = sum(weight for word, weight in weights.items() if word in one.stems) / total
+        ranked = (round(share, 3), len(asked & one.stems), one)
+        if one.n not in best or ranked[:2] > best[one.n][:2]:
+            best[one.n] = ranked
+    in_order = sorted(best.values(), key=lambda each: each[:2], reverse=True)
+    return [Support(by=one, share=share) for share, _, one in in_order]
 
 
-def _has(name: str, found: frozenset[str]) -> bool:
-    """Says whether words have a name, or another form of it."""
-    if name in found:
+def _weights(
+    found: frozenset[str],
+    names: frozenset[str],
+    asked: frozenset[str],
+    sentences: Sequence[Sentence],
+) -> dict[str, float]:
+    """Returns w(x) of each stem of a statement; see the module."""
+    weights = {}
+    for word in sorted(found):
+        count = sum(word in one.stems for one in sentences)
+        weight = math.log(1 + len(sentences) / max(count, 1))
+        if word in names or is_number(word):
+            weight *= FACT_WEIGHT
+        elif len(word) <= SHORT_CHARS_MAX:
+            weight *= SHORT_WEIGHT
+        weights[word] = weight * (ASKED_WEIGHT if word in asked else 1.0)
+    return weights
+
+
+def _names(statement: str, evidence: Evidence) -> list[str]:
+    """Returns the names in a statement, in small letters."""
+    plain = _LABELLED.sub(lambda match: match[0].lower(), statement)
+    first, *after = WORD.findall(plain) or [""]
+    names = [word.casefold() for word in after if word[0].isupper() and len(word) > 1]
+    is_name = first[:1].isupper() and first.casefold() in evidence.names
+    return [*names, first.casefold()] if is_name else names
+
+
+def _has(name: str, known: frozenset[str]) -> bool:
+    """Says whether a passage with these words has a name, or another form of it."""
+    if name in known:
         return True
     return len(name) >= NAME_CHARS_MIN and any(
         word.startswith(name) or (len(word) >= NAME_CHARS_MIN and name.startswith(word))
-        for word in found
+        for word in known
     )
 
 
@@ -193,35 +155,32 @@ class Attributed:
 
 
 def attribute(
-    question: str,
-    answer: str,
-    markers: Sequence[Cited],
-    passages: Mapping[int, tuple[str, str]],
+    question: str, answer: str, markers: Sequence[Cited], evidence: Evidence
 ) -> tuple[Attributed, ...]:
     """Returns what each statement of an answer is cited for, in the order of the answer.
 
-    A statement is a sentence, or its part up to a marker. `markers`: those of `passages`, which
-    have title and text by number. A marker cites its passage for each statement, since the marker
-    before, that the passage supports; where it supports none of them, for the one with the highest
-    support. A statement that no marker supports cites the passage that supports it best, if one
-    does. At most `CITATIONS_MAX` are returned, those with support first. An answer that `denies`
-    has none.
+    A statement is a sentence; one with several markers is cut behind each but the last. `markers`:
+    those of passages of the `evidence`. A marker cites its passage for each statement, since the
+    marker before, that the passage supports; where it supports none of them, for the one with the
+    highest support. A statement that no marker supports cites the passage that supports it best, if
+    one does. At most `CITATIONS_MAX` are returned, those with support first. An answer that
+    `denies` has none.
     """
     if denies(answer[:ANSWER_CHARS_MAX]):
         return ()
-    evidence = Evidence(question, passages)
+    question = question[:ANSWER_CHARS_MAX]
     spans = list(statements(answer))
     # of each statement, by passage, the best first
-    supports = [{one.n: one for one in evidence.supports(text)} for *_, text in spans]
+    of_each = [{one.by.n: one for one in supports(text, question, evidence)} for *_, text in spans]
     found, is_marked = list[Attributed](), set[int]()
 
     def add(n: int, place: int | None, marker: Cited | None) -> None:
         sentence = None if place is None else spans[place][:2]
-        support = None if place is None else supports[place].get(n)
+        support = None if place is None else of_each[place].get(n)
         found.append(Attributed(n=n, sentence=sentence, marker=marker, support=support))
 
     for marker, places in _covered(answer, markers, [start for start, *_ in spans]):
-        shares = {at: supports[at][marker.n].share for at in places if marker.n in supports[at]}
+        shares = {at: of_each[at][marker.n].share for at in places if marker.n in of_each[at]}
         held = [at for at, share in shares.items() if share >= SUPPORT_MIN]
         is_marked.update(held)
         for at in held:
@@ -229,10 +188,10 @@ def attribute(
         if not held:
             last = max(places, default=None)
             add(marker.n, max(shares, key=lambda at: (shares[at], at), default=last), marker)
-    for at, by_passage in enumerate(supports):
+    for at, by_passage in enumerate(of_each):
         best = next(iter(by_passage.values()), None)
         if at not in is_marked and best is not None and best.share >= SUPPORT_MIN:
-            add(best.n, at, None)
+            add(best.by.n, at, None)
     found.sort(key=lambda one: not one.is_supported)
     return tuple(sorted(found[:CITATIONS_MAX], key=_position))
 
@@ -244,8 +203,8 @@ def _position(one: Attributed) -> tuple[int, float]:
 def statements(answer: str) -> Iterator[tuple[int, int, str]]:
     """Yields start, end and text of each statement of an answer, the first `STATEMENTS_MAX`.
 
-    It is a sentence, or its part up to a marker; a line ends a sentence. The text has spaces in
-    place of markers, other names of passages, and of what begins a row of a list.
+    It is a sentence, or a part of one with several markers; a line ends a sentence. The text has
+    spaces in place of markers, other names of passages, and of what begins a row of a list.
     """
     answer = answer[:ANSWER_CHARS_MAX]
     plain = _BULLET.sub(_spaces, _SOURCE.sub(_spaces, answer))
@@ -261,11 +220,10 @@ def statements(answer: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _parts(answer: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the parts of a sentence, which end with the markers in it."""
-    for markers in _MARKERS.finditer(answer, start, end):
-        if WORD.search(answer, markers.end(), end):
-            yield start, markers.end()
-            start = end - len(answer[markers.end() : end].lstrip(" ,;"))
+    """Yields the parts of a sentence: each ends with its markers, the last with the sentence."""
+    for markers in list(_MARKERS.finditer(answer, start, end))[:-1]:
+        yield start, markers.end()
+        start = end - len(answer[markers.end() : end].lstrip(" ,;"))
     yield start, end
 
 

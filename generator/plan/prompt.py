@@ -16,7 +16,8 @@ from itertools import pairwise
 from carpool.errors import ConfigError
 from carpool.workflow.steps import Value
 from generator.plan.control_tokens import as_plain_text
-from generator.plan.quote import PASSAGE_CHARS_MAX, choose_quote
+from generator.plan.evidence import PASSAGE_CHARS_MAX, Evidence
+from generator.plan.quote import choose_quote
 from generator.plan.sentences import sentence_spans
 from schemas.errors import RecordError
 from schemas.retrieval import Hit
@@ -277,7 +278,7 @@ def fitting_part(question: str, text: str, chars_max: int) -> str:
     if len(line) <= chars_max:
         return line
     third = max(1, chars_max // 3)
-    quote = choose_quote(question, [("", line)], chars_max=third)
+    quote = choose_quote(question, Evidence({1: ("", line)}, chars_max=third))
     assert quote is not None, "a line that is too long has words"
     floor = min((quote.start // third - 1) * third, len(line) - chars_max)
     starts = (start for start, _ in sentence_spans(line) if floor <= start <= quote.start)

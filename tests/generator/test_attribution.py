@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from generator.plan.attribution import SUPPORT_MIN, Attributed, attribute
 from generator.plan.citations import CITATIONS_MAX, cite
 from generator.plan.denial import denies
+from generator.plan.evidence import Evidence
 
 PASSAGES = {
     1: (
@@ -39,7 +40,7 @@ QUESTION = "Who discovered osmium?"
 def cited(answer: str, question: str = QUESTION) -> list[tuple[str, str, str]]:
     """Of each citation: whose it is and of which passage, the sentence, the quote; "" for none."""
     markers = cite(answer, passages=PASSAGES).valid
-    return [shown(one, answer) for one in attribute(question, answer, markers, PASSAGES)]
+    return [shown(one, answer) for one in attribute(question, answer, markers, Evidence(PASSAGES))]
 
 
 def shown(one: Attributed, answer: str) -> tuple[str, str, str]:
@@ -47,8 +48,8 @@ def shown(one: Attributed, answer: str) -> tuple[str, str, str]:
     sentence = "" if one.sentence is None else answer[slice(*one.sentence)]
     if one.support is None or not one.is_supported:
         return by, sentence, ""
-    assert one.support.n == one.n
-    return by, sentence, PASSAGES[one.n][1][one.support.start : one.support.end]
+    assert one.support.by.n == one.n
+    return by, sentence, PASSAGES[one.n][1][one.support.by.start : one.support.by.end]
 
 
 FIRST = PASSAGES[1][1].partition(" He was")[0]
@@ -125,6 +126,10 @@ def test_a_sentence_is_cited_for_the_sentence_that_has_its_words_numbers_and_nam
                 ("model 2", "and Neil Armstrong was a naval aviator [1, 2].", ""),
             ],
         ),
+        (  # in front of what it marks
+            "The answer is: [2] Smithson Tennant.",
+            [("model 2", "The answer is: [2] Smithson Tennant.", FOUND)],
+        ),
         (
             "[1] He was a naval aviator.\n[2] Tennant found it.",
             [
@@ -196,9 +201,9 @@ def test_lists_tables_code_and_other_scripts_are_read(
 
 def test_of_equal_sentences_the_one_that_answers_the_question_is_quoted() -> None:
     passages = {1: ("A", "He died in Rome."), 2: ("B", "He went to Rome. He was born in Rome.")}
-    (one,) = attribute("Where was he born?", "Rome", (), passages)
+    (one,) = attribute("Where was he born?", "Rome", (), Evidence(passages))
     assert one.support is not None
-    assert passages[one.n][1][one.support.start : one.support.end] == "He was born in Rome."
+    assert passages[one.n][1][one.support.by.start : one.support.by.end] == "He was born in Rome."
 
 
 @pytest.mark.parametrize(
@@ -274,8 +279,8 @@ WORDS = [
 def test_every_citation_is_of_a_sentence_and_has_all_its_numbers(parts: list[str]) -> None:
     answer = " ".join(parts)
     markers = cite(answer, passages=PASSAGES).valid
-    found = attribute(QUESTION, answer, markers, PASSAGES)
-    assert found == attribute(QUESTION, answer, markers, PASSAGES)
+    found = attribute(QUESTION, answer, markers, Evidence(PASSAGES))
+    assert found == attribute(QUESTION, answer, markers, Evidence(PASSAGES))
     assert {one.marker for one in found if one.marker} == set(markers) or len(
         found
     ) == CITATIONS_MAX
@@ -288,7 +293,7 @@ def test_every_citation_is_of_a_sentence_and_has_all_its_numbers(parts: list[str
         if quote:
             plain = re.sub(r"\[[\d, ]+\]", " ", sentence)
             numbers = set(re.findall(r"\d[\d,]*", plain))
-            assert not numbers - set(re.findall(r"\d[\d,]*", " ".join(PASSAGES[one.n])))
+            assert not numbers - set(re.findall(r"\d[\d,]*", f"{PASSAGES[one.n][0]} {quote}"))
     if not markers:
         sentences = [one.sentence for one in found]
         assert len(set(sentences)) == len(sentences)

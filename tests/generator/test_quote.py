@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from generator.plan.quote import PASSAGE_CHARS_MAX, choose_quote
+from generator.plan.evidence import PASSAGE_CHARS_MAX, SENTENCE_CHARS_MAX, Evidence, Sentence
+from generator.plan.quote import choose_quote
 from generator.plan.sentences import sentence_spans, whole_sentences
 
 TOWER = (
@@ -15,8 +16,14 @@ TOWER = (
 PARIS = ("Paris", "Paris is the capital of France. It was founded in the 3rd century BC.")
 
 
+def quote_of(
+    question: str, *passages: tuple[str, str], chars_max: int = SENTENCE_CHARS_MAX
+) -> Sentence | None:
+    return choose_quote(question, Evidence(dict(enumerate(passages, 1)), chars_max=chars_max))
+
+
 def quoted(question: str, *passages: tuple[str, str]) -> tuple[int, str]:
-    chosen = choose_quote(question, passages)
+    chosen = quote_of(question, *passages)
     assert chosen is not None
     return chosen.n, passages[chosen.n - 1][1][chosen.start : chosen.end]
 
@@ -54,20 +61,20 @@ def test_without_a_word_in_common_or_a_question_it_is_the_first_sentence() -> No
 
 @pytest.mark.parametrize("passages", [[], [("Title", "")], [("Title", " \n ")]])
 def test_without_text_there_is_no_quote(passages: list[tuple[str, str]]) -> None:
-    assert choose_quote("why?", passages) is None
+    assert quote_of("why?", *passages) is None
 
 
 def test_a_long_sentence_is_cut_at_a_word() -> None:
-    chosen = choose_quote("why?", [("T", "word " * 200)], chars_max=22)
+    chosen = quote_of("why?", ("T", "word " * 200), chars_max=22)
     assert chosen is not None
     assert ("word " * 200)[chosen.start : chosen.end] == "word word word word"
-    chosen = choose_quote("why?", [("T", "w" * 500)], chars_max=22)
+    chosen = quote_of("why?", ("T", "w" * 500), chars_max=22)
     assert chosen is not None and (chosen.start, chosen.end) == (0, 22)
 
 
 def test_of_a_long_sentence_the_part_that_fits_is_quoted() -> None:
     text = "listen port\n" * 50 + "the timeout\n\nseconds\n" + "listen  port" * 50
-    chosen = choose_quote("which timeout?", [("T", text)], chars_max=24)
+    chosen = quote_of("which timeout?", ("T", text), chars_max=24)
     assert chosen is not None
     assert text[chosen.start : chosen.end] == "the timeout\n\nseconds"
 
@@ -104,8 +111,8 @@ def test_an_unfinished_sentence_is_left_out() -> None:
 def test_a_passage_that_was_found_later_must_be_clearly_better() -> None:
     words = [f"{letter}{letter}{letter}" for letter in "abcdefghijklmnopqrst"]
     nearly, whole = " ".join(words[:-1]), " ".join(words)
-    quote = choose_quote(whole, [("", f"{nearly}."), ("", f"{whole}.")])
+    quote = quote_of(whole, ("", f"{nearly}."), ("", f"{whole}."))
     assert quote is not None and quote.n == 1, "one word more is worth less than its rank"
     half = " ".join(words[:10])
-    quote = choose_quote(whole, [("", f"{half}."), ("", f"{whole}.")])
+    quote = quote_of(whole, ("", f"{half}."), ("", f"{whole}."))
     assert quote is not None and quote.n == 2

@@ -145,6 +145,7 @@ def test_a_threshold_is_chosen_on_one_half_and_judged_on_the_other(tmp_path: Pat
     path.write_bytes(b"\n".join(map(msgspec.json.encode, corpus)))
     rows = [
         row(
+            question_id=each.id,
             answer=f"It is {each.answers[0]}.",
             gold_in_answer=True,
             retrieved=[one.passage for one in gold],
