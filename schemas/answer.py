@@ -162,12 +162,11 @@ class Answer(Record, frozen=True, kw_only=True):
     the producer's delivery report; the topic is named without `kafka.prefix`. `grounded`: a passage
     supports a sentence of the answer; False also where the answer says that the passages do not
     hold it; None: there is no answer, or it is of an earlier version, or the last text of a
-    workflow that came to a limit. `quotes`: what Carpool chose
-    from the passages by the question, beside the answer and its citations. `replayed`: it
-    repeats the answer to an earlier record, with this id and `query_digest`, a digest of the
-    question, or with this `prompt_key`, a digest of all that decides the model's answer. `steps`:
-    what a workflow did before its answer. `status` `shed` is reserved for a service that refuses
-    work when it has too much; no service writes it.
+    workflow that came to a limit. `quotes`: what Carpool chose from the passages by the question,
+    beside the answer and its citations. `replayed`: it repeats the answer to an earlier record,
+    with this id and `query_digest`, a digest of the question, or with this `prompt_key`, a digest
+    of all that decides the model's answer. `steps`: what a workflow did before its answer. `status`
+    `shed` is reserved for a service that refuses work when it has too much; no service writes it.
     """
 
     query_id: Identifier

@@ -229,6 +229,8 @@ class ReplayServer:
                 yield LlmSettings(
                     base_url=f"http://127.0.0.1:{server.server_address[1]}/v1",
                     model="m",
+                    # A server that is only slow, on a busy machine, must not look sick: what it
+                    # refuses then is forgiven, and costs more requests (ADR 0025).
                     first_token_timeout_s=5.0,
                     next_token_timeout_s=2.0,
                     tries_max=TRIES_MAX,
