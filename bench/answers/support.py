@@ -60,7 +60,7 @@ def judged_threshold(
 ) -> JudgedThreshold:
     """Returns what thresholds do on the answers that contain a gold answer.
 
-    Halves are by place: even ones choose, odd ones judge.
+    The answers with an even place among them choose the threshold, and the others judge it.
     """
     corpus = {each.doc_id: each for each in read_passages(corpus_path)}
     cases = list(_cases(corpus, gold, rows))

@@ -20,9 +20,9 @@ _CAPITAL = re.compile(r"(?<=[\w,;:)] )[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]\w+")
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """`text[start:end]` of passage `n`. `stems`: of its words and of those of the title.
+    """A sentence of passage `n`, at `text[start:end]`.
 
-    Every sentence of a passage speaks of its title.
+    `stems`: those of its words and of the words of the title, of which every sentence speaks.
     """
 
     n: int
