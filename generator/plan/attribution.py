@@ -37,7 +37,7 @@ from generator.plan.words import WORD, is_number, stems, words
 
 SUPPORT_MIN = 0.55
 """Less is no support. Statements that mix two facts, or repeat the question, have 0.5 and a little
-more; of 30 answers that were read, no right citation has less than 0.59.
+more; of 60 answers that were read, no right citation has less than 0.59.
 """
 FACT_WEIGHT = 3.0
 ASKED_WEIGHT = 0.25
