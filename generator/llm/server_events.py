@@ -61,6 +61,7 @@ class ServerEvents:
         self.has_text = False
         self._usage: Mapping[str, Any] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._halves = codecs.getincrementaldecoder("utf-16-le")("replace")
         self._parts: list[str] = []
         self._size = 0
         self._data: list[str] = []
@@ -99,14 +100,15 @@ class ServerEvents:
                     raise
                 self.is_done = True  # the answer is whole, whatever follows it
         self._size = sum(map(len, self._parts)) + self._data_size
-        return added
+        # A half of a surrogate pair at the end of a piece waits for the other half.
+        return added + self._halves.decode(b"", final=is_last or self.has_ended)
 
     def _body(self) -> str:
         body = "".join(self._parts)
         if body[0] == "<":
             raise WrongPage("text/html")
         self.is_done = True
-        return self._take(_decoded(body))
+        return self._take(_decoded(body)) + self._halves.decode(b"", final=True)
 
     def _line(self, line: str) -> str:
         """Takes a line of a stream: part of an event, its end, or what is no text of an answer."""
@@ -145,7 +147,7 @@ class ServerEvents:
         said = choice.get("delta") or choice.get("message")
         text = _text(said.get("content") if isinstance(said, dict) else choice.get("text"))
         self.has_text = self.has_text or bool(text)
-        return text
+        return self._halves.decode(text.encode("utf-16-le", "surrogatepass"))
 
     def so_far(self) -> LlmFinished | None:
         """Returns the counts up to here, of a server that sends them with each piece."""
@@ -179,8 +181,8 @@ def _is_count(value: object) -> bool:
 def _text(content: object) -> str:
     """Returns the text of a content: a string, or a list of parts."""
     if isinstance(content, list):
-        return "".join(well_formed(part.get("text")) for part in content if isinstance(part, dict))
-    return well_formed(content)
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 def _decoded(text: str) -> object:

@@ -387,6 +387,10 @@ MESSAGE = '"message":{"content":"ab"},"finish_reason":"stop"'
         (SAID.replace('"m"', '"\\ud83d"') + END, "ab", NONE),
         (SAID.replace("ab", "a\\ud83d") + END, "a\ufffd", NONE),
         (SAID + END.replace("stop", "st\\udc00"), "ab", NONE),
+        (SAID.replace("ab", "a\\ud83d") + "data: [DONE]\n\n", "a\ufffd", NONE),
+        (SAID.replace("ab", "\\ud83d") + SAID + END, "\ufffdab", NONE),
+        (SAID.replace('"ab"', '[{"text":"\\ud83d"},{"text":"\\ude80"}]') + END, "🚀", NONE),
+        (f'{{"choices":[{{{MESSAGE}}}]}}'.replace("ab", "a\\ud83d"), "a\ufffd", NONE),
         ('data: {"choices":[{"filter":{}}]}\n\n' + SAID + END, "ab", NONE),
         ('data: {"choices":null}\n\ndata: 3\n\n' + SAID + END, "ab", NONE),
         ("id: 1\n: hello\n\nretry: 9\n\n" + SAID + END, "ab", NONE),
@@ -409,6 +413,12 @@ def test_odd_forms_of_an_answer_are_read_and_odd_values_replaced(
     end = events.finished()
     assert (end.input_tokens, end.output_tokens, end.cached_tokens, end.counts_cached) == counts
     assert (end.model + end.finish_reason).encode()
+
+
+def test_two_halves_of_an_emoji_in_two_pieces_are_one_emoji() -> None:
+    events = ServerEvents("m")
+    pieces = [SAID.replace("ab", half).encode() for half in ("a\\ud83d", "\\ude80b")]
+    assert [events.feed(piece) for piece in (*pieces, END.encode())] == ["a", "🚀b", ""]
 
 
 @pytest.mark.parametrize("begin", [b"data: ", b"data: {\ndata: ", b'{"choices":', b"data:\n"])
