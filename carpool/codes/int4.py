@@ -82,9 +82,18 @@ class Encoder:
         self._rotation = rotation
         self._centroids = centroids @ rotation
 
+    @np.errstate(over="ignore", invalid="ignore")
     def encode(self, cluster: int, vectors: npt.NDArray[np.floating]) -> bytes:
-        """Returns the codes of `vectors`, (n, dim) float32 or float16, all of `cluster`."""
+        """Returns the codes of `vectors`, (n, dim) float32 or float16, all of `cluster`.
+
+        Raises `ConfigError` naming the first row that is not finite, or far too long.
+        """
         rest = vectors.astype(np.float32, copy=False) @ self._rotation - self._centroids[cluster]
+        if not (fits := np.isfinite(np.einsum("nd,nd->n", rest, rest))).all():
+            raise ConfigError(  # C++ does not define what the kernel would do
+                f"row {fits.argmin()} of cluster {cluster} is not finite, or far too long: "
+                "build the index again, with vectors of length 1"
+            )
         if (library := _library()) is None:
             return _pack(*_round(rest)).tobytes()
         rest = np.ascontiguousarray(rest)

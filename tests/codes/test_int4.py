@@ -228,6 +228,20 @@ def test_codes_are_as_good_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -
     assert (found >= 0).all()
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e38])
+def test_a_row_that_has_no_code_is_refused_with_its_number(
+    has_kernel: bool, number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr(int4, "_library", lambda: None)
+    rows = directions(20, 60, 3)
+    rows[17, 5] = number
+    encoder = Encoder(code_layout(60), directions(1, 60, 1), random_rotation(60, 0))
+    with pytest.raises(ConfigError, match="row 17 of cluster 0 is not finite, or far too long"):
+        encoder.encode(0, rows)
+
+
 def test_codes_in_another_arrangement_are_refused() -> None:
     layout = code_layout(32)
     for other in (
