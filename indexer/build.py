@@ -321,7 +321,7 @@ class _Build:
         if remaining or dimension is None:
             settings = self.config.embedding
             self.progress.note(f"loading the model {settings.model}")
-            embedder = load_embedder(settings)
+            embedder = load_embedder(settings, are_passages=True)
             dimension = embedder.dimension
             state = self.workspace.save_state(state, dimension=dimension)
             remaining_rows = sum(shard.stop - shard.start for shard in remaining)

@@ -113,7 +113,7 @@ def embed_sentences(options: GrowOptions) -> bool:
     sentences = [f"{each['title']}. {each['text']}" for each in documents[len(passages) :]]
     run.note(f"embedding {len(sentences):,} sentences")
     began_s = time.monotonic()
-    embedded = load_embedder(EmbeddingSettings()).encode(sentences)
+    embedded = load_embedder(EmbeddingSettings(), are_passages=True).encode(sentences)
     embedding_s = time.monotonic() - began_s
     with new_folder(out):
         np.save(out / "vectors.npy", np.concatenate([vectors, embedded]).astype(np.float16))

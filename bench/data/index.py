@@ -71,7 +71,7 @@ def index_of_texts(texts: Sequence[str], *, index_dir: Path, nlist: int, model: 
     embedding = EmbeddingSettings(model=model)
     config = IndexerConfig(embedding=embedding, indexer=IndexerSettings(code_rows_min=1))
     vectors = index_dir.with_name(index_dir.name + "-vectors.npy")
-    np.save(vectors, load_embedder(embedding).encode(texts))
+    np.save(vectors, load_embedder(embedding, are_passages=True).encode(texts))
     return _build(corpus, vectors, index_dir, nlist=nlist, seed=0, config=config)
 
 

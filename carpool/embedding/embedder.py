@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,13 @@ import numpy.typing as npt
 
 BATCH_TEXTS = 8
 """Texts in one pass through a model. On a CPU, 16 take more memory and more time than 8."""
+
+
+def batches(texts: Sequence[str], size: int = BATCH_TEXTS) -> Iterator[list[int]]:
+    """Yields positions of texts of about one length, the longest first: little is padded."""
+    order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
 
 
 class Embedder(Protocol):

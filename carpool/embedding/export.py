@@ -6,12 +6,13 @@ import io
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from carpool.embedding.files import model_fingerprint
+from carpool.embedding.files import model_fingerprint, prompt_of
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.embedding.torch_embedder import TorchEmbedder, load_model
 from carpool.errors import ConfigError
@@ -62,9 +63,11 @@ def export(folder: Path, out: Path) -> None:
     model = load_model(folder, EmbeddingSettings())
     fingerprint = model_fingerprint(folder)
     content = _exported(model)
-    for batch_size in (1, len(TEXTS)):
-        exact = TorchEmbedder(model, fingerprint=fingerprint, batch_size=batch_size).encode(TEXTS)
-        found = OnnxEmbedder(content, fingerprint=fingerprint, batch_size=batch_size).encode(TEXTS)
+    prompts = dict.fromkeys(prompt_of(folder, are_passages=each) for each in (False, True))
+    for batch_size, prompt in product((1, len(TEXTS)), prompts):
+        same: Any = {"fingerprint": fingerprint, "prompt": prompt, "batch_size": batch_size}
+        exact = TorchEmbedder(model, **same).encode(TEXTS)
+        found = OnnxEmbedder(content, **same).encode(TEXTS)
         cosine = float(np.sum(exact * found, axis=1).min())
         if not cosine >= COSINE_MIN:
             raise ConfigError(f"its export gives other vectors than torch (cosine {cosine:.4f})")
@@ -100,7 +103,6 @@ def _exported(model: Any) -> bytes:
     made = onnx.load_from_string(graph.getvalue())
     about = {
         "tokenizer": model.tokenizer.backend_tokenizer.to_str(),
-        "prompt": model.prompts.get(model.default_prompt_name) or "",
         "dimension": str(model.get_embedding_dimension()),
     }
     onnx.helper.set_model_props(made, about)

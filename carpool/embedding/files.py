@@ -6,6 +6,8 @@ import hashlib
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
 from carpool.embedding.settings import EmbeddingSettings
 from carpool.errors import ConfigError
 
@@ -22,6 +24,10 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin")
 OTHER_RUNTIMES = ("onnx", "openvino")
 """Folders with the same weights for programs that Carpool does not use."""
 CHUNK_BYTES = 1 << 20
+
+
+class _Configuration(msgspec.Struct):
+    prompts: dict[str, str | None] = {}
 
 
 def find_model(settings: EmbeddingSettings) -> Path:
@@ -67,7 +73,28 @@ def model_fingerprint(folder: Path) -> str:
         with file.open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):
                 digest.update(chunk)
+    if _prompts(folder):  # unlike that of an index whose passages got the default prompt
+        digest.update(b"prompts")
     return digest.hexdigest()[:16]
+
+
+def prompt_of(folder: Path, *, are_passages: bool) -> str:
+    """Returns what the model wants before each passage or question; "" if nothing."""
+    # The names that encode_document and encode_query of sentence-transformers have.
+    names = ("document", "passage", "corpus") if are_passages else ("query",)
+    return next(filter(None, map(_prompts(folder).get, names)), "")
+
+
+def _prompts(folder: Path) -> dict[str, str]:
+    """The prompts of a model that have a text. Raises `ConfigError` where they are unreadable."""
+    file = folder / "config_sentence_transformers.json"
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Configuration).prompts
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {file} ({error}); install the model again") from error
+    return {name: prompt for name, prompt in found.items() if prompt}
 
 
 def verify_weights(settings: EmbeddingSettings, folder: Path) -> None:

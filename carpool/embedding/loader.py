@@ -8,7 +8,7 @@ from pathlib import Path
 
 from carpool.embedding.embedder import Embedder
 from carpool.embedding.export import export_in_child, export_name
-from carpool.embedding.files import find_model, model_fingerprint, verify_weights
+from carpool.embedding.files import find_model, model_fingerprint, prompt_of, verify_weights
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.embedding.settings import HASHING_PATTERN, EmbeddingSettings
 from carpool.embedding.torch_embedder import TorchEmbedder, load_model
@@ -16,26 +16,26 @@ from carpool.embedding.torch_embedder import TorchEmbedder, load_model
 log = logging.getLogger(__name__)  # not structlog: commands do not set it up
 
 
-def load_embedder(settings: EmbeddingSettings) -> Embedder:
-    """Returns the embedder of `settings`, ready to use. Blocks for seconds for a real model.
+def load_embedder(settings: EmbeddingSettings, *, are_passages: bool = False) -> Embedder:
+    """Returns the embedder of questions, or of passages. Blocks for seconds for a real model.
 
-    The first load of a model exports it. Raises `ConfigError` where the model is missing, is not
-    the one that its name says, or cannot be loaded by sentence-transformers.
+    They differ in the model's prompt. The first load exports the model. Raises `ConfigError` where
+    it is missing, is not what its name says, or cannot be loaded by sentence-transformers.
     """
     if match := HASHING_PATTERN.fullmatch(settings.model):
         return HashingEmbedder(int(match[1]))
     folder = find_model(settings)
     verify_weights(settings, folder)
-    fingerprint = model_fingerprint(folder)
+    fingerprint, prompt = model_fingerprint(folder), prompt_of(folder, are_passages=are_passages)
     try:
-        return _open_export(folder, settings, fingerprint)
+        return _open_export(folder, settings.threads, fingerprint, prompt)
     except Exception as error:  # every reason has the same remedy
         model = load_model(folder, settings)
         log.warning(
             f"{folder} is embedded by torch, which takes more time and memory: ONNX Runtime cannot "
             f"({error})"
         )
-    return TorchEmbedder(model, fingerprint=fingerprint)
+    return TorchEmbedder(model, fingerprint=fingerprint, prompt=prompt)
 
 
 def fingerprint_of(settings: EmbeddingSettings) -> str:
@@ -45,17 +45,20 @@ def fingerprint_of(settings: EmbeddingSettings) -> str:
     return model_fingerprint(find_model(settings))
 
 
-def _open_export(folder: Path, settings: EmbeddingSettings, fingerprint: str) -> Embedder:
+def _open_export(folder: Path, threads: int, fingerprint: str, prompt: str) -> Embedder:
     """Opens the export beside the weights or in the user's cache; makes it there if need be."""
     from carpool.embedding.onnx_embedder import OnnxEmbedder
+
+    def opened(file: Path) -> Embedder:
+        return OnnxEmbedder(file, fingerprint=fingerprint, prompt=prompt, threads=threads)
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "carpool"
     name = export_name(fingerprint)
     for place in (folder / "onnx", cache):
         if (place / name).is_file():
             try:
-                return OnnxEmbedder(place / name, fingerprint=fingerprint, threads=settings.threads)
+                return opened(place / name)
             except Exception as error:
                 log.warning(f"{place / name} is damaged ({error}): the model is exported again")
     export_in_child(folder, cache)
-    return OnnxEmbedder(cache / name, fingerprint=fingerprint, threads=settings.threads)
+    return opened(cache / name)

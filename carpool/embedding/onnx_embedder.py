@@ -11,20 +11,21 @@ import numpy.typing as npt
 import onnxruntime
 from tokenizers import Tokenizer
 
-from carpool.embedding.embedder import BATCH_TEXTS
+from carpool.embedding.embedder import BATCH_TEXTS, batches
 
 FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 """The inputs that a model may have, and what the tokenizer calls them."""
 
 
 class OnnxEmbedder:
-    """A model as [export.py](export.py) writes it: graph, tokenizer and prompt in one file."""
+    """A model as [export.py](export.py) writes it: graph and tokenizer in one file."""
 
     def __init__(
         self,
         model: Path | bytes,
         *,
         fingerprint: str,
+        prompt: str = "",
         threads: int = 0,
         batch_size: int = BATCH_TEXTS,
     ) -> None:
@@ -38,7 +39,7 @@ class OnnxEmbedder:
         )
         self._inputs = [each.name for each in self._session.get_inputs()]
         about = self._session.get_modelmeta().custom_metadata_map
-        self._prompt = about["prompt"]
+        self._prompt = prompt
         self._tokenizer = Tokenizer.from_str(about["tokenizer"])
         self._batch_size = batch_size
         self.fingerprint = fingerprint
@@ -47,15 +48,12 @@ class OnnxEmbedder:
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread."""
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
-        # Texts of one length share a batch, so that little is computed for padding.
-        order = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        for start in range(0, len(order), self._batch_size):
-            rows = order[start : start + self._batch_size]
+        for rows in batches(texts, self._batch_size):
             read = self._tokenizer.encode_batch([self._prompt + texts[row] for row in rows])
             inputs = {
                 name: np.array([getattr(each, FIELDS[name]) for each in read], dtype=np.int64)
                 for name in self._inputs
             }
-            vectors[rows] = self._session.run(None, inputs)[0]
+            vectors[rows] = self._session.run(None, inputs)[0][:, : self.dimension]  # truncate_dim
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors

@@ -18,24 +18,26 @@ from carpool.errors import ConfigError
 class TorchEmbedder:
     """A sentence-transformers model on the CPU. For models that cannot be exported."""
 
-    def __init__(self, model: Any, *, fingerprint: str, batch_size: int = BATCH_TEXTS) -> None:
+    def __init__(
+        self, model: Any, *, fingerprint: str, prompt: str = "", batch_size: int = BATCH_TEXTS
+    ) -> None:
         self._model = model
+        self._prompt = prompt
         self._batch_size = batch_size
         self.fingerprint = fingerprint
         self.dimension = int(model.get_embedding_dimension())
 
     def encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Returns (len(texts), dimension) float32, rows L2-normalised. Blocks; one thread."""
-        if not texts:
-            return np.zeros((0, self.dimension), dtype=np.float32)
         vectors = self._model.encode(
             list(texts),
+            prompt=self._prompt,
             batch_size=self._batch_size,
             normalize_embeddings=True,
             convert_to_numpy=True,
             show_progress_bar=False,
         )
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+        return np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1, self.dimension)
 
 
 M_MMAP_THRESHOLD = -3
@@ -54,9 +56,9 @@ def _return_large_blocks() -> None:
 
 
 def load_model(folder: Path, settings: EmbeddingSettings) -> Any:
-    """Returns the `SentenceTransformer` of `folder`. Blocks for seconds.
+    """Returns the `SentenceTransformer` of `folder`, its weights as float32. Blocks for seconds.
 
-    Raises `ConfigError` where sentence-transformers cannot load it.
+    Raises `ConfigError` where sentence-transformers cannot load it, or it cannot pad.
     """
     try:
         import torch
@@ -72,9 +74,10 @@ def load_model(folder: Path, settings: EmbeddingSettings) -> Any:
         torch.set_num_threads(settings.threads)
     try:
         model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        if getattr(getattr(model, "tokenizer", None), "pad_token", "") is None:
+            raise ValueError("set `pad_token` in tokenizer_config.json, such as to its eos_token")
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(
             f"the model in {folder} cannot be loaded ({error}); check embedding.model"
         ) from error
-    model.eval()
-    return model
+    return model.float().eval()

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from carpool.embedding import (
     Embedder,
     EmbeddingSettings,
     HashingEmbedder,
+    files,
     load_embedder,
     loader,
 )
@@ -135,3 +137,14 @@ def test_the_fingerprint_follows_weights_and_configuration_and_nothing_else(tmp_
     second = model_fingerprint(tmp_path)
     (tmp_path / "model.safetensors").write_text("v")
     assert len({first, second, model_fingerprint(tmp_path)}) == 3
+
+
+def test_an_index_from_before_prompts_were_used_has_another_fingerprint(tmp_path: Path) -> None:
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text('{"prompts": {"query": "query: ", "document": null}}')
+    with mock.patch.object(files, "_prompts", return_value={}):
+        before = model_fingerprint(tmp_path)
+    assert model_fingerprint(tmp_path) != before
+    file.write_text('{"prompts": 3}')
+    with pytest.raises(ConfigError, match="install the model again"):
+        model_fingerprint(tmp_path)

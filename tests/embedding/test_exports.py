@@ -9,15 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from carpool.embedding import EmbeddingSettings, load_embedder, loader
+from carpool.embedding import EmbeddingSettings, load_embedder, loader, onnx_embedder
 from carpool.embedding.export import export, export_name
-from carpool.embedding.files import find_model, model_fingerprint
+from carpool.embedding.files import find_model, model_fingerprint, prompt_of
 from carpool.embedding.torch_embedder import TorchEmbedder, load_model
+from carpool.errors import ConfigError
+from indexer.settings import IndexerConfig, IndexerSettings
+from searcher.local import LocalSearcher
 from tests.embedding.test_embedders import needs_minilm
+from tests.indexer.helpers import build, write_corpus
 
 # torch's exporter warns of itself and of each constant that it traces.
 pytestmark = [needs_minilm, pytest.mark.filterwarnings("ignore")]
@@ -38,7 +43,8 @@ def a_model(folder: Path, pooling: str, with_head: bool = False, **transformer: 
     BertModel(shape).save_pretrained(bare)
     for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
         shutil.copy(minilm / file, bare)
-    prompts = transformer.pop("prompts", None)
+    prompts, dtype = transformer.pop("prompts", None), transformer.pop("dtype", "float32")
+    truncate_dim = transformer.pop("truncate_dim", None)
     modules: list[Any] = [
         models.Transformer(str(bare), **transformer),
         models.Pooling(32, pooling_mode=pooling),
@@ -47,18 +53,10 @@ def a_model(folder: Path, pooling: str, with_head: bool = False, **transformer: 
         modules += [models.Dense(32, 16), models.Normalize()]
     default = next(iter(prompts), None) if prompts else None
     model = SentenceTransformer(
-        modules=modules, device="cpu", prompts=prompts, default_prompt_name=default
+        modules=modules, prompts=prompts, default_prompt_name=default, truncate_dim=truncate_dim
     )
-    model.save(str(folder / "model"))
+    model.to("cpu", getattr(torch, dtype)).save(str(folder / "model"))
     return folder / "model"
-
-
-def embedders(folder: Path) -> tuple[Any, TorchEmbedder]:
-    """The exported model, as the loader opens it, and the model in torch."""
-    settings = EmbeddingSettings(model=str(folder), threads=1)
-    export(folder, folder / "onnx")
-    torch_one = TorchEmbedder(load_model(folder, settings), fingerprint=model_fingerprint(folder))
-    return load_embedder(settings), torch_one
 
 
 @pytest.mark.parametrize(
@@ -66,18 +64,66 @@ def embedders(folder: Path) -> tuple[Any, TorchEmbedder]:
     [
         {"pooling": "cls", "max_seq_length": 16, "do_lower_case": True},
         {"pooling": "max", "with_head": True, "prompts": {"query": "Question: "}},
+        {"pooling": "mean", "prompts": {"other": "x: ", "query": "q: ", "document": "a passage: "}},
         {"pooling": "lasttoken", "processor_kwargs": {"padding_side": "left"}},
+        {"pooling": "mean", "with_head": True, "dtype": "float16", "truncate_dim": 8},
+        {"pooling": "cls", "dtype": "bfloat16"},
     ],
     ids=lambda form: "-".join(form),
 )
-def test_an_export_follows_the_configuration_of_the_model(
+def test_an_export_and_torch_give_the_vectors_of_sentence_transformers(
     form: dict[str, Any], tmp_path: Path
 ) -> None:
-    exported, exact = embedders(a_model(tmp_path, **form))
-    assert type(exported).__name__ == "OnnxEmbedder"
-    assert exported.fingerprint == exact.fingerprint
-    assert exported.dimension == exact.dimension
-    assert np.allclose(exported.encode(TEXTS), exact.encode(TEXTS), atol=1e-5)
+    from sentence_transformers import SentenceTransformer
+
+    folder = a_model(tmp_path, **form)
+    settings = EmbeddingSettings(model=str(folder), threads=1)
+    export(folder, folder / "onnx")
+    exact = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": "float32"})
+    for are_passages, encode in ((False, exact.encode_query), (True, exact.encode_document)):
+        expected = encode(list(TEXTS), normalize_embeddings=True)
+        prompt = prompt_of(folder, are_passages=are_passages)
+        in_torch = TorchEmbedder(load_model(folder, settings), fingerprint="", prompt=prompt)
+        exported = load_embedder(settings, are_passages=are_passages)
+        assert type(exported).__name__ == "OnnxEmbedder"
+        for embedder in (exported, in_torch):
+            assert embedder.dimension == expected.shape[1]
+            assert np.allclose(embedder.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_passages_and_questions_reach_the_tokenizer_with_their_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, read = a_model(tmp_path, "mean"), onnx_embedder.Tokenizer.from_str
+    prompts = {"query": "query: ", "document": "", "passage": "passage: "}
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    export(model, model / "onnx")
+    tokenizers: list[Any] = []
+
+    def opened(text: str) -> Any:
+        tokenizers.append(mock.Mock(wraps=read(text)))
+        return tokenizers[-1]
+
+    monkeypatch.setattr(onnx_embedder, "Tokenizer", mock.Mock(from_str=opened))
+    settings = EmbeddingSettings(model=str(model), threads=1)
+    config = IndexerConfig(embedding=settings, indexer=IndexerSettings(threads=1))
+    build(write_corpus(tmp_path / "c.jsonl", 3), tmp_path / "index", config, nlist=1)
+    with LocalSearcher(tmp_path / "index", embedding=settings) as searcher:
+        searcher.search(["Who built it?"])
+    (passages,), (questions,) = (one.encode_batch.call_args.args for one in tokenizers)
+    assert len(passages) == 3 and all(text.startswith("passage: ") for text in passages)
+    assert questions == ["query: Who built it?"]
+
+
+def test_a_model_without_a_pad_token_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_model(tmp_path, "mean")
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token": None}))
+    monkeypatch.setattr(loader, "export_in_child", export)
+    with pytest.raises(ConfigError, match="set `pad_token` in tokenizer_config"):
+        load_embedder(EmbeddingSettings(model=str(model)))
 
 
 @pytest.mark.data
