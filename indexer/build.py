@@ -137,6 +137,7 @@ def identify(
         for path, what in ((request.corpus, "corpus"), (request.vectors, "vectors"))
         if path is not None
     }
+    progress.note(f"the model is {embedding.model}")  # its fingerprint may take seconds
     return BuildIdentity(
         corpus=CorpusIdentity(
             size_bytes=request.corpus.stat().st_size,
@@ -302,33 +303,33 @@ class _Build:
 
     def vectors(self, state: BuildState, row_count: int) -> tuple[BuildState, Vectors]:
         """Embeds the missing vectors, or checks precomputed ones, unless an earlier run did."""
-        path = self.request.vectors
-        if path is None:
-            return self._embed(state, row_count)
-        vectors = open_precomputed(path, row_count)
-        if state.dimension is None:
-            self.progress.start("checking vectors", row_count)
-            check_stored(vectors, str(path), self.progress.advance)
-            state = self.workspace.save_state(state, dimension=vectors.dimension)
+        path, build_id = self.request.vectors, documents_build_id(state.identity.corpus)
+        with DocumentStore(self.workspace.finished, row_count, build_id) as passages:
+            if path is None:
+                return self._embed(state, passages)
+            vectors = open_precomputed(path, row_count)
+            if state.dimension is None:
+                self.progress.start("checking vectors", row_count)
+                check_stored(vectors, str(path), self.progress.advance, passages)
+                state = self.workspace.save_state(state, dimension=vectors.dimension)
         return state, vectors
 
-    def _embed(self, state: BuildState, row_count: int) -> tuple[BuildState, Vectors]:
+    def _embed(self, state: BuildState, passages: DocumentStore) -> tuple[BuildState, Vectors]:
         """Embeds the missing shards; loads the model only if there are any."""
+        row_count = passages.table.document_count
         folder, dimension = self.workspace.shards, state.dimension
         shards = plan_shards(row_count, state.identity.vectors.shard_rows)
         present = present_shards(folder, shards, dimension) if dimension else frozenset()
         remaining = [shard for shard in shards if shard.number not in present]
         if remaining or dimension is None:
             settings = self.config.embedding
-            self.progress.note(f"loading the model {settings.model}")
+            self.progress.note(f"loading the model {settings.model} (slower at its first use)")
             embedder = load_embedder(settings, are_passages=True)
             dimension = embedder.dimension
             state = self.workspace.save_state(state, dimension=dimension)
             remaining_rows = sum(shard.stop - shard.start for shard in remaining)
             self.progress.start("embedding", row_count, row_count - remaining_rows)
-            build_id = documents_build_id(state.identity.corpus)
-            with DocumentStore(self.workspace.finished, row_count, build_id) as store:
-                embed_shards(folder, remaining, store, embedder, self.progress.advance)
+            embed_shards(folder, remaining, passages, embedder, self.progress.advance)
         return state, open_shards(folder, shards, dimension)
 
 

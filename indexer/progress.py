@@ -37,7 +37,8 @@ class PlainProgress(ProgressReport):
     def start(self, step: str, total: int, done: int = 0) -> None:
         """Begins a step."""
         self._step, self._total, self._done, self._resumed = step, total, done, done
-        self._started_us = self._said_us = self._clock.now_us()
+        self._started_us = self._clock.now_us()
+        self._said_us = self._started_us - PLAIN_INTERVAL_US // 2  # the first line comes early
         self._say(
             f"{step}: {done:,} of {total:,} were done before" if done else f"{step}: {total:,}"
         )

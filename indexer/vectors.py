@@ -15,6 +15,7 @@ import numpy.typing as npt
 from carpool.disk.documents import DocumentStore
 from carpool.disk.files import write_atomically
 from carpool.embedding import Embedder
+from carpool.embedding.embedder import batches
 from carpool.errors import ConfigError, CorruptionError
 from carpool.foreign_files import refuse_foreign
 from indexer.corpus import passage_text
@@ -31,6 +32,7 @@ CHUNK_ROWS = 8192
 _TRAILER = struct.Struct("<I")
 
 Float32 = npt.NDArray[np.float32]
+OnRows = Callable[[int], None]
 
 
 class RowFile(NamedTuple):
@@ -83,10 +85,7 @@ class Vectors:
             yield first, _as_float32(buffer[:filled], is_normalised)
 
     def gather(
-        self,
-        rows: npt.NDArray[np.int64],
-        taken: npt.NDArray[np.floating],
-        on_rows: Callable[[int], None],
+        self, rows: npt.NDArray[np.int64], taken: npt.NDArray[np.floating], on_rows: OnRows
     ) -> None:
         """Copies the distinct `rows` into `taken`: (len(rows), dimension) float32 or float16.
 
@@ -157,16 +156,18 @@ def embed_shards(
     shards: Sequence[Shard],
     store: DocumentStore,
     embedder: Embedder,
-    on_rows: Callable[[int], None],
+    on_rows: OnRows,
 ) -> None:
-    """Embeds `shards` and saves each atomically; calls `on_rows` after each. Blocks."""
+    """Embeds `shards` and saves each atomically; calls `on_rows` after each batch. Blocks."""
     for shard in shards:
         texts = [passage_text(document) for document in store.get(range(shard.start, shard.stop))]
-        vectors = embedder.encode(texts)
-        check_vectors(vectors, shard.start, f"the model {embedder.fingerprint}")
-        content = np.ascontiguousarray(vectors, dtype="<f4").tobytes()
+        vectors = np.empty((len(texts), embedder.dimension), dtype="<f4")
+        for rows in batches(texts):
+            vectors[rows] = embedder.encode([texts[row] for row in rows])
+            on_rows(len(rows))
+        check_vectors(vectors, shard.start, f"the model {embedder.fingerprint}", store)
+        content = vectors.tobytes()
         write_atomically(shard_path(folder, shard), content + _TRAILER.pack(zlib.crc32(content)))
-        on_rows(len(texts))
 
 
 def open_shards(folder: Path, shards: Sequence[Shard], dimension: int) -> Vectors:
@@ -216,20 +217,26 @@ def open_precomputed(path: Path, row_count: int | None = None) -> Vectors:
     )
 
 
-def check_stored(vectors: Vectors, source: str, on_rows: Callable[[int], None]) -> None:
-    """Raises `ConfigError` naming the first row that is not normalised. One pass; blocks."""
+def check_stored(
+    vectors: Vectors, source: str, on_rows: OnRows, passages: DocumentStore | None = None
+) -> None:
+    """Calls `check_vectors` for all. One pass; blocks."""
     for first, chunk in vectors.chunks(are_as_stored=True):
-        check_vectors(chunk, first, source)
+        check_vectors(chunk, first, source, passages)
         on_rows(len(chunk))
 
 
-def check_vectors(vectors: Float32, first_row: int, source: str) -> None:
-    """Raises `ConfigError` naming the first row that is not finite or not of length 1."""
-    norms = np.linalg.norm(vectors, axis=1)
+def check_vectors(
+    vectors: Float32, first_row: int, source: str, passages: DocumentStore | None = None
+) -> None:
+    """Raises `ConfigError` naming the first row and passage not finite or not of length 1."""
+    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))  # without a warning of an overflow
     bad = np.flatnonzero(~(np.abs(norms - 1) <= NORM_TOLERANCE))
     if len(bad):
+        row = first_row + int(bad[0])
+        which = f" (passage {passages.get([row])[0].doc_id!r})" if passages else ""
         raise ConfigError(
-            f"the vector of row {first_row + int(bad[0])} from {source} has length "
+            f"the vector of row {row}{which} from {source} has length "
             f"{norms[bad[0]]:.4g}, not 1; the index compares by inner product, so vectors must be "
             "normalised: divide each by its length"
         )

@@ -60,9 +60,10 @@ def good_vectors() -> np.ndarray:
         (np.asfortranarray(good_vectors()), "row by row"),
         (
             good_vectors() * np.where(np.arange(10) == 7, 2, 1)[:, None].astype(np.float32),
-            "row 7 .* has length 2",
+            r"row 7 \(passage 'doc-7'\) from .* has length 2",
         ),
-        (np.full((10, 8), np.nan, dtype=np.float32), "row 0"),
+        (np.full((10, 8), np.nan, dtype=np.float32), "row 0 .*'doc-0'.* has length nan"),
+        (np.full((10, 8), 1e38, dtype=np.float32), "row 0 .*'doc-0'.* has length inf"),
         (np.zeros((10, 0), dtype=np.float32), "belong to another corpus"),
         (np.array([{}] * 10, dtype=object), "cannot read the vectors"),
     ],
