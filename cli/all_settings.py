@@ -1,4 +1,4 @@
-"""All sections of the settings together. Importing this needs the services' packages."""
+"""All sections of the settings together."""
 
 from __future__ import annotations
 

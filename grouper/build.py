@@ -12,7 +12,8 @@ from carpool.clock import Clock
 from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_centroids
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.settings import IndexSettings
-from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.embedding import EmbeddingSettings
+from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError, CorruptionError
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import IndexFacts

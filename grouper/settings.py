@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from carpool.settings import Settings
-from grouper.plan.plan_groups import PolicyName
 from grouper.plan.tenants import parse_weights
 from schemas.query import NPROBE_MAX
 
@@ -55,7 +54,7 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = ""
     policy: Annotated[
-        PolicyName,
+        Literal["per_window", "greedy"],
         Meta(
             description="Which queries share a group: per_window (all of a window), or greedy "
             "(those that probe the same clusters as one member, CaGR-RAG's Algorithm 1). The "

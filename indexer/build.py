@@ -14,7 +14,7 @@ from carpool.clock import Clock
 from carpool.disk.documents import Document, DocumentStore, DocumentWriter
 from carpool.disk.extents import SEGMENT_BYTES_MAX
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
-from carpool.embedding import fingerprint_of, load_embedder
+from carpool.embedding.loader import fingerprint_of, load_embedder
 from carpool.errors import ConfigError
 from indexer.corpus import CorpusReader, file_sha256
 from indexer.duplicates import SeenIds

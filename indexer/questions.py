@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from carpool.clock import Clock
 from carpool.disk.manifest import Manifest
-from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.embedding import EmbeddingSettings
+from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError
 from carpool.foreign_files import refuse_foreign
 from carpool.kafka.settings import KafkaSettings

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from carpool.disk.pages import VectorDtype
 from carpool.embedding import EmbeddingSettings
 from carpool.settings import Settings
 
@@ -24,7 +23,7 @@ class IndexerSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 32 << 10
     vector_dtype: Annotated[
-        VectorDtype,
+        Literal["float32", "float16"],
         msgspec.Meta(
             description='Type of the numbers on disk: "float32" is exact; "float16" halves the '
             "bytes that are read and kept, and changes a score by up to 0.0005, so near ties may "

@@ -21,7 +21,8 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
-from carpool.embedding import Embedder, EmbeddingSettings, load_embedder
+from carpool.embedding import Embedder, EmbeddingSettings
+from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError, CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import TOP_K_MAX, SearchMode

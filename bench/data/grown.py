@@ -31,7 +31,8 @@ from bench.data.evaluation import (
 from bench.data.exact import exact_answers
 from bench.data.options import GrowOptions
 from carpool.disk.centroids import probe
-from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.embedding import EmbeddingSettings
+from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError
 from generator.plan.sentences import sentence_spans
 from indexer.clustering import assign_rows, train_centroids

@@ -15,7 +15,8 @@ from carpool.clock import SystemClock
 from carpool.disk.centroids import read_centroids
 from carpool.disk.extents import segment_name
 from carpool.disk.manifest import MANIFEST_NAME, Manifest, read_manifest
-from carpool.embedding import EmbeddingSettings, fingerprint_of, load_embedder
+from carpool.embedding import EmbeddingSettings
+from carpool.embedding.loader import fingerprint_of, load_embedder
 from indexer.build import BuildRequest, build_index
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from bench.data.index import BenchIndex, index_of_texts
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from producers.read_questions import Question
 
 DIMENSION = 384

@@ -4,13 +4,12 @@
 stores the fingerprint of its model, and a query that another model embedded is refused.
 *Invariant:* a model gives the vectors of sentence-transformers: its export is compared with torch
 before it is used. *Invariant:* torch is imported only for a model that cannot be exported, and
-nothing is downloaded. Absent on purpose: rerankers, remote embedding
-services, GPUs, weights of 8 bits (a tenth of the best passages are others).
+nothing is downloaded. *Invariant:* this package is imported without those of the
+extra `services`; its modules need them. Absent on purpose: rerankers, remote embedding services,
+GPUs, weights of 8 bits (a tenth of the best passages are others).
 """
 
 from carpool.embedding.embedder import Embedder
-from carpool.embedding.hashing import HashingEmbedder
-from carpool.embedding.loader import fingerprint_of, load_embedder
 from carpool.embedding.settings import EmbeddingSettings
 
-__all__ = ["Embedder", "EmbeddingSettings", "HashingEmbedder", "fingerprint_of", "load_embedder"]
+__all__ = ["Embedder", "EmbeddingSettings"]

@@ -85,9 +85,10 @@ def _corpus(folder: Path) -> Path:
     return corpus
 
 
-def test_help_needs_none_of_the_services_packages() -> None:
+def test_help_and_settings_need_none_of_the_services_packages() -> None:
     heavy = tuple(name for names in EXTRAS.values() for name in names)
-    code = f"import sys, cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    listed = f"print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys, cli.main, cli.all_settings; {listed}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -8,16 +8,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from carpool.embedding import (
-    Embedder,
-    EmbeddingSettings,
-    HashingEmbedder,
-    files,
-    load_embedder,
-    loader,
-)
+from carpool.embedding import Embedder, EmbeddingSettings, files, loader
 from carpool.embedding.export import export
 from carpool.embedding.files import find_model, model_fingerprint
+from carpool.embedding.hashing import HashingEmbedder
+from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError
 
 TEXTS = (

@@ -14,9 +14,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from carpool.embedding import EmbeddingSettings, load_embedder, loader, onnx_embedder
+from carpool.embedding import EmbeddingSettings, loader, onnx_embedder
 from carpool.embedding.export import export, export_name
 from carpool.embedding.files import find_model, model_fingerprint, prompt_of
+from carpool.embedding.loader import load_embedder
 from carpool.embedding.torch_embedder import TorchEmbedder, load_model
 from carpool.errors import ConfigError
 from indexer.settings import IndexerConfig, IndexerSettings
@@ -151,7 +152,7 @@ def test_a_grouper_loads_no_torch_even_where_the_export_is_damaged(tmp_path: Pat
     place.write_bytes(b"half a fi")
     code = (
         "import sys, grouper.build, grouper.service\n"
-        "from carpool.embedding import EmbeddingSettings, load_embedder\n"
+        "from carpool.embedding.loader import EmbeddingSettings, load_embedder\n"
         f"load_embedder(EmbeddingSettings(model={str(model)!r})).encode(['a question'])\n"
         "heavy = {'torch', 'transformers', 'sentence_transformers', 'onnx', 'sklearn'}\n"
         "print(sorted(heavy & sys.modules.keys()))"

@@ -22,7 +22,7 @@ from carpool.disk.centroids import (
     write_centroids,
 )
 from carpool.disk.manifest import FileEntry, Manifest, read_manifest, write_manifest
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import CarpoolError
 from carpool.kafka.records import Output
 from carpool.loop.stage import Done, Unit

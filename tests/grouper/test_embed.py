@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from grouper.embed import embed_texts
 

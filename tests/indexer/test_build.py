@@ -13,7 +13,8 @@ import pytest
 
 from carpool.disk.index import index_files, open_index
 from carpool.disk.manifest import MANIFEST_NAME, read_manifest
-from carpool.embedding import EmbeddingSettings, HashingEmbedder
+from carpool.embedding import EmbeddingSettings
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from indexer import build as module
 from indexer.settings import IndexerConfig, IndexerSettings

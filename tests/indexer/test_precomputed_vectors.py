@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from indexer.questions import questions_of_file
 from tests.indexer.builds import rows_of

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from carpool.embedding import EmbeddingSettings, load_embedder
+from carpool.embedding import EmbeddingSettings
+from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError
 from searcher.local import LocalSearcher
 from tests.searcher.helpers import SmallIndex, random_index

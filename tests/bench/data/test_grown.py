@@ -24,7 +24,7 @@ from bench.data.grown import (
     usual_spread,
 )
 from bench.data.options import GrowOptions
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from indexer.vectors import open_precomputed
 from tests.bench.helpers import write_embedded

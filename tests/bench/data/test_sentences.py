@@ -12,7 +12,7 @@ from bench.data import grown
 from bench.data.evaluation import QUESTIONS
 from bench.data.grown import run
 from bench.data.options import GrowOptions
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from tests.bench.helpers import write_embedded
 
 

@@ -13,7 +13,7 @@ from bench.core.stack import SERVICES
 from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
 from bench.services import backlog, claims, overhead, traffic
 from bench.services.options import BacklogOptions, ClaimsOptions, OverheadOptions, TrafficOptions
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.errors import ConfigError
 from carpool.kafka.embedded import find_broker_binary
 from tests.bench.helpers import write_embedded
