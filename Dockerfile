@@ -5,7 +5,7 @@
 
 FROM python:3.11.14-slim-bookworm AS python
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    PATH=/opt/carpool/bin:$PATH HOME=/tmp HF_HUB_OFFLINE=1 DO_NOT_TRACK=1
+    PATH=/opt/carpool/bin:$PATH HOME=/tmp HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 ORT_DISABLE_TELEMETRY=1
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin carpool \
     && install -d -o 10001 -g 10001 /data /data/index /data/models
 WORKDIR /srv

@@ -4,7 +4,7 @@
 stores the fingerprint of its model, and a query that another model embedded is refused.
 *Invariant:* a model gives the vectors of sentence-transformers: its export is compared with torch
 before it is used. *Invariant:* torch is imported only for a model that cannot be exported, and
-nothing is downloaded. *Invariant:* this package is imported without those of the
+nothing is downloaded or sent to anybody. *Invariant:* this package is imported without those of the
 extra `services`; its modules need them. Absent on purpose: rerankers, remote embedding services,
 GPUs, weights of 8 bits (a tenth of the best passages are others).
 """

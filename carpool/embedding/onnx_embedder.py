@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # its import would make an id of the machine
 import onnxruntime
 from tokenizers import Tokenizer
 
