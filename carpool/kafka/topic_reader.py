@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -35,7 +35,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, end_of_batch
 from schemas.topics import MESSAGE_BYTES_MAX
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)  # structlog imports rich, and clients need neither
 
 POLL_S = 0.05
 BATCH = 500
@@ -220,7 +220,7 @@ class TopicReader:
         except (KafkaException, RetryableError):
             return  # tried again at the next error
         batch.passed_over[at] = end
-        log.warning("records cannot be unpacked and are passed over", error=error.str())
+        log.warning("records cannot be unpacked and are passed over: %s", error.str())
 
     def end_of_unreadable(self, at: TopicPartition, first: int) -> int:
         """Returns the offset after the batch at `first`, which cannot be unpacked.
