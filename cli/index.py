@@ -386,6 +386,7 @@ def _print_stats(index_dir: Path, found: IndexStats) -> None:
         "version": f"{found.index_version}, format {found.format}",
         "passages": f"{found.row_count:,} of dimension {found.dimension}, {found.vector_dtype}",
         "codes": ", ".join(found.codes) or "none: queries are searched exactly",
+        "scanned here by": found.kernel,
         "model": f"{found.embedding_model_name} ({found.embedding_model})",
         "clusters": f"{found.nlist:,} (centroids {found.centroids_fingerprint})",
         "probed by default": "all"

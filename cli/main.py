@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from carpool.codes.kernel import kernel_in_use
 from carpool.errors import CarpoolError, ConfigError, RecordError
 from carpool.terminal import fit_terminal
 from cli import acls, asking, configuring, dlq, groups, services, status, topics, up, workflows
@@ -90,6 +91,7 @@ app.command()(services.generator)
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         print_plain(f"carpool {importlib.metadata.version('carpool')}")
+        print_plain(f"codes are scanned by {kernel_in_use()}")
         raise typer.Exit(OK)
 
 
@@ -99,7 +101,7 @@ def options(
         bool,
         typer.Option(
             "--version",
-            help="Print the version of Carpool and exit.",
+            help="Print the version of Carpool and what scans codes here, and exit.",
             callback=_print_version,
             is_eager=True,
         ),

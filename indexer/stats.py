@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from carpool.codes.kernel import kernel_in_use
 from carpool.disk.extent_table import read_extents
 from carpool.disk.index import check_sizes
 from carpool.disk.manifest import read_manifest
@@ -27,6 +28,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `cluster_skew`: the mean size of the cluster of a random passage, divided by the mean size of
     all clusters; 1 if all are equal. `is_measured`: with questions, which chose `nprobe_default`.
+    `kernel`: what scans codes on this machine, and why it is NumPy where it is.
     """
 
     format: str
@@ -41,6 +43,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True):
     embedding_model_name: str
     centroids_fingerprint: str
     codes: tuple[str, ...]
+    kernel: str
     cluster_rows: Spread
     cluster_skew: float
     files_bytes: dict[str, int]
@@ -72,6 +75,7 @@ def index_stats(index_dir: Path) -> IndexStats:
         embedding_model_name=manifest.embedding_model_name,
         centroids_fingerprint=manifest.centroids_fingerprint,
         codes=tuple(one.codec for one in manifest.codes),
+        kernel=kernel_in_use(),
         cluster_rows=Spread(min=low, p50=median, p95=high, max=top, mean=round(mean, 1)),
         cluster_skew=round(sum(count * count for count in rows) / manifest.row_count / mean, 2),
         files_bytes=files_bytes,

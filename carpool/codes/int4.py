@@ -5,53 +5,31 @@ row's step (`int4.cpp` says how codes are arranged). Rows, centroids and queries
 random rotation, so that no number is much larger than the others. A query is rounded to 8 bits a
 number, and products of whole numbers are exact: every kernel returns the same rows.
 
-The kernel is compiled when the package is installed (`hatch_build.py`). Without a compiler NumPy
-does the same, fifty times slower.
+Without a [kernel](kernel.py) NumPy does the same, fifty times slower.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Sequence
-from functools import cache
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from carpool.codes.codec import CODEC, CodeLayout
+from carpool.codes.kernel import kernels, library
 from carpool.errors import ConfigError
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 
-LIBRARY = Path(__file__).with_name("libint4.so")
 BLOCK_ROWS = 16
 GROUP, GROUP_BYTES = 8, 64
 """Numbers of a row that a block has together, and their bytes, of all its rows."""
 STEPS = np.linspace(0.35, 1.0, 14, dtype=np.float32)
 """Steps that are tried for a row, as shares of the least step that reaches its largest number."""
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    try:
-        found = ctypes.CDLL(str(LIBRARY))
-    except OSError:
-        return None
-    found.int4_kernel.restype = ctypes.c_char_p
-    return found
-
-
-@cache
-def kernels() -> tuple[str, ...]:
-    """Returns the names of what can scan here, the fastest first: the last is always `numpy`."""
-    found, library = list[str](), _library()
-    while library is not None and (name := library.int4_kernel(len(found))) is not None:
-        found.append(name.decode())
-    return (*found, "numpy")
 
 
 def code_layout(dimension: int) -> CodeLayout:
@@ -94,11 +72,11 @@ class Encoder:
                 f"row {fits.argmin()} of cluster {cluster} is not finite, or far too long: "
                 "build the index again, with vectors of length 1"
             )
-        if (library := _library()) is None:
+        if (kernel := library()) is None:
             return _pack(*_round(rest)).tobytes()
         rest = np.ascontiguousarray(rest)
         codes = np.empty(self.layout.size_bytes(len(rest)), np.uint8)
-        library.int4_encode(_place(rest), ctypes.c_int64(len(rest)), rest.shape[1], _place(codes))
+        kernel.int4_encode(_place(rest), ctypes.c_int64(len(rest)), rest.shape[1], _place(codes))
         return codes.tobytes()
 
 
@@ -255,12 +233,12 @@ class CodeScanner:
         nlist = len(self._row_counts)
         if len(probes) != len(proposed) or not ((clusters >= 0) & (clusters < nlist)).all():
             raise ValueError(f"{len(probes)} probes do not fit an index of {nlist} clusters")
-        library = _library()
-        if library is None or kernels()[self._kernel] == "numpy":
+        kernel = library()
+        if kernel is None or kernels()[self._kernel] == "numpy":
             self._add_by_numpy(proposed, probes)
             return
         asked = np.array([one.places for one in proposed], np.int64)
-        library.int4_scan(
+        kernel.int4_scan(
             self._kernel,
             self._threads,
             *map(_place, self._index),

@@ -14,7 +14,8 @@ from pathlib import Path
 import structlog
 
 from carpool.clock import Clock
-from carpool.codes.int4 import CodeScanner, kernels
+from carpool.codes.int4 import CodeScanner
+from carpool.codes.kernel import kernel_in_use, library
 from carpool.disk.index import OpenCodes, OpenIndex
 from carpool.telemetry.metrics import Metrics
 from searcher.codes.codes_reader import CodesReader
@@ -140,11 +141,12 @@ def open_codes_plane(
 
     `open_reads` is for tests: of rows, and of paged codes.
     """
-    if kernels()[0] == "numpy":
+    if library() is None:
         _log.warning(
             "codes are scanned by NumPy",
+            kernel=kernel_in_use(),
             means="fewer questions a second are searched",
-            remedy="install a C++ compiler, and then carpool again",
+            remedy="remove the reason, and then install carpool again",
         )
     timeout_us = settings.read_timeout_ms * 1_000
     waker, reads = Waker(), list[FileReads]()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from carpool.clock import SystemClock
+from carpool.codes.kernel import kernel_in_use
 from carpool.errors import ConfigError
 from carpool.kafka.deployment import broker_facts
 from carpool.kafka.settings import KafkaSettings
@@ -48,9 +49,11 @@ def test_the_help_of_a_command_shows_an_example(command: str) -> None:
     assert f"carpool {command}" in shown.stdout
 
 
-def test_the_option_version_prints_one_line() -> None:
+def test_the_option_version_prints_the_version_and_what_scans_codes() -> None:
+    version = f"carpool {importlib.metadata.version('carpool')}"
+    lines = [version, f"codes are scanned by {kernel_in_use()}"]
     shown = carpool("--version")
-    assert (shown.code, shown.stdout) == (0, f"carpool {importlib.metadata.version('carpool')}\n")
+    assert (shown.code, shown.stdout.splitlines()) == (0, lines)
 
 
 def test_every_package_of_the_services_is_known_by_the_extra_that_brings_it() -> None:

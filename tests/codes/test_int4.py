@@ -12,7 +12,8 @@ import pytest
 
 from carpool.codes import int4
 from carpool.codes.codec import CODEC
-from carpool.codes.int4 import CodeScanner, Encoder, code_layout, kernels
+from carpool.codes.int4 import CodeScanner, Encoder, code_layout
+from carpool.codes.kernel import kernels
 from carpool.codes.margin import COUNT_MAX, first_count, margin
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from carpool.codes.kernel import kernel_in_use
 from carpool.disk.document_rows import DOCUMENT_ROWS_NAME
 from carpool.disk.extents import segment_name
 from carpool.disk.files import file_crc32
@@ -113,7 +114,7 @@ def test_stats_are_those_of_the_clusters(index_dir: Path) -> None:
     spread = found.cluster_rows
     assert (spread.min, spread.p50, spread.max, spread.mean) == (rows[0], rows[4], rows[-1], 12.0)
     assert (found.row_count, found.nlist, found.nprobe_default) == (120, 10, 10)
-    assert found.index_version == manifest.index_version
+    assert (found.index_version, found.kernel) == (manifest.index_version, kernel_in_use())
     assert found.size_bytes == sum(found.files_bytes.values())
     assert found.cluster_skew == round(sum(count * count for count in rows) / 120 / 12, 2)
 
