@@ -1,4 +1,4 @@
-"""Graphs: the paper's two listings, the JSON form, and what is refused with the name of a node."""
+"""Graphs: listings of the paper and the guide, the JSON form, and what is refused by node."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from carpool.testing.workflow import run
 from carpool.workflow import Answer, Found, Generate, Program, Retrieve, WorkflowError
 from carpool.workflow.graph import program_of
-from schemas.workflow import Graph
-from tests.records import some_hits
+from schemas.codec import decode_query
+from schemas.workflow import Graph, InlineWorkflow
+from tests.deploy.doc_blocks import ROOT, blocks_of
+from tests.records import a_source, some_hits
 from tests.workflow import listings
 
 
@@ -26,13 +28,42 @@ def ran(program: Program, text: str = "t") -> tuple[str, Answer]:
     return "".join("s" if isinstance(step, Retrieve) else "g" for step in steps), answer
 
 
-def test_the_listings_of_the_paper_run_as_they_are_printed() -> None:
+def test_the_first_listing_of_the_paper_runs_as_it_is_printed() -> None:
     steps, answer = ran(listings.hyde)
     assert (steps, answer.prompt) == ("gs", "Answer {query} using {docs}.")
     assert (answer.values["query"], answer.passages) == ("why?", Found(some_hits(2)))
-    steps, answer = ran(listings.multistep)
-    assert (steps, str(answer.values["text"])) == ("gsgsg", "t")
-    assert answer.passages == Found(some_hits(2))
+
+
+def test_the_second_listing_as_it_is_printed_ends_at_the_limit_of_steps() -> None:
+    searched = list[str]()
+
+    def result(step: Retrieve | Generate) -> list[str] | str:
+        if isinstance(step, Generate):
+            return f"text {len(searched)}"
+        searched.append(step.text)
+        return ["A passage."]
+
+    with pytest.raises(WorkflowError, match="step 13: it asks for more than 12 steps") as error:
+        run(listings.multistep, result)
+    assert error.value.kind == "workflow_limit"
+    assert set(searched) == {"text 0"}, "no node takes the sub-question away"
+
+
+def test_the_graphs_of_the_guide_run_as_they_are_printed() -> None:
+    blocks = blocks_of(ROOT / "docs" / "guides" / "workflows.md")
+    (printed,) = (block.text for block in blocks if block.info == "json" and "nodes" in block.text)
+    query = decode_query(printed.encode(), {}, a_source())
+    assert isinstance(query.workflow, InlineWorkflow)
+    results = ["Pisa's.", ["One."], "No.", "Eiffel's.", ["Two."], "Yes."]
+    steps, answer = run(program_of(query.workflow.graph), results, question=query.text or "")
+    searched = [step.text for step in steps if isinstance(step, Retrieve)]
+    assert (searched, [hit.text for hit in answer.passages]) == (["Pisa's.", "Eiffel's."], ["Two."])
+    (printed,) = (block.text for block in blocks if "RAGraph()" in block.text)
+    names: dict[str, Program] = {}
+    exec(printed, names)
+    steps, answer = run(names["guess_first"], ["Pisa's.", ["One."]])
+    assert steps[1] == Retrieve("Pisa's.", top_k=3)
+    assert [hit.text for hit in answer.passages] == ["One."]
 
 
 def graph(*edges: dict[str, Any], **nodes: dict[str, Any]) -> Program:
