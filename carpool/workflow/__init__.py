@@ -7,7 +7,7 @@ from carpool.workflow import Answer, Generate, Retrieve, workflow
 @workflow("hyde", version=1)
 def hyde(question):
     guess = yield Generate("hyde", question=question, max_tokens=96)
-    found = yield Retrieve(guess.text, top_k=5)
+    found = yield Retrieve(guess.text or question)
     return Answer("cited", question=question, passages=found)
 ```
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from runpy import run_path
+
 import pytest
 
+import carpool.testing.workflow
+import carpool.workflow
 from carpool.testing.workflow import Given, prompts, run
 from carpool.workflow import Program, Retrieve
 from carpool.workflow.programs import corrective, hyde, irg, multistep, one_shot, recomp
+from tests.deploy.doc_blocks import BLOCK
 
 Q = "Which tower is older?"
 Case = tuple[Program, list[Given], list[str], list[set[str]]]
@@ -64,3 +70,12 @@ def test_a_program_searches_these_texts_and_its_prompts_show_these_results(name:
     asked = {"multistep": {1: "One?", 3: "Two?"}}.get(name, {})
     assert all(asked.get(number, Q) in user for number, user in enumerate(users))
     assert [{text for text in texts if str(text) in user} for user in users] == shown
+
+
+def test_the_listings_of_the_modules_run_as_they_are_printed(tmp_path: Path) -> None:
+    modules = (carpool.workflow, carpool.testing.workflow)  # the second uses the first
+    listings = [text for each in modules for _, text in BLOCK.findall(each.__doc__ or "")]
+    (file := tmp_path / "printed.py").write_text("\n".join(listings))
+    printed = run_path(str(file))["hyde"]
+    by_both = [run(each, ["", ["Found."]], question=Q) for each in (printed, hyde.hyde)]
+    assert by_both[0] == by_both[1]
