@@ -164,8 +164,8 @@ def build(
     a build that embeds takes twice the size of the vectors (4 * dimension bytes for each passage)
     until it is complete.
 
-    Up to 500,000 passages a query searches all clusters by default. Above, it searches as many as
-    --questions need (this is measured, as `tune` does it), or as a formula says.
+    Up to 500,000 passages and without --nlist, a query searches all clusters. Else it searches as
+    many as --questions need (this is measured, as `tune` does it), or as a formula says.
 
     Clusters that are far too large are split, and the smallest ones are dissolved, so nlist stays
     the same. Clusters without rows are left out.
