@@ -1,8 +1,9 @@
 """Which queries share a group, and in which order?
 
-Windows of queries are embedded in one batch, probed against the centroids, grouped and ordered by
-the clusters they share (CaGR-RAG, section 3.2) and written to `rag.groups.v1`. Under a backlog the
-next full windows are prepared early: they are the horizon in the record.
+Windows of queries are embedded in one batch, probed against the centroids, and written to
+`rag.groups.v1` in the order of arrival: by default as one group, or by the clusters they share
+(CaGR-RAG, section 3.2). Under a backlog the next full windows are prepared early: they are the
+horizon in the record.
 
 *Invariant:* every query ends in exactly one group, one refusal or one terminal answer; no query of
 a closed window moves to the next. *Invariant:* a query waits only while more are pending or until

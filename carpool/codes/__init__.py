@@ -2,5 +2,5 @@
 
 *Invariant:* codes choose candidates and nothing else: no score that leaves the searcher is computed
 from a code. *Invariant:* only this package knows how codes are arranged. Absent on purpose: where
-codes are stored (`carpool.disk`), how many rows are read (`searcher.plan`).
+codes are stored (`carpool.disk`), and the reads of rows (`searcher.rows`).
 """

@@ -4,6 +4,6 @@ It also decides which server gets a prompt, how many requests a server gets at o
 prompts share one answer, and which passages are warmed while a search runs.
 
 *Invariant:* values and `now_us` in, decisions out: no clock, no I/O, no threads, no randomness.
-*Invariant:* a query is waiting, in flight or gone. *Invariant:* a citation is a number that the
-model wrote. Not here, on purpose: the requests themselves; `generator.service` sends them.
+*Invariant:* a query is waiting, in flight or gone. *Invariant:* a citation names a passage of
+the prompt. Not here, on purpose: the requests themselves; `generator.service` sends them.
 """
