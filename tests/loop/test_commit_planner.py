@@ -10,6 +10,7 @@ from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
 from carpool.kafka.records import Output, TopicPartition
 from carpool.loop.delivery.commit_planner import (
+    ABORT_DOUBLINGS_MAX,
     ABORT_WAIT_US,
     BATCH_DONES,
     BATCH_PAUSE_US,
@@ -183,6 +184,21 @@ def test_the_pause_is_as_long_as_the_transaction_and_at_most_the_interval(
     assert planner.next_commit_at_us == NOW_US + 500_000 + took_us + min(took_us, 20_000), (
         "an open transaction is assumed to take as long as the last one"
     )
+
+
+def test_each_abort_in_a_row_doubles_the_pause_and_only_the_first_is_repeated_at_once() -> None:
+    planner, waits_us = CommitPlanner(20_000), []
+    for _ in range(8):
+        planner.began(NOW_US)
+        planner.ended(NOW_US, is_aborted=True)
+        waits_us.append(planner.next_begin_us - NOW_US)
+        planner.rebalanced(NOW_US + 1)
+        assert (planner.next_begin_us == NOW_US + 1) == (len(waits_us) == 1)
+    doubled = [ABORT_WAIT_US * 2**number for number in range(ABORT_DOUBLINGS_MAX + 1)]
+    assert waits_us == [*doubled, doubled[-1], doubled[-1]]
+    planner.ended(NOW_US, is_aborted=False)
+    planner.ended(NOW_US, is_aborted=True)
+    assert planner.next_begin_us == NOW_US + ABORT_WAIT_US, "a commit ends the row"
 
 
 def test_blocked_and_aborted_work_is_planned_again_and_revoked_work_is_removed() -> None:

@@ -13,8 +13,11 @@ from carpool.loop.stage import Done
 
 BLOCKED_WAIT_US = 5_000
 """How long until the next try where finished work cannot be committed yet."""
-ABORT_WAIT_US = 100_000
-"""Least time from an abort to the next transaction: the cause of the abort may last."""
+ABORT_WAIT_US, ABORT_DOUBLINGS_MAX = 100_000, 5
+"""Least time from an abort to the next transaction: the cause of the abort may last.
+
+Each further abort in a row doubles it, so many times: brokers that starve get fewer transactions.
+"""
 TRANSACTION_DONES = 250
 TRANSACTION_BYTES = 1024 * 1024
 """Finished work in one transaction. The rest is for the next one, so that each is short.
@@ -96,6 +99,7 @@ class CommitPlanner:
         self._has_rest = False  # the last plan left work over because of its limits
         self._began_us: int | None = None  # of the open transaction
         self._duration_us = 0  # of the last transaction
+        self._aborts = 0  # in a row
         self.next_begin_us = 0
         """When the next transaction may begin."""
 
@@ -198,13 +202,23 @@ class CommitPlanner:
         if self._began_us is not None:
             self._duration_us = now_us - self._began_us
         self._began_us = None
+        pause_us = ABORT_WAIT_US << min(self._aborts, ABORT_DOUBLINGS_MAX)
+        self._aborts = self._aborts + 1 if is_aborted else 0
         if is_aborted:
             self._put_back(self._open)
         elif self._has_rest and self._duration_us < TRANSACTION_US:
             self._scale = min(2 * self._scale, SCALE_MAX)
         else:
             self._scale = max(self._scale // 2, 1)
-        self.next_begin_us = now_us + (ABORT_WAIT_US if is_aborted else self._pause_us())
+        self.next_begin_us = now_us + (pause_us if is_aborted else self._pause_us())
+
+    def rebalanced(self, now_us: int) -> None:
+        """Notes that a rebalance may have aborted the last transaction: it need not be waited for.
+
+        Rebalances that abort several in a row are no passing cause.
+        """
+        if self._aborts == 1:
+            self.next_begin_us = now_us
 
     def committed(self) -> None:
         """Removes the work of the last plan."""

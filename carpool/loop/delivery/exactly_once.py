@@ -109,13 +109,13 @@ class ExactlyOnceDelivery(Delivery):
         """Reads the membership, and checks whether a call of the producer takes too long.
 
         Every rebalance changes the membership, also one between other members. Such a rebalance
-        may have aborted a transaction; then the next one need not wait.
+        may have aborted a transaction; then the next one need not wait, unless several were.
         """
         is_in_doubt, self._is_in_doubt = self._is_in_doubt, False
         before = self._membership
         self._membership = self._context.consumer.membership(fresh=is_in_doubt)
         if is_in_doubt and self._membership != before:
-            self._planner.next_begin_us = self._clock.now_us()
+            self._planner.rebalanced(self._clock.now_us())
             self._wake.set()
         self._calls.look()
 
