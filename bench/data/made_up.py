@@ -25,11 +25,11 @@ ENVIRONMENT = {"CARPOOL_EMBEDDING_MODEL": MODEL, "CARPOOL_LLM_ENGINE": "none"}
 """Settings of the services: no embedding model and no LLM."""
 
 
-def made_up_index(folder: Path) -> BenchIndex:
+def made_up_index(folder: Path, *, name: str = "made-up-index", nlist: int = NLIST) -> BenchIndex:
     """Returns an index of `PASSAGES` passages in `folder`, built within a second."""
     rng = random.Random(7)
     texts = [_words(rng, 30) for _ in range(PASSAGES)]
-    return index_of_texts(texts, index_dir=folder / "made-up-index", nlist=NLIST, model=MODEL)
+    return index_of_texts(texts, index_dir=folder / name, nlist=nlist, model=MODEL)
 
 
 def made_up_questions(count: int) -> tuple[Question, ...]:

@@ -56,7 +56,7 @@ class ChaosOptions(ServiceOptions, frozen=True, kw_only=True):
         typer.Option(
             "--mutant",
             min=1,
-            max=8,
+            max=11,
             help="Run services with this defect, under a load and faults of its own.",
         ),
     ] = None

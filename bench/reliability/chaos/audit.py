@@ -12,16 +12,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
-from bench.reliability.chaos.workflows import wrong_in
+from bench.reliability.chaos.answers import AnswerAudit, PublishedQuestion
+from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group, lane_of
-from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
+from schemas.headers import (
+    ATTEMPT_HEADER,
+    INDEX_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    REPLAYED_FROM_HEADER,
+)
 from schemas.hit import Hit
 from schemas.query import Query, finished_steps
-from schemas.record import Source, header
+from schemas.record import Headers, Source, header
 from schemas.retrieval import Retrieval
 from schemas.scan import Scan
 from schemas.topics import (
@@ -49,13 +55,17 @@ READ = (*(name for names in INPUTS.values() for name in names), SCANS.name, ANSW
 """The topics that are read."""
 INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
 EXAMPLES_MAX = 20
-FAILED = "failed without a cause in the load"
-OTHER_PASSAGES = "other passages than without faults"
-OTHER_TEXT = "another text than that of its question"
-AGAIN = "generated again"
-WRONG_ANSWERS = (FAILED, OTHER_PASSAGES, OTHER_TEXT, AGAIN)
+NOT_FINISHED = "not finished"
+OTHER_HEADERS = "headers of another question"
+CARRIED = ("correlation_id", "reply_to", KEY_HEADER)
+"""Headers that every record of a question has."""
 SIDE_BY_SIDE_MAX = 3
 """Texts that a program of the run has generated at once."""
+
+
+def place_of(source: Source | None) -> str:
+    """Returns the input record that a record names."""
+    return "nowhere" if source is None else source.place
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +76,7 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     answers that repeat no other. `reused`: ids that have only the answer to an equal prompt.
     `workflows`: `ok` answers of these; `steps`: records of their steps, `texts` of which were
     generated. `read_again`: workflows that were open when offsets were deleted. `unfinished`: calls
-    that these, and withdrawn questions, may have had beyond the counted ones.
+    that these, and withdrawn and late questions, may have had beyond the counted ones.
     `slowest_s`: the longest time from a question to its answer. `wrong`: how many of each kind.
     `violations`: up to 20 of each kind, with the places where the record was seen.
     """
@@ -96,12 +106,15 @@ class TopicAudit:
     ) -> None:
         """`started_ms`: when the run began, epoch milliseconds. `corpus`: all passages by id."""
         self._started_ms = started_ms
-        self._questions, self._corpus = {each.id: each for each in questions}, corpus
-        self._query_ids: dict[str, str] = {}
+        self._questions = {each.id: each for each in questions}
+        self._judge = AnswerAudit(self._questions, corpus)
+        self._published: dict[str, PublishedQuestion] = {}
+        self._headers: dict[str, set[Headers]] = {}  # of all records of a question, as passed on
+        self._versions: dict[str, int] = {}  # of the programs of workflows
+        self._inputs: dict[str, list[tuple[TopicPartition, int]]] = {}  # records that services read
         self._texts: dict[str, tuple[int, int]] = {}  # finished steps, and generated texts of them
         self._asked: Counter[str] = Counter()
-        self._replays: dict[str, bytes] = {}
-        self._retries: Counter[tuple[str, bytes, int]] = Counter()
+        self._retries: Counter[tuple[str, bytes, bytes, int]] = Counter()
         self._scans: Counter[tuple[str, str, int, int]] = Counter()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
@@ -121,36 +134,51 @@ class TopicAudit:
         if at.topic in LETTERS:
             self._letters += 1
         elif at.topic in RETRY_TOPICS:
-            self._retry(record)
+            self._retry(record, partition)
         elif topic == QUERIES.name:
-            letter = header(record.headers, REPLAYED_FROM_HEADER)
-            query_id = self._query_ids[at.place] = (record.key or b"").decode(errors="replace")
-            if letter is None:
-                self._asked[query_id] += 1
-            else:
-                self._replays[at.place] = letter
+            query_id = (record.key or b"").decode(errors="replace")
+            self._published[at.place] = PublishedQuestion(query_id, at.timestamp_ms, record.headers)
+            self._asked[query_id] += header(record.headers, REPLAYED_FROM_HEADER) is None
+            self._pass(at.place, (*record.headers, (KEY_HEADER, record.key)), partition, at.offset)
             self._note(topic, at, place)
         elif topic == GROUPS.name:
-            self._group(decode(Group, value, record.headers), place)
+            self._group(decode(Group, value, record.headers), place, partition, at.offset)
         elif topic == SCANS.name:
             scan = decode(Scan, value, record.headers)
             self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
         elif topic == RETRIEVALS.name:
-            self._retrieval(decode_retrieval(value, record.headers), place)
+            found = decode_retrieval(value, record.headers)
+            self._pass(place_of(found.source), record.headers, partition, at.offset)
+            self._retrieval(found, place)
         else:
             answer = decode(Answer, value, record.headers)
+            self._pass(place_of(answer.source), record.headers)
             if answer.source is not None:  # the first answer to each input record counts
                 self._answers.setdefault(answer.source.place, (answer, at.timestamp_ms))
             self._note(topic, answer.source, f"{place}, {answer.status}")
 
-    def _retry(self, record: Message) -> None:
+    def _pass(
+        self, place: str, headers: Headers, at: TopicPartition | None = None, offset: int = 0
+    ) -> None:
+        """Notes what a record of a question carries, and where a service reads it."""
+        carried = tuple((name, header(headers, name)) for name in CARRIED)
+        self._headers.setdefault(place, set()).add(carried)
+        if at is not None:
+            self._inputs.setdefault(place, []).append((at, offset))
+
+    def _retry(self, record: Message, at: TopicPartition) -> None:
         origin = header(record.headers, ORIGIN_HEADER) or b""
         first = origin.decode().rpartition("/")[0]  # without its timestamp
+        self._pass(first, record.headers, at, record.source.offset)
         steps = self._steps(first, decode(Query, record.value, record.headers))
-        self._retries[first, header(record.headers, ATTEMPT_HEADER) or b"", steps] += 1
+        attempt, index = (
+            header(record.headers, it) or b"" for it in (ATTEMPT_HEADER, INDEX_HEADER)
+        )
+        self._retries[first, attempt, index, steps] += 1
 
-    def _group(self, group: Group, place: str) -> None:
+    def _group(self, group: Group, place: str, at: TopicPartition, offset: int) -> None:
         for part, grouped in enumerate(group.queries):
+            self._pass(grouped.source.place, grouped.headers, at, offset)
             home = lane_of(grouped.clusters[0], group.lane_count)
             if home == group.lane or not group.is_scattered:  # every lane has a scattered group
                 where = f"{place}, part {part} by {group.grouper}"
@@ -164,7 +192,7 @@ class TopicAudit:
             self._note(RETRIEVALS.name, retrieval.source, place, steps)
 
     def _note(self, topic: str, source: Source | None, place: str, steps: int = 0) -> None:
-        record = "nowhere" if source is None else source.place
+        record = place_of(source)
         where = f"{place}, after {steps} steps" if steps else place
         self._seen[topic].setdefault(record, []).append(where)
         self._records[topic, record, steps] += 1
@@ -172,6 +200,8 @@ class TopicAudit:
     def _steps(self, record: str, query: Query) -> int:
         """Returns how many steps are finished; notes which of them were generated."""
         rounds = () if query.journal is None else query.journal.rounds
+        if query.journal is not None:
+            self._versions[record] = query.journal.version
         own = [one for round in rounds for one in round if one.hits is None and not one.is_shared]
         found = finished_steps(query), len(own)
         self._texts[record] = max(found, self._texts.get(record, (0, 0)))
@@ -195,28 +225,38 @@ class TopicAudit:
         acknowledged: Iterable[str],
         removed: Collection[str] = (),
         deleted_ms: Sequence[int] = (),
+        committed: Mapping[TopicPartition, int] | None = None,
     ) -> AuditResult:
         """Returns the counts.
 
         `acknowledged`: the id of each question that the brokers acknowledged, with repetitions.
         `removed`: input records that may be lost, because the run removed records of them.
         `deleted_ms`: when the offsets of the generator were deleted, epoch milliseconds: it reads
-        all records of workflows that were open again.
+        all records of workflows that were open again. `committed`: offsets; None: all is read. A
+        question without an answer is not finished where a record of it is not committed, else lost.
         """
         again = self._open_at(deleted_ms)
         wanted = Counter(acknowledged)
+        letters = [each.letter for each in self._published.values() if each.letter is not None]
         answers = [answer for answer, _ in self._answers.values()]
         ok = [each for each in answers if each.status == "ok"]
         own = {each.query_id for each in ok if not each.replayed}
-        unanswered = self._query_ids.keys() - self._seen[ANSWERS.name].keys()
-        wrong = self._wrong(unanswered - set(removed), again) | self._wrong_answers()
+        unanswered = self._published.keys() - self._seen[ANSWERS.name].keys()
+        lost = unanswered - set(removed)
+        waiting = {record for record in lost if self._waits(record, committed or self.ends)}
+        wrong = {
+            **self._wrong(lost - waiting, again),
+            NOT_FINISHED: sorted(waiting),
+            OTHER_HEADERS: sorted(place for place, own in self._headers.items() if len(own) > 1),
+            **self._judge.wrong(self._answers, self._published, self._versions),
+        }
         more = {
             "unpublished": (wanted - self._asked).total(),
             "published twice": (self._asked - wanted).total(),
             "twice: retries": sum(
                 count - 1 for key, count in self._retries.items() if key[0] not in again
             ),
-            "twice: replays": len(self._replays) - len(set(self._replays.values())),
+            "twice: replays": len(letters) - len(set(letters)),
             f"twice: {SCANS.name}": sum(count - 1 for count in self._scans.values()),
         }
         waits_ms = (
@@ -225,10 +265,10 @@ class TopicAudit:
             if answer.source
         )
         return AuditResult(
-            published=len(self._query_ids),
+            published=len(self._published),
             statuses=dict(sorted(Counter(each.status for each in answers).items())),
             letters=self._letters,
-            replays=len(self._replays),
+            replays=len(letters),
             removed=len(unanswered & set(removed)),
             generated=sum(not each.replayed for each in ok),
             reused=len({each.query_id for each in ok} - own),
@@ -240,7 +280,7 @@ class TopicAudit:
             + sum(
                 SIDE_BY_SIDE_MAX if self._is_workflow(each) else 1
                 for each in answers
-                if each.status == "cancelled"
+                if each.status in ("cancelled", "expired")
             ),
             slowest_s=max(waits_ms, default=0) / 1_000,
             wrong={what: len(records) for what, records in wrong.items()} | more,
@@ -251,66 +291,44 @@ class TopicAudit:
             ),
         )
 
-    def _is_workflow(self, answer: Answer) -> bool:
-        question = self._questions.get(answer.query_id)
+    def _waits(self, record: str, committed: Mapping[TopicPartition, int]) -> bool:
+        return any(offset >= committed.get(at, 0) for at, offset in self._inputs.get(record, ()))
+
+    def _is_workflow(self, asked: PublishedQuestion | Answer) -> bool:
+        question = self._questions.get(asked.query_id)
         return question is not None and question.workflow is not None
 
     def _open_at(self, times_ms: Sequence[int]) -> set[str]:
-        """Returns the input records of workflows that were open at one of these times."""
+        """Returns the input records of workflows that were open at one of these times.
+
+        One without an answer is open until the end of the run.
+        """
+        ends_ms = {record: written_ms for record, (_, written_ms) in self._answers.items()}
         return {
             record
-            for record, (answer, written_ms) in self._answers.items()
-            if self._is_workflow(answer) and answer.source is not None
-            if any(answer.source.timestamp_ms <= at_ms <= written_ms for at_ms in times_ms)
+            for record, asked in self._published.items()
+            if self._is_workflow(asked)
+            if any(asked.at_ms <= at_ms <= ends_ms.get(record, at_ms) for at_ms in times_ms)
         }
 
     def _wrong(self, lost: Collection[str], again: Collection[str]) -> dict[str, list[str]]:
         """Returns the input records with a wrong number of records, by what is wrong."""
-        tries = Counter((first, steps) for first, attempt, steps in self._retries if attempt)
+        tries, planned = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+        for first, attempt, index, steps in self._retries:
+            (planned if index else tries)[first, steps] += bool(attempt)
         later = {record for topic in WAY[1:] for record in self._seen[topic]}
-        wrong = {"lost": sorted(lost), "never published": sorted(later - self._query_ids.keys())}
+        wrong = {"lost": sorted(lost), "never published": sorted(later - self._published.keys())}
         for topic in WAY[1:]:
-            is_answer = topic == ANSWERS.name
+            is_answer, is_group = topic == ANSWERS.name, topic == GROUPS.name
+            more = Counter() if is_answer else tries + planned if is_group else tries
             wrong[f"twice: {topic}"] = [
                 record
                 for (found, record, steps), count in self._records.items()
                 if found == topic
-                and count > 1 + (0 if is_answer else tries[record, steps])
+                and count > 1 + more[record, steps]
                 and (is_answer or record not in again)
             ]
         return wrong
-
-    def _wrong_answers(self) -> dict[str, list[str]]:
-        """Returns the input records with a wrong answer, by what is wrong."""
-        generated = set[str]()
-        wrong: dict[str, list[str]] = {what: [] for what in WRONG_ANSWERS}
-        for record, (answer, _) in self._answers.items():
-            query_id, is_ok = answer.query_id, answer.status == "ok"
-            if record not in self._query_ids:
-                continue
-            question = self._questions[query_id]
-            if not is_ok and not self._may_fail(record, question, answer.status):
-                wrong[FAILED].append(record)
-            has_text = is_ok or answer.answer is not None
-            if (program := question.workflow) is not None:
-                if has_text and wrong_in(answer, program, question.text, self._corpus):
-                    wrong[OTHER_TEXT].append(record)
-            else:
-                found = [each.id for each in answer.retrieved]
-                if is_ok and found != [hit.doc_id for hit in question.hits]:
-                    wrong[OTHER_PASSAGES].append(record)
-                if has_text and answer.answer != question.answer:
-                    wrong[OTHER_TEXT].append(record)
-            if is_ok and not answer.replayed:
-                if query_id in generated:
-                    wrong[AGAIN].append(record)
-                generated.add(query_id)
-        return wrong
-
-    def _may_fail(self, record: str, question: ChaosQuestion, status: str) -> bool:
-        if status == "cancelled":
-            return question.is_withdrawn
-        return question.fails == ALWAYS and record not in self._replays
 
     def _violation(self, what: str, record: str) -> str:
         seen = {topic: self._seen[topic].get(record, []) for topic in WAY}
@@ -318,5 +336,6 @@ class TopicAudit:
         places = "; ".join(
             f"{topic} {' and '.join(found) or 'never'}" for topic, found in seen.items()
         )
-        query_id = self._query_ids.get(record, "unknown")
+        asked = self._published.get(record)
+        query_id = asked.query_id if asked else "unknown"
         return f"{what}: {query_id} ({record}), last seen in {last}: {places}"

@@ -12,12 +12,14 @@ import structlog
 from bench.core.run import ServicesRun
 from bench.data.index import BenchIndex
 from bench.data.made_up import made_up_index
-from bench.reliability.chaos.audit import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TEXT
+from bench.reliability.chaos.answers import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TENANT
+from bench.reliability.chaos.audit import NOT_FINISHED, OTHER_HEADERS
 from bench.reliability.chaos.live import BROKERS, INSTANCES, LLM_SERVERS
 from bench.reliability.chaos.mutants import MUTANTS, Mutant, patched_packages
 from bench.reliability.chaos.plan import MEMBERS, plan_faults, shares_of
 from bench.reliability.chaos.questions import drawn_questions
 from bench.reliability.chaos.run import ChaosPlan, ChaosRun, run_chaos
+from bench.reliability.chaos.workflows import OTHER_CITED, OTHER_TEXT
 from bench.reliability.options import ChaosOptions
 from carpool.settings import environment_name
 
@@ -25,11 +27,17 @@ MINUTES_MAX = 20
 LLM_KILL_EACH = 5
 """One kill of an LLM server for so many of other processes."""
 RIGHT = {
-    "nothing lost: every question has a terminal answer": ("lost", "unpublished"),
+    "nothing lost: what was read and committed has a terminal answer": ("lost", "unpublished"),
+    "nothing left: no question waits in a topic at the end": (NOT_FINISHED,),
     "no record of a question that was not published": ("never published",),
-    "no answer failed but those that the load made fail, or withdrew": (FAILED,),
-    "every answer has the passages of a run without faults": (OTHER_PASSAGES,),
+    "every record of a question has its key, correlation_id and reply_to": (OTHER_HEADERS,),
+    "no answer failed but those that the load made fail or late, or withdrew": (FAILED,),
+    "every answer, and every search of a workflow, has the passages of a run without faults": (
+        OTHER_PASSAGES,
+    ),
     "every answer has the text, and the steps, of its own question": (OTHER_TEXT,),
+    "every citation and quote is of the text and the passages of its own answer": (OTHER_CITED,),
+    "no tenant got the answer of another one": (OTHER_TENANT,),
     "an id that was asked again got its answer again": (AGAIN,),
 }
 """What is promised, and what the audit calls wrong then."""
@@ -98,7 +106,12 @@ def _mutant_plan(mutant: Mutant, index: BenchIndex, packages: Path) -> ChaosPlan
     """Returns the load and the faults that find a mutant. `packages`: with its patch."""
     return ChaosPlan(
         questions=drawn_questions(
-            index, mutant.queries, mutant.seed, batch_share=mutant.batch_share, is_plain=True
+            index,
+            mutant.queries,
+            mutant.seed,
+            batch_share=mutant.batch_share,
+            workflow_share=mutant.workflow_share,
+            is_plain=True,
         ),
         faults=tuple(
             plan_faults(
@@ -157,6 +170,7 @@ def promises_of_run(run: ChaosRun, plan: ChaosPlan) -> dict[str, bool]:
         f"{inside} or more kills inside an open transaction": run.kills_in_transaction >= inside,
         "some answers were given again to an equal prompt": run.audit.reused > 0,
         "some questions ended as withdrawn": "cancelled" in run.audit.statuses,
+        "some questions were late": "expired" in run.audit.statuses,
         "some workflows were answered": run.audit.workflows > 0
         or not any(each.workflow for each in plan.questions),
         "some prefixes were warmed from drafts": run.calls.get("warm_ups", 0) > 0,

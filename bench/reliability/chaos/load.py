@@ -1,14 +1,18 @@
-"""The load of a run: publishes the questions of a class, withdraws some, replays dead letters."""
+"""The load of a run: publishes the questions of a class with headers, withdraws some, replays dead
+letters.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import count
 
 from bench.core.session import require_all_sent
-from bench.reliability.chaos.questions import WORD
+from bench.reliability.chaos.questions import WORD, ChaosQuestion
 from carpool.clock import SystemClock
 from carpool.dead_letters.box import DeadLetterBox
 from carpool.dead_letters.selection import Selection
@@ -16,17 +20,41 @@ from carpool.errors import CarpoolError
 from carpool.kafka.librdkafka.transactional import LibrdkafkaTransactionalProducer
 from carpool.kafka.settings import KafkaSettings
 from producers.arrival_times import even
-from producers.build_query import build_cancel
+from producers.build_query import QueryRecord, build_cancel
 from producers.errors import PublishError
-from producers.publish_queries import Publisher
-from producers.read_questions import Question
+from producers.publish_queries import Placed, Publisher
 from producers.send_load import LoadPlan, SentQuestion, run_load
 from producers.settings import ClientSettings
+from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 
 PUBLISH_TIMEOUT_MS = 600_000
 REPLAY_PAUSE_S = 4.0
 WITHDRAWN_AFTER_S_MAX = 0.5
 """An answer takes about 0.2 s, so some questions are withdrawn on their way and some too late."""
+
+
+class WithHeaders:
+    """A sender that gives questions the headers of an application.
+
+    No two records have the same `correlation_id` or `reply_to`, not those of one id either.
+    """
+
+    def __init__(self, publisher: Publisher, questions: Sequence[ChaosQuestion]) -> None:
+        self._publisher = publisher
+        self._by_id = {each.id: each for each in questions}
+        self._numbers = count(1)
+        self.flush = publisher.flush
+
+    def send(self, record: QueryRecord, on_placed: Placed) -> None:
+        """Queues a question of the load; raises `PublishError` when it cannot."""
+        question, name = self._by_id[record.query_id], f"{record.query_id}/{next(self._numbers)}"
+        own = {"correlation_id": name, "reply_to": f"answers/{name}"}
+        if question.tenant is not None:
+            own[TENANT_HEADER] = question.tenant
+        if question.deadline_ms is not None:
+            own[DEADLINE_HEADER] = str(SystemClock().now_us() // 1_000 + question.deadline_ms)
+        added = tuple((name, text.encode()) for name, text in own.items())
+        self._publisher.send(replace(record, headers=record.headers + added), on_placed)
 
 
 class SteadyLoad(threading.Thread):
@@ -38,25 +66,25 @@ class SteadyLoad(threading.Thread):
     def __init__(
         self,
         kafka: KafkaSettings,
-        questions: Sequence[Question],
+        questions: Sequence[ChaosQuestion],
         plan: LoadPlan,
         *,
         rate_per_s: float,
-        withdrawn: Set[str],
         seed: int,
     ) -> None:
-        """`withdrawn`: the ids of those."""
         super().__init__(name="load", daemon=True)
         self._publisher = Publisher(kafka, ClientSettings(publish_timeout_ms=PUBLISH_TIMEOUT_MS))
+        self._sender = WithHeaders(self._publisher, questions)
         self._questions, self._plan, self._rate_per_s = questions, plan, rate_per_s
-        self._withdrawn, self._rng = withdrawn, random.Random(seed)
+        self._withdrawn = {each.id for each in questions if each.is_withdrawn}
+        self._rng = random.Random(seed)
         self._problems: list[str] | None = None
         self.sent: list[str] = []
 
     def run(self) -> None:
         try:
             self._problems = run_load(
-                self._publisher,
+                self._sender,
                 self._questions,
                 even(self._rate_per_s),
                 plan=self._plan,

@@ -45,6 +45,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     wait_s_max: float | None = None
     batch_share: float = BATCH_SHARE
+    workflow_share: float = 0.0
 
     @property
     def patch(self) -> Path:
@@ -107,6 +108,30 @@ _MUTANTS = (
         lasts_s={"pause": (7.0, 9.0)},
     ),
     Mutant(number=8, what="keys of prompts are one digit", queries=200, seconds=10.0, faults=1),
+    Mutant(
+        number=9,
+        what="a retrieval has the headers of another question of its group",
+        # Only groups of several questions have others.
+        queries=1_500,
+        seconds=10.0,
+        batch_share=0.8,
+        faults=1,
+    ),
+    Mutant(
+        number=10,
+        what="passages are read for citations once for all answers",
+        queries=200,
+        seconds=10.0,
+        faults=1,
+    ),
+    Mutant(
+        number=11,
+        what="the first search of a workflow is remembered by its program",
+        queries=100,
+        seconds=10.0,
+        faults=1,
+        workflow_share=0.5,
+    ),
 )
 MUTANTS = {mutant.number: mutant for mutant in _MUTANTS}
 

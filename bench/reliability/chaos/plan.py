@@ -21,6 +21,9 @@ DEAD_S: Range = (0.0, 3.0)
 PAUSE_S: Range = (0.5, 12.0)
 """How long a process is paused: for some longer than the session time-out, so others take over."""
 
+SESSION_S = 7.0
+"""After it, the brokers count the members of a killed service out, and its group can be deleted."""
+
 
 class KindOfFault(msgspec.Struct, frozen=True):
     """One kind. `share`: of its sort. `lasts_s`: bounds; None: it is over at once.
@@ -50,14 +53,24 @@ KINDS: Mapping[Kind, KindOfFault] = {
     "lost reply": KindOfFault("network faults", 0.20, "brokers", None),
     "kill an LLM server": KindOfFault("kills of LLM servers", 1.0, "LLM servers"),
     "lower a limit": KindOfFault(
-        "changes of the deployment", 0.30, (GROUPS.name, RETRIEVALS.name, ANSWERS.name), (3.0, 10.0)
+        "changes of the deployment", 0.22, (GROUPS.name, RETRIEVALS.name, ANSWERS.name), (3.0, 10.0)
     ),
     # The partitions of retrievals and answers are those of ids: an id that moves is answered anew.
-    "add partitions": KindOfFault("changes of the deployment", 0.20, QUERY_TOPICS),
+    "add partitions": KindOfFault("changes of the deployment", 0.16, QUERY_TOPICS),
     # Retrievals that are read again have their answers. Groups would be written again.
-    "delete a group": KindOfFault("changes of the deployment", 0.15, ("generator",), is_late=True),
-    "remove records": KindOfFault("changes of the deployment", 0.15, ("generator",), is_late=True),
-    "odd LLM server": KindOfFault("changes of the deployment", 0.20, "LLM servers", (5.0, 20.0)),
+    "delete a group": KindOfFault(
+        "changes of the deployment", 0.14, ("generator",), (SESSION_S, SESSION_S), is_late=True
+    ),
+    "remove records": KindOfFault(
+        "changes of the deployment", 0.14, ("generator",), (SESSION_S, SESSION_S), is_late=True
+    ),
+    "odd LLM server": KindOfFault("changes of the deployment", 0.16, "LLM servers", (5.0, 20.0)),
+    "newer index": KindOfFault(
+        "changes of the deployment", 0.09, ("grouper", "searcher"), (1.0, 10.0)
+    ),
+    "newer program": KindOfFault(
+        "changes of the deployment", 0.09, ("generator", "grouper"), (1.0, 10.0)
+    ),
 }
 LATE = 0.7
 """The part of the run after which no question waits for a retry."""

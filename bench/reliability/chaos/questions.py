@@ -17,7 +17,7 @@ from msgspec import structs
 from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
-from bench.reliability.chaos.workflows import NAMES, written
+from bench.reliability.chaos.workflows import NAMES, SCORE_GAP_MIN
 from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
 from schemas.record import ClusterId
@@ -26,18 +26,17 @@ from searcher.local import LocalSearcher
 
 TOP_K = 3
 """As many passages as a prompt has by default, so that an answer names all of them."""
-SCORE_GAP_MIN = 1e-4
-"""Scores that are nearer may be ordered differently: products of many queries are rounded
-differently from those of a few."""
-
 BATCH_SHARE = 0.25
 REPEATED_SHARE = 0.05
 FAILS_AT_FIRST_SHARE = 0.02
 DEAD_SHARE = 0.005
 BROKEN_WITHIN = 0.6
 """The first part, of which some fail; a question fails only while others are answered."""
-EQUAL_TEXT_SHARE, WITHDRAWN_SHARE = 0.2, 0.05
+EQUAL_TEXT_SHARE, WITHDRAWN_SHARE, DEADLINE_SHARE = 0.2, 0.05, 0.03
 """Of those that do not fail."""
+DEADLINE_MS = (100, 1_500)
+"""Bounds of the time for an answer, which takes about 200 ms, so some come too late."""
+TENANTS = ("north", "south")
 REPEATED_WITHIN = 300
 """A repeated id is one of the last so many of its class."""
 REPEATED_TEXT_WITHIN = 20
@@ -55,8 +54,8 @@ class ChaosQuestion(Question, frozen=True, kw_only=True):
     """A question of the load, and what is known of its answer.
 
     `row`: of the given question whose text it has. `fails`: how often the stand-in fails on it;
-    `ALWAYS`: until it is replayed. `is_withdrawn`: it may end as `cancelled`. `hits`: the right
-    passages.
+    `ALWAYS`: until it is replayed. `is_withdrawn`: it may end as `cancelled`. `deadline_ms`: the
+    time for its answer, after which it may end as `expired`. `hits`: the right passages.
     """
 
     id: str
@@ -65,12 +64,14 @@ class ChaosQuestion(Question, frozen=True, kw_only=True):
     is_batch: bool = False
     fails: int = 0
     is_withdrawn: bool = False
+    tenant: str | None = None
+    deadline_ms: int | None = None
     hits: tuple[Hit, ...] = ()
 
     @property
-    def answer(self) -> str:
-        """What the stand-in writes for it, if it is no workflow."""
-        return written(AnswerStep("cited", question=self.text, passages=self.hits))
+    def end(self) -> AnswerStep:
+        """The step that makes its answer, if it is no workflow."""
+        return AnswerStep("cited", question=self.text, passages=self.hits)
 
 
 def chaos_questions(
@@ -83,11 +84,13 @@ def chaos_questions(
 ) -> list[ChaosQuestion]:
     """Returns as many questions as `given`, drawn from the seed; some are there again. Pure.
 
-    Plain ones do not fail, have other texts than earlier ones, are not withdrawn, and no
-    workflows. `workflow_share`: the share of workflows, of all programs.
+    Plain ones do not fail, have other texts than earlier ones, no tenants and no deadlines, and are
+    not withdrawn. `workflow_share`: the share of workflows, of all programs.
     """
     rng, of_shares = random.Random(seed), random.Random(f"{seed} shares")
-    of_workflows = random.Random(f"{seed} workflows")
+    of_workflows, of_headers = (
+        random.Random(f"{seed} {name}") for name in ("workflows", "headers")
+    )
     found: list[ChaosQuestion] = []
     whole: dict[bool, list[ChaosQuestion]] = {False: [], True: []}  # do not fail, by class
     for row, question in enumerate(given):
@@ -98,7 +101,7 @@ def chaos_questions(
             continue
         drawn -= REPEATED_SHARE
         query_id, workflow = f"{'b' if is_batch else 'i'}-{row:06}", None
-        if not is_plain and of_workflows.random() < workflow_share:
+        if of_workflows.random() < workflow_share:
             workflow = of_workflows.choice(NAMES)
         one = ChaosQuestion(
             id=query_id,
@@ -118,7 +121,13 @@ def chaos_questions(
             if of_shares.random() < EQUAL_TEXT_SHARE and earlier:
                 one = of_shares.choice(earlier[-REPEATED_TEXT_WITHIN:])
                 one = structs.replace(one, id=query_id)
-            one = structs.replace(one, is_withdrawn=of_shares.random() < WITHDRAWN_SHARE)
+            is_urgent = of_headers.random() < DEADLINE_SHARE
+            one = structs.replace(
+                one,
+                is_withdrawn=of_shares.random() < WITHDRAWN_SHARE,
+                tenant=of_headers.choice(TENANTS),
+                deadline_ms=of_headers.randint(*DEADLINE_MS) if is_urgent else None,
+            )
         earlier.append(one)
         found.append(one)
     return found

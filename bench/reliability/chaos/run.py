@@ -19,9 +19,10 @@ from bench.core.spread import Spread, spreads
 from bench.core.stack import Stack
 from bench.core.topic_recorder import TOPIC_PATIENCE_S, TopicRecorder
 from bench.data.index import BenchIndex
-from bench.data.made_up import MODEL
+from bench.data.made_up import MODEL, NLIST, made_up_index
 from bench.reliability.chaos.audit import INPUTS, READ, AuditResult, TopicAudit
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
+from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.live import BROKERS, LLM_SERVERS, STEP_S, LiveRun, supervised
 from bench.reliability.chaos.llm_calls import LlmStandIn, break_on
 from bench.reliability.chaos.load import LetterReplays, SteadyLoad
@@ -37,7 +38,6 @@ from bench.reliability.chaos.questions import (
 )
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
-from bench.reliability.chaos.workflows import MODULE
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError
@@ -51,7 +51,6 @@ from carpool.kafka.topic_reader import TopicReader
 from carpool.testing.fault_proxy import FaultProxy
 from carpool.testing.kafka import KafkaCluster
 from producers.build_query import Priority
-from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS, MESSAGE_BYTES_MAX
 from searcher.passages.open import PASSAGE_BUFFERS_BYTES
@@ -65,7 +64,6 @@ BACK_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
 ENVIRONMENT = {
-    "CARPOOL_WORKFLOW_MODULES": MODULE,
     "CARPOOL_EMBEDDING_MODEL": MODEL,
     "CARPOOL_LLM_TRIES_MAX": str(TRIES_MAX),
 }
@@ -141,7 +139,7 @@ def run_chaos(index: BenchIndex, plan: ChaosPlan, *, folder: Path, note: Note) -
         started_ms = int(run.started_s * 1_000)
         audit = TopicAudit(started_ms, plan.questions, passages_of(index))
         read_topics(run.kafka, audit)
-        found = audit.result(sent, run.states.removed, run.states.deleted_ms)
+        found = audit.result(sent, run.states.removed, run.states.deleted_ms, offsets)
         injected, exits = injector.injected, run.supervisor.exits
         needed = found.generated + found.texts
         calls_per_s = plan.rate_per_s * needed / max(1, found.published)
@@ -182,6 +180,9 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
         kafka = kafka_settings(plan.settings, bootstrap=cluster.bootstrap)
         make_topics(kafka)
         sockets = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="carpool-")))
+        other = made_up_index(folder, name="other-index", nlist=NLIST - 4)
+        files = DeployedFiles(folder, (index.dir, other.dir))
+        modules = {"CARPOOL_WORKFLOW_MODULES": str(files.programs)}
         drafts: dict[str, Any] = {
             "kv_folder": sockets,
             "commands": {"searcher": slow_searcher(DISK_BYTES_PER_S)},
@@ -189,10 +190,15 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
         }
         stack = Stack(
             bootstrap=kafka.bootstrap,
-            index_dir=index.dir,
+            index_dir=files.index,
             work_dir=folder,
             members=MEMBERS,
-            settings={**ENVIRONMENT, **({} if plan.packages else DRAFTS), **plan.settings},
+            settings={
+                **ENVIRONMENT,
+                **modules,
+                **({} if plan.packages else DRAFTS),
+                **plan.settings,
+            },
             llm_options=("--latency-ms", "100"),
             python_path=plan.packages,
             **({} if plan.packages else drafts),
@@ -210,7 +216,7 @@ def _live(index: BenchIndex, plan: ChaosPlan, folder: Path, note: Note) -> Itera
             stack=stack,
             supervisor=supervisor,
             network=NetworkFaults(note, proxies),
-            states=StateFaults(note, direct, supervisor, stand_ins),
+            states=StateFaults(note, direct, supervisor, stand_ins, files),
             recorder=opened.enter_context(recorder),
             stand_ins=stand_ins,
             loads=_loads(kafka, index, plan),
@@ -234,7 +240,7 @@ def make_topics(kafka: KafkaSettings) -> None:
 
 
 def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[SteadyLoad, ...]:
-    classes: dict[Priority, list[Question]] = {
+    classes: dict[Priority, list[ChaosQuestion]] = {
         0: [each for each in plan.questions if not each.is_batch],
         "batch": [each for each in plan.questions if each.is_batch],
     }
@@ -249,7 +255,6 @@ def _loads(kafka: KafkaSettings, index: BenchIndex, plan: ChaosPlan) -> tuple[St
                 keep_ids=True,
             ),
             rate_per_s=plan.rate_per_s * len(questions) / len(plan.questions),
-            withdrawn={each.id for each in plan.questions if each.is_withdrawn},
             seed=plan.seed,
         )
         for priority, questions in classes.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +20,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from bench.core.stack import member_names
+from bench.core.stack import SERVICES, member_names
+from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.llm_calls import LlmStandIn
 from bench.reliability.chaos.network import PassingFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
@@ -36,8 +37,6 @@ from schemas.topics import DEAD_LETTER_SUFFIX, RETRIEVALS, TOPICS
 TIMEOUT_S = 10.0
 SMALL_BYTES = 150
 """A limit that no record keeps, but the markers of transactions do."""
-SESSION_S = 7.0
-"""After it, the brokers count the members of a killed service out, and its group can be deleted."""
 LIMITS_BYTES = {topic.name: topic.max_message_bytes for topic in TOPICS}
 
 
@@ -52,6 +51,7 @@ class StateFaults(PassingFaults):
     kafka: KafkaSettings
     supervisor: ProcessSupervisor
     stand_ins: Mapping[str, LlmStandIn]
+    files: DeployedFiles
     removed: dict[str, str] = field(default_factory=dict)
     """The input records whose retrievals were removed, perhaps after they were answered; each with
     its query id."""
@@ -64,33 +64,53 @@ class StateFaults(PassingFaults):
 
     def inject(self, fault: PlannedFault, now_s: float) -> str | None:
         """Begins a change; returns what is changed. None: it cannot be changed now. Blocks."""
-        victim = fault.victims[0]
-        end_s, end = now_s + fault.down_s, None
+        services = fault.victims if set(fault.victims) <= set(SERVICES) else ()
+        members = [member_names(each, MEMBERS) for each in sorted(services)]
+        if not all(self.supervisor.is_up(name) for each in members for name in each):
+            return None
         try:
-            match fault.kind:
-                case "lower a limit":
-                    self._limit(victim, SMALL_BYTES)
-                    end = partial(self._limit, victim, LIMITS_BYTES[victim])
-                case "add partitions":
-                    # A letter needs its partition first.
-                    for name in (victim + DEAD_LETTER_SUFFIX, victim):
-                        self._add_partition(name)
-                case "delete a group" | "remove records":
-                    members = member_names(victim, MEMBERS)
-                    if not all(map(self.supervisor.is_up, members)):
-                        return None
-                    for member in members:
-                        self.supervisor.kill(member, math.inf)
-                    act = self._delete if fault.kind == "delete a group" else self._remove
-                    end_s, end = now_s + SESSION_S, partial(act, self.kafka.group_of(victim))
-                case "odd LLM server":
-                    self.stand_ins[victim].answer_as("odd")
-                    end = partial(self.stand_ins[victim].answer_as, "none")
+            end = self._begin(fault, members)
         except (KafkaException, RetryableError, TimeoutError):
             return None
         if end is not None:
-            self._ends.append((end_s, end))
-        return victim
+            self._ends.append((now_s + fault.down_s, end))
+        return fault.victims[0]
+
+    def _begin(
+        self, fault: PlannedFault, members: Sequence[Sequence[str]]
+    ) -> Callable[[], None] | None:
+        """Returns what ends the change; None: it has no end. `members`: of each service it hits."""
+        victim = fault.victims[0]
+        match fault.kind:
+            case "lower a limit":
+                self._limit(victim, SMALL_BYTES)
+                return partial(self._limit, victim, LIMITS_BYTES[victim])
+            case "add partitions":
+                # A letter needs its partition first.
+                for name in (victim + DEAD_LETTER_SUFFIX, victim):
+                    self._add_partition(name)
+            case "delete a group" | "remove records":
+                self._kill(members[0], math.inf)
+                act = self._delete if fault.kind == "delete a group" else self._remove
+                return partial(act, self.kafka.group_of(victim))
+            case "newer index":
+                self.files.change_index()
+                first, then = zip(*members, strict=True)  # a member of each service, then the other
+                self._kill(first)
+                return partial(self._kill, then)
+            case "newer program":
+                self.files.change_programs()
+                generators, groupers = members
+                self._kill(generators)  # what a new grouper begins needs new generators
+                return partial(self._kill, groupers)
+            case "odd LLM server":
+                self.stand_ins[victim].answer_as("odd")
+                return partial(self.stand_ins[victim].answer_as, "none")
+        return None
+
+    def _kill(self, members: Iterable[str], until_s: float = 0.0) -> None:
+        for member in members:
+            self.supervisor.kill(member, until_s)
 
     def _limit(self, topic: str, size_bytes: int) -> None:
         change = ConfigEntry(

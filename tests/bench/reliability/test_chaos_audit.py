@@ -6,20 +6,28 @@ from collections import Counter
 
 import pytest
 
+from bench.reliability.chaos.answers import AGAIN, FAILED, OTHER_PASSAGES, OTHER_TENANT
 from bench.reliability.chaos.audit import (
-    AGAIN,
     EXAMPLES_MAX,
-    FAILED,
-    OTHER_PASSAGES,
-    OTHER_TEXT,
+    NOT_FINISHED,
+    OTHER_HEADERS,
     AuditResult,
     TopicAudit,
 )
 from bench.reliability.chaos.questions import ALWAYS, ChaosQuestion
+from bench.reliability.chaos.workflows import OTHER_CITED, OTHER_TEXT, fields_of
 from carpool.kafka.records import TopicPartition
 from schemas.answer import Retrieved
 from schemas.codec import encode
-from schemas.headers import ATTEMPT_HEADER, ORIGIN_HEADER, REPLAYED_FROM_HEADER
+from schemas.headers import (
+    ATTEMPT_HEADER,
+    DEADLINE_HEADER,
+    INDEX_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    REPLAYED_FROM_HEADER,
+    TENANT_HEADER,
+)
 from schemas.hit import Hit
 from schemas.record import ClusterId, Record
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, RETRY_TOPICS, SCANS
@@ -34,7 +42,12 @@ from tests.records import (
     an_answer,
 )
 
-RIGHT = {"a": ("p-1", "p-2"), "b": (), "dead": ("p-3",), "withdrawn": ("p-1", "p-2")}
+RIGHT = {
+    "a": ("p-1", "p-2"),
+    "b": (),
+    "dead": ("p-3",),
+    "withdrawn": ("p-1", "p-2"),
+}
 ASKED = {
     id: ChaosQuestion(
         id=id,
@@ -46,7 +59,13 @@ ASKED = {
     for id in RIGHT
 }
 REPLAY = (REPLAYED_FROM_HEADER, b"rag.queries.v1.dlq/0/0")
-RETRY = ((ORIGIN_HEADER, b"rag.queries.v1/0/0/0"), (ATTEMPT_HEADER, b"2"))
+RETRY = (
+    (ORIGIN_HEADER, b"rag.queries.v1/0/0/0"),
+    (ATTEMPT_HEADER, b"2"),
+    (KEY_HEADER, b"a"),
+)
+PLAN_AGAIN = (RETRY[0], (ATTEMPT_HEADER, b"1"), (INDEX_HEADER, b"2"), RETRY[2])
+CORRELATED = (("correlation_id", b"c-1"), ("reply_to", b"r-1"))
 
 
 def retrieved(*ids: str) -> tuple[Retrieved, ...]:
@@ -60,6 +79,7 @@ class Topics:
         self.audit = TopicAudit(1_000_000, ASKED.values(), {})
         self.offsets: Counter[str] = Counter()
         self.asked: list[str] = []
+        self.own: list[tuple[tuple[str, bytes], ...]] = []
 
     def write(self, topic: str, key: str, record: Record, *headers: tuple[str, bytes]) -> None:
         value, own = encode(record, event_id="e", source="t", time_us=0)
@@ -78,23 +98,34 @@ class Topics:
     def ask(self, query_id: str, *headers: tuple[str, bytes]) -> int:
         self.write(QUERIES.name, query_id, a_query(query_id), *headers)
         self.asked.append(query_id)
+        self.own.append((*headers, (KEY_HEADER, query_id.encode())))
         return self.offsets[QUERIES.name] - 1
 
+    def carried(self, offset: int) -> tuple[tuple[str, bytes], ...]:
+        return self.own[offset] if offset < len(self.own) else ()
+
     def group(self, *offsets: int) -> None:
-        queries = [a_grouped_query(source=a_source(offset)) for offset in offsets]
+        queries = [
+            a_grouped_query(source=a_source(offset), headers=self.carried(offset))
+            for offset in offsets
+        ]
         self.write(GROUPS.name, "", a_group(*queries, grouper="g-1"))
 
     def retrieve(self, offset: int, *, is_final: bool = True) -> None:
-        self.write(RETRIEVALS.name, "q", a_retrieval(source=a_source(offset), is_final=is_final))
+        found = a_retrieval(source=a_source(offset), is_final=is_final)
+        self.write(RETRIEVALS.name, "q", found, *self.carried(offset))
 
     def answer(self, offset: int, **fields: object) -> None:
         query_id = self.asked[offset] if offset < len(self.asked) else "unknown"
         right = {
             "source": a_source(offset, timestamp_ms=1_000_000),
             "retrieved": retrieved(*RIGHT.get(query_id, ())),
-            "answer": ASKED[query_id].answer if query_id in ASKED else "unknown",
+            "answer": "unknown",
         }
-        self.write(ANSWERS.name, query_id, an_answer(query_id, **right | fields))
+        if query_id in ASKED:
+            right |= fields_of(ASKED[query_id].end)
+        answer = an_answer(query_id, **right | fields)
+        self.write(ANSWERS.name, query_id, answer, *self.carried(offset))
 
     def whole_way(self, offset: int, **fields: object) -> None:
         self.group(offset)
@@ -124,7 +155,8 @@ def test_an_answer_of_an_earlier_service_counts_among_the_retrievals() -> None:
     topics = Topics()
     topics.ask("dead")
     for topic in (RETRIEVALS, ANSWERS, RETRIEVALS):
-        topics.write(topic.name, "q", an_answer("dead", "expired", source=a_source(0), answer=None))
+        failed = an_answer("dead", "failed", source=a_source(0), answer=None)
+        topics.write(topic.name, "q", failed, *topics.carried(0))
     assert wrong(topics.result()) == {f"twice: {RETRIEVALS.name}": 1}
 
 
@@ -140,6 +172,10 @@ def test_a_lost_question_is_found_and_the_line_says_where_it_was_last_seen() -> 
         "rag.queries.v1 0/0 at 2.50 s; rag.groups.v1 0/0 at 2.50 s, part 0 by g-1; "
         "rag.retrievals.v1 0/0 at 2.50 s; rag.answers.v1 never",
     )
+    for topic, left in ((QUERIES, 0), (GROUPS, 0), (RETRIEVALS, 0)):
+        committed = topics.audit.ends | {TopicPartition(topic.name, 0): left}
+        found = topics.audit.result(["a"], committed=committed)
+        assert wrong(found) == {NOT_FINISHED: 1}, "a record waits"
     removed = topics.audit.result(["a"], {a_source(0).place})
     assert (removed.removed, wrong(removed)) == (1, {}), "the run removed it"
 
@@ -202,7 +238,7 @@ def test_a_scattered_group_counts_once_for_each_query_and_a_scan_once_for_each_l
     topics = Topics()
     topics.ask("a")
     for lane in (0, 1):
-        query = a_grouped_query(source=a_source(0), clusters=(0, 1))
+        query = a_grouped_query(source=a_source(0), clusters=(0, 1), headers=topics.carried(0))
         group = a_group(query, grouper="g-1", lane=lane, lane_count=2, is_scattered=True)
         topics.write(GROUPS.name, "", group)
     topics.write(SCANS.name, "a", a_scan())
@@ -226,6 +262,7 @@ def test_offsets_behind_the_last_record_of_an_input_are_found() -> None:
 
 BAD = {"status": "failed", "retrieved": (), "answer": None}
 CANCELLED = {"status": "cancelled", "retrieved": (), "answer": None}
+OTHERS = fields_of(ASKED["dead"].end)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +278,9 @@ CANCELLED = {"status": "cancelled", "retrieved": (), "answer": None}
         ("a", {"answer": "of dead"}, OTHER_TEXT),
         ("a", {"answer": "of"}, OTHER_TEXT),
         ("a", {"answer": None}, OTHER_TEXT),
+        ("a", {"citations": OTHERS["citations"]}, OTHER_CITED),
+        ("a", {"quotes": OTHERS["quotes"]}, OTHER_CITED),
+        ("a", {"quotes": ()}, OTHER_CITED),
     ],
 )
 def test_an_answer_is_that_of_its_question_and_fails_only_for_a_cause(
@@ -282,3 +322,44 @@ def test_each_kind_of_violation_has_its_own_limit_of_examples() -> None:
     topics.group(0)
     found = Counter(line.split(":")[0] for line in topics.result().violations)
     assert found == {"lost": EXAMPLES_MAX, "twice": 1}
+
+
+def test_a_record_with_headers_of_another_question_is_found_in_each_topic() -> None:
+    for topic in (GROUPS, RETRIEVALS, ANSWERS, None):
+        topics = Topics()
+        own = topics.own
+        topics.ask("a", *CORRELATED)
+        for step, act in ((GROUPS, topics.group), (RETRIEVALS, topics.retrieve)):
+            own[0] = (*CORRELATED, own[0][-1]) if step is not topic else (own[0][-1],)
+            act(0)
+        own[0] = (*CORRELATED, own[0][-1]) if topic is not ANSWERS else (CORRELATED[0], own[0][-1])
+        topics.answer(0)
+        assert wrong(topics.result()) == ({} if topic is None else {OTHER_HEADERS: 1}), topic
+
+
+def test_a_question_may_be_late_only_when_its_deadline_has_passed() -> None:
+    for deadline_ms, found in ((b"1002500", {}), (b"1002501", {FAILED: 1})):
+        topics = Topics()
+        late = {"status": "expired", "retrieved": (), "answer": None}
+        topics.whole_way(topics.ask("a", (DEADLINE_HEADER, deadline_ms)), **late)
+        assert wrong(topics.result()) == found
+
+
+def test_the_answer_of_another_tenant_is_found() -> None:
+    for tenant, found in ((b"north", {}), (b"south", {OTHER_TENANT: 1})):
+        topics = Topics()
+        for number, own in enumerate((b"north", tenant)):
+            offset = topics.ask("a", (TENANT_HEADER, own))
+            topics.whole_way(offset, generation_id="g", replayed=number > 0)
+        assert wrong(topics.result()) == found
+
+
+def test_a_query_that_is_planned_again_with_a_newer_index_has_another_group() -> None:
+    topics = Topics()
+    topics.ask("a")
+    topics.group(0)
+    topics.write(RETRY_TOPICS[0], "a", a_query("a"), *PLAN_AGAIN)
+    topics.whole_way(0)
+    assert wrong(topics.result()) == {}
+    topics.retrieve(0)
+    assert wrong(topics.result()) == {f"twice: {RETRIEVALS.name}": 1}

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,20 +16,27 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
 
+from bench.data.made_up import made_up_index
 from bench.reliability.chaos.faults import FaultInjector, InjectedFault, quiet_after_s
+from bench.reliability.chaos.files import DeployedFiles
 from bench.reliability.chaos.llm_calls import calls_of
+from bench.reliability.chaos.load import WithHeaders
 from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import KINDS, PlannedFault, kind_counts, plan_faults, shares_of
 from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chaos_questions
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
 from bench.reliability.chaos.workflows import NAMES
+from carpool.disk.manifest import is_newer, read_manifest
 from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.llm_api import LlmRequests
 from carpool.testing.transactions import DescribedTransaction
+from carpool.workflow.load import load_programs
+from producers.build_query import QueryRecord, build_record
 from producers.read_questions import Question
+from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 
 GIVEN = [Question(text=f"what of {number}", vector=bytes(4)) for number in range(4_000)]
 VICTIMS = {"members": ["grouper-1", "searcher-1"], "brokers": ["broker-1"], "LLM servers": ["llm"]}
@@ -61,6 +70,34 @@ def test_the_questions_are_drawn_from_the_seed_and_have_both_classes_and_all_kin
         assert each.row == int(each.id[2:])
 
 
+class Sent:
+    """Keeps the records that it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[QueryRecord] = []
+
+    def send(self, record: QueryRecord, on_placed: Any) -> None:
+        self.records.append(record)
+
+    def flush(self, timeout_s: float) -> int:
+        return 0
+
+
+def test_every_question_has_headers_of_its_own_and_some_have_a_deadline() -> None:
+    sent, asked = Sent(), chaos_questions(GIVEN[:400], 1)
+    sender = WithHeaders(sent, asked)  # type: ignore[arg-type]
+    for each in asked:
+        record = build_record(each.text, now_us=0, query_id=each.id)
+        sender.send(record, print)
+    headers = [dict(record.headers) for record in sent.records]
+    for name in ("correlation_id", "reply_to"):
+        assert len({each[name] for each in headers}) == len(asked), "also those of one id"
+    assert {each.get(TENANT_HEADER) for each in headers} == {None, b"north", b"south"}
+    late = [each for each in asked if each.deadline_ms is not None]
+    assert sum(DEADLINE_HEADER in each for each in headers) == len(late) > 3
+    assert not any(each.fails for each in late)
+
+
 def test_faults_are_drawn_from_the_seed_and_every_kind_is_spread_over_the_run() -> None:
     for sort in {each.sort for each in KINDS.values()}:
         found, same, other = (
@@ -77,6 +114,12 @@ def test_faults_are_drawn_from_the_seed_and_every_kind_is_spread_over_the_run() 
             hits = KINDS[fault.kind].hits
             assert set(fault.victims) == set(VICTIMS[hits] if isinstance(hits, str) else hits)
             assert fault.at_s >= 420 or not KINDS[fault.kind].is_late
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> DeployedFiles:
+    indexes = made_up_index(tmp_path), made_up_index(tmp_path, name="other", nlist=8)
+    return DeployedFiles(tmp_path, [each.dir for each in indexes])
 
 
 class FakeProcess:
@@ -201,10 +244,12 @@ class FakeStandIn:
         self.log.append(mode)
 
 
-def test_the_end_of_a_change_is_tried_until_it_succeeds_and_says_once_why_it_does_not() -> None:
+def test_the_end_of_a_change_is_tried_until_it_succeeds_and_says_once_why_it_does_not(
+    files: DeployedFiles,
+) -> None:
     llm, notes, stand_ins = FakeStandIn(), list[str](), dict[str, Any]()
     stand_ins["llm-1"] = llm
-    states = StateFaults(notes.append, KafkaSettings(), supervised()[0], stand_ins)
+    states = StateFaults(notes.append, KafkaSettings(), supervised()[0], stand_ins, files)
     assert states.inject(a_fault("odd LLM server", "llm-1"), 100.0) == "llm-1"
     llm.answers = False
     states.step(102.0)
@@ -216,13 +261,31 @@ def test_the_end_of_a_change_is_tried_until_it_succeeds_and_says_once_why_it_doe
     assert states.is_whole and llm.log == ["odd", "none"]
 
 
+def test_services_open_the_other_index_and_program_after_a_change(files: DeployedFiles) -> None:
+    first = files.index.resolve()
+    before = load_programs(str(files.programs))
+    versions = [read_manifest(files.index).index_version]
+    for _ in range(2):
+        files.change_index()
+        versions.append(read_manifest(files.index).index_version)
+        assert (files.index.resolve() == first) == (len(versions) == 3)
+    assert all(is_newer(late, than=early) for early, late in pairwise(versions))
+    files.change_programs()
+    after = load_programs(str(files.programs))
+    assert set(after) - set(before) == {("side_by_side", 2)}
+    digests = {key: each.digest for key, each in after.items() if key in before}
+    assert digests == {key: each.digest for key, each in before.items()}, "workflows go on"
+
+
 @pytest.mark.kafka
-def test_the_members_of_a_deleted_group_come_back_when_it_is_gone(kafka_bootstrap: str) -> None:
+def test_the_members_of_a_deleted_group_come_back_when_it_is_gone(
+    kafka_bootstrap: str, files: DeployedFiles
+) -> None:
     supervisor, members = supervised()[0], ["grouper-1", "grouper-2"]
     found = list(supervisor.processes.values())[: len(members)]
     supervisor.processes = dict(zip(members, found, strict=True))
     kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix=f"chaos-{uuid4().hex[:8]}.")
-    states = StateFaults(print, kafka, supervisor, {})
+    states = StateFaults(print, kafka, supervisor, {}, files)
     topic, group, admin = f"{kafka.prefix}any", kafka.group_of("grouper"), quiet_admin(kafka)
     admin.create_topics([NewTopic(topic, 1)])[topic].result(10)
     member = Consumer({"bootstrap.servers": kafka_bootstrap, "group.id": group})

@@ -5,60 +5,93 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+import numpy as np
 import pytest
 
-from bench.reliability.chaos.audit import OTHER_TEXT, TopicAudit
+from bench.data.made_up import DIMENSION
+from bench.reliability.chaos.answers import OTHER_PASSAGES, AnswerAudit, PublishedQuestion
+from bench.reliability.chaos.audit import TopicAudit
 from bench.reliability.chaos.questions import ChaosQuestion
-from bench.reliability.chaos.workflows import PROGRAMS, written, wrong_in
+from bench.reliability.chaos.workflows import (
+    OTHER_CITED,
+    OTHER_TEXT,
+    PROGRAMS,
+    Nearest,
+    fields_of,
+    written,
+    wrong_in_workflow,
+)
+from carpool.embedding import HashingEmbedder
 from carpool.testing.workflow import run
 from carpool.workflow.steps import Found, Generate, Retrieve
 from schemas.answer import Answer, Retrieved, StepDone
 from schemas.codec import encode
-from schemas.headers import ORIGIN_HEADER
+from schemas.headers import KEY_HEADER, ORIGIN_HEADER
+from schemas.hit import Hit
 from schemas.query import Journal, Query
 from schemas.topics import ANSWERS, QUERIES, RETRIES, RETRIEVALS
 from schemas.workflow import StepResult
 from tests.records import a_message, a_query, a_retrieval, a_source, an_answer, some_hits
 
-QUESTION = "why?"
+QUESTION = "what of text 2?"
+EMBEDDER = HashingEmbedder(DIMENSION)
 CORPUS = {hit.doc_id: hit for hit in some_hits(3)}
 
 
-def right(program: str) -> Answer:
-    """The answer of a run of a program that finds all passages with each search."""
-    told: list[StepDone] = []
+def nearest(text: str, count: int | None) -> list[Hit]:
+    rows = EMBEDDER.encode([hit.text for hit in CORPUS.values()])
+    order = np.argsort(-(rows @ EMBEDDER.encode([text])[0]), kind="stable")
+    return [list(CORPUS.values())[place] for place in order][:count]
+
+
+def right(program: str, version: int = 1) -> Answer:
+    """The answer of a run of a program that finds the passages nearest to each search."""
+    told, searches = list[StepDone](), list[Found]()
 
     def result(step: Retrieve | Generate) -> Found | str:
         if isinstance(step, Retrieve):
-            found = Found(list(CORPUS.values())[: step.top_k])
-            ids = tuple(hit.doc_id for hit in found)
+            searches.append(Found(nearest(step.text, step.top_k)))
+            ids = tuple(hit.doc_id for hit in searches[-1])
             told.append(StepDone(n=1, kind="retrieve", text=step.text, doc_ids=ids))
-            return found
-        told.append(StepDone(n=1, kind="generate", text=written(step)))
+            return searches[-1]
+        told.append(StepDone(n=1, kind="generate", text=written(step, searches)))
         return told[-1].text
 
-    end = run(PROGRAMS[program, 1], result, question=QUESTION).answer
+    end = run(PROGRAMS[program, version], result, question=QUESTION).answer
     retrieved = tuple(Retrieved(id=hit.doc_id, score=1.0) for hit in end.passages)
-    return an_answer("w", answer=written(end), retrieved=retrieved, steps=tuple(told))
+    return an_answer("w", retrieved=retrieved, steps=tuple(told), **fields_of(end, searches))
 
 
-@pytest.mark.parametrize(("program", "version"), PROGRAMS)
+@pytest.mark.parametrize(("name", "version"), PROGRAMS)
 def test_the_answer_of_each_program_is_right_and_any_other_is_wrong(
-    program: str, version: int
+    name: str, version: int
 ) -> None:
-    answer = right(program)
-    assert wrong_in(answer, program, QUESTION, CORPUS) is None
+    answer, program = right(name, version), PROGRAMS[name, version]
+    assert wrong_in_workflow(answer, program, QUESTION, CORPUS) is None
     first, *others = answer.steps
     other_text = msgspec.structs.replace(first, text="another text")
-    for wrong in (
-        {"answer": "another text"},
-        {"retrieved": answer.retrieved[1:]},
-        {"steps": (other_text, *others)},
-        {"steps": answer.steps[:-1]},
-        {"steps": (*answer.steps, first)},
+    for wrong, what in (
+        ({"answer": "another text"}, OTHER_TEXT),
+        ({"retrieved": answer.retrieved[1:]}, OTHER_TEXT),
+        ({"steps": (other_text, *others)}, OTHER_TEXT),
+        ({"steps": answer.steps[:-1]}, OTHER_TEXT),
+        ({"steps": (*answer.steps, first)}, OTHER_TEXT),
+        ({"quotes": ()}, OTHER_CITED),
+        ({"citations": answer.citations[1:]}, OTHER_CITED),
     ):
-        found = wrong_in(msgspec.structs.replace(answer, **wrong), program, QUESTION, CORPUS)
-        assert found is not None, wrong
+        changed = msgspec.structs.replace(answer, **wrong)
+        assert wrong_in_workflow(changed, program, QUESTION, CORPUS) == what, wrong
+
+
+def test_a_search_finds_the_passages_nearest_to_its_text_and_of_nearly_equal_ones_any() -> None:
+    all_passages = Nearest(CORPUS)
+    for text in ("text 2", "2", "what of text 3"):
+        ids = [hit.doc_id for hit in nearest(text, 2)]
+        assert all_passages.is_right(text, ids) and all_passages.is_right(text, ids[:1])
+        assert not any(
+            all_passages.is_right(text, wrong) for wrong in (ids[1:], ids[:1] * 2, ["unknown"], [])
+        )
+    assert all_passages.is_right("other", ["d3", "d1"])
 
 
 class Topics:
@@ -91,9 +124,9 @@ class Topics:
         value, own = encode(record, event_id="e", source="t", time_us=0)  # type: ignore[arg-type]
         place = self.offsets[topic]
         self.offsets[topic] += 1
-        message = a_message(
-            topic, place, key=b"w", value=value, headers=own + headers, timestamp_ms=3_000
-        )
+        own += ((KEY_HEADER, b"w"), *headers)
+        at_ms = 1_000 if topic == QUERIES.name else 3_000
+        message = a_message(topic, place, key=b"w", value=value, headers=own, timestamp_ms=at_ms)
         self.audit.take(message)
 
     def wrong(self, *deleted_ms: int) -> dict[str, int]:
@@ -113,6 +146,8 @@ def test_a_step_that_runs_again_is_found_unless_the_offsets_were_deleted_meanwhi
     topics = Topics()
     topics.search()
     topics.write(RETRIEVALS.name, a_retrieval(topics.step(1), source=a_source(0)))
+    removed = topics.audit.result(["w"], {a_source(0).place}, [2_000])
+    assert removed.read_again == 1 and not any(removed.wrong.values()), "it has no answer"
     topics.answer()
     twice = {"twice: retries": 1, f"twice: {RETRIEVALS.name}": 1}
     assert topics.wrong() == topics.wrong(500, 4_000) == twice
@@ -126,10 +161,22 @@ def test_a_workflow_that_ended_before_its_first_step_may_have_been_open_then_too
     topics.write(QUERIES.name, a_query("w"))
     cancelled = an_answer("w", "cancelled", source=a_source(1, timestamp_ms=1_000), answer=None)
     topics.write(ANSWERS.name, cancelled)
-    assert topics.audit.result(["w", "w"], deleted_ms=[2_000]).read_again == 1
+    found = topics.audit.result(["w", "w"], deleted_ms=[2_000])
+    assert found.read_again == 2, "and one without an answer"
 
 
 def test_another_text_than_that_of_the_program_is_found() -> None:
     topics = Topics()
     topics.answer(answer="another text")
     assert topics.wrong() == {OTHER_TEXT: 1}
+
+
+def test_a_first_search_with_passages_of_another_question_is_found() -> None:
+    question = ChaosQuestion(id="w", text=QUESTION, workflow="recomp")
+    judge, answer = AnswerAudit({"w": question}, CORPUS), right("recomp")
+    first, *others = answer.steps
+    changed = msgspec.structs.replace(first, doc_ids=first.doc_ids[::-1])
+    other = msgspec.structs.replace(answer, steps=(changed, *others))
+    for given, is_found in ((answer, False), (other, True)):
+        found = judge.wrong({"r": (given, 0)}, {"r": PublishedQuestion("w", 0, ())}, {"r": 1})
+        assert bool(found[OTHER_PASSAGES]) == is_found
