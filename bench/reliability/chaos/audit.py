@@ -139,7 +139,9 @@ class TopicAudit:
             query_id = (record.key or b"").decode(errors="replace")
             self._published[at.place] = PublishedQuestion(query_id, at.timestamp_ms, record.headers)
             self._asked[query_id] += header(record.headers, REPLAYED_FROM_HEADER) is None
-            self._pass(at.place, (*record.headers, (KEY_HEADER, record.key)), partition, at.offset)
+            self._note_headers(
+                at.place, (*record.headers, (KEY_HEADER, record.key)), partition, at.offset
+            )
             self._note(topic, at, place)
         elif topic == GROUPS.name:
             self._group(decode(Group, value, record.headers), place, partition, at.offset)
@@ -148,16 +150,16 @@ class TopicAudit:
             self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
         elif topic == RETRIEVALS.name:
             found = decode_retrieval(value, record.headers)
-            self._pass(place_of(found.source), record.headers, partition, at.offset)
+            self._note_headers(place_of(found.source), record.headers, partition, at.offset)
             self._retrieval(found, place)
         else:
             answer = decode(Answer, value, record.headers)
-            self._pass(place_of(answer.source), record.headers)
+            self._note_headers(place_of(answer.source), record.headers)
             if answer.source is not None:  # the first answer to each input record counts
                 self._answers.setdefault(answer.source.place, (answer, at.timestamp_ms))
             self._note(topic, answer.source, f"{place}, {answer.status}")
 
-    def _pass(
+    def _note_headers(
         self, place: str, headers: Headers, at: TopicPartition | None = None, offset: int = 0
     ) -> None:
         """Notes what a record of a question carries, and where a service reads it."""
@@ -169,7 +171,7 @@ class TopicAudit:
     def _retry(self, record: Message, at: TopicPartition) -> None:
         origin = header(record.headers, ORIGIN_HEADER) or b""
         first = origin.decode().rpartition("/")[0]  # without its timestamp
-        self._pass(first, record.headers, at, record.source.offset)
+        self._note_headers(first, record.headers, at, record.source.offset)
         steps = self._steps(first, decode(Query, record.value, record.headers))
         attempt, index = (
             header(record.headers, it) or b"" for it in (ATTEMPT_HEADER, INDEX_HEADER)
@@ -178,7 +180,7 @@ class TopicAudit:
 
     def _group(self, group: Group, place: str, at: TopicPartition, offset: int) -> None:
         for part, grouped in enumerate(group.queries):
-            self._pass(grouped.source.place, grouped.headers, at, offset)
+            self._note_headers(grouped.source.place, grouped.headers, at, offset)
             home = lane_of(grouped.clusters[0], group.lane_count)
             if home == group.lane or not group.is_scattered:  # every lane has a scattered group
                 where = f"{place}, part {part} by {group.grouper}"
@@ -320,7 +322,8 @@ class TopicAudit:
         wrong = {"lost": sorted(lost), "never published": sorted(later - self._published.keys())}
         for topic in WAY[1:]:
             is_answer, is_group = topic == ANSWERS.name, topic == GROUPS.name
-            more = Counter() if is_answer else tries + planned if is_group else tries
+            none = Counter[tuple[str, int]]()
+            more = none if is_answer else tries + planned if is_group else tries
             wrong[f"twice: {topic}"] = [
                 record
                 for (found, record, steps), count in self._records.items()

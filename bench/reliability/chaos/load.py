@@ -23,7 +23,7 @@ from producers.arrival_times import even
 from producers.build_query import QueryRecord, build_cancel
 from producers.errors import PublishError
 from producers.publish_queries import Placed, Publisher
-from producers.send_load import LoadPlan, SentQuestion, run_load
+from producers.send_load import LoadPlan, QuestionSender, SentQuestion, run_load
 from producers.settings import ClientSettings
 from schemas.headers import DEADLINE_HEADER, TENANT_HEADER
 
@@ -39,7 +39,7 @@ class WithHeaders:
     No two records have the same `correlation_id` or `reply_to`, not those of one id either.
     """
 
-    def __init__(self, publisher: Publisher, questions: Sequence[ChaosQuestion]) -> None:
+    def __init__(self, publisher: QuestionSender, questions: Sequence[ChaosQuestion]) -> None:
         self._publisher = publisher
         self._by_id = {each.id: each for each in questions}
         self._numbers = count(1)

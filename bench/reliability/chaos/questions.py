@@ -34,7 +34,7 @@ BROKEN_WITHIN = 0.6
 """The first part, of which some fail; a question fails only while others are answered."""
 EQUAL_TEXT_SHARE, WITHDRAWN_SHARE, DEADLINE_SHARE = 0.2, 0.05, 0.03
 """Of those that do not fail."""
-DEADLINE_MS = (100, 1_500)
+DEADLINE_MS = (50, 500)
 """Bounds of the time for an answer, which takes about 200 ms, so some come too late."""
 TENANTS = ("north", "south")
 REPEATED_WITHIN = 300

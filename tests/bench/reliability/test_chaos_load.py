@@ -85,7 +85,7 @@ class Sent:
 
 def test_every_question_has_headers_of_its_own_and_some_have_a_deadline() -> None:
     sent, asked = Sent(), chaos_questions(GIVEN[:400], 1)
-    sender = WithHeaders(sent, asked)  # type: ignore[arg-type]
+    sender = WithHeaders(sent, asked)
     for each in asked:
         record = build_record(each.text, now_us=0, query_id=each.id)
         sender.send(record, print)
