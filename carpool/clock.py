@@ -12,6 +12,12 @@ class Clock(Protocol):
     def now_us(self) -> int:
         """Returns the time in epoch microseconds. Does not block."""
 
+    def host_lead_us(self) -> int:
+        """Returns by how much the host's clock was set since the start; below 0: back.
+
+        Waits are by `now_us`, and are as long as before. Deadlines are by the host's clock.
+        """
+
 
 class SystemClock:
     """Wall-clock time at the start plus monotonic time: comparable across processes."""
@@ -21,3 +27,7 @@ class SystemClock:
 
     def now_us(self) -> int:
         return (time.monotonic_ns() + self._offset_ns) // 1_000
+
+    def host_lead_us(self) -> int:
+        lead_us = (time.time_ns() - time.monotonic_ns() - self._offset_ns) // 1_000
+        return lead_us if abs(lead_us) > 100_000 else 0  # two readings take time

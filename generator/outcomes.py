@@ -39,7 +39,6 @@ from generator.query_in_progress import (
     QueryInProgress,
     QueryProgress,
     StepTexts,
-    deadline_us_of,
     query_failure,
 )
 from generator.settings import GeneratorSettings
@@ -123,7 +122,7 @@ class Outcomes:
                     raise ran
                 then(ran)
 
-        self._programs.ask(unit, retrieval.query, deadline_us_of(retrieval), follow)
+        self._programs.ask(unit, retrieval.query, retrieval.deadline_us, follow)
 
     def expire_programs(self, now_us: int) -> None:
         """Answers the workflows whose deadline has passed before their program was run."""
@@ -337,7 +336,7 @@ class Outcomes:
 
     def _late(self, retrieval: Retrieval, progress: QueryProgress) -> LateOutputs | None:
         """Returns the output in place of an answer whose commit begins after the deadline."""
-        deadline_us = deadline_us_of(retrieval)
+        deadline_us = retrieval.deadline_us
         if deadline_us is None:
             return None
 
@@ -418,5 +417,4 @@ def _plain_text(text: str) -> str:
 
 
 def _is_late(retrieval: Retrieval, now_us: int) -> bool:
-    deadline_us = deadline_us_of(retrieval)
-    return deadline_us is not None and now_us >= deadline_us
+    return retrieval.deadline_us is not None and now_us >= retrieval.deadline_us

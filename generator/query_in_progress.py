@@ -121,16 +121,9 @@ def query_failure(
         query=retrieval.query,
         source=retrieval.source,
         headers=retrieval.headers,
-        deadline_us=deadline_us_of(retrieval),
+        deadline_us=retrieval.deadline_us,
         error_type=error_type,
         message=message,
         is_transient=False,  # its tries are over, here and in all
         is_refusal=is_refusal,
     )
-
-
-def deadline_us_of(retrieval: Retrieval) -> int | None:
-    """Returns the deadline in epoch microseconds: the grouper's, else the published one."""
-    if retrieval.deadline_us is None and retrieval.query.deadline is not None:
-        return retrieval.query.deadline * 1_000
-    return retrieval.deadline_us

@@ -62,7 +62,6 @@ from generator.query_in_progress import (
     QueryProgress,
     StepPrompts,
     StepTexts,
-    deadline_us_of,
 )
 from generator.requests_in_flight import RequestsInFlight
 from generator.server_requests import ServerRequests
@@ -284,7 +283,7 @@ class GeneratorStage:
             id=work.id,
             arrival_us=work.progress.arrived_us,
             priority=work.prepared.request.priority,
-            deadline_us=deadline_us_of(retrieval),
+            deadline_us=retrieval.deadline_us,
             tenant=tenant_of(retrieval.headers),
             warmed_at=warmed_at,
             steps_done=finished_steps(retrieval.query),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carpool.disk.manifest import RecallTable, is_newer
+from carpool.loop.local_deadlines import deadline_us_of
 from carpool.loop.retry import index_wanted
 from carpool.loop.stage import Unit
 from schemas.errors import Reason, RecordError
@@ -92,13 +93,8 @@ def admit(unit: Unit[Query], facts: IndexFacts) -> Admitted:
         unit=unit,
         vector=_vector(query, query.vector, facts) if query.vector is not None else None,
         nprobe=nprobe,
-        deadline_us=deadline_us_of(query),
+        deadline_us=deadline_us_of(query, unit.message),
     )
-
-
-def deadline_us_of(query: Query) -> int | None:
-    """Returns the deadline in epoch microseconds."""
-    return None if query.deadline is None else query.deadline * 1_000
 
 
 def _vector(query: Query, content: bytes, facts: IndexFacts) -> NDArray[np.float32]:

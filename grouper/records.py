@@ -34,9 +34,8 @@ def grouped_query(
 ) -> GroupedQuery:
     """Returns a query as it is in a group: as published, without its vector, with its timings."""
     message = query.unit.message
-    published_us = message.source.timestamp_ms * 1_000
     waits_us = {
-        "kafka_wait": max(0, message.received_us - published_us) if published_us > 0 else 0,
+        "kafka_wait": max(0, message.received_us - message.written_us),
         "window_wait": max(0, window.closed_us - message.received_us),
     }
     (row, clusters), *others = searches

@@ -19,6 +19,7 @@ from carpool.embedding import EmbeddingSettings
 from carpool.errors import CarpoolError, ConfigError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.defects import one_by_one
+from carpool.loop.local_deadlines import deadline_us_of
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from carpool.workflow.journal import Workflows
@@ -26,7 +27,7 @@ from carpool.workflow.load import load_workflows
 from carpool.workflow.program import Ran
 from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
-from grouper.admission import Admitted, IndexFacts, admit, deadline_us_of, lags_behind
+from grouper.admission import Admitted, IndexFacts, admit, lags_behind
 from grouper.build import NeedsHorizon, load_work
 from grouper.plan.pending_windows import PendingWindow
 from grouper.plan.scheduler import (
@@ -127,7 +128,7 @@ class GrouperStage:
             self._out.leave_group(reason)
             return
         with self._refused(unit):
-            deadline_us = deadline_us_of(unit.record)
+            deadline_us = deadline_us_of(unit.record, unit.message)
             is_late = deadline_us is not None and deadline_us <= now_us
             if is_late or not begins_workflow(unit.record):
                 self._add(unit, facts, now_us)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from carpool.loop.local_deadlines import deadline_us_of
 from carpool.loop.retry import origin_of
 from carpool.loop.stage import Done, Unit
 from carpool.loop.workflow_record import waiting_output
 from carpool.workflow.journal import Workflows, is_workflow, search_query
 from carpool.workflow.program import Ran
 from carpool.workflow.steps import Retrieve, WorkflowError
-from grouper.admission import IndexFacts, admit, deadline_us_of
+from grouper.admission import IndexFacts, admit
 from grouper.tracing import trace_headers
 from schemas.errors import RecordError
 from schemas.query import Query
@@ -49,7 +50,7 @@ def first_step(unit: Unit[Query], ran: Ran, facts: IndexFacts, now_us: int) -> U
         query=query,
         source=origin_of(unit.message),
         headers=trace_headers(unit),
-        deadline_us=deadline_us_of(query),
+        deadline_us=deadline_us_of(query, unit.message),
         revision=1,
         is_final=True,
         index_version=facts.index_version,

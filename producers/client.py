@@ -255,7 +255,7 @@ class Client:
     def _record(
         self, text: str | None, deadline_s: float | None, question: QuestionArgs
     ) -> QueryRecord:
-        now_us = self._clock.now_us()
+        now_us = self._clock.now_us() + self._clock.host_lead_us()
         return build_record(
             text,
             deadline_ms=None if deadline_s is None else now_us // 1_000 + int(deadline_s * 1_000),

@@ -499,7 +499,7 @@ class SearcherStage:
                 pending.part,
                 found,
                 passages,
-                published_us=_published_us(pending.unit),
+                published_us=pending.unit.message.written_us,
                 fetch_us=now_us - started_us,
                 measured_nprobe=opened.manifest.nprobe_default if opened.manifest.recall else None,
                 now_us=now_us,
@@ -531,8 +531,3 @@ class SearcherStage:
 def _is_late(pending: PendingSearch, now_us: int) -> bool:
     deadline_us = pending.grouped.deadline_us
     return deadline_us is not None and now_us >= deadline_us
-
-
-def _published_us(unit: Unit[Group]) -> int:
-    """Returns the broker's timestamp of the group; if unset, when the group was received."""
-    return unit.source.timestamp_ms * 1_000 or unit.message.received_us

@@ -9,6 +9,8 @@ NOW_US = 1_800_000_000_000_000
 class HandClock:
     """A clock that stands still unless a test moves it, or `step_us` moves it at each look."""
 
+    lead_us = 0
+
     def __init__(self, time_us: int = NOW_US, *, step_us: int = 0) -> None:
         self.time_us = time_us
         self.step_us = step_us
@@ -16,6 +18,9 @@ class HandClock:
     def now_us(self) -> int:
         self.time_us += self.step_us
         return self.time_us
+
+    def host_lead_us(self) -> int:
+        return self.lead_us
 
     def sleep(self, us: int) -> None:
         self.time_us += us

@@ -19,6 +19,7 @@ class TopicPartition(NamedTuple):
 class Message:
     """A record that was read. `received_us`: epoch microseconds when it was polled.
 
+    `host_lead_us`: that of the clock (`carpool.clock`) when a service took the record in.
     `unreadable`: why the batch that ends with this record could not be unpacked, in words. Then the
     record stands for the whole batch, and has no key, value, headers or timestamp.
     """
@@ -29,6 +30,13 @@ class Message:
     headers: Headers
     received_us: int
     unreadable: str = ""
+    host_lead_us: int = 0
+
+    @property
+    def written_us(self) -> int:
+        """The time stamp, by the clock of this process; the arrival of a record without one."""
+        stamp_ms = self.source.timestamp_ms
+        return stamp_ms * 1_000 - self.host_lead_us if stamp_ms else self.received_us
 
     @property
     def size_bytes(self) -> int:

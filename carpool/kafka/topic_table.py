@@ -113,6 +113,8 @@ class TopicTable:
         self._followed: set[int] = set()
         self._left_at: dict[int, int] = {}  # positions of forgotten partitions
         self._is_open = False
+        self.reads_older = False
+        """Whether older records are read where none is in the horizon: the clock may be ahead."""
         self.trouble: str | None = None
         """Why the topic cannot be read at the moment."""
         self.share = 0.0
@@ -221,13 +223,12 @@ class TopicTable:
             raise trouble
 
     def _begin_with(self, partition: int) -> None:
-        now_us = self._clock.now_us()
         end = self._log.end(partition)
         if partition in self._followed:
             start = self._log.position(partition)
         else:
             start = max(
-                self._log.first_since(partition, now_us // 1_000 - self._horizon_ms),
+                self._first_in_horizon(partition, end),
                 end - self._offsets_max,
                 self._left_at.get(partition, 0),
             )
@@ -235,6 +236,14 @@ class TopicTable:
             self._followed.add(partition)
         self._spans[partition] = _Span(start, end)
         del self._to_begin[partition]
+
+    def _first_in_horizon(self, partition: int, end: int) -> int:
+        now_us, age_ms = self._clock.now_us() + self._clock.host_lead_us(), self._horizon_ms
+        while True:
+            first = self._log.first_since(partition, now_us // 1_000 - age_ms)
+            if not (self.reads_older and first >= end > 0 and 0 < age_ms < now_us // 1_000):
+                return first
+            age_ms *= 2
 
     def _follow(self, wait_s: float) -> None:
         if not self._followed:

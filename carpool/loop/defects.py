@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from carpool.errors import CarpoolError
 from carpool.loop.answers import answer_output, beside
+from carpool.loop.local_deadlines import deadline_us_of
 from carpool.loop.retry import attempt_of, origin_of
 from carpool.loop.stage import Done, QueryFailure, Unit
 from schemas.answer import Answer, unanswered
@@ -61,8 +62,8 @@ def failed_part(
     else:
         query = record.published(of) if isinstance(record, Group) else of.query
         headers, deadline_us = of.headers, of.deadline_us
-    if query is not None and deadline_us is None and query.deadline is not None:
-        deadline_us = query.deadline * 1_000
+    if query is not None and deadline_us is None:
+        deadline_us = deadline_us_of(query, unit.message)
     message = _in_words(error, stage)
     has_died = isinstance(error, DiedError)
     answer = unanswered(

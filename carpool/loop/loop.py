@@ -20,6 +20,7 @@ from carpool.kafka.clients import ConsumerClient, Position, partitions_text
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
 from carpool.loop.in_flight import InFlight
+from carpool.loop.local_deadlines import with_local_deadlines
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
 from carpool.loop.refusal import IntakeRefusal
@@ -180,7 +181,7 @@ class Loop(Generic[R]):
 
     def notes(self) -> tuple[str, ...]:
         """Returns what a person should know though it is ready, in words. Thread-safe."""
-        return tuple(self._stage.notes())
+        return (*self._observer.clock_notes, *self._stage.notes())
 
     def run(self, *, drain_us: int) -> None:
         """Runs until `stop`, then drains for at most `drain_us`. Raises `failure`, if any."""
@@ -404,11 +405,13 @@ class Loop(Generic[R]):
 
     def _accept(self, message: Message) -> None:
         message = believed(message)
+        if lead_us := self._clock.host_lead_us():
+            message = replace(message, host_lead_us=lead_us)
         self._observer.taken(message)
         try:
             if message.unreadable:
                 raise RecordError("unreadable", message.unreadable)
-            record = self._intake.decode(message)
+            record = with_local_deadlines(self._intake.decode(message), message)
         except Exception as error:  # a fault of ours ends this record, not the process
             self._reject(message, as_record_error(error, message))
             return

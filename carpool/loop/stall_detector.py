@@ -43,13 +43,13 @@ class StallDetector:
         for at in partitions:
             self._partitions.pop(at, None)
 
-    def took(self, at: TopicPartition, timestamp_ms: int, now_us: int) -> None:
-        """Notes an accepted record. `timestamp_ms`: of the record; 0: it has none."""
+    def took(self, at: TopicPartition, written_us: int, now_us: int) -> None:
+        """Notes an accepted record. `written_us`: its time stamp."""
         self.last_us = max(self.last_us, now_us)
         partition = self._partitions.get(at)
         if partition is not None:
             partition.moved_us = now_us
-            partition.newer_than_us = timestamp_ms * 1_000 or now_us
+            partition.newer_than_us = written_us
 
     def finished(self, now_us: int) -> None:
         """Notes finished work."""

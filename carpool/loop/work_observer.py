@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache
 
+import structlog
+
 from carpool.clock import Clock
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.fetch_errors import FetchErrors
@@ -15,6 +17,12 @@ from carpool.loop.stage import Done, R, Unit
 from carpool.loop.stall_detector import StallDetector
 from carpool.loop.tracing.tracer import Tracer
 from carpool.telemetry.metrics import Metrics
+
+log = structlog.get_logger()
+
+MINUTE_US, NEVER_US = 60_000_000, 1 << 62
+CLOCK_OFF_S = 10
+CLOCK_OFF = "deadlines pass early or late. Synchronise the hosts; no service needs a restart"
 
 
 @dataclass(slots=True)
@@ -48,7 +56,8 @@ class WorkObserver:
         self._watched: dict[int, _UnitTimes] = {}
         self._completed_us = 0  # last completion of work
         self._is_rebalanced = False
-        self._ahead_us = 0  # records from the future since the last review
+        self._shortest_wait_us, self._has_backlog, self._minute_end_us = NEVER_US, False, 0
+        self.clock_notes: tuple[str, ...] = ()
         # A lookup of labels takes longer than a count.
         self._consumed = cache(lambda topic: metrics.loop.records_consumed.labels(topic=topic))
         self._seconds = cache(
@@ -108,15 +117,13 @@ class WorkObserver:
         """Notes an accepted record, before it is decoded."""
         source = message.source
         at = TopicPartition(source.topic, source.partition)
-        self._stalls.took(at, source.timestamp_ms, self._clock.now_us())
+        self._stalls.took(at, message.written_us, self._clock.now_us())
         if not message.unreadable:  # else nothing was read
             self._fetch_errors.read(at)
         self._consumed(source.topic).inc()
-        if source.timestamp_ms:
-            wait_us = message.received_us - source.timestamp_ms * 1_000
-            self._ahead_us = max(self._ahead_us, -wait_us)
-            wait_us = max(0, wait_us)
-            self._seconds(source.topic, "kafka_wait").observe(wait_us / 1_000_000)
+        wait_us = message.received_us - message.written_us
+        self._shortest_wait_us = min(self._shortest_wait_us, wait_us)
+        self._seconds(source.topic, "kafka_wait").observe(max(0, wait_us) / 1_000_000)
 
     def accepted(self, unit: Unit[R]) -> Unit[R]:
         """Notes that a unit is about to be offered to the stage, for the first time or again.
@@ -138,7 +145,7 @@ class WorkObserver:
 
     def review(self, waiting: Mapping[TopicPartition, int]) -> str | None:
         """Sets the gauges of lag and progress; returns `StallDetector.stalled`."""
-        now_us = self._clock.now_us()
+        now_us, lead_us = self._clock.now_us(), self._clock.host_lead_us()
         self._stalls.finished(self._completed_us)
         self._stalls.waits(waiting, now_us)
         for at, records in waiting.items():
@@ -149,12 +156,29 @@ class WorkObserver:
             gauge = self._metrics.loop.partition_moved_seconds.labels(
                 topic=at.topic, partition=str(at.partition)
             )
-            gauge.set(moved_us / 1_000_000)
-        self._metrics.loop.clock_behind_seconds.set(self._ahead_us / 1_000_000)
-        self._ahead_us = 0
+            gauge.set((moved_us + lead_us) / 1_000_000)
+        self._review_clock(now_us, is_waiting=any(waiting.values()))
         self._metrics.loop.lag_seconds.set(self._stalls.lag_us(now_us) / 1_000_000)
-        self._metrics.loop.last_progress_seconds.set(self._stalls.last_us / 1_000_000)
+        self._metrics.loop.last_progress_seconds.set((self._stalls.last_us + lead_us) / 1_000_000)
         return self._stalls.stalled(now_us)
+
+    def _review_clock(self, now_us: int, *, is_waiting: bool) -> None:
+        """Judges the host's clock: a record from the future shows that it is behind, and a minute
+        without a backlog, in which even the shortest wait was long, that it is ahead.
+        """
+        self._has_backlog |= is_waiting
+        wait_us, is_over = self._shortest_wait_us, now_us >= self._minute_end_us
+        if wait_us < 0 or (is_over and wait_us < NEVER_US):
+            ahead_s = 0.0 if wait_us > 0 and self._has_backlog else wait_us / 1_000_000
+            self._metrics.loop.clock_behind_seconds.set(-ahead_s)
+            how = "ahead of" if ahead_s > 0 else "behind"
+            note = f"the host's clock is {abs(ahead_s):,.0f} s {how} the time stamps of records"
+            if not self.clock_notes and abs(ahead_s) > CLOCK_OFF_S:
+                log.warning(note, means=CLOCK_OFF)
+            self.clock_notes = (f"{note}: {CLOCK_OFF}",) if abs(ahead_s) > CLOCK_OFF_S else ()
+        if is_over:
+            self._shortest_wait_us, self._has_backlog = NEVER_US, False
+            self._minute_end_us = now_us + MINUTE_US
 
     # Any thread.
 

@@ -89,7 +89,9 @@ class LoopMetrics:
             "Upper bound of the wait of the oldest record. A rise: the service is too slow.",
         )
         self.clock_behind_seconds = make.gauge(
-            "clock_behind_seconds", "Lead of record times over this clock: deadlines pass late."
+            "clock_behind_seconds",
+            "Lead of record times over the host's clock: deadlines pass late. Below 0: the lead of "
+            "this clock, and the shortest wait of a record in a minute: deadlines pass early.",
         )
         self.intake_paused = make.gauge(
             "intake_paused", "1 while intake is paused after a failure or a refusal."

@@ -13,7 +13,7 @@ from carpool.loop.stage import Done, QueryFailure, Unit
 from carpool.telemetry.metrics import Metrics
 from generator.answers import cancelled, expired, failed, given_again, replayed
 from generator.outputs import bounded_answer_output
-from generator.query_in_progress import QueryProgress, deadline_us_of, query_failure
+from generator.query_in_progress import QueryProgress, query_failure
 from schemas.answer import Answer
 from schemas.codec import tenant_of
 from schemas.retrieval import Retrieval
@@ -54,7 +54,7 @@ class GivenAnswers:
         record, progress = unit.record, QueryProgress(arrived_us=arrived_us)
         if isinstance(record, Answer):
             return self._done(unit, record, is_beside=True)
-        if (deadline_us := deadline_us_of(record)) is not None and deadline_us <= now_us:
+        if (deadline_us := record.deadline_us) is not None and deadline_us <= now_us:
             return self._done(unit, expired(record, progress, now_us), is_beside=True)
         self._count("conflict")
         answer = failed(record, progress, now_us, "conflict", CONFLICT)

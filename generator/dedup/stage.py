@@ -36,7 +36,6 @@ from generator.plan.answer_dedup import (
 )
 from generator.plan.cancels import CancelQuery, Cancels
 from generator.plan.reuse import Hasten, PassOn, PromptReuse, ReuseAction
-from generator.query_in_progress import deadline_us_of
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.cancel import Cancel
@@ -101,6 +100,7 @@ class DedupStage:
         self._sink: Sink | None = None
         self._tables: list[TopicTable] = []
         self.table = self._follow(answers, self, settings.dedup_horizon_ms, IDS_MAX)
+        self.table.reads_older = True  # an answer that is not read is paid again
         if cancels is not None:
             reader = RecordsReader(Cancel, self._cancel_read, without="all queries are generated")
             self._follow(cancels, reader, CANCELS.retention_ms, IDS_MAX)
@@ -374,13 +374,13 @@ class DedupStage:
         """Answers a unit with the stored answer to its id or its prompt."""
         stored = answer_in(message)
         now_us = self._clock.now_us()
-        oldest_us = now_us - self._horizon_us
+        oldest_us = now_us + self._clock.host_lead_us() - self._horizon_us
         is_recent = message is not None and message.source.timestamp_ms * 1_000 >= oldest_us
         with self._lock:
             unit, arrived_us = self._waiting.get(request_id, (None, 0))
             if unit is None:
                 return
-            deadline_us = deadline_us_of(unit.record)
+            deadline_us = unit.record.deadline_us
             if deadline_us is not None and deadline_us <= now_us:
                 return  # the next tick expires it
             key = self._reuse.fetched_key(unit.id)

@@ -9,7 +9,6 @@ from carpool.loop.stage import Unit
 from generator.plan.answer_dedup import DedupQuery
 from generator.plan.query_digest import query_digest
 from generator.plan.reuse import is_reusable
-from generator.query_in_progress import deadline_us_of
 from schemas.answer import Answer
 from schemas.codec import decode
 from schemas.retrieval import Retrieval
@@ -35,7 +34,7 @@ def dedup_query(unit: Unit[Any]) -> DedupQuery:
         digest=query_digest(record.query),
         partition=unit.source.partition,
         priority=priority_in_class(record.source.topic, record.query.priority),
-        deadline_us=deadline_us_of(record),
+        deadline_us=record.deadline_us,
     )
 
 

@@ -91,6 +91,7 @@ def unit(
         "probes": PROBES,
         "bytes_read": 4096,
         "timings_us": {"encode": 1_500, "search": 2_000},
+        "deadline_us": None if query.deadline is None else query.deadline * 1_000,
     }
     hits = some_hits() if found is None else found
     retrieval = a_retrieval(query, hits, **given | more)

@@ -49,6 +49,9 @@ class LifeClock:
     def now_us(self) -> int:
         return (1_800_000_000 + self.life * 3600) * 1_000_000
 
+    def host_lead_us(self) -> int:
+        return 0
+
 
 def count_steps(on_step: Callable[[], None]) -> None:
     """Calls `on_step` before each change that the file system keeps."""

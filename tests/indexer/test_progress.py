@@ -23,6 +23,9 @@ class StillClock:
     def now_us(self) -> int:
         return self.time_us
 
+    def host_lead_us(self) -> int:
+        return 0
+
 
 def test_a_line_has_rate_and_time_left_and_does_not_count_what_an_earlier_life_did() -> None:
     assert (

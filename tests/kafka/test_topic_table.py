@@ -116,6 +116,19 @@ def test_a_partition_is_read_from_the_later_of_the_two_bounds() -> None:
     assert many.rows.values == [b"2", b"3", b"4", b"5"], "twice the rows: half may be markers"
 
 
+def test_a_table_may_read_older_records_where_none_is_in_the_horizon() -> None:
+    """With a clock that is ten years ahead, none ever is."""
+    rig = Rig()
+    rig.table.reads_older = True
+    rig.write(0, b"a")
+    rig.clock.time_us += 2_000_000
+    rig.write(0, b"b")
+    rig.clock.lead_us = 10 * 365 * 86_400_000_000
+    rig.table.read([0, 1])
+    rig.table.step()
+    assert (rig.rows.values, rig.rows.read) == ([b"a", b"b"], [0, 1])
+
+
 def test_a_forgotten_partition_is_not_followed_and_only_its_new_records_are_read_later() -> None:
     rig = Rig()
     rig.write(0, b"a")

@@ -21,8 +21,8 @@ def progress(now_us: int = 0) -> StallDetector:
 
 def test_lag_is_measured_from_the_last_record_taken_in_or_from_an_empty_partition() -> None:
     machine = progress(1_000 * S)
-    machine.took(A, 990_000, 1_001 * S)
-    machine.took(B, 998_000, 1_001 * S)
+    machine.took(A, 990 * S, 1_001 * S)
+    machine.took(B, 998 * S, 1_001 * S)
     machine.waits({A: 5, B: 5}, 1_002 * S)
     assert machine.lag_us(1_002 * S) == 12 * S
     machine.waits({A: 0, B: 5}, 1_003 * S)
@@ -88,7 +88,7 @@ def test_a_stall_is_never_shorter_than_the_limit_and_lag_is_never_negative(
         now_us += seconds * S
         at = (A, B)[number]
         if what == "took":
-            machine.took(at, now_us // 1_000 + 5_000, now_us)  # a clock that is ahead
+            machine.took(at, now_us + 5 * S, now_us)  # a clock that is ahead
             moved_us = now_us
         elif what == "finished":
             machine.finished(now_us)

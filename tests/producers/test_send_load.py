@@ -30,6 +30,9 @@ class HandClock:
         self.at_us += self.cost_us
         return self.at_us
 
+    def host_lead_us(self) -> int:
+        return 0
+
     def sleep(self, duration_s: float) -> None:
         self.at_us += max(1, round(duration_s * 1_000_000))
 
