@@ -64,7 +64,8 @@ class _PendingAsk:
 class Client:
     """Publishes questions and waits for their answers. Concurrent asks share one connection.
 
-    Open it with `async with`, and use it from tasks of that event loop. The base install suffices.
+    Open it with `async with`, and use it from tasks of that event loop. A process that was forked
+    since opens one of its own. The base install suffices.
     """
 
     def __init__(
@@ -122,13 +123,15 @@ class Client:
         except BaseException:
             await asyncio.to_thread(publisher.close, 0)
             raise
-        self._publisher, self._reader = publisher, reader
+        self._publisher, self._reader, self._pid = publisher, reader, os.getpid()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         """Waits for acknowledgements of what was published (not for answers), and disconnects."""
         publisher, reader = self._publisher, self._reader
         self._publisher = self._reader = None
+        if self._pid != os.getpid():
+            return  # they are the parent's
         if publisher is not None:
             await asyncio.to_thread(publisher.close, self._settings.publish_timeout_ms / 1_000)
         if reader is not None:
@@ -321,10 +324,14 @@ class Client:
         asks = [self._asks[ticket] for ticket in self._expected.tickets(record.query_id)]
         return [ask for ask in asks if ask.partial is not None and ask.partial.add(record)]
 
-    @staticmethod
-    def _opened(part: T | None) -> T:
+    def _opened(self, part: T | None) -> T:
         if part is None:
             raise ConfigError("this client is not open: use `async with Client(...) as client`")
+        if self._pid != os.getpid():
+            raise ConfigError(
+                "this client was opened before the process was forked, and its connections stayed "
+                "with the parent: open one in each worker, after the fork"
+            )
         return part
 
 

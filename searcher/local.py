@@ -6,6 +6,7 @@ the executor of a search plane for callers that have their own clusters and thei
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -46,7 +47,8 @@ class LocalResult(NamedTuple):
 class LocalSearcher:
     """Searches one index. Thread-safe; calls are searched one after the other.
 
-    Sets BLAS to one thread in the whole process while it is open.
+    Sets BLAS to one thread in the whole process while it is open. After a fork it works in the
+    child, too: the first search there opens a plane and a model of its own.
     """
 
     def __init__(
@@ -68,22 +70,32 @@ class LocalSearcher:
         settings = settings if settings is not None else SearcherSettings(direct_io="auto")
         if budget_bytes is not None:
             settings = structs.replace(settings, budget_bytes=budget_bytes)
-        self._lock = threading.Lock()
+        self._settings = settings
+        self._locks: dict[int, threading.Lock] = {}
         self._index = open_index(Path(index_dir))
         manifest = self._index.manifest
         self._nprobe = manifest.nprobe_default if nprobe is None else nprobe
         self._embedding = embedding or EmbeddingSettings(model=manifest.embedding_model_name)
-        self._embedder: Embedder | None = None
         self._next_key = 0
-        self._mode = settings.search_mode
         try:
             _check_range("nprobe", self._nprobe, manifest.nlist)
-            opened = search_and_passages(self._index, settings, Metrics(), SystemClock())
+            self._begin()
         except BaseException:
             self._index.close()
             raise
+
+    def _begin(self) -> None:
+        """Opens what has threads, which a fork does not copy."""
+        opened = search_and_passages(self._index, self._settings, Metrics(), SystemClock())
         self._passages = opened.passages
         self._thread: SearchThread | None = SearchThread(opened.plane)
+        self._embedder: Embedder | None = None
+        self._pid = os.getpid()
+
+    @property
+    def _lock(self) -> threading.Lock:
+        """The lock of this process: that of a parent may be locked in the child for ever."""
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def search(
         self,
@@ -107,6 +119,8 @@ class LocalSearcher:
         with self._lock:
             if self._thread is None:
                 raise ValueError("the searcher is closed")
+            if self._pid != os.getpid():
+                self._begin()
             vectors = self._vectors(queries)
             clusters = probe(self._index.centroids, vectors, count)
             searches = tuple(
@@ -115,7 +129,7 @@ class LocalSearcher:
                     vector=vector,
                     clusters=tuple(map(ClusterId, clusters[number].tolist())),
                     top_k=top_k,
-                    mode=mode or self._mode,
+                    mode=mode or self._settings.search_mode,
                 )
                 for number, vector in enumerate(vectors)
             )
@@ -132,7 +146,7 @@ class LocalSearcher:
         """Ends its threads and frees the memory. Blocks. Closing twice is harmless."""
         with self._lock:
             thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and self._pid == os.getpid():
             thread.close()
             self._passages.close()
             self._index.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from schemas.record import Record, Source
 from schemas.topics import ANSWERS, CANCELS, QUERIES
 from tests.clocks import NOW_US, HandClock
 from tests.e2e.support import read_to_end
+from tests.forks import in_fork
 from tests.producers.responder import Responder, answer_to
 from tests.records import an_answer
 from tests.waiting import WAIT_S
@@ -253,6 +255,22 @@ def test_missing_topics_are_an_error_that_names_the_command() -> None:
 def test_a_client_that_is_not_open_says_so() -> None:
     with pytest.raises(ConfigError, match="async with"):
         asyncio.run(Client("127.0.0.1:1").publish("?"))
+
+
+def test_a_client_that_was_opened_before_a_fork_says_so_in_the_child(responder: Responder) -> None:
+    async def ask() -> str:
+        async with Client(responder.bootstrap) as client:
+
+            async def use() -> None:
+                async with contextlib.AsyncExitStack() as opened:
+                    opened.push_async_exit(client)
+                    await client.publish("?")
+
+            said = in_fork(lambda: str(asyncio.run(use())))
+            assert (await client.ask("of the parent", timeout_s=WAIT_S)).status == "ok"
+            return said
+
+    assert "opened before the process was forked" in asyncio.run(ask())
 
 
 def test_a_failed_answer_is_raised_on_demand() -> None:

@@ -11,6 +11,7 @@ from carpool.embedding import EmbeddingSettings
 from carpool.embedding.loader import load_embedder
 from carpool.errors import ConfigError
 from searcher.local import LocalSearcher
+from tests.forks import in_fork
 from tests.searcher.helpers import SmallIndex, random_index
 
 BUDGET_BYTES = 2 << 20
@@ -41,6 +42,27 @@ def test_texts_are_embedded_by_the_model_of_the_index(tmp_path: Path) -> None:
     with LocalSearcher(index.dir, budget_bytes=BUDGET_BYTES, embedding=settings) as searcher:
         assert searcher.search(["a question"]) == searcher.search(model.encode(["a question"]))
         assert searcher.search(["caf\udce9"]) == searcher.search(["caf\ufffd"])
+
+
+def test_a_searcher_that_was_opened_before_a_fork_works_on_both_sides(tmp_path: Path) -> None:
+    settings = EmbeddingSettings(model="hashing:16")
+    model = load_embedder(settings)
+    index = random_index(tmp_path / "index", embedding_model=model.fingerprint)
+
+    def find() -> str:
+        return ",".join(hit.doc_id for hit in searcher.search(["a question"])[0].hits)
+
+    def find_and_close() -> str:
+        found = find()
+        searcher.close()
+        return found
+
+    with LocalSearcher(index.dir, budget_bytes=BUDGET_BYTES, embedding=settings) as searcher:
+        found = find()
+        with searcher._lock:  # another thread of the parent searches now
+            assert in_fork(find_and_close) == found
+        assert in_fork(lambda: str(searcher.close())) == "None"
+        assert find() == found
 
 
 def test_another_model_is_refused(index: SmallIndex) -> None:
