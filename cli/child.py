@@ -24,7 +24,7 @@ a second.
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
     """What to run, and how to find out that it is ready. `is_restarted` False: its end ends
-    everything.
+    everything. `is_patient`: it may be not ready for as long as its log grows.
     """
 
     name: str
@@ -34,6 +34,7 @@ class ChildSpec:
     probe: Probe
     address: str = ""
     is_restarted: bool = True
+    is_patient: bool = False
 
 
 def older_log(log_file: Path) -> Path:

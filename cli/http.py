@@ -58,7 +58,7 @@ def listed(body: bytes, name: Literal["missing", "notes"]) -> list[str]:
 def probe_vllm(address: str) -> str:
     """Probes vLLM: its /health, which answers once the model is loaded."""
     status, _ = get(f"http://{address}/health")
-    return "" if status == 200 else "loading the model (about a minute)"
+    return "" if status == 200 else "is loading the model (a small one: about a minute)"
 
 
 def probe_port(address: str) -> str:

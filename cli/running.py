@@ -17,7 +17,7 @@ from cli.all_settings import CarpoolSettings
 from cli.console import output, people
 from cli.demo import DemoRun, conclude
 from cli.runfile import Run, RunFile
-from cli.stack import STOP_ORDER, StackPlan, broker_spec, service_specs, vllm_spec
+from cli.stack import STOP_ORDER, StackPlan, broker_spec, reserve, service_specs, vllm_spec
 from cli.supervise import Interrupted, Part, Supervisor
 from cli.up_settings import UpSettings
 
@@ -37,10 +37,10 @@ def run_everything(
     """
     console = people()
     run_file = RunFile(Path(settings.up.state_dir))
-    other = run_file.read()
-    if other is not None and other.pid != os.getpid():
+    other, is_ours = run_file.read(), reserve(str(run_file.path.resolve()))
+    if not is_ours or (other is not None and other.pid != os.getpid()):
         raise ConfigError(
-            f"`carpool up` runs here already (process {other.pid}, state in "
+            f"`carpool up` runs here already (process {other.pid if other else 'new'}, state in "
             f"{settings.up.state_dir}): end it first, or give this"
             " one a folder of its own with --state-dir"
         )

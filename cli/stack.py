@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -69,14 +71,17 @@ class StackPlan:
         return {name: f"{LOOPBACK}:{port}" for name, port in self.ports.items()}
 
 
-def _check_distinct(ports: Mapping[str, int | None]) -> None:
-    named: dict[int, str] = {}
-    for name, port in ports.items():
-        if port is not None and (other := named.setdefault(port, name)) != name:
-            raise ConfigError(
-                f"the {other} and the {name} would both have port {port}: the services have three "
-                "consecutive ports from up.http_port; change it, up.broker_port or vllm.port"
-            )
+def reserve(name: str) -> bool:
+    """Reserves a name until this process ends; False: another `carpool up` on this network has it.
+
+    A port that is free may be another's, whose child has not bound it yet.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:
+        try:  # an abstract name, which has no file
+            lock.bind(f"\0carpool {blake2b(name.encode(), digest_size=16).hexdigest()}")
+        except OSError:
+            return False
+        return lock.detach() >= 0  # its descriptor is never closed
 
 
 def choose_port(wanted: int, default: int, name: str) -> int:
@@ -84,22 +89,19 @@ def choose_port(wanted: int, default: int, name: str) -> int:
 
     Raises `ConfigError` when a chosen port is in use.
     """
-    if wanted == 0:
-        return free_port()
-    with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # what a server that just ended left behind is free
-        try:
-            probe.bind((LOOPBACK, wanted))
-            return wanted
-        except OSError as error:
-            if wanted == default:
-                return free_port()
+    port = wanted or free_port()
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            # what a server that just ended left behind is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
+            if reserve(f"port {port}"):
+                return port
+        if wanted not in (0, default):
             raise ConfigError(
-                f"port {wanted} for {name} is taken ({error.strerror}); choose another with --set, "
-                "or 0 for a free one"
-            ) from error
+                f"port {wanted} for {name} is taken; choose another with --set, or 0 for a free one"
+            )
+        port = free_port()
 
 
 def make_plan(
@@ -131,7 +133,6 @@ def make_plan(
     elif settings.llm.engine != "none":
         check_vllm(settings.vllm)
         vllm_port = choose_port(settings.vllm.port, VllmSettings().port, "vLLM (vllm.port)")
-    _check_distinct({"broker": broker_port, **ports, "vllm": vllm_port})
     has_shard = settings.searcher.shard == "gpu" and settings.searcher.shard_bytes > 0
     shares_gpu = has_shard and vllm_port is not None and not is_cpu_build()
     if shares_gpu:
@@ -175,6 +176,7 @@ def vllm_spec(plan: StackPlan, settings: CarpoolSettings) -> ChildSpec:
         log_file=Path(settings.up.state_dir) / "vllm.log",
         probe=partial(probe_vllm, address),
         address=address,
+        is_patient=True,  # a large model loads for longer than anyone can know
     )
 
 

@@ -53,6 +53,8 @@ class Part:
     ready_s: float | None = None
     restarts: int = 0
     restart_at_s: float = 0.0
+    log_bytes: int = 0
+    grew_s: float = 0.0
 
     @property
     def since_s(self) -> float:
@@ -115,9 +117,8 @@ class Supervisor:
         """Waits until every child is ready; `show` is called in between.
 
         Raises `Interrupted`; `CarpoolError` with the end of its log when a child ends before it was
-        ready once, or takes longer than `up.ready_timeout_s`.
+        ready once, or takes longer than `up.ready_timeout_s`: a patient one, after its last line.
         """
-        deadline_s = time.monotonic() + self._ready_timeout_s
         while True:
             self.step()
             waiting = [part for part in self._parts.values() if part.state != "ready"]
@@ -126,8 +127,9 @@ class Supervisor:
             show()
             if not waiting:
                 return
-            if time.monotonic() > deadline_s:
-                part = waiting[0]
+            limit_s = time.monotonic() - self._ready_timeout_s
+            if late := [part for part in waiting if max(part.started_s, part.grew_s) < limit_s]:
+                part = late[0]
                 raise CarpoolError(
                     f"{part.spec.name} is not ready after {self._ready_timeout_s:g} s: "
                     f"{part.missing}. See"
@@ -206,6 +208,9 @@ class Supervisor:
         if part.child is None:
             return
         part.missing = part.spec.probe()
+        log_bytes = part.spec.log_file.stat().st_size
+        if part.spec.is_patient and log_bytes != part.log_bytes:
+            part.log_bytes, part.grew_s = log_bytes, time.monotonic()
         if not part.missing:
             part.state, part.was_ready = "ready", True
             part.ready_s = time.monotonic()

@@ -36,7 +36,7 @@ class UpSettings(Settings, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=3_600,
-            description="How long each part may take to be ready, s. Low: slow machines give up; "
-            "high: hangs last.",
+            description="How long each part may take to be ready, s; vLLM after the last line of "
+            "its log. Low: slow machines give up; high: hangs last.",
         ),
     ] = 300.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,20 @@ def test_a_default_port_that_is_taken_gives_way_and_a_chosen_one_is_an_error() -
             choose_port(port, 9092, "the broker")
     assert choose_port(port, 9092, "the broker") == port
     assert choose_port(0, 9092, "the broker") > 0
+
+
+def test_a_port_that_another_up_has_chosen_and_not_bound_yet_is_in_use() -> None:
+    choose = "import sys; from cli.stack import choose_port as choose; print(choose(0, 1, ''))"
+    wait = "sys.stdout.flush(); sys.stdin.read()"
+    command = [sys.executable, "-c", f"{choose}; {wait}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdin is not None
+        port = int(other.stdout.readline())
+        with pytest.raises(ConfigError, match=f"port {port} for the broker is taken"):
+            choose_port(port, 9092, "the broker")
+        assert choose_port(port, port, "the broker") != port
+        other.stdin.close()
+    assert choose_port(port, 9092, "the broker") == port, "it has ended"
 
 
 def test_vllm_is_started_on_loopback_with_what_the_settings_say(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,20 @@ def test_a_child_that_is_never_ready_is_an_error_that_says_what_it_lacks(tmp_pat
     ):
         supervisor.start(spec(tmp_path, "generator", RUNS_UNTIL_TOLD, probe=lambda: "no model yet"))
         supervisor.wait_ready()
+
+
+def test_a_patient_child_may_load_for_as_long_as_its_log_grows(tmp_path: Path) -> None:
+    loads = """
+import time
+for shard in range(20): print("shard", shard, flush=True); time.sleep(0.1)
+time.sleep(600)
+"""
+    with supervised(ready_timeout_s=0.5) as supervisor:
+        patient = spec(tmp_path, "vLLM", loads, probe=lambda: "is loading the model")
+        supervisor.start(replace(patient, is_patient=True))
+        with pytest.raises(CarpoolError, match=r"vLLM is not ready after 0.5 s: is loading"):
+            supervisor.wait_ready()
+    assert "shard 19" in patient.log_file.read_text(), "only its silence ended it"
 
 
 def test_a_child_that_will_not_end_is_killed_with_all_that_it_started(
