@@ -8,7 +8,7 @@ import msgspec
 
 from schemas.errors import Reason
 from schemas.query import Query
-from schemas.record import Identifier, NonNegative, Record, Source
+from schemas.record import Identifier, Integer, NonNegative, Real, Record, Source
 from schemas.retrieval import Searched
 
 Status = Literal["ok", "partial", "expired", "cancelled", "shed", "failed"]
@@ -43,7 +43,7 @@ class Citation(Record, frozen=True, kw_only=True):
     `url`: its field of that name, where it is a text.
     """
 
-    n: Annotated[int, msgspec.Meta(ge=1)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     doc_id: str
     by: Literal["model", "text"] | None = None
     title: str = ""
@@ -55,7 +55,7 @@ class Citation(Record, frozen=True, kw_only=True):
     sentence: TextSpan | None = None
     quote: TextSpan | None = None
     support: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    score: float | None = None
+    score: Real | None = None
 
 
 class Quote(Record, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Quote(Record, frozen=True, kw_only=True):
     `text` is `passage[start:end]`, where `passage` is the text of the corpus line.
     """
 
-    n: Annotated[int, msgspec.Meta(ge=1)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     doc_id: str
     start: NonNegative
     end: NonNegative
@@ -79,7 +79,7 @@ class InventedCitation(Record, frozen=True, kw_only=True):
     Its marker is `answer[start:end]`.
     """
 
-    n: int
+    n: Integer
     start: NonNegative | None = None
     end: NonNegative | None = None
 
@@ -88,7 +88,7 @@ class Retrieved(Record, frozen=True, kw_only=True, omit_defaults=False):
     """A passage that was found, best first. `in_prompt`: the model could read it."""
 
     id: str
-    score: float
+    score: Real
     in_prompt: bool = True
 
 
@@ -100,10 +100,10 @@ class StepDone(Record, frozen=True, kw_only=True, omit_defaults=False):
     passages that the program gave and the prompt did not show.
     """
 
-    n: Annotated[int, msgspec.Meta(ge=1)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     kind: Literal["retrieve", "generate"]
     text: str
-    ms: float = 0.0
+    ms: Real = 0.0
     tokens: NonNegative = 0
     doc_ids: tuple[str, ...] = ()
     titles: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Answer(Record, frozen=True, kw_only=True):
     finish_reason: str | None = None
     usage: Usage | None = None
     model: str | None = None
-    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
+    timings_ms: dict[str, Real] = msgspec.field(default_factory=dict)
     search: Searched | None = None
     cache: CacheUse | None = None
     provenance: Provenance | None = None

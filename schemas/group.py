@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from schemas.query import Query
-from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
+from schemas.query import Query, TopK
+from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source, Times
 
 
 class SideSearch(Record, frozen=True, kw_only=True):
@@ -15,7 +15,7 @@ class SideSearch(Record, frozen=True, kw_only=True):
 
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
-    top_k: int | None = None
+    top_k: TopK | None = None
 
 
 class GroupedQuery(Record, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
     deadline_us: NonNegative | None = None
     vector: bytes
     clusters: Annotated[tuple[ClusterId, ...], msgspec.Meta(min_length=1)]
-    timings_us: dict[str, int] = msgspec.field(default_factory=dict)
+    timings_us: Times = msgspec.field(default_factory=dict)
     beside: tuple[SideSearch, ...] = ()
 
     @property
@@ -81,10 +81,10 @@ class Group(Record, frozen=True, kw_only=True):
     grouper: Identifier
     window_id: NonNegative
     lane: NonNegative
-    lane_count: Annotated[int, msgspec.Meta(ge=1)]
+    lane_count: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     is_scattered: bool = False
     sequence: NonNegative
-    groups_in_window_for_lane: Annotated[int, msgspec.Meta(ge=1)]
+    groups_in_window_for_lane: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     queries: Annotated[tuple[GroupedQuery, ...], msgspec.Meta(min_length=1)]
     clusters: tuple[ClusterId, ...]
     next: NextGroup | None = None

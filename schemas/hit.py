@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.record import ClusterId, Record
+from schemas.record import ClusterId, Real, Record
 
 
 class Hit(Record, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class Hit(Record, frozen=True, kw_only=True):
     """
 
     doc_id: str
-    score: float
+    score: Real
     cluster: ClusterId
     title: str = ""
     text: str = ""

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from schemas.errors import Reason, RecordError
-from schemas.record import Identifier, Record
+from schemas.record import Identifier, Integer, NonNegative, Record
 from schemas.workflow import GRAPH_BYTES_MAX, InlineWorkflow, StepResult
 
 QUERY_BYTES_MAX = 256 * 1024
-TOP_K_MAX = 100
 NPROBE_MAX = 65_536
+TOP_K_MAX = 100
+TopK = Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)]
 DEADLINE_MS_MAX = 253_402_300_799_000
 """The end of the year 9999: in microseconds it still fits 64 bits."""
 _EPOCH_SECONDS = range(10**9, 10**10)
@@ -36,7 +37,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=32_768)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     template: Identifier | None = None
     reuse: bool = True
     extractive: bool = False
@@ -62,7 +63,7 @@ class Query(Record, frozen=True, kw_only=True):
     text: Annotated[str, msgspec.Meta(max_length=65_536)] | None = None
     vector: bytes | None = None
     embedding_model: Identifier | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=1, le=TOP_K_MAX)] | None = None
+    top_k: TopK | None = None
     nprobe: Annotated[int, msgspec.Meta(ge=1, le=NPROBE_MAX)] | None = None
     search_mode: SearchMode | None = None
     recall_target: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -88,19 +89,19 @@ class Journal(Record, frozen=True, kw_only=True):
 
     root: Query
     program: str
-    version: int
+    version: Integer
     digest: str
     rounds: tuple[tuple[StepResult, ...], ...] = ()
     beside: tuple[SideText, ...] = ()
     asked: tuple[str, ...] = ()
-    began_us: int = 0
+    began_us: NonNegative = 0
 
 
 class SideText(Record, frozen=True, kw_only=True):
     """A search side by side with that of the query's own text."""
 
     text: str
-    top_k: int | None = None
+    top_k: TopK | None = None
 
 
 def root_of(query: Query) -> Query:

@@ -7,8 +7,6 @@ from typing import Annotated, NewType
 
 import msgspec
 
-ClusterId = NewType("ClusterId", int)
-
 Headers = tuple[tuple[str, bytes | None], ...]
 """Kafka headers in order; names may repeat and a value may be null. In JSON a value is base64."""
 
@@ -16,7 +14,14 @@ TRACEPARENT = "traceparent"
 """The header of the W3C trace context."""
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+_INT_MAX = 10**18 - 1
+Integer = Annotated[int, msgspec.Meta(ge=-_INT_MAX, le=_INT_MAX)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=_INT_MAX)]
+Real = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+"""Every number of a record is bounded; a whole one has at most 18 digits, as in headers."""
+Times = dict[str, Integer]
+"""Microseconds by stage: below 0 where a clock was set back."""
+ClusterId = NewType("ClusterId", Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)])
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,7 +34,7 @@ class Source(Record, frozen=True, kw_only=True):
     topic: Annotated[str, msgspec.Meta(min_length=1)]
     partition: NonNegative
     offset: NonNegative
-    timestamp_ms: int = 0
+    timestamp_ms: Integer = 0
 
     @property
     def place(self) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from schemas.hit import Hit as Hit
 from schemas.query import Query, SearchMode
-from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source
+from schemas.record import ClusterId, Headers, Identifier, NonNegative, Record, Source, Times
 
 Tier = Literal["gpu", "ram", "ssd"]
 """Where a cluster was when a query needed it; one in `ssd` was read."""
@@ -34,7 +34,7 @@ class Searched(Record, frozen=True, kw_only=True):
     nprobe: NonNegative
     rows_read: NonNegative
     expected_recall: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    recall_target: float | None = None
+    recall_target: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     is_calibrated: bool | None = None
 
 
@@ -54,7 +54,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     source: Source
     headers: Headers = ()
     deadline_us: NonNegative | None = None
-    revision: Annotated[int, msgspec.Meta(ge=1)]
+    revision: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     is_final: bool
     index_version: Identifier
     embedding_model: Identifier
@@ -64,7 +64,7 @@ class Retrieval(Record, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
     search: Searched | None = None
     bytes_read: NonNegative = 0
-    timings_us: dict[str, int] = msgspec.field(default_factory=dict)
+    timings_us: Times = msgspec.field(default_factory=dict)
     batch_size: NonNegative = 0
     completed_us: NonNegative = 0
     clusters_done: NonNegative | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from schemas.hit import Hit
-from schemas.record import ClusterId, Identifier, NonNegative, Record
+from schemas.record import ClusterId, Identifier, Integer, NonNegative, Real, Record
 
 GRAPH_BYTES_MAX = 16 * 1024
 JOURNAL_BYTES_MAX = 256 * 1024
@@ -29,7 +29,7 @@ class Condition(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     test: Test
     value: Identifier | None = None
-    argument: str | int | None = None
+    argument: str | Integer | None = None
 
 
 class GraphEdge(
@@ -84,12 +84,12 @@ class StepResult(Record, frozen=True, kw_only=True):
     digest: str
     text: str
     hits: tuple[Hit, ...] | None = None
-    clusters: tuple[int, ...] = ()
+    clusters: tuple[ClusterId, ...] = ()
     skipped: tuple[ClusterId, ...] = ()
     is_cut: bool = False
     is_shared: bool = False
     left_out: tuple[str, ...] = ()
-    took_ms: float = 0.0
+    took_ms: Real = 0.0
     input_tokens: NonNegative = 0
     output_tokens: NonNegative = 0
     cached_tokens: NonNegative = 0

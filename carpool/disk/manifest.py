@@ -13,7 +13,6 @@ from carpool.codes.codec import CodeLayout
 from carpool.disk.files import damage, open_regular, write_atomically
 from carpool.disk.pages import PageLayout
 from carpool.errors import ConfigError
-from schemas.record import NonNegative
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "v2"
@@ -27,6 +26,7 @@ COUNT_MAX = 1 << 40
 """Limit of every count, so that products of counts stay small."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):

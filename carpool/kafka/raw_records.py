@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from schemas.headers import UNREADABLE_HEADERS
+from schemas.query import DEADLINE_MS_MAX
 from schemas.record import Headers, Source
 
 _ask = methodcaller("headers")
@@ -49,7 +50,7 @@ def message_of(settings: KafkaSettings, raw: RawMessage, received_us: int) -> Me
         topic=settings.logical_topic(topic),
         partition=partition,
         offset=offset,
-        timestamp_ms=0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+        timestamp_ms=0 if kind == TIMESTAMP_NOT_AVAILABLE else min(timestamp_ms, DEADLINE_MS_MAX),
     )
     return Message(
         source=source,

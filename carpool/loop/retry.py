@@ -45,7 +45,7 @@ DELAYED_MAX = 1_000
 
 A waiting query delays the commit of later records of its partition.
 """
-ORIGIN = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})/([0-9]{1,15})")
+ORIGIN = re.compile(r"([A-Za-z0-9._-]{1,249})/([0-9]{1,18})/([0-9]{1,18})/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -262,10 +262,10 @@ class Mutator:
             body = json.loads(value)
         except (ValueError, RecursionError):
             return self._flip(value)
-        places = _places(body)
-        if not places:
+        found = places(body)
+        if not found:
             return json.dumps(self._rng.choice(STRANGE)).encode()
-        holder, key = self._rng.choice(places)
+        holder, key = self._rng.choice(found)
         action = self._rng.random()
         if action < 0.7:
             holder[key] = self._rng.choice(STRANGE)
@@ -294,7 +294,7 @@ class Mutator:
         return tuple(changed)
 
 
-def _places(body: Any) -> list[tuple[Any, Any]]:
+def places(body: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) of a JSON value."""
     found: list[tuple[Any, Any]] = []
     waiting = [body]

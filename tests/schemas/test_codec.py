@@ -25,7 +25,7 @@ from schemas.codec import (
 from schemas.deadletter import dead_letter_headers
 from schemas.errors import RecordError
 from schemas.group import Group
-from schemas.jsonschema import generate, schema_of
+from schemas.jsonschema import RECORDS, generate, schema_of
 from schemas.query import QUERY_BYTES_MAX, Query
 from schemas.record import Headers, Source, header
 from schemas.topics import (
@@ -37,6 +37,7 @@ from schemas.topics import (
     in_class_of,
     is_batch,
 )
+from tests.kafka.fuzzing import places
 from tests.records import a_group, a_grouped_query, a_retrieval, some_hits
 
 GOOD = b'{"query_id": "a", "text": "x"}'
@@ -350,6 +351,14 @@ def test_the_schemas_in_the_tree_are_what_the_types_say() -> None:
         if not path.is_file() or path.read_bytes() != content
     ]
     assert not stale, f"run `python -m schemas.jsonschema`: {stale}"
+
+
+def test_every_number_of_a_record_has_its_bounds() -> None:
+    kinds = [(holder, key) for holder, key in places([schema_of(each) for each in RECORDS])]
+    numbers = [holder for holder, key in kinds if holder[key] in ("integer", "number")]
+    lowest = {"minimum", "exclusiveMinimum"}
+    assert numbers and [each for each in numbers if not lowest & each.keys()] == []
+    assert [each for each in numbers if "maximum" not in each] == []
 
 
 def test_an_encoded_record_fits_its_schema() -> None:

@@ -14,6 +14,7 @@ from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing
+from schemas.query import DEADLINE_MS_MAX
 
 
 def standings(
@@ -39,7 +40,7 @@ def standings(
             committed=max(-1, by_place[at].offset),
             metadata=by_place[at].metadata or "",
             first=first[at].offset,
-            first_ms=max(0, records[at].timestamp),
+            first_ms=min(max(0, records[at].timestamp), DEADLINE_MS_MAX),
             end=end[at].offset,
         )
         for at in partitions
