@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -171,26 +172,24 @@ def decode_retrieval(value: bytes | None, headers: Headers) -> Retrieval | Answe
 def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
     """Returns the checked query of a record of `rag.queries.v1`.
 
-    Its id is the header `ce_id`, else the body's, else UUIDv5 of (topic, partition, offset). Raises
-    `RecordError`, with the `query_id` if one could be read.
+    Its id is the header `ce_id`, else the body's, else one made of the record's place. Raises
+    `RecordError` with the `query_id`, which is found in the same way.
     """
     try:
-        header_id = _text(headers, "ce_id")
-    except RecordError as error:
-        raise identified(error, value) from None
-    try:
-        query = _decode_query(value, headers, source, header_id)
+        query = _decode_query(value, headers, source)
         check_query(query, is_of_service=source.topic in RETRY_TOPICS)
     except RecordError as error:
-        raise identified(
-            error, value if value and len(value) <= QUERY_BYTES_MAX else None, header_id
-        ) from None
+        raise identified(error, value, headers, source) from None
     return query
 
 
-def _decode_query(
-    value: bytes | None, headers: Headers, source: Source, header_id: str | None
-) -> Query:
+def id_of_place(source: Source) -> str:
+    """Returns the id of a query that has none of its own: UUIDv5 of (topic, partition, offset)."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}"))
+
+
+def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
+    header_id = _text(headers, "ce_id")
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
     _check_headers(headers)
@@ -203,14 +202,15 @@ def _decode_query(
     bytes_max = SERVICE_QUERY_BYTES_MAX if source.topic in RETRY_TOPICS else QUERY_BYTES_MAX
     if len(value) > bytes_max:
         raise RecordError(
-            "too_large", f"the query is {len(value)} bytes; at most {bytes_max} are accepted"
+            "too_large",
+            f"the query is {len(value)} bytes; at most {bytes_max} are accepted. Write its text as "
+            "UTF-8: with escapes (\\ud83d\\ude00) a character has up to 12 bytes",
         )
     if value[0] == 0 and len(value) > 5:
         raise RecordError(
             "bad_envelope",
             "the value begins with a zero byte, as a schema registry's serializer writes it; send "
             "plain JSON or text, without a schema registry",
-            query_id=header_id or str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}")),
         )
     value = value.removeprefix(BYTE_ORDER_MARK)
     content_type = (_text(headers, CONTENT_TYPE) or _sniff(value)).split(";")[0].strip().lower()
@@ -232,7 +232,7 @@ def _decode_query(
         (name for name in (header_id, event_id, body.get("query_id")) if name is not None), None
     )
     if named is None:
-        named = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}"))
+        named = id_of_place(source)
     # Encoded and decoded again: the decoder reads base64 vectors and JSON filters.
     return _decode_json(
         Query, _encoder.encode({**body, **_header_fields(headers), "query_id": named})
@@ -371,13 +371,16 @@ def _invalid(message: str) -> RecordError:
 
 
 def identified(
-    error: RecordError, value: bytes | None, header_id: str | None = None
+    error: RecordError, value: bytes | None, headers: Headers, source: Source
 ) -> RecordError:
-    """Adds the query id, if it can be read from the header or from a bad body.
+    """Adds the query id: that of the header or of a bad body, else the one made of the place.
 
     Bytes that are not UTF-8, half surrogates and numbers that are none matter in the id only.
     """
-    query_id = error.query_id or header_id
+    query_id = error.query_id
+    if query_id is None:
+        with suppress(RecordError):
+            query_id = _text(headers, "ce_id")
     if query_id is None and value:
         try:
             text = value.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
@@ -394,4 +397,5 @@ def identified(
         not 1 <= len(query_id) <= 256 or any("\ud800" <= char <= "\udfff" for char in query_id)
     ):
         query_id = None
+    query_id = query_id or id_of_place(source)
     return RecordError(error.reason, str(error), field=error.field, query_id=query_id)

@@ -36,7 +36,7 @@ from schemas.headers import (
     RETRY_HEADERS,
     ignored_retry_headers,
 )
-from schemas.query import QUERY_BYTES_MAX, Query, root_of
+from schemas.query import Query, root_of
 from schemas.record import Headers, Source, header
 from schemas.topics import QUERY_TOPICS, RETRIES, RETRY_TOPICS, in_class_of
 
@@ -176,9 +176,7 @@ def as_record_error(error: Exception, message: Message) -> RecordError:
     if isinstance(error, RecordError):
         return error
     failed = RecordError("processing_failed", f"{type(error).__name__}: {error}")
-    header_id = _text(message.headers, "ce_id") or None
-    is_small = message.value is not None and len(message.value) <= QUERY_BYTES_MAX
-    return identified(failed, message.value if is_small else None, header_id)
+    return identified(failed, message.value, message.headers, message.source)
 
 
 def is_of_newer_service(message: Message, error: RecordError) -> bool:
