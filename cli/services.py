@@ -75,11 +75,7 @@ def grouper(
             needs_horizon=lambda folder: uses_horizon(folder, settings.searcher),
         ),
         settings.grouper.intake_queries_max,
-        Intake(
-            topic=QUERIES.name,
-            decode=read_query,
-            bad_input="refuse",
-        ),
+        Intake(topic=QUERIES.name, decode=read_query),
     )
 
 
@@ -117,7 +113,6 @@ def searcher(
         Intake(
             topic=GROUPS.name,
             decode=lambda message: decode(Group, message.value, message.headers),
-            bad_input="stop",
             parts=lambda group: len(group.queries),
         ),
     )
@@ -165,7 +160,6 @@ def generator(
         Intake(
             topic=RETRIEVALS.name,
             decode=lambda message: decode_retrieval(message.value, message.headers),
-            bad_input="stop",
         ),
     )
 

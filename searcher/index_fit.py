@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from carpool.disk.manifest import Manifest
-from carpool.errors import DeploymentError
-from schemas.group import Group
+from carpool.errors import DeploymentError, RecordError
+from carpool.loop.reject import stop_at
+from carpool.loop.stage import Unit
+from schemas.group import Group, GroupedQuery, SideSearch
 
 
 def lags_behind(group: Group, manifest: Manifest) -> str:
@@ -18,8 +20,9 @@ def lags_behind(group: Group, manifest: Manifest) -> str:
     )
 
 
-def check_fits(group: Group, manifest: Manifest) -> None:
+def check_fits(unit: Unit[Group], manifest: Manifest) -> None:
     """Raises `DeploymentError` where a group of the same index version does not fit the index."""
+    group = unit.record
     for what, theirs, ours in (
         ("centroids", group.centroids_fingerprint, manifest.centroids_fingerprint),
         ("embedding model", group.embedding_model, manifest.embedding_model),
@@ -32,15 +35,14 @@ def check_fits(group: Group, manifest: Manifest) -> None:
                 "restart both; nothing is lost"
             )
     for grouped in group.queries:
-        if len(grouped.vector) != manifest.dimension * 4:
-            raise DeploymentError(
-                f"the vector of query {grouped.query.query_id} has {len(grouped.vector)} "
-                f"bytes; {manifest.dimension} float32 values have {manifest.dimension * 4}. "
-                "The grouper is not of this version; deploy matching ones"
-            )
-        if not all(0 <= cluster < manifest.nlist for cluster in grouped.clusters):
-            raise DeploymentError(
-                f"query {grouped.query.query_id} probes a cluster that is not among the "
-                f"{manifest.nlist} of this index. The grouper is not of this version; deploy "
-                "matching ones"
-            )
+        searches: tuple[GroupedQuery | SideSearch, ...] = (grouped, *grouped.beside)
+        for search in searches:
+            if len(search.vector) != manifest.dimension * 4:
+                wrong = f"has a vector of {len(search.vector)} bytes; {manifest.dimension} float32 "
+                wrong += f"values have {manifest.dimension * 4}"
+            elif not all(0 <= cluster < manifest.nlist for cluster in search.clusters):
+                wrong = f"probes a cluster that is not among the {manifest.nlist} of this index"
+            else:
+                continue
+            error = RecordError("invalid_value", f"query {grouped.query.query_id} {wrong}")
+            raise stop_at(unit.source, error, stage="searcher")

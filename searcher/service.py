@@ -151,7 +151,7 @@ class SearcherStage:
             self._return(unit, manifest)
             return
         try:
-            check_fits(group, manifest)
+            check_fits(unit, manifest)
         except DeploymentError as error:
             self._fail(error)
             return

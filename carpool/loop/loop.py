@@ -24,14 +24,8 @@ from carpool.loop.local_deadlines import with_local_deadlines
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
 from carpool.loop.priority.priority_consumer import PriorityConsumer
 from carpool.loop.refusal import IntakeRefusal
-from carpool.loop.retry import (
-    FailureLimits,
-    RetryDelay,
-    as_record_error,
-    begin_us_of,
-    believed,
-    is_of_newer_service,
-)
+from carpool.loop.reject import stop_at
+from carpool.loop.retry import FailureLimits, RetryDelay, as_record_error, begin_us_of, believed
 from carpool.loop.sink import LoopSink
 from carpool.loop.stage import Credit, Done, R, Stage, Unit
 from carpool.loop.throttle import BLOCKED_POLL_S, intake_action, poll_s
@@ -41,6 +35,7 @@ from carpool.telemetry.logs import about
 from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import RecordError
+from schemas.topics import QUERY_TOPICS
 
 log = structlog.get_logger()
 
@@ -425,15 +420,8 @@ class Loop(Generic[R]):
 
     def _reject(self, message: Message, error: RecordError) -> None:
         source = message.source
-        if self._intake.bad_input == "stop" or is_of_newer_service(message, error):
-            self.sink.fail(
-                DeploymentError(
-                    f"{source.topic}[{source.partition}] at {source.offset} cannot be read by this "
-                    f"build: {error}. Carpool itself writes this topic, so a newer or broken "
-                    "service wrote the record: deploy matching versions. Consumption has stopped; "
-                    "nothing is lost."
-                )
-            )
+        if source.topic not in QUERY_TOPICS:
+            self.sink.fail(stop_at(source, error, stage=self.sink.stage_name))
             return
         log.info(
             "query refused",

@@ -1,10 +1,11 @@
-"""Rejects a bad query: its raw bytes become a dead letter, and its id gets a `failed` answer."""
+"""A bad query becomes a dead letter and a `failed` answer; a bad record of a service stops it."""
 
 from __future__ import annotations
 
 import msgspec
 
 from carpool.dead_letters.letter import Reason, make_letter
+from carpool.errors import DeploymentError
 from carpool.kafka.records import Message, Output
 from carpool.loop.answers import answer_output
 from carpool.loop.retry import attempt_of, origin_of
@@ -13,8 +14,19 @@ from schemas.answer import unanswered
 from schemas.codec import with_key
 from schemas.errors import RecordError
 from schemas.query import Query
+from schemas.record import Source
 
 MESSAGE_CHARS_MAX = 2_000
+
+
+def stop_at(source: Source, error: RecordError, *, stage: StageName) -> DeploymentError:
+    """Returns the error that stops a service at a bad record, which the next version may read."""
+    return DeploymentError(
+        f"{source.topic}[{source.partition}] at {source.offset} cannot be read by this build: "
+        f"{error}. A newer or broken service wrote it: deploy matching versions. Consumption has "
+        "stopped; nothing is lost. To pass over this record, whose questions then get no answer, "
+        f"stop the service and call `carpool groups skip {stage} {source.place}`"
+    )
 
 
 def reject_outputs(

@@ -172,16 +172,11 @@ def read_query(message: Message) -> Query:
 
 
 def as_record_error(error: Exception, message: Message) -> RecordError:
-    """Returns the error of a record that cannot be decoded, with its query id if it has one."""
+    """Returns the error of a record that cannot be decoded, with its query id."""
     if isinstance(error, RecordError):
         return error
     failed = RecordError("processing_failed", f"{type(error).__name__}: {error}")
     return identified(failed, message.value, message.headers, message.source)
-
-
-def is_of_newer_service(message: Message, error: RecordError) -> bool:
-    """Whether a retry has a version that this build does not know: only services write retries."""
-    return error.reason == "unknown_version" and message.source.topic in RETRY_TOPICS
 
 
 def origin_of(message: Message) -> Source:

@@ -48,7 +48,7 @@ class LoopSink:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        self._stage_name: StageName = stage_name
+        self.stage_name: StageName = stage_name
         self._group = group
         self._limits = limits
         self._in_flight = in_flight
@@ -93,20 +93,18 @@ class LoopSink:
                 outputs = self._rejected(unit, as_record_error(error, unit.message))
                 self._submit(Done(parts=((unit.id, part),), outputs=outputs))
             else:
-                self._submit(failed_part(unit, part, error, stage=self._stage_name, now_us=now_us))
+                self._submit(failed_part(unit, part, error, stage=self.stage_name, now_us=now_us))
 
     def _end(self, unit: Unit[Any]) -> None:
         """Ends the queries of a record that has killed this service."""
         self._observer.accepted(unit)
         now_us = self._clock.now_us()
         for _, part in unit.owed:
-            self._submit(
-                failed_part(unit, part, DiedError(), stage=self._stage_name, now_us=now_us)
-            )
+            self._submit(failed_part(unit, part, DiedError(), stage=self.stage_name, now_us=now_us))
 
     def _submit(self, done: Done) -> None:
         resolved = done if done.failure is None else self._resolved(done, done.failure)
-        if self._stage_name != "generator":
+        if self.stage_name != "generator":
             resolved = self._through_the_generator(resolved)
         observed = self._observer.finished(resolved)
         if self._in_flight.finish(resolved):
@@ -125,7 +123,7 @@ class LoopSink:
             # Before the generator, an answer means an expired or rejected query, a query is planned
             # again, and a scan may be a refusal.
             no_success = (
-                () if self._stage_name == "generator" else (ANSWERS.name, SCANS.name, *RETRY_TOPICS)
+                () if self.stage_name == "generator" else (ANSWERS.name, SCANS.name, *RETRY_TOPICS)
             )
             if any(output.topic not in no_success for output in done.outputs):
                 self._health.succeeded()
@@ -137,16 +135,16 @@ class LoopSink:
             failure,
             limits=self._limits,
             group=self._group,
-            stage=self._stage_name,
+            stage=self.stage_name,
             now_us=self._clock.now_us(),
         )
         metrics = self._metrics.loop
-        metrics.query_failures.labels(stage=self._stage_name, outcome=outcome).inc()
+        metrics.query_failures.labels(stage=self.stage_name, outcome=outcome).inc()
         if outcome == "again":
             return replace(done, outputs=outputs, failure=None)
         refused = failure.error_type if failure.error_type in REASONS else "processing_failed"
         metrics.dead_letters.labels(reason=refused).inc()
-        metrics.answers.labels(stage=self._stage_name, status="failed").inc()
+        metrics.answers.labels(stage=self.stage_name, status="failed").inc()
         return replace(done, outputs=done.outputs + outputs, failure=None)
 
     def _through_the_generator(self, done: Done) -> Done:
@@ -199,7 +197,7 @@ class LoopSink:
             unit.message,
             error,
             group=self._group,
-            stage=self._stage_name,
+            stage=self.stage_name,
             now_us=self._clock.now_us(),
             query=unit.record if isinstance(unit.record, Query) else None,
         )

@@ -61,7 +61,7 @@ if __name__ == "__main__":
     bootstrap, instance_id, protocol = sys.argv[1:]
     run_service(
         name="grouper",
-        intake=Intake(topic=QUERIES.name, decode=read_query, bad_input="refuse"),
+        intake=Intake(topic=QUERIES.name, decode=read_query),
         build_stage=lambda metrics, clock: MortalStage(),
         kafka=KafkaSettings(
             bootstrap=bootstrap, instance_id=instance_id, librdkafka={"group.protocol": protocol}

@@ -103,7 +103,7 @@ class Deployment:
         loop = Loop[Any](
             name="grouper",
             group=self.group,
-            intake=Intake(topic=QUERIES.name, decode=read_query, bad_input="refuse"),
+            intake=Intake(topic=QUERIES.name, decode=read_query),
             stage=EchoStage(),
             consumer=make_consumer(self.settings, self.group, clock, self.delivery),
             make_delivery=make_delivery(self.settings, self.group, self.delivery),

@@ -118,7 +118,6 @@ SERVICES = {
             Intake(
                 topic=QUERIES.name,
                 decode=read_query,
-                bad_input="refuse",
                 extra_classes=(PriorityClass(topic=RETRIES.name),),
             ),
             lambda pipeline, metrics: GrouperStage(
@@ -142,7 +141,6 @@ SERVICES = {
             Intake(
                 topic=GROUPS.name,
                 decode=lambda message: decode(Group, message.value, message.headers),
-                bad_input="stop",
                 parts=lambda group: len(group.queries),
             ),
             lambda pipeline, metrics: build_searcher(
@@ -158,7 +156,6 @@ SERVICES = {
             Intake(
                 topic=RETRIEVALS.name,
                 decode=lambda message: decode_retrieval(message.value, message.headers),
-                bad_input="stop",
             ),
             lambda pipeline, metrics: build_generator(
                 GeneratorSettings(), LlmSettings(engine="none"), metrics, pipeline.clock

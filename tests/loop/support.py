@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from carpool.kafka.checks import DeliveryName
 from carpool.kafka.commit_metadata import head_of, with_head
@@ -18,6 +17,7 @@ from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
+from schemas.record import Headers
 from schemas.topics import (
     GROUPS,
     QUERIES,
@@ -118,6 +118,9 @@ class Bench:
     """A broker in memory, and loops on it that a test steps: no threads, no waiting."""
 
     delivery: DeliveryName = "at_least_once"
+    topic = QUERIES.name
+    headers: Headers = ()
+    """Of what a test publishes."""
 
     def __init__(self, partitions: int = 2, topics: dict[str, int] | None = None) -> None:
         self.clock = HandClock(step_us=1)
@@ -143,7 +146,6 @@ class Bench:
         parts: Callable[[Query], int] = lambda _: 1,
         weight: int = 1,
         extra_classes: tuple[PriorityClass, ...] = (),
-        bad_input: Literal["refuse", "stop"] = "refuse",
         finished_bytes_max: int = FINISHED_BYTES_MAX,
         is_stepped: bool = True,
     ) -> tuple[Loop[Query], MemoryConsumer]:
@@ -180,9 +182,8 @@ class Bench:
             name="grouper",
             group=GROUP,
             intake=Intake(
-                topic=QUERIES.name,
+                topic=self.topic,
                 decode=read_query,
-                bad_input=bad_input,
                 parts=parts,
                 weight=weight,
                 extra_classes=extra_classes,
@@ -208,7 +209,7 @@ class Bench:
 
     def publish(self, *texts: str, partition: int = 0) -> None:
         for text in texts:
-            self.broker.append(QUERIES.name, text.encode(), partition=partition)
+            self.broker.append(self.topic, text.encode(), partition=partition, headers=self.headers)
 
     def results(self, topic: str = GROUPS.name) -> list[str]:
         return [(message.value or b"").decode() for message in self.broker.records(topic)]
@@ -218,7 +219,7 @@ class Bench:
 
     def committed(self, partition: int = 0) -> tuple[int | None, str]:
         """Returns offset and metadata, less the instance id; (None, "") where nothing was."""
-        position = self.broker.committed(GROUP).get(TopicPartition(QUERIES.name, partition))
+        position = self.broker.committed(GROUP).get(TopicPartition(self.topic, partition))
         if position is None:
             return None, ""
         head = head_of(position.metadata)
@@ -246,6 +247,13 @@ def with_taken(
     bench.publish(*texts)
     turn(loop)
     return bench, stage, loop, consumer
+
+
+class Retries(Bench):
+    """A bench whose loop reads what services write."""
+
+    topic = RETRIES.name
+    headers = (("rag-origin", b"rag.queries.v1/0/7/0"),)
 
 
 class Exact(Bench):

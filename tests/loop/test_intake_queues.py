@@ -42,7 +42,7 @@ def test_while_both_classes_have_records_batch_gets_its_share() -> None:
 
 
 def test_steps_of_workflows_are_taken_in_before_new_questions_of_their_class() -> None:
-    new = Intake(topic=URGENT, decode=lambda message: message, bad_input="stop")
+    new = Intake(topic=URGENT, decode=lambda message: message)
     intake = of_all_topics(new, read_with(QUERIES), queries_max=1_000)
     queues = IntakeQueues(
         (PriorityClass(topic=URGENT, weight=intake.weight), *intake.extra_classes)

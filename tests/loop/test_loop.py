@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,17 @@ from carpool.loop.retry import read_query
 from carpool.loop.stage import Credit, Done, LateOutputs
 from schemas.errors import RecordError
 from schemas.query import Query
-from tests.loop.support import GROUP, Bench, HandStage, result, turn, with_taken
+from schemas.record import Headers
+from schemas.topics import RETRIES
+from tests.loop.support import GROUP, Bench, HandStage, Retries, result, turn, with_taken
 from tests.memory_broker import MemoryConsumer
 from tests.memory_broker.broker import Call
+
+BESIDE = (
+    b'{"query_id": "q", "text": "a", "journal": {"root": {"query_id": "q", "text": "a"}, '
+    b'"program": "p", "version": 1, "digest": "d", "beside": [{"text": "b", "top_k": %b}]}}'
+)
+"""A step of a workflow that searches two texts."""
 
 
 @pytest.fixture(autouse=True, params=["at_least_once", "exactly_once"])
@@ -205,8 +214,8 @@ def test_a_batch_that_cannot_be_unpacked_becomes_a_letter_without_bytes() -> Non
 
 
 def test_a_batch_of_an_internal_topic_that_cannot_be_unpacked_stops_consumption() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, consumer = bench.loop(stage, bad_input="stop")
+    bench, stage = Retries(), HandStage()
+    loop, consumer = bench.loop(stage)
     unpacked_never(consumer, 1)
     bench.publish("good", "bomb", "after")
     turn(loop)
@@ -285,17 +294,34 @@ def test_an_unexpected_exception_while_decoding_ends_its_record_only(
     assert bench.committed() == (3, "")
 
 
-def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing() -> None:
-    bench, stage = Bench(), HandStage()
-    loop, _ = bench.loop(stage, bad_input="stop")
+OWN = Retries.headers
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "says"),
+    [
+        (b'{"text": 5}', OWN, r"\$.text"),
+        (b"{", OWN, "not JSON"),
+        (b'{"text": "a"}', (), "only services write"),
+        (b'{"text": "a"}', (*OWN, ("ce_dataschema", b"urn:carpool:query:2")), "query:2"),
+        (BESIDE % b"-5", OWN, r"\$.journal.beside\[0\].top_k"),
+    ],
+)
+def test_an_unreadable_internal_record_stops_consumption_and_loses_nothing(
+    value: bytes, headers: Headers, says: str
+) -> None:
+    bench, stage = Retries(), HandStage()
+    loop, _ = bench.loop(stage)
     bench.publish("good")
-    bench.broker.append("rag.queries.v1", b'{"text": 5}', partition=0)
+    bench.broker.append(RETRIES.name, value, partition=0, headers=headers)
     bench.publish("after")
     turn(loop)
     assert isinstance(loop.failure, DeploymentError)
     assert [unit.record.text for unit in stage.units] == ["good"]
     bench.wait(loop)
-    assert any("cannot be read by this build" in reason for reason in loop.not_ready())
+    (reason,) = loop.not_ready()
+    assert re.search(f"cannot be read by this build.*{says}", reason)
+    assert "carpool groups skip grouper rag.retries.v1/0/1" in reason
     stage.finish("good")
     turn(loop)
     assert bench.committed() == (1, ""), "the unreadable record is not passed over"

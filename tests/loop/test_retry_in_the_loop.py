@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from carpool.errors import DeploymentError
 from carpool.kafka.records import Output
 from carpool.loop.loop import Loop
 from carpool.loop.member_health import AWAY_US_MIN
@@ -230,14 +229,3 @@ def test_a_delayed_query_is_forgotten_when_its_partition_is_revoked() -> None:
     turn(second)
     assert stage.units == []
     assert [unit.record.text for unit in other.units] == ["a"]
-
-
-def test_a_retry_of_a_newer_service_waits_and_is_not_refused() -> None:
-    bench, stage, loop = started()
-    newer = (("ce_dataschema", b"urn:carpool:query:2"),)
-    bench.broker.append(RETRIES.name, b'{"text": "a"}', partition=0, headers=newer)
-    turn(loop)
-    assert isinstance(loop.failure, DeploymentError)
-    assert "rag.retries.v1[0] at 0 cannot be read by this build" in str(loop.failure)
-    assert stage.units == []
-    assert bench.broker.records(QUERIES_DEAD.name) == bench.broker.records(RETRIEVALS.name) == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal
+from typing import Generic
 
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.deficit_round_robin import DeficitRoundRobin
@@ -49,15 +49,13 @@ class PriorityClass:
 class Intake(Generic[R]):
     """The input of a service: its topics and their decoder.
 
-    `decode` raises `RecordError`. `bad_input`: "refuse" sends the record to the dead letters with a
-    `failed` answer (queries); "stop" is a deployment fault and stops consumption (internal topics).
-    `parts`: number of results that a record owes. `extra_classes`: topics with the same records in
-    other priority classes. `weight`: of `topic`, see `PriorityClass`.
+    `decode` raises `RecordError`. `parts`: number of results that a record owes. `extra_classes`:
+    topics with the same records in other priority classes. `weight`: of `topic`, see
+    `PriorityClass`.
     """
 
     topic: str
     decode: Callable[[Message], R]
-    bad_input: Literal["refuse", "stop"]
     parts: Callable[[R], int] = lambda _: 1
     weight: int = 1
     extra_classes: tuple[PriorityClass, ...] = ()
