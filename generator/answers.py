@@ -54,7 +54,7 @@ def answered(work: QueryInProgress, generated: Generated, now_us: int, warmed: W
     error, before = _skipped(retrieval), _usage_of_steps(retrieval)
     status: Status = "ok" if written.is_complete and error is None else "partial"
     if not written.answer.strip():
-        status, error = "failed", _no_text(finished.finish_reason)
+        status, error = "failed", _no_text(finished.finish_reason, finished.refusal)
     citing = _citing(retrieval, prepared.given, prepared.passage_chars_max)
     return _made(
         retrieval,
@@ -341,8 +341,9 @@ def _skipped(retrieval: Retrieval) -> AnswerError | None:
     )
 
 
-def _no_text(finish_reason: str) -> AnswerError:
+def _no_text(finish_reason: str, refusal: str = "") -> AnswerError:
     is_cut = finish_reason == "length"
     advice = "; ask again with a larger generation.max_tokens" if is_cut else ""
-    message = f"the model wrote no answer (finish_reason {finish_reason!r}){advice}"
+    said = f"; it refused: {refusal}" if refusal.strip() else advice
+    message = f"the model wrote no answer (finish_reason {finish_reason!r}){said}"
     return AnswerError(type="llm_refused", message=message, retryable=is_cut, stage="generator")

@@ -56,7 +56,8 @@ class LlmPiece:
 class LlmFinished:
     """The end of an answer, with the server's token counts. `finish_reason`: such as `stop`.
 
-    `counts_cached`: the server has said how many tokens of the prompt were cached.
+    `counts_cached`: the server has said how many tokens of the prompt were cached. `refusal`: what
+    the model said in place of an answer.
     """
 
     finish_reason: str
@@ -65,6 +66,7 @@ class LlmFinished:
     output_tokens: int
     cached_tokens: int
     counts_cached: bool = False
+    refusal: str = ""
 
 
 LlmEvent: TypeAlias = LlmPiece | LlmFinished

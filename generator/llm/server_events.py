@@ -17,6 +17,7 @@ from schemas.record import well_formed
 COUNT_MAX = 2**53
 EVENT_CHARS_MAX = 16 * 1024 * 1024
 _NAME_CHARS_MAX = 200
+_REFUSAL_CHARS_MAX = 2_000
 _INT_DIGITS_MAX = 20
 _STATUS_OF = {
     "invalid_request_error": 400,
@@ -46,8 +47,8 @@ class WrongPage(Exception):
 class ServerEvents:
     """Reads the bytes of one reply.
 
-    `has_text`: some text of an answer has come. `is_done`: nothing more is read. `has_odd_counts`:
-    a count of tokens was no whole number, or more than all tokens. `feed` raises
+    `has_text`: some text of an answer or of a refusal has come. `is_done`: nothing more is read.
+    `has_odd_counts`: a count of tokens was no whole number, or more than all tokens. `feed` raises
     `ServerError`, `WrongPage`, and `ValueError` for what is no JSON or has more than
     `EVENT_CHARS_MAX` characters in one event.
     """
@@ -57,7 +58,7 @@ class ServerEvents:
             raise WrongPage(content_type.partition(";")[0].strip()[:_NAME_CHARS_MAX])
         self.finish_reason: str | None = None
         self.is_done = self.has_odd_counts = False
-        self._model = model
+        self._model, self._refusal = model, ""
         self.has_text = False
         self._usage: Mapping[str, Any] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -145,8 +146,11 @@ class ServerEvents:
         reason = well_formed(choice.get("finish_reason"))[:_NAME_CHARS_MAX]
         self.finish_reason = reason or self.finish_reason
         said = choice.get("delta") or choice.get("message")
-        text = _text(said.get("content") if isinstance(said, dict) else choice.get("text"))
-        self.has_text = self.has_text or bool(text)
+        if not isinstance(said, dict):
+            said = {"content": choice.get("text")}
+        text, refusal = _text(said.get("content")), _text(said.get("refusal"))
+        self._refusal = (self._refusal + refusal)[:_REFUSAL_CHARS_MAX]
+        self.has_text = self.has_text or bool(text or refusal)
         return self._halves.decode(text.encode("utf-16-le", "surrogatepass"))
 
     def so_far(self) -> LlmFinished | None:
@@ -171,6 +175,7 @@ class ServerEvents:
             output_tokens=written,
             cached_tokens=0 if self.has_odd_counts else from_cache,
             counts_cached=cached is not None and not self.has_odd_counts,
+            refusal=self._refusal,
         )
 
 

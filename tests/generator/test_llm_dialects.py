@@ -294,6 +294,28 @@ def test_the_key_of_the_settings_is_sent_and_never_printed() -> None:
     assert "sk-1" not in repr(keyed)
 
 
+REFUSED = (
+    b'data: {"choices":[{"delta":{"content":null,"refusal":"I can\xe2\x80\x99t "}}]}\n\n'
+    b'data: {"choices":[{"delta":{"refusal":"help."}}]}\n\n'
+    b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+)
+"""A refusal in pieces, as OpenAI's API sends it."""
+REFUSED_WHOLE = (
+    b'{"choices":[{"message":{"content":null,"refusal":"I can\xe2\x80\x99t help."},'
+    b'"finish_reason":"content_filter"}]}'
+)
+
+
+@pytest.mark.parametrize("reply", [REFUSED, REFUSED_WHOLE], ids=["in pieces", "whole"])
+def test_what_a_model_says_in_place_of_an_answer_is_the_reason(reply: bytes) -> None:
+    server = ReplayServer(lambda number, tries: Reply(pieces=(reply,)))
+    with server.running() as llm, running(OpenAiLlm(llm), llm=llm) as run:
+        (answer,) = run.ask(unit("odd question 1"))
+    assert (answer.status, answer.answer, answer.attempts) == ("failed", None, 1)
+    assert answer.error is not None
+    assert answer.error.message.endswith("; it refused: I can\u2019t help.")
+
+
 def test_odd_token_counts_are_said_once() -> None:
     odd = DIALECTS[GOOD].replace(b'"prompt_tokens":', b'"prompt_tokens":-')
     server = ReplayServer(lambda number, tries: Reply(pieces=(odd,)))
