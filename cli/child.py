@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.guard import Guard
+from carpool.guard import GuardedProcess
 
 LOG_TAIL_LINES = 12
 
@@ -45,23 +45,20 @@ def older_log(log_file: Path) -> Path:
 class Child:
     """A running process of a spec. Not thread-safe."""
 
-    def __init__(self, spec: ChildSpec, guard: Guard) -> None:
+    def __init__(self, spec: ChildSpec) -> None:
         """Starts the process. Raises `OSError` when the command cannot be run."""
         self.spec = spec
-        self._guard = guard
         self.exit_status: int | None = None
         spec.log_file.parent.mkdir(parents=True, exist_ok=True)
         with spec.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
+            # a Ctrl-C on the terminal reaches `carpool up` alone, which ends them in order
+            self._process = GuardedProcess[bytes](
                 list(spec.command),
                 env=dict(spec.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # a Ctrl-C on the terminal reaches `carpool up` alone, which ends them in order
-                process_group=0,
             )
-        guard.add(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -78,7 +75,6 @@ class Child:
         # Before it is reaped: until then the number of its group cannot be reused.
         self._signal_group(signal.SIGKILL)
         self.exit_status = self._process.wait()
-        self._guard.remove(self.pid)
         return True
 
     def ask_to_end(self) -> None:
@@ -93,7 +89,6 @@ class Child:
         if self.exit_status is None:
             self._signal_group(signal.SIGKILL)
             self.exit_status = self._process.wait()
-            self._guard.remove(self.pid)
 
     def rotate_log(self, size_bytes_max: int) -> None:
         """Moves the content of a log that is larger to NAME.log.1; the process writes on."""

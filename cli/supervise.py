@@ -15,7 +15,6 @@ from typing import Literal, Self
 from carpool.errors import CarpoolError, ConfigError
 from cli.child import Child, ChildSpec, older_log
 from cli.exit_codes import CHANGE_NEEDED
-from cli.guard import Guard
 
 STOP_TIMEOUT_S = 35.0
 """How long a part may take to end before it is killed; unfinished work is done again."""
@@ -80,7 +79,6 @@ class Supervisor:
         """`note` gets a line for people for each restart."""
         self._ready_timeout_s = ready_timeout_s
         self._note = note
-        self._guard = Guard()
         self._parts: dict[str, Part] = {}
         self._signals = 0
         self._previous: dict[int, object] = {}
@@ -96,7 +94,6 @@ class Supervisor:
         try:
             self.stop()
         finally:
-            self._guard.close()
             for number, handler in self._previous.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -198,7 +195,7 @@ class Supervisor:
 
     def _spawn(self, spec: ChildSpec) -> Child:
         try:
-            return Child(spec, self._guard)
+            return Child(spec)
         except OSError as error:
             raise ConfigError(
                 f"cannot start {spec.name} ({spec.command[0]}): {error.strerror}"

@@ -18,6 +18,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.errors import CarpoolError, ConfigError
+from carpool.guard import GuardedProcess
 from carpool.kafka.embedded import free_port
 from carpool.settings import environment_name
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
@@ -69,13 +70,12 @@ class ServiceProcess:
     def start(self) -> None:
         """Starts the process; does not wait until it is ready."""
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = GuardedProcess[bytes](
                 self.command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
             )
 
     def is_up(self) -> bool:

@@ -21,6 +21,7 @@ from bench.search.child import (
     TunedFigures,
 )
 from bench.search.contestants.contestant import THREADS
+from carpool.guard import GuardedProcess
 
 LOG_NAME = "log"
 LOG_SHOWN_BYTES = 600
@@ -53,7 +54,7 @@ def run_child(request: ChildRequest, folder: Path, *, is_held: bool, timeout_s: 
         command.append(str(group.peak_path))
     try:
         with (folder / LOG_NAME).open("wb") as log:
-            process = subprocess.Popen(
+            process = GuardedProcess[bytes](
                 group.command(command) if group else command,
                 env=environment,
                 stdout=log,

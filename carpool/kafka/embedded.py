@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from carpool.errors import ConfigError
+from carpool.guard import GuardedProcess
 
 LIMITS = (
     "the embedded broker keeps records in memory only: they are lost when it stops; it has no "
@@ -78,13 +79,12 @@ class EmbeddedBroker:
             )
         output = self._log_file.open("ab") if self._log_file else subprocess.DEVNULL
         try:
-            self._process = subprocess.Popen(
+            self._process = GuardedProcess[bytes](
                 broker_command(self.port),
                 env=broker_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
             )
         finally:
             if not isinstance(output, int):

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from carpool.errors import ConfigError
+from carpool.guard import GuardedProcess
 from carpool.kafka.embedded import free_port
 
 CLUSTER_ID = "Y2FycG9vbC1waXRlc3Qtaw"
@@ -155,12 +156,11 @@ class KafkaServer:
         options = (*self._java_options, f"-Dlog4j2.configurationFile={self._folder / 'log4j2.xml'}")
         command = self._java(options, "kafka.Kafka", str(self._properties))
         with (self._folder / "log").open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = GuardedProcess[bytes](
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
                 cwd=self._folder,
             )
 

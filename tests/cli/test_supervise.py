@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from carpool.errors import CarpoolError, ConfigError
+from carpool.guard import GuardedProcess
 from cli import supervise
 from cli.child import ChildSpec
 from cli.supervise import Interrupted, Supervisor, restart_delay_s
@@ -274,6 +275,25 @@ with Supervisor(60, note=print) as supervisor:
     wait_until(lambda: not lives(child), "the child is gone")
     # By SIGTERM: it could finish what it had.
     assert (tmp_path / "order.log").read_text() == "grouper ended\n"
+
+
+def test_a_broker_does_not_outlive_a_run_of_tests_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys, pathlib, time
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from carpool.kafka.embedded import EmbeddedBroker
+with EmbeddedBroker() as broker:
+    pathlib.Path({str(tmp_path)!r}, "part").write_text(str(broker._process.pid))
+    pathlib.Path({str(tmp_path)!r}, "part").rename({str(tmp_path / "pid")!r})
+    time.sleep(600)
+"""
+    owner = GuardedProcess[bytes]([sys.executable, "-c", code])
+    wait_until((tmp_path / "pid").exists, "the broker runs")
+    broker = int((tmp_path / "pid").read_text())
+    assert lives(broker)
+    owner.kill()
+    owner.wait()
+    wait_until(lambda: not lives(broker), "the broker is gone")
 
 
 def test_pauses_between_restarts_double_to_a_bound_and_end(

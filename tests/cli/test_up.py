@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from carpool.guard import GuardedProcess
 from carpool.testing.llm_server import LlmServer
 from tests.cli.support import carpool
 from tests.waiting import WAIT_S, wait_until
@@ -64,13 +65,12 @@ def test_questions_are_answered_a_crash_is_mended_and_ctrl_c_ends_everything(
         # The searcher insists on O_DIRECT; a temporary folder may lie in memory.
         settings = ("up.broker_port=0", "up.http_port=0", "searcher.direct_io=auto")
         options = [f"--set={each}" for each in settings]
-        up = subprocess.Popen(
+        up = GuardedProcess[str](
             [sys.executable, "-m", "carpool", *at.split(), *options, "--demo=demo.txt", "--stay"],
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
         )
         try:
             wait_until(

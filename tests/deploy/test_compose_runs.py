@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from carpool.guard import GuardedProcess
 from carpool.kafka.embedded import EmbeddedBroker, free_port
 from carpool.testing.llm_server import LlmServer
 from tests.waiting import WAIT_S, wait_until
@@ -70,7 +71,7 @@ class Stack:
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
         }
         with (self.folder / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(
+            return GuardedProcess[bytes](
                 [self.here(word) for word in command],
                 cwd=self.folder,
                 env=base | environment,

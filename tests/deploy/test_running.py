@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.guard import GuardedProcess
 from cli.runfile import Run, RunFile
 from tests.deploy.doc_blocks import ROOT, UP, Running, run_page, runnable_pages
 from tests.waiting import WAIT_S, wait_until
@@ -26,7 +27,12 @@ EXAMPLES = ROOT / "examples"
 MOBY, EIFFEL = "Who wrote Moby-Dick?", "When was the Eiffel Tower built?"
 PASSAGES = (
     {"id": "eiffel", "title": "Eiffel Tower", "text": "The Eiffel Tower was built in 1889."},
-    {"id": "moby", "title": "Moby-Dick", "text": "Moby-Dick is a novel by Herman Melville."},
+    {
+        "id": "moby",
+        "title": "Moby-Dick",
+        "text": "Moby-Dick is a novel by Herman Melville.",
+        "metadata": {"year": 1851},
+    },
 )
 APPLICATION = """
 import asyncio, sys
@@ -66,7 +72,7 @@ def running(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     found.run(build, folder)
     log = folder / "up.log"
     with log.open("wb") as output:
-        up = subprocess.Popen(
+        up = GuardedProcess[bytes](
             UP.split(), cwd=folder, env=found.environ, stdout=output, stderr=output
         )
 
@@ -167,4 +173,5 @@ def test_a_retriever_finds_passages_as_langchain_reads_them(
     assert [one, one] == finder.batch(["Moby-Dick novel"] * 2)
     assert one == asyncio.run(finder.ainvoke("Moby-Dick novel"))
     assert len(one) == 2 and one[0].page_content and one[0].metadata["id"]
+    assert one[0].metadata["year"] == 1851
     finder.close()

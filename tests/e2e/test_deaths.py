@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.guard import GuardedProcess
 from carpool.kafka.admin import create_topics
 from carpool.kafka.settings import KafkaSettings
 from carpool.testing.kafka import KafkaServer
@@ -36,7 +37,7 @@ def started(
     module = ["-m", "tests.e2e.mortal_service"]
     command = [sys.executable, *module, bootstrap, instance_id, protocol]
     with log.open("ab") as to:
-        return subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=to)
+        return GuardedProcess[bytes](command, cwd=ROOT, stdout=to, stderr=to)
 
 
 def metadata(bootstrap: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 from carpool.kafka.embedded import free_port
 from carpool.vllm import VllmSettings, kv_events_in, model_name, vllm_command, vllm_environment
 from cli.child import Child, ChildSpec
-from cli.guard import Guard
 from cli.http import probe_vllm
 from tests.waiting import wait_until
 
@@ -40,7 +39,7 @@ def running_vllm(log_file: Path) -> Iterator[VllmServer]:
     folder = Path(os.environ.get("CARPOOL_TEST_MODEL") or DEFAULT_MODEL)
     settings, port = VllmSettings(model_dir=str(folder.resolve())), free_port()
     address = f"127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(prefix="carpool-") as sockets, closing(Guard()) as guard:
+    with tempfile.TemporaryDirectory(prefix="carpool-") as sockets:
         kv_events = kv_events_in(Path(sockets))
         spec = ChildSpec(
             name="vllm",
@@ -49,7 +48,7 @@ def running_vllm(log_file: Path) -> Iterator[VllmServer]:
             log_file=log_file,
             probe=partial(probe_vllm, address),
         )
-        child = Child(spec, guard)
+        child = Child(spec)
         try:
             started = partial(wait_until, timeout_s=START_TIMEOUT_S, every_s=0.5)
             started(lambda: child.has_ended() or not spec.probe(), child.log_tail)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -14,6 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from carpool.guard import GuardedProcess
 from carpool.kafka.admin import create_topics
 from carpool.kafka.checks import Deployment
 from carpool.kafka.deployment import check_deployment
@@ -107,7 +107,7 @@ def test_a_running_service_warns_once_of_a_topic_that_gets_more_partitions_than_
     command = [sys.executable, "-c", IMPATIENT, "generator"]
     with (
         log.open("w") as file,
-        subprocess.Popen(command, env=os.environ | ours, stdout=file, stderr=file) as process,
+        GuardedProcess[bytes](command, env=os.environ | ours, stdout=file, stderr=file) as process,
     ):
         try:
             wait_until(lambda: "joining the consumer group" in log.read_text(), log.read_text)

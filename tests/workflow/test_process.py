@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool.guard import GuardedProcess
 from carpool.workflow import Found, Retrieve
 from carpool.workflow.process import ModuleProcess
 from carpool.workflow.program import Program, Ran, RunRequest
@@ -163,7 +164,7 @@ time.sleep(600)
 
 def test_the_child_has_no_secrets_and_bounded_memory_and_ends_with_its_service() -> None:
     environment = {**os.environ, "CARPOOL_KAFKA_SASL_PASSWORD": "secret"}
-    with subprocess.Popen(
+    with GuardedProcess[bytes](
         [sys.executable, "-c", SERVICE, hostile.__file__], stdout=subprocess.PIPE, env=environment
     ) as service:
         assert service.stdout is not None and service.stdout.readline() == b"loaded\n"

@@ -18,6 +18,7 @@ from bench.core.stack import clean_environment
 from bench.papers.hedrarag.baselines import READY, Asked, Ended
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
+from carpool.guard import GuardedProcess
 from carpool.settings import environment_name
 from carpool.testing.llm_text import NAME as STAND_IN_MODEL
 from producers.build_query import build_record
@@ -67,7 +68,7 @@ class Baseline:
     def _start(self) -> None:
         pipe = subprocess.PIPE
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = GuardedProcess[bytes](
                 self._command, env=clean_environment(), stdin=pipe, stdout=pipe, stderr=log
             )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
