@@ -11,7 +11,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from carpool.clock import SystemClock
 from carpool.errors import DeploymentError, RetryableError
-from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.cluster import cluster_metadata, quiet_admin, told
 from carpool.kafka.commit_metadata import decode_metadata
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
@@ -65,7 +65,7 @@ class Brokers:
                 description = reply(future)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-                    raise _unreachable(error) from error
+                    raise _unreachable(error, f"Describe on group {group}") from error
                 found[group] = ("DEAD", [])
                 continue
             members = [_member(self._settings, raw) for raw in description.members]
@@ -91,7 +91,7 @@ class Brokers:
         try:
             found = committed_so_far(self._settings, group, places)
         except KafkaException as error:
-            raise _unreachable(error) from error
+            raise _unreachable(error, f"Read on group {group} and on its topics") from error
         return {at: (max(-1, raw.offset), raw.metadata or "") for at, raw in found.items()}
 
     def _waiting(
@@ -110,7 +110,8 @@ class Brokers:
                 for raw, future in futures.items()
             }
         except KafkaException as error:
-            raise _unreachable(error) from error
+            topics = ", ".join(sorted({self._settings.broker_topic(at.topic) for at in committed}))
+            raise _unreachable(error, f"Describe on {topics}") from error
         unsure = {
             place: offset
             for place, (offset, _) in committed.items()
@@ -203,5 +204,6 @@ def _member(settings: KafkaSettings, raw: Any) -> Member:
     return Member(name=named or raw.member_id, host=host, partitions=sorted(places))
 
 
-def _unreachable(error: KafkaException) -> RetryableError:
-    return RetryableError(f"the brokers do not describe the consumer groups: {error.args[0].str()}")
+def _unreachable(error: KafkaException, right: str) -> RetryableError:
+    why = told(error.args[0], right)
+    return RetryableError(f"the brokers do not describe the consumer groups: {why}")

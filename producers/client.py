@@ -224,7 +224,8 @@ class Client:
                 try:
                     event = await asyncio.wait_for(ask.events.get(), until - loop.time())
                 except TimeoutError:
-                    raise AnswerTimeout(record.query_id, within_s, ask.place) from None
+                    trouble = self._opened(self._reader).trouble
+                    raise AnswerTimeout(record.query_id, within_s, ask.place, trouble) from None
                 is_waiting = isinstance(event, PartialAnswer)
                 if isinstance(event, Exception):
                     raise event

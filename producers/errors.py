@@ -10,10 +10,10 @@ from schemas.answer import Answer
 class AnswerTimeout(RetryableError):
     """No answer came in time. The question is published, and may still be answered."""
 
-    def __init__(self, query_id: str, timeout_s: float, place: Place | None) -> None:
+    def __init__(self, query_id: str, timeout_s: float, place: Place | None, why: str = "") -> None:
         where = f"partition {place[0]}, offset {place[1]}" if place else "not acknowledged yet"
         super().__init__(
-            f"no answer to query {query_id} within {timeout_s:g} s. The question is in "
+            f"no answer to query {query_id} within {timeout_s:g} s.{why} The question is in "
             f"rag.queries.v1 ({where}); its deadline has passed, so the services drop it or answer "
             "`expired`. `carpool status` shows which service is down or lags; ask again with a "
             "longer timeout."

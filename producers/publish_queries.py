@@ -9,6 +9,7 @@ from collections.abc import Callable
 import confluent_kafka
 
 from carpool.kafka.client_config import producer_config
+from carpool.kafka.cluster import told
 from carpool.kafka.settings import KafkaSettings
 from producers.build_query import QueryRecord
 from producers.errors import PublishError
@@ -51,12 +52,13 @@ class Publisher:
         `on_placed` is called once, from another thread, with partition and offset of the record
         (None: the broker did not say), or with the error.
         """
+        topic = self._kafka.broker_topic(record.topic)
 
         def delivered(
             error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message
         ) -> None:
             if error is not None:
-                on_placed(None, _publish_error(error))
+                on_placed(None, _publish_error(error, f"Write on topic {topic}"))
                 return
             partition, offset = message.partition(), message.offset()
             on_placed(
@@ -68,7 +70,7 @@ class Publisher:
 
         try:
             self._producer.produce(
-                self._kafka.broker_topic(record.topic),
+                topic,
                 key=record.query_id.encode(),
                 value=record.value,
                 headers=list(record.headers),
@@ -80,7 +82,7 @@ class Publisher:
                 "take them. This one was not sent; send more slowly"
             ) from None
         except confluent_kafka.KafkaException as error:
-            raise _publish_error(error.args[0]) from error
+            raise _publish_error(error.args[0], f"Write on topic {topic}") from error
 
     def flush(self, timeout_s: float) -> int:
         """Waits until all are acknowledged, up to `timeout_s`; returns how many are not. Blocks."""
@@ -113,13 +115,13 @@ class Publisher:
                 return
 
 
-def _publish_error(error: confluent_kafka.KafkaError) -> PublishError:
+def _publish_error(error: confluent_kafka.KafkaError, right: str) -> PublishError:
     if error.fatal():
         return PublishError(
             f"the Kafka producer failed ({error.str()}), perhaps because the broker lost its data: "
             "open a new client."
         )
     return PublishError(
-        f"the brokers did not take the question ({error.str()}): it is not known to be in its "
-        "topic. Check that the brokers are up (`carpool topics check`), and publish again."
+        f"the brokers did not take the question ({told(error, right)}): it is not known to be in "
+        "its topic. Check that the brokers are up (`carpool topics check`), and publish again."
     )

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError, RetryableError
+from carpool.kafka.cluster import is_of_right, told
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
@@ -51,6 +52,7 @@ class AnswerReader:
                 "logger": LOGGER,
             },
         )
+        self.trouble = ""  # why no answer comes, if that is known
         self._partitions: dict[str, tuple[int, ...]] = {}
         self._followed: set[str] = set()
         self._follows: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
@@ -72,9 +74,9 @@ class AnswerReader:
             if missing:
                 raise ConfigError(
                     f"{self._kafka.bootstrap} has no topic {', '.join(missing)}, or these "
-                    "credentials may not see it. Make the topics with `carpool topics create`, or "
-                    "start everything with `carpool up`; `carpool acls application` prints the "
-                    "rights."
+                    "credentials lack Describe on it. Make the topics with `carpool topics "
+                    "create`, or start everything with `carpool up`; `carpool acls application` "
+                    "prints the rights."
                 )
             self._follow(ANSWERS.name)
         except BaseException:
@@ -121,7 +123,12 @@ class AnswerReader:
                 self._follow_for(self._follows.get())
             # librdkafka retries after an error (a leader moves, a broker is away), and deadlines
             # bound the wait.
-            for message in self._reader.poll(1, POLL_S).messages:
+            batch = self._reader.poll(1, POLL_S)
+            for error in filter(is_of_right, batch.errors):  # librdkafka says it once
+                topics = " or ".join(map(self._kafka.broker_topic, sorted(self._followed)))
+                self.trouble = f" {told(error, f'Read on topic {topics}')}."
+            for message in batch.messages:
+                self.trouble = ""
                 if message.key is not None and message.value:
                     self._arrived(message.source.topic, message.key, message.value, message.headers)
 

@@ -94,7 +94,9 @@ def _try(config: dict[str, Any]) -> None:
     except KafkaException as error:
         raise ConfigError(
             f"librdkafka refuses the settings of [kafka]: {error.args[0].str()}; change "
-            "[kafka.librdkafka] or the security settings of [kafka]"
+            "[kafka.librdkafka] or the security settings of [kafka], or set the secret "
+            "CARPOOL_KAFKA_SASL_PASSWORD, CARPOOL_KAFKA_SSL_KEY_PASSWORD or "
+            "CARPOOL_KAFKA_OAUTHBEARER_CLIENT_SECRET"
         ) from None
 
 

@@ -39,6 +39,17 @@ def cluster_metadata(
         raise no_broker_answers(settings, error) from error
 
 
+def is_of_right(error: KafkaError) -> bool:
+    """Returns whether the brokers refuse a call because these credentials lack a right."""
+    return bool(error.name().endswith("_AUTHORIZATION_FAILED"))
+
+
+def told(error: KafkaError, right: str) -> str:
+    """Returns an error in words; where a right is missing, with the `right` of the call."""
+    missing = f"Kafka refuses a right ({right}): {error.str()}; allow what `carpool acls` prints"
+    return missing if is_of_right(error) else str(error.str())
+
+
 def no_broker_answers(settings: KafkaSettings, error: KafkaException) -> CarpoolError:
     """Returns the error of a call that reached no broker, with the reason. Blocks for `LOOK_S`."""
     address, found = settings.bootstrap, _connection_error(settings)

@@ -28,7 +28,7 @@ from carpool.kafka.client_config import (
     PROTOCOL_OVERHEAD_BYTES,
     client_config,
 )
-from carpool.kafka.cluster import cluster_metadata
+from carpool.kafka.cluster import cluster_metadata, is_of_right, told
 from carpool.kafka.raw_records import message_of, place_of_event, raw_partition
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -129,8 +129,8 @@ class TopicReader:
             if time.monotonic() >= until_s:
                 raise ConfigError(
                     f"there is no topic {self._settings.broker_topic(topic)} at "
-                    f"{self._settings.bootstrap}, or these credentials may not see it: `carpool "
-                    "topics create` makes the topics, `carpool acls` prints the rights"
+                    f"{self._settings.bootstrap}, or these credentials lack Describe on it: "
+                    "`carpool topics create` makes the topics, `carpool acls` prints the rights"
                 )
             time.sleep(RETRY_S)
         return [TopicPartition(topic, number) for number in found]
@@ -262,7 +262,7 @@ class TopicReader:
         silent_since_s = time.monotonic()
         self._consumer.assign([self._raw(at, OFFSET_BEGINNING) for at in sorted(left)])
         while left:
-            batch = self.poll(BATCH, POLL_S)
+            at, batch = next(iter(left)), self.poll(BATCH, POLL_S)
             if batch.messages or batch.ends or batch.passed_over:
                 silent_since_s = time.monotonic()
             elif time.monotonic() - silent_since_s > self._timeout_s:
@@ -274,7 +274,7 @@ class TopicReader:
             left -= batch.ends.keys()
             for error in batch.errors:
                 if is_final(error):
-                    raise RetryableError(f"the records cannot be read: {error.str()}")
+                    raise self.unreadable(at, error)
 
     def read_one(self, at: TopicPartition, offset: int, *, timeout_s: float) -> Message | None:
         """Returns the record at this offset; None where it was deleted or never existed.
@@ -304,7 +304,8 @@ class TopicReader:
     def unreadable(self, at: TopicPartition, error: KafkaError) -> RetryableError:
         """Returns the error of a partition, and marks the metadata of its topic as stale."""
         self._stale_topics.add(at.topic)
-        return RetryableError(f"{self._shown(at)} cannot be read: {error.str()}")
+        right = f"Read on topic {self._settings.broker_topic(at.topic)}"
+        return RetryableError(f"{self._shown(at)} cannot be read: {told(error, right)}")
 
     def _raw(self, at: TopicPartition, offset: int = OFFSET_INVALID) -> RawPartition:
         return raw_partition(self._settings, at, offset)
@@ -355,4 +356,5 @@ def pass_over(
 
 def is_final(error: KafkaError) -> bool:
     """Returns whether reading cannot continue; librdkafka retries after other errors."""
-    return bool(error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal())
+    is_out_of_range = error.code() == KafkaError._AUTO_OFFSET_RESET
+    return bool(is_out_of_range or is_of_right(error) or error.fatal())

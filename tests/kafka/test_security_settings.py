@@ -61,6 +61,14 @@ def test_an_unknown_name_is_refused_with_the_message_of_librdkafka() -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_a_password_that_is_missing_is_named_by_its_variable() -> None:
+    settings = KafkaSettings(
+        security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u"
+    )
+    with pytest.raises(ConfigError, match=r"must be set.*CARPOOL_KAFKA_SASL_PASSWORD"):
+        client_config(settings)
+
+
 def test_a_file_that_is_not_there_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location failed"):
         client_config(KafkaSettings(security_protocol="SSL", ssl_ca_location="/nowhere.pem"))

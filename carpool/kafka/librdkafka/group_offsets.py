@@ -7,6 +7,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from carpool.errors import ConfigError, RetryableError
 from carpool.kafka.client_config import client_config
 from carpool.kafka.clients import Position
+from carpool.kafka.cluster import told
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import raw_offsets
 from carpool.kafka.records import TopicPartition
@@ -28,15 +29,17 @@ class GroupOffsets:
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         self._settings = settings
         self._group = group
+        self._right = f"Read on group {group} and on its topics"
 
     def read(self, at: TopicPartition) -> Position:
         """Returns the committed position. Raises `RetryableError` where it cannot be read."""
         try:
             found = committed_so_far(self._settings, self._group, [at])[at]
         except KafkaException as error:
-            raise RetryableError(f"offsets cannot be read: {error.args[0].str()}") from error
+            why = told(error.args[0], self._right)
+            raise RetryableError(f"offsets cannot be read: {why}") from error
         if found.error is not None:
-            raise RetryableError(f"offsets cannot be read: {found.error.str()}")
+            raise RetryableError(f"offsets cannot be read: {told(found.error, self._right)}")
         return Position(found.offset if found.offset >= 0 else None, found.metadata or "")
 
     def write(self, at: TopicPartition, position: Position) -> None:
@@ -61,4 +64,4 @@ class GroupOffsets:
                 f"the group {self._group} has members: stop the service, and call this again when "
                 "their sessions have ended"
             )
-        raise RetryableError(f"the offset was not committed: {failed.str()}")
+        raise RetryableError(f"the offset was not committed: {told(failed, self._right)}")
