@@ -25,15 +25,21 @@ PrincipalOption = Annotated[
 def acls(
     role: RoleArgument = "",
     principal: PrincipalOption = "",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Give the rights instead of printing commands.")
+    ] = False,
     as_json: JsonOption = False,
     *,
     beside: Beside,
 ) -> None:
     """Print the least rights of each role, as commands of Kafka's kafka-acls. Asks no broker.
 
+    --apply gives them instead, as a user with Alter on the cluster, at brokers with an authorizer.
+
     \b
-    Example:
+    Examples:
       carpool acls generator --principal User:rag-generator > acls.sh
+      carpool acls --apply --config admin.toml
     """
     if role and role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
@@ -41,6 +47,13 @@ def acls(
     found = {name: acls_of(name, kafka) for name in ROLES if role in ("", name)}
     if as_json:
         print_json({name: [asdict(acl) for acl in each] for name, each in found.items()})
+        return
+    if apply:
+        from carpool.kafka.admin import allow
+
+        rights = [(principal or f"User:{name}", acl) for name in found for acl in found[name]]
+        allow(kafka, rights)
+        print_plain(f"given: {', '.join(dict.fromkeys(user for user, _ in rights))}")
         return
     for name, each in found.items():
         user = principal or f"User:{name}"

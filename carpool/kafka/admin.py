@@ -1,22 +1,27 @@
-"""Creates topics from the list of `schemas.topics`, and asks the brokers for those they have."""
+"""Creates topics from the list of `schemas.topics`, asks for those there are, and gives rights."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     ClusterMetadata,
     ConfigResource,
     NewTopic,
+    ResourcePatternType,
     ResourceType,
 )
 
 from carpool.errors import ConfigError
+from carpool.kafka.acls import Acl
 from carpool.kafka.checks import TopicFacts, named_at_brokers
-from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.cluster import cluster_metadata, quiet_admin, told
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.broker_config import settings_of
 from carpool.kafka.settings import KafkaSettings
@@ -72,13 +77,35 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise ConfigError(
-                    f"the brokers refuse to make topic {name}: {error.args[0].str()}"
+                    f"the brokers refuse to make topic {name}: "
+                    + told(error.args[0], f"Create on topic {name}")
                 ) from error
     for _ in range(LISTED_TRIES):
         if cluster_metadata(admin, settings, timeout_s).topics.keys() >= set(created):
             break
         time.sleep(LISTED_S)
     return sorted(created)
+
+
+def allow(settings: KafkaSettings, rights: Iterable[tuple[str, Acl]]) -> None:
+    """Gives rights to principals, which may have them already. Blocks; raises `ConfigError`."""
+    admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
+    bindings = list(dict.fromkeys(acl_binding(*each) for each in rights))
+    for future in admin.create_acls(bindings, request_timeout=timeout_s).values():
+        try:
+            reply(future)
+        except KafkaException as error:
+            why = told(error.args[0], "Alter on the cluster")
+            raise ConfigError(f"the brokers do not give the rights: {why}") from error
+
+
+def acl_binding(
+    principal: str, acl: Acl, permission: AclPermissionType = AclPermissionType.ALLOW
+) -> AclBinding:
+    """Returns a right of a principal as librdkafka names it."""
+    kind = ResourceType.BROKER if acl.resource == "CLUSTER" else ResourceType[acl.resource]
+    pattern, operation = ResourcePatternType[acl.pattern], AclOperation[acl.operation]
+    return AclBinding(kind, acl.name, pattern, principal, "*", operation, permission)
 
 
 def missing_topics(settings: KafkaSettings) -> list[str]:

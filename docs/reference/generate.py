@@ -182,11 +182,12 @@ def acls_page() -> str:
         "Access control",
         "The least rights of each service, of applications and of operators, where the brokers "
         "have access control lists. `carpool acls ROLE --principal User:NAME` prints them as "
-        "commands of `kafka-acls`. Read, Write and Delete imply Describe. With `kafka.prefix` = "
-        "`wiki`, topics are named `wiki.rag.*`, and groups and transactional ids begin with "
-        "`wiki-` instead of `carpool-`. Delete is for processed records, which their reader "
-        "removes. A service without a right of this list says so when it starts, and stops; "
-        "without DescribeConfigs or Delete, or a right on a topic that is best effort, it warns.",
+        "commands of `kafka-acls`, and grants them with `--apply`. Read, Write and Delete imply "
+        "Describe. With `kafka.prefix` = `wiki`, topics are named `wiki.rag.*`, and groups and "
+        "transactional ids begin with `wiki-` instead of `carpool-`. Delete is for processed "
+        "records, which their reader removes. A service without a right of this list says so when "
+        "it starts, and stops; without DescribeConfigs or Delete, or a right on a topic that is "
+        "best effort, it warns.",
         lines,
     )
 

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import msgspec
@@ -25,7 +26,8 @@ from confluent_kafka import KafkaException
 from bench.core.stack import Stack
 from carpool import Client
 from carpool.errors import ConfigError
-from carpool.kafka.acls import ROLES, SERVICES, Acl, Role, acls_of
+from carpool.guard import GuardedProcess
+from carpool.kafka.acls import ROLES, SERVICES, Acl, Operation, Role, acls_of
 from carpool.kafka.admin import create_topics
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
 from carpool.kafka.coordinator import CoordinatorClient
@@ -37,6 +39,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.settings import Secret
 from cli.services import INPUTS
 from schemas.topics import QUERIES, TOPICS, read_with
+from tests.cli.support import carpool
 from tests.e2e.support import MODEL
 from tests.kafka.conformance.harness import insist
 from tests.rig.secure_kafka import SecureKafkaServer
@@ -53,8 +56,9 @@ PASSWORDS = {role: f"secret-of-{role}" for role in ROLES}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafkaServer]:
     """A secure broker; each role has exactly its documented rights."""
     with SecureKafkaServer(tmp_path_factory.mktemp("secure"), users=PASSWORDS) as it:
-        for role in ROLES:
-            it.allow(role, acls_of(role, KafkaSettings(prefix=PREFIX)))
+        at = f"--bootstrap {it.bootstrap} --set kafka.request_timeout_ms=180000"
+        given = carpool(f"acls --apply {at} --set kafka.prefix={PREFIX}")
+        assert given.code == 0, given.stderr
         create_topics(scram(it, "operator"))
         for service in SERVICES:  # makes the brokers' own topic of offsets
             _wait_for_coordinator(scram(it, service), f"{PREFIX}-{service}")
@@ -286,6 +290,39 @@ def test_each_right_to_look_and_on_records_that_is_taken_away_is_said_at_start(
             wait_until(lambda missing=missing: not unnamed(missing), f"{service}: {missing}")
 
 
+LACKING = [
+    ("application", "publish who? --once", "", "Read on topic secure.rag.queries.v1)"),
+    ("application", "publish who?", "WRITE queries.v1", "Write on topic secure.rag.queries.v1)"),
+    ("application", "cancel q", "WRITE cancels.v1", "Write on topic secure.rag.cancels.v1)"),
+    ("application", "ask who? --timeout 3", "READ answers.v1", "Read on topic secure.rag.answers"),
+    ("application", "topics create --set kafka.prefix=other", "", "Create on topic other."),
+    ("operator", "dlq list", "READ queries.v1.dlq", "Read on topic secure.rag.queries.v1.dlq)"),
+    ("operator", "groups skip grouper rag.queries.v1/0/0 -y", "DESCRIBE", "Read on group secure-"),
+    ("operator", "status", "DESCRIBE", "Describe on group secure-grouper)"),
+    ("operator", "acls --apply", "", "Alter on the cluster)"),
+]
+"""User, command, the right that is taken away (on a topic, or on all groups), and what is said."""
+
+
+@pytest.mark.parametrize(("user", "line", "taken", "says"), LACKING)
+def test_a_command_names_the_right_that_it_lacks(
+    server: SecureKafkaServer, user: str, line: str, taken: str, says: str
+) -> None:
+    operation, _, topic = taken.partition(" ")
+    name = f"{PREFIX}.rag.{topic}" if topic else f"{PREFIX}-"
+    of_groups: Acl = Acl("GROUP", name, "PREFIXED", cast(Operation, operation))
+    missing = replace(of_groups, resource="TOPIC", pattern="LITERAL") if topic else of_groups
+    settings = environment(scram(server, user)) | {"CARPOOL_KAFKA_REQUEST_TIMEOUT_MS": "5000"}
+    without = server.without(user, [missing]) if taken else nullcontext()
+    with patch.dict(os.environ, settings), without:
+
+        def names_it() -> bool:
+            ended = carpool(line)
+            return ended.code != 0 and says in " ".join((ended.stderr + ended.stdout).split())
+
+        wait_until(names_it, lambda: str(carpool(line)), every_s=0.5)
+
+
 @pytest.mark.parametrize(
     "missing",
     [
@@ -302,7 +339,7 @@ def test_without_a_right_of_a_member_a_service_names_the_command(
     ours = {"CARPOOL_INDEX_DIR": str(small_index), "CARPOOL_HTTP_PORT": "0"}
     with (
         server.without("searcher", [missing]),
-        subprocess.Popen(
+        GuardedProcess[str](
             [sys.executable, "-m", "carpool", "searcher"],
             env=environ | environment(scram(server, "searcher")) | ours,
             stdout=subprocess.PIPE,

@@ -14,17 +14,15 @@ from pathlib import Path
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
-    AclOperation,
     AclPermissionType,
     AdminClient,
-    ResourcePatternType,
-    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
 
 from carpool.kafka.acls import Acl
+from carpool.kafka.admin import acl_binding
 from carpool.kafka.embedded import free_port
 from carpool.testing.kafka import HOST, KafkaServer, free_ports
 from tests.rig.certificates import CertificateAuthority
@@ -132,16 +130,7 @@ class SecureKafkaServer(KafkaServer):
 def _binding(
     user: str, acl: Acl, permission: AclPermissionType = AclPermissionType.ALLOW
 ) -> AclBinding:
-    kind = "BROKER" if acl.resource == "CLUSTER" else acl.resource
-    return AclBinding(
-        ResourceType[kind],
-        acl.name,
-        ResourcePatternType[acl.pattern],
-        f"User:{user}",
-        "*",
-        AclOperation[acl.operation],
-        permission,
-    )
+    return acl_binding(f"User:{user}", acl, permission)
 
 
 def _filter_of(acl: AclBinding) -> AclBindingFilter:
