@@ -45,7 +45,11 @@ class Retriever:
         results = self._searcher.search(list(questions), top_k=self._top_k, mode=self._mode)
         return [
             [
-                Passage(hit.text, {"id": hit.doc_id, "title": hit.title, "score": hit.score})
+                Passage(
+                    hit.text,
+                    (hit.metadata or {})
+                    | {"id": hit.doc_id, "title": hit.title, "score": hit.score},
+                )
                 for hit in result.hits
             ]
             for result in results

@@ -175,7 +175,7 @@ class ServerEvents:
             output_tokens=written,
             cached_tokens=0 if self.has_odd_counts else from_cache,
             counts_cached=cached is not None and not self.has_odd_counts,
-            refusal=self._refusal,
+            refusal=well_formed(self._refusal),
         )
 
 

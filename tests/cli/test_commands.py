@@ -246,6 +246,9 @@ def test_text_that_is_not_well_formed_is_published_and_never_a_traceback(
     assert published_texts(embedded_bootstrap, "odd") == ["caf\ufffd?"]
     utf16 = carpool(f"publish - {at}", stdin="who?\n".encode("utf-16"))
     assert (utf16.code, "iconv -f UTF-16" in utf16.stderr) == (2, True)
+    parquet = carpool(f"publish - {at}", stdin=b"PAR1\x15\x04\x15\0")
+    assert parquet.code == 2 and "is Parquet" in parquet.stderr
+    assert "read_parquet" in parquet.stderr.replace("\n", "")
     assert carpool(f"publish - {at}", stdin=b"\n") == Ended(0, "", "")
     closed = f"{sys.executable} -m carpool publish - {at} <&-"
     assert subprocess.run(closed, shell=True, cwd=ROOT).returncode == 0
