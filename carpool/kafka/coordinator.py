@@ -74,7 +74,9 @@ class CoordinatorClient:
         wanted = [
             TheirPartition(self._settings.broker_topic(at.topic), at.partition) for at in partitions
         ]
-        found = self._ask(lambda client: client.list_group_offsets({group: wanted}))[group]
+        found = self._ask(
+            f"group {group}", lambda client: client.list_group_offsets({group: wanted})
+        )[group]
         # confluent-kafka commits the zero byte that ends the text, and does not show it.
         return {
             TopicPartition(self._settings.logical_topic(at.topic), at.partition): Position(
@@ -102,7 +104,7 @@ class CoordinatorClient:
             except TransactionalIdNotFoundError:
                 return None
 
-        return self._ask(ask)
+        return self._ask(f"transactional id {transactional_id}", ask)
 
     def close(self) -> None:
         """Disconnects."""
@@ -110,15 +112,15 @@ class CoordinatorClient:
         if client is not None:
             client.close()
 
-    def _ask(self, question: Callable[..., T]) -> T:
+    def _ask(self, about: str, question: Callable[..., T]) -> T:
         try:
             if self._client is None:
                 self._client = KafkaAdminClient(**self._config)
             return question(self._client)
         except AuthorizationError as error:
             raise DeploymentError(
-                f"Kafka refuses to describe groups or transactions ({error}): grant DESCRIBE on "
-                "the consumer group and on the transactional ids of the service"
+                f"Kafka refuses a right (Describe on {about}): {error!r}; allow what "
+                "`carpool acls` prints for this service"
             ) from error
         except UnsupportedVersionError as error:
             raise DeploymentError(
@@ -127,4 +129,4 @@ class CoordinatorClient:
             ) from error
         except (KafkaError, OSError) as error:
             self.close()  # the next call connects again
-            raise RetryableError(f"the coordinator did not answer: {error}") from error
+            raise RetryableError(f"the coordinator of {about} did not answer: {error!r}") from error

@@ -207,7 +207,7 @@ class TopicReader:
                 batch.ends[place_of_event(self._settings, raw)] = raw.offset() or 0
             elif error.code() in UNREADABLE:
                 self._pass_over(raw, error, batch)
-            else:
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # no group is joined
                 batch.errors.append(error)
         return batch
 

@@ -31,7 +31,6 @@ class Failing:
 
     def __init__(self, error: KafkaError) -> None:
         self.error = error
-        self.aborts = 0
 
     def __getattr__(self, name: str) -> Any:
         def fail(*_: object, **__: object) -> None:
@@ -51,8 +50,15 @@ class Failing:
 
 def failing(error: KafkaError) -> LibrdkafkaTransactionalProducer:
     producer = LibrdkafkaTransactionalProducer(KafkaSettings(bootstrap="127.0.0.1:1"), "one")
-    producer._producer = Failing(error)  # type: ignore[assignment]
+    producer._producer, producer._has_id = Failing(error), True  # type: ignore[assignment]
     return producer
+
+
+class Works(Failing):
+    """One that takes the transactional id."""
+
+    def init_transactions(self, timeout_s: float) -> None:
+        return
 
 
 def kind(call: str, error: KafkaError) -> type[CarpoolError]:
@@ -119,10 +125,12 @@ def test_a_partition_that_the_metadata_lacks_is_asked_for_again() -> None:
 def test_an_error_of_a_call_is_retried_or_aborts_or_is_a_deployment_error(
     call: str, error: KafkaError, raised: type[CarpoolError]
 ) -> None:
+    if call == "start" and raised is AbortedError:  # there is no transaction to abort
+        raised = RetryableError
     assert kind(call, error) is raised
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call != "commit"])
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("start", "commit")])
 @pytest.mark.parametrize("code", [KafkaError._CONFLICT, KafkaError._FAIL, KafkaError.UNKNOWN])
 def test_an_unknown_error_aborts_and_is_not_retried(call: str, code: int) -> None:
     assert kind(call, KafkaError(code, "something else")) is AbortedError
@@ -136,11 +144,6 @@ def test_an_unknown_error_of_a_commit_ends_the_service_because_its_outcome_is_un
 def test_an_abort_replaces_a_producer_whose_abort_or_record_was_refused(
     monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
-    class Works(Failing):
-        def init_transactions(self, timeout_s: float) -> None:
-            started.append(timeout_s)
-
-    started: list[float] = []
     if refuses == "produce":  # librdkafka's sequence numbers of this partition have a gap now
         producer = failing(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large"))
         with pytest.raises(DeploymentError):
@@ -148,6 +151,42 @@ def test_an_abort_replaces_a_producer_whose_abort_or_record_was_refused(
         monkeypatch.setattr(producer._producer, "abort_transaction", lambda _: None, raising=False)
     else:
         producer = failing(KafkaError(KafkaError._CONFLICT, "another call is in progress"))
-    monkeypatch.setattr(producer, "_make", lambda: Works(KafkaError(KafkaError._FAIL, "not asked")))
+    new = Works(KafkaError(KafkaError._FAIL, "not asked"))
+    monkeypatch.setattr(producer, "_make", lambda: new)
     producer.abort()
-    assert len(started) == 1
+    assert producer._producer is new
+
+
+NO_ID = KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "refused", fatal=True)
+
+
+@pytest.mark.parametrize("call", ["start", "begin", "abort"])
+def test_after_a_refusal_each_try_takes_the_id_with_a_new_producer(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """librdkafka never uses a producer again whose transactional id was refused."""
+    producer = failing(NO_ID)
+    producer._connections.any = call == "begin"  # else it need not take the id
+    works = Works(KafkaError(KafkaError._FAIL, "not asked"))
+    monkeypatch.setattr(works, "begin_transaction", lambda: None, raising=False)
+    made = [Failing(NO_ID), works] if call == "start" else [Failing(NO_ID), Failing(NO_ID), works]
+    monkeypatch.setattr(producer, "_make", lambda: made.pop(0))
+    for _ in range(2):
+        with pytest.raises(DeploymentError, match="Write on transactional id one"):
+            getattr(producer, call)()
+    getattr(producer, call)()
+    assert producer._producer is works and not made
+
+
+def test_what_would_abort_a_transaction_passes_at_the_start() -> None:
+    with pytest.raises(RetryableError, match="transactional id one could not be taken"):
+        failing(KafkaError(KafkaError.UNKNOWN, "something else")).start()
+
+
+def test_a_commit_that_is_refused_after_it_was_sent_again_has_an_unknown_outcome() -> None:
+    producer = failing(NO_ID)
+    with pytest.raises(DeploymentError):
+        producer.commit()
+    producer._connections.any = True
+    with pytest.raises(FencedError, match="outcome of a transaction is unknown"):
+        producer.commit()

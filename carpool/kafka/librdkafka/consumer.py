@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient
 
 from carpool.clock import Clock
-from carpool.errors import ConfigError, FencedError, RetryableError
+from carpool.errors import ConfigError, DeploymentError, RetryableError
 from carpool.kafka.client_config import RETRY_BACKOFF_MS, client_config
 from carpool.kafka.clients import (
     CommitResult,
@@ -116,16 +116,18 @@ class LibrdkafkaConsumer:
         for wanted in map(self._settings.broker_topic, (topic, *extra_topics)):
             metadata = cluster_metadata(admin, self._settings, self._timeout_s, wanted)
             found = metadata.topics[wanted]
-            if found.error is not None and KINDS.get(found.error.code()) == "right":
-                raise sort_error(found.error, wanted)
-            if found.error is not None:
-                raise ConfigError(
-                    f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
-                )
+            if found.error is None:
+                continue
+            if found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise sort_error(found.error, f"Describe on topic {wanted}")
+            raise ConfigError(
+                f"topic {wanted} at {address}: {found.error.str()}; run `carpool topics create`"
+            )
         if self._handover is not None:
             self._handover.connect()
         self._topics, self._listener = frozenset((topic, *extra_topics)), listener
-        self._join(choose_protocol(self._settings, admin, metadata.brokers))
+        # Once: the brokers' settings may be unreadable later, and members must agree.
+        self._join(self.protocol or choose_protocol(self._settings, admin, metadata.brokers))
 
     def _join(self, protocol: GroupProtocol) -> None:
         self.protocol = protocol
@@ -195,7 +197,7 @@ class LibrdkafkaConsumer:
         self, consumer: Consumer, partitions: list[RawPartition]
     ) -> dict[TopicPartition, Position]:
         if self._handover is None:
-            return read_committed(self._settings, consumer, partitions)
+            return read_committed(self._settings, self._group, consumer, partitions)
         return self._handover.begin(consumer, partitions)
 
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
@@ -268,13 +270,18 @@ class LibrdkafkaConsumer:
         elif code == KafkaError._AUTO_OFFSET_RESET:
             self._gap_found(TopicPartition(raw.topic() or "", raw.partition() or 0), error)
         elif KINDS.get(code) == "right":
-            raise sort_error(error, raw.topic() or self._group)
+            name = f"topic {raw.topic()}" if raw.topic() else f"group {self._group}"
+            raise sort_error(error, f"Read on {name}")
         elif code == KafkaError._FATAL and self._may_go_classic:
             log.info("joining by the classic protocol", error=error.str())
             self._consumer.close()
             self._join("classic")
         elif code == KafkaError._FATAL:
-            raise FencedError(f"the consumer cannot continue: {error.str()}; restart the service")
+            # A right that was taken away is fatal to this client; a new one joins by `subscribe`.
+            raise DeploymentError(
+                f"group {self._group} refuses this member, which needs Read on the group and "
+                f"Describe on its topics: {error.str()}; allow what `carpool acls` prints"
+            )
         else:
             log.warning(
                 "broker trouble", error=error.str(), topic=raw.topic(), partition=raw.partition()
@@ -287,8 +294,10 @@ class LibrdkafkaConsumer:
 
         `at`: with the brokers' name of the topic. Blocks while the brokers say what is missing.
         """
-        found = standings(quiet_admin(self._settings), self._settings, self._group, [at])
-        missing = "".join(missing_records(at, found[at])) if found else ""
+        missing = ""
+        with suppress(RetryableError):
+            if found := standings(quiet_admin(self._settings), self._settings, self._group, [at]):
+                missing = "".join(missing_records(at, found[at]))
         text = missing or f"{at.topic}[{at.partition}] cannot be read on: {error.str()}"
         log.error("records are missing", error=text)
         place = TopicPartition(self._settings.logical_topic(at.topic), at.partition)
@@ -374,11 +383,11 @@ class LibrdkafkaConsumer:
         on_result, self._result = self._result, None
         if on_result is not None:
             failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
-            on_result(None if failed is None else sort_error(failed))
+            on_result(None if failed is None else sort_error(failed, f"Read on {self._group}"))
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits offsets with their metadata, blocking."""
-        commit_now(self._settings, self._consumer, offsets)
+        commit_now(self._settings, self._group, self._consumer, offsets)
 
     def membership(self, *, fresh: bool = False) -> Membership | None:
         """Returns group id, member id and generation or epoch; None for no member."""

@@ -35,7 +35,7 @@ RETRY_S = 0.05
 
 
 def read_committed(
-    settings: KafkaSettings, consumer: Consumer, partitions: Sequence[RawPartition]
+    settings: KafkaSettings, group: str, consumer: Consumer, partitions: Sequence[RawPartition]
 ) -> dict[TopicPartition, Position]:
     """Returns committed offsets. Raises `RetryableError` while a transaction blocks them."""
     try:
@@ -44,8 +44,8 @@ def read_committed(
             timeout=settings.request_timeout_ms / 1_000,
         )
     except KafkaException as error:
-        raise _unread(error.args[0]) from error
-    return {place_of(settings, raw): _position(raw) for raw in found}
+        raise _unread(error.args[0], f"Read on group {group}") from error
+    return {place_of(settings, raw): _position(raw, group) for raw in found}
 
 
 class PartitionHandover:
@@ -88,7 +88,7 @@ class PartitionHandover:
                 if owners is None:
                     owners = self._last_owners(partitions)
                 self._end_transactions(owners, takeover)
-                found = read_committed(self._settings, consumer, partitions)
+                found = read_committed(self._settings, self._group, consumer, partitions)
                 return self._claim(consumer, found)
             except RetryableError as error:
                 if time.monotonic() - began_s >= self._timeout_s:
@@ -138,7 +138,7 @@ class PartitionHandover:
         claimed = claims(begun, self._own_instance_id, self._ends(consumer, left))
         self._claimed |= set(claimed)
         try:
-            commit_now(self._settings, consumer, claimed)
+            commit_now(self._settings, self._group, consumer, claimed)
         except FencedError as error:
             # This member can commit nothing for these partitions; the next poll revokes them.
             log.warning("the group rebalanced before partitions could be claimed", error=str(error))
@@ -151,7 +151,8 @@ class PartitionHandover:
         try:
             found = consumer.offsets_for_times(raw, self._timeout_s) if raw else []
         except KafkaException as error:
-            raise _unread(error.args[0]) from error
+            topics = ", ".join(sorted({each.topic for each in raw}))
+            raise _unread(error.args[0], f"Describe on topic {topics}") from error
         return {place_of(self._settings, each): each.offset for each in found}
 
     def _living(self) -> frozenset[str]:
@@ -162,42 +163,45 @@ class PartitionHandover:
         try:
             return frozenset(member.client_id for member in reply(futures[self._group]).members)
         except KafkaException as error:
-            raise _unread(error.args[0]) from error
+            raise _unread(error.args[0], f"Describe on group {self._group}") from error
 
     def _from_the_start(self, consumer: Consumer, at: TopicPartition) -> Position:
         try:
-            low, _ = consumer.get_watermark_offsets(
-                raw_partition(self._settings, at), timeout=self._timeout_s, cached=False
-            )
+            raw = raw_partition(self._settings, at)
+            low, _ = consumer.get_watermark_offsets(raw, timeout=self._timeout_s, cached=False)
         except KafkaException as error:
-            raise _unread(error.args[0]) from error
+            raise _unread(error.args[0], f"Describe on topic {raw.topic}") from error
         return Position(low, "")
 
 
 def commit_now(
-    settings: KafkaSettings, consumer: Consumer, offsets: Mapping[TopicPartition, Position]
+    settings: KafkaSettings,
+    group: str,
+    consumer: Consumer,
+    offsets: Mapping[TopicPartition, Position],
 ) -> None:
     """Commits and blocks. Raises `RetryableError`, or `FencedError` for a removed member."""
     raw = raw_offsets(settings, offsets)
+    topics = ", ".join(sorted({each.topic for each in raw}))
+    needed = f"Read on group {group} and on {topics}"
     try:
         results = consumer.commit(offsets=raw, asynchronous=False)
     except KafkaException as error:
-        topics = ", ".join(sorted({each.topic for each in raw}))
-        raise sort_error(error.args[0], topics) from error
+        raise sort_error(error.args[0], needed) from error
     for result in results or ():
         if result.error is not None:
-            raise sort_error(result.error, result.topic)
+            raise sort_error(result.error, needed)
 
 
-def _position(raw: RawPartition) -> Position:
+def _position(raw: RawPartition, group: str) -> Position:
     if raw.error is not None:
-        raise _unread(raw.error)
+        raise _unread(raw.error, f"Read on group {group} and on topic {raw.topic}")
     return Position(raw.offset, raw.metadata or "") if raw.offset >= 0 else Position(None, "")
 
 
-def _unread(error: KafkaError) -> CarpoolError:
+def _unread(error: KafkaError, needed: str) -> CarpoolError:
     if KINDS.get(error.code()) in ("passes", "removed"):
         return RetryableError(
             f"committed offsets cannot be read: {error.str()}; a transaction may block them"
         )
-    return sort_error(error)
+    return sort_error(error, needed)

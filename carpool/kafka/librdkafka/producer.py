@@ -31,16 +31,17 @@ class LibrdkafkaProducer:
     def produce(self, output: Output, on_delivery: Callable[[CarpoolError | None], None]) -> bool:
         """Queues a record; False when librdkafka's queue is full."""
         topic = self._settings.broker_topic(output.topic)
+        needed = f"Write on topic {topic}"
 
         def report(error: KafkaError | None, _: RawMessage) -> None:
-            on_delivery(None if error is None else sort_error(error, topic, is_record=True))
+            on_delivery(None if error is None else sort_error(error, needed, is_record=True))
 
         try:
             self._producer.produce(topic, on_delivery=report, **produce_arguments(output))
         except BufferError:
             return False
         except KafkaException as error:
-            on_delivery(sort_error(error.args[0], topic, is_record=True))
+            on_delivery(sort_error(error.args[0], needed, is_record=True))
         return True
 
     def poll(self, timeout_s: float) -> None:

@@ -96,8 +96,9 @@ class LibrdkafkaTransactionalProducer:
         self._producer = self._make()
         self._refused: DeploymentError | None = None
         self._fenced: FencedError | None = None
-        self._is_spent = False
-        self._is_replaced = False
+        self._is_spent = False  # this producer cannot be used any more
+        self._has_id = False
+        self._topics: set[str] = set()  # of the transaction
         self._used_s = time.monotonic()
 
     def _make(self) -> Producer:
@@ -105,9 +106,28 @@ class LibrdkafkaTransactionalProducer:
         return Producer(self._config, logger=self._connections)
 
     def start(self) -> None:
-        """Takes the transactional id."""
-        self._call(lambda: self._producer.init_transactions(self._timeout_s))
-        self._used_s = time.monotonic()
+        """Takes the transactional id. What would abort a transaction passes: none is open."""
+        try:
+            self._take_id()
+        except (AbortedError, RetryableError) as error:
+            name = self._config["transactional.id"]
+            raise RetryableError(f"transactional id {name} could not be taken: {error}") from error
+
+    def _take_id(self) -> None:
+        """Takes the transactional id, with a new producer if this one is spent.
+
+        After an error, call it again: only after `RetryableError` the same producer goes on.
+        """
+        self._has_id = False
+        if self._is_spent:
+            self.close()
+            self._producer, self._is_spent = self._make(), False
+        try:
+            self._call(lambda: self._producer.init_transactions(self._timeout_s))
+        except (AbortedError, DeploymentError):
+            self._is_spent = True
+            raise
+        self._has_id, self._used_s = True, time.monotonic()
 
     def begin(self) -> None:
         """Opens a transaction, at the broker with the first record or offset.
@@ -118,20 +138,24 @@ class LibrdkafkaTransactionalProducer:
         for that, and after a long time without a transaction.
         """
         self._refused = None
+        self._topics.clear()
         self._note(lambda: self._producer.poll(0))
         idle_s = time.monotonic() - self._used_s
-        if self._connections.any or self._is_replaced or idle_s > RENEW_AFTER_S:
+        self._is_spent |= self._has_id and (self._connections.any or idle_s > RENEW_AFTER_S)
+        if self._is_spent or not self._has_id:
             log.info("a new Kafka producer takes the transactional id", idle_s=round(idle_s))
-            self._replace()
+            self._take_id()
         self._call(self._producer.begin_transaction)
 
     def produce(self, output: Output) -> None:
         """Queues a record, serving deliveries while the queue is full."""
         topic = self._settings.broker_topic(output.topic)
+        self._topics.add(topic)
 
         def report(error: KafkaError | None, _: RawMessage | None) -> None:
             if error is not None and isinstance(
-                failed := sort_error(error, topic, is_record=True), DeploymentError
+                failed := sort_error(error, f"Write on topic {topic}", is_record=True),
+                DeploymentError,
             ):
                 self._refused = self._refused or failed
 
@@ -169,8 +193,13 @@ class LibrdkafkaTransactionalProducer:
         """
         try:
             self._end(lambda: self._producer.commit_transaction(self._timeout_s))
-        except AbortedError as error:
-            if self._is_spent or isinstance(error, _UnforeseenError):
+        except (AbortedError, DeploymentError) as error:
+            if isinstance(error, DeploymentError):
+                # It may answer a request that was sent again, after the first one has committed.
+                is_unknown = error is not self._refused and self._connections.any
+            else:
+                is_unknown = self._is_spent or isinstance(error, _UnforeseenError)
+            if is_unknown:
                 raise FencedError(
                     f"the outcome of a transaction is unknown ({error}): restart the service"
                 ) from error
@@ -182,7 +211,7 @@ class LibrdkafkaTransactionalProducer:
         It replaces one with a refused record, too: librdkafka would number the next records of the
         partition after it, and the broker would not take them for as long as a transaction lasts.
         """
-        if not (self._is_spent or self._is_replaced or self._refused):
+        if self._has_id and not (self._is_spent or self._refused):
             self._note(lambda: self._producer.flush(ABORT_FLUSH_S))
             try:
                 return self._end(lambda: self._producer.abort_transaction(self._timeout_s))
@@ -191,16 +220,8 @@ class LibrdkafkaTransactionalProducer:
                     "a transaction could not be aborted: its Kafka producer is replaced",
                     error=str(error),
                 )
-                self._is_spent = True
-        self._replace()
-
-    def _replace(self) -> None:
-        """Takes the transactional id with a new producer. After `RetryableError`, call it again."""
-        if not self._is_replaced:
-            self.close()
-            self._producer, self._is_spent, self._is_replaced = self._make(), False, True
-        self.start()
-        self._is_replaced = False
+        self._is_spent |= self._has_id
+        self._take_id()
 
     def _end(self, call: Callable[[], object]) -> None:
         try:
@@ -240,10 +261,7 @@ class LibrdkafkaTransactionalProducer:
             return self._fenced
         kind = KINDS.get(code)
         if kind in FAULTS:
-            is_ours = code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            return self._refused or sort_error(
-                error, self._config["transactional.id"] if is_ours else ""
-            )
+            return self._refused or sort_error(error, self._needed(code))
         is_fatal = error.fatal() or code == KafkaError._FATAL
         if kind == "forgotten" or (is_fatal and not self._is_spent):
             self._is_spent = True
@@ -257,6 +275,15 @@ class LibrdkafkaTransactionalProducer:
             )
         return self._refused or AbortedError(f"the transaction must be aborted: {error.str()}")
 
+    def _needed(self, code: int) -> str:
+        """Returns which right a transaction lacks after this error, in words."""
+        name = self._config["transactional.id"]
+        return {
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"Write on transactional id {name}",
+            KafkaError.GROUP_AUTHORIZATION_FAILED: f"Read on the group of transactional id {name}",
+            KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Write on {' or '.join(sorted(self._topics))}",
+        }.get(code, name)
+
 
 def fence_instance(settings: KafkaSettings, group: str, instance_id: str) -> None:
     """Fences the producer of another instance id, which aborts its open transaction.
@@ -268,7 +295,5 @@ def fence_instance(settings: KafkaSettings, group: str, instance_id: str) -> Non
     try:
         with suppress(FencedError):  # another member was faster: the id is fenced
             producer.start()
-    except AbortedError as error:
-        raise RetryableError(f"instance id {instance_id} could not be fenced: {error}") from error
     finally:
         producer.close()
