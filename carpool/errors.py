@@ -21,7 +21,7 @@ class CarpoolError(Exception):
 
 
 class RetryableError(CarpoolError):
-    """The same call may succeed later (a server refuses or is unreachable): pause and retry."""
+    """It passes by itself (a server is busy or unreachable): pause, then make the same call."""
 
 
 class ConfigError(CarpoolError):

@@ -27,6 +27,7 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.loop.delivery.factory import make_consumer, make_delivery
 from carpool.loop.loop import Loop
 from carpool.loop.priority.intake_queues import Intake, PriorityClass
+from carpool.loop.refusal import Refusal
 from carpool.loop.retry import FailureLimits
 from carpool.loop.stage import R, Stage
 from carpool.loop.tracing.setup import make_tracer
@@ -101,7 +102,7 @@ def run_service(
     metrics = Metrics()
     group = kafka.group_of(name)
     tracer = make_tracer(service=name, group=group)
-    deployment = _checked(kafka, name, group, intake.topics)
+    deployment = _checked(kafka, name, group, intake.topics, Refusal(clock))
     if not deployment.has_transactions:  # the embedded broker: new records end no fetch
         fetch_wait = {"fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS}
         kafka = msgspec.structs.replace(kafka, librdkafka=fetch_wait | kafka.librdkafka)
@@ -117,7 +118,7 @@ def run_service(
         tracer=tracer,
         limits=FailureLimits(attempts_max=kafka.attempts_max),
     )
-    _watch(kafka, group, deployment, loop)
+    _watch(kafka, name, group, deployment, loop)
     server = _serve_pages(http, loop, metrics, clock)
     _stop_on_signals(loop.stop)
     instance_id = configured_instance_id(kafka) if deployment.delivery == "exactly_once" else None
@@ -139,23 +140,30 @@ def run_service(
 
 
 def _checked(
-    kafka: KafkaSettings, name: StageName, group: str, inputs: Sequence[str]
+    kafka: KafkaSettings, name: StageName, group: str, inputs: Sequence[str], refusal: Refusal
 ) -> Deployment:
     """Returns the deployment, which fits; logs what may lose work later. Raises `ConfigError`."""
-    deployment = check_deployment(
-        kafka, kafka.delivery, TOPICS, group=group, inputs=inputs, service=name
-    )
+
+    def check() -> Deployment:
+        return check_deployment(
+            kafka, kafka.delivery, TOPICS, group=group, inputs=inputs, service=name
+        )
+
+    deployment = refusal.insist(check, time.sleep)
+    assert deployment is not None, "nothing stops it but an error, or the end of the process"
     for warning in deployment.warnings:
         log.warning(warning)
     require_fit(deployment)
     return deployment
 
 
-def _watch(kafka: KafkaSettings, group: str, deployment: Deployment, loop: Loop[R]) -> None:
+def _watch(
+    kafka: KafkaSettings, name: StageName, group: str, deployment: Deployment, loop: Loop[R]
+) -> None:
     """Starts the threads that delete processed records, and that look at the topics."""
     if deployment.has_transactions:  # the embedded broker cannot delete records
         _repeat(ProcessedRecordsPurge(kafka, loop.in_flight.committed_offsets).step, PURGE_S)
-    _repeat(DeploymentWatch(kafka, TOPICS, group, deployment).step, WATCH_S)
+    _repeat(DeploymentWatch(kafka, TOPICS, group, name, deployment).step, WATCH_S)
 
 
 def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | None) -> None:
@@ -163,7 +171,7 @@ def _run(loop: Loop[R], kafka: KafkaSettings, group: str, instance_id: str | Non
     gc.freeze()
     try:
         if instance_id is not None:
-            wait_until_name_is_free(kafka, group, instance_id, loop.pause)
+            loop.insist(lambda: wait_until_name_is_free(kafka, group, instance_id, loop.pause))
         loop.run(drain_us=DRAIN_US)
     except CarpoolError as error:
         log.error("stopped by an error", error=str(error))

@@ -97,7 +97,7 @@ def judge(
 
     Problems and warnings name topics as the brokers do.
     """
-    has_transactions = have_transactions(facts)
+    has_transactions = have_transactions(facts.config)
     delivery: DeliveryName = (
         "exactly_once"
         if wish == "exactly_once" or (wish == "auto" and has_transactions)
@@ -123,10 +123,8 @@ def judge(
         problems += _topic_problems(topic, found, settings, facts)
         warnings += _topic_warnings(topic, found, facts)
     problems += _partition_problems(settings, topics, facts)
-    # The embedded broker, which has no transactions, returns ends that are too low.
-    standings = facts.standings if has_transactions else {}
-    problems += forgotten_group(settings, standings)
-    for at, standing in sorted(standings.items()):
+    problems += forgotten_group(settings, facts.standings)
+    for at, standing in sorted(facts.standings.items()):
         warnings += missing_records(at, standing)
     return Deployment(
         has_transactions=has_transactions,
@@ -164,13 +162,13 @@ def named_at_brokers(settings: KafkaSettings, topics: Sequence[Topic]) -> list[T
     ]
 
 
-def have_transactions(facts: BrokerFacts) -> bool:
-    """Returns whether the brokers have transactions, derived from the settings that they have.
+def have_transactions(config: Mapping[str, str] | None) -> bool:
+    """Returns whether the brokers have transactions, derived from the settings of one of them.
 
     A broker without a coordinator has no settings for it. Brokers that hide their settings have
     access control, and those have transactions.
     """
-    return facts.config is None or "transaction.state.log.min.isr" in facts.config
+    return config is None or "transaction.state.log.min.isr" in config
 
 
 def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterator[str]:

@@ -13,6 +13,7 @@ from carpool.kafka.checks import (
     BrokerFacts,
     Deployment,
     Wish,
+    have_transactions,
     judge,
     named_at_brokers,
 )
@@ -69,6 +70,7 @@ def broker_facts(
     partitions = [
         TopicPartition(name, number)
         for name in sorted(found.keys() & {answers, *map(settings.broker_topic, inputs)})
+        if have_transactions(config)  # the embedded broker, without, returns ends that are too low
         for number in metadata.topics[name].partitions
     ]
     # Brokers without access control hide nothing, and some create a topic that a request names.
@@ -98,12 +100,18 @@ class DeploymentWatch:
     """
 
     def __init__(
-        self, settings: KafkaSettings, topics: Sequence[Topic], group: str, start: Deployment
+        self,
+        settings: KafkaSettings,
+        topics: Sequence[Topic],
+        group: str,
+        service: str,
+        start: Deployment,
     ) -> None:
         """`start`: the deployment at start, whose warnings are logged already."""
         self._settings = settings
         self._topics = topics
         self._group = group
+        self._service = service
         self._delivery = start.delivery
         self._known = set(start.warnings)
 
@@ -111,7 +119,12 @@ class DeploymentWatch:
         """Checks once. Blocks. Brokers that do not answer are left to others to report."""
         try:
             now = check_deployment(
-                self._settings, self._delivery, self._topics, group=self._group, inputs=()
+                self._settings,
+                self._delivery,
+                self._topics,
+                group=self._group,
+                inputs=(),
+                service=self._service,
             )
         except CarpoolError:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -166,9 +166,18 @@ class Loop(Generic[R]):
         self._stopping.set()
 
     def pause(self, seconds: float) -> bool:
-        """Waits before `run`, as a process that is alive; returns whether `stop` was called."""
+        """Waits at the start, as a process that is alive; returns whether `stop` was called."""
         self.last_step_us = self._clock.now_us()
+        self._not_ready = ("starting", *self._refusals())
         return self._stopping.wait(seconds)
+
+    def insist(self, call: Callable[[], None]) -> None:
+        """Calls at the start, again and again while what it raises passes by itself, until `stop`.
+
+        Raises what somebody must mend: the process ends with it.
+        """
+        if not self._stopping.is_set():
+            self._member.insist(call, self.pause)
 
     def not_ready(self) -> tuple[str, ...]:
         """Returns why this service is not ready, in words. Thread-safe."""
@@ -200,11 +209,11 @@ class Loop(Generic[R]):
             raise self.failure
 
     def start(self) -> None:
-        """Starts the stage and the delivery, then joins the consumer group."""
+        """Starts the stage and the delivery, then joins the consumer group. See `insist`."""
         self._stage.start(self.sink)
         # Before the group: an open transaction of an earlier process blocks reading its offsets.
-        self.delivery.start()
-        self._join()
+        self.insist(self.delivery.start)
+        self.insist(self._join)
 
     def _join(self) -> None:
         self._consumer.subscribe(self._intake.topic, self, self._intake.topics[1:])

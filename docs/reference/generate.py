@@ -187,7 +187,8 @@ def acls_page() -> str:
         "transactional ids begin with `wiki-` instead of `carpool-`. Delete is for processed "
         "records, which their reader removes. A service without a right of this list says so when "
         "it starts, and stops; without DescribeConfigs or Delete, or a right on a topic that is "
-        "best effort, it warns.",
+        "best effort, it warns. A right that is taken from a running service is named within "
+        "a minute; the service goes on when it is given back.",
         lines,
     )
 

@@ -108,13 +108,9 @@ def test_services_that_are_stopped_and_killed_at_work_lose_nothing(
     ("settings", "says"),
     [
         ({"INDEX_DIR": "/nowhere/index"}, ["/nowhere/index", "carpool index build"]),
-        (
-            {"KAFKA_BOOTSTRAP": "127.0.0.1:1", "KAFKA_REQUEST_TIMEOUT_MS": "1000"},
-            ["127.0.0.1:1", "no broker answers"],
-        ),
         ({"KAFKA_LANES": "7"}, ["would lose work", "kafka.lanes is 7"]),
     ],
-    ids=["index", "broker", "topics"],
+    ids=["index", "topics"],
 )
 def test_a_wrong_deployment_is_refused_at_start_with_what_to_do(
     bootstrap: str, small_index: Path, settings: dict[str, str], says: list[str]

@@ -60,3 +60,12 @@ def test_an_error_reply_references_no_frame_of_its_caller() -> None:
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT
     held = future.exception()
     assert held is not None and held.__traceback__ is None and held is not raised.value
+
+
+def test_an_error_without_words_gets_those_of_its_code() -> None:
+    future: Future[None] = Future()
+    code = KafkaError.COORDINATOR_NOT_AVAILABLE
+    future.set_exception(KafkaException(KafkaError(code, "ConsumerGroupDescribe: ")))
+    with pytest.raises(KafkaException) as raised:
+        reply(future)
+    assert raised.value.args[0].str() == "ConsumerGroupDescribe: Broker: Coordinator not available"

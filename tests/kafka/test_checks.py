@@ -169,8 +169,6 @@ def test_a_group_that_has_committed_nothing_beside_answers_waits_for_a_word(comm
         empty = dataclasses.replace(places[gone], end=0)
         found = dataclasses.replace(lost, standings=places | {gone: empty})
         assert judged(found).problems == (), "there is nothing to read, or nothing was answered"
-    embedded = dataclasses.replace(facts(broker={}), standings=places)
-    assert judged(embedded).problems == (), "no record and no offset survives that broker"
 
 
 def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 T = TypeVar("T")
 
 
 def reply(future: Future[T]) -> T:
-    """Returns the result of a future. Blocks. Raises `KafkaException`."""
+    """Returns the result of a future. Blocks. Raises `KafkaException`, whose text is not empty."""
     error = future.exception()
     if isinstance(error, KafkaException):
         # A new exception: the traceback of the old one references frames with the client.
-        raise KafkaException(*error.args)
+        found: KafkaError = error.args[0]
+        text = found.str().rstrip(": ")
+        if text != found.str():  # brokers may send a code without words
+            found = KafkaError(found.code(), f"{text}: {KafkaError(found.code()).str()}")
+        raise KafkaException(found)
     return future.result()

@@ -44,12 +44,11 @@ def settings_of(
         try:
             entries = reply(future)
         except KafkaException as error:
-            sorted_error = sort_error(error.args[0], resource.name)
-            if isinstance(sorted_error, DeploymentError):
+            kind = resource.restype.name.lower()
+            failed = sort_error(error.args[0], f"DescribeConfigs on {kind} {resource.name}")
+            if isinstance(failed, DeploymentError):
                 continue
-            raise RetryableError(
-                f"no broker returns its settings: {error.args[0].str()}; is it running?"
-            ) from error
+            raise failed from error
         found[resource.name] = {
             name: entry.value for name, entry in entries.items() if entry.value is not None
         }

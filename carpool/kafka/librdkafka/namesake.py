@@ -8,12 +8,11 @@ from collections.abc import Callable
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import ConfigError
 from carpool.kafka.client_config import consumer_config
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.convert import sort_error
-from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.settings import KafkaSettings
 
 log = structlog.get_logger()
@@ -31,20 +30,12 @@ def wait_until_name_is_free(
 
     A member that was killed is in the group until its session ends, and keeps its partitions until
     then. One that is still there afterwards is alive: two members with one name would end each
-    other again and again. Raises `ConfigError` then, and `RetryableError` without a broker,
-    `DeploymentError` without the right to describe the group.
+    other again and again. Raises `ConfigError` then, `RetryableError` while the coordinator of the
+    group is away, and `DeploymentError` without the right to describe the group.
     """
-    answer_by_s = time.monotonic() + settings.request_timeout_ms / 1_000
     until_s: float | None = None
     while True:
-        try:
-            host = _host_of(settings, group, instance_id)
-        except RetryableError:  # the coordinator of a broker that has just started is not ready
-            if time.monotonic() >= answer_by_s:
-                raise
-            if wait(LOOK_S):
-                return
-            continue
+        host = _host_of(settings, group, instance_id)
         if host is None:
             return
         if until_s is None:
@@ -82,10 +73,6 @@ def _host_of(settings: KafkaSettings, group: str, instance_id: str) -> str | Non
     except KafkaException as error:
         if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
             return None
-        if KINDS.get(error.args[0].code()) == "right":
-            raise sort_error(error.args[0], group) from error
-        raise RetryableError(
-            f"the brokers do not describe the group {group}: {error.args[0].str()}"
-        ) from error
+        raise sort_error(error.args[0], f"Describe on group {group}") from error
     hosts = [(each.host or "").lstrip("/") for each in members if each.client_id == instance_id]
     return hosts[0] if hosts else None

@@ -9,8 +9,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
+from carpool.errors import RetryableError
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
+from carpool.kafka.librdkafka.convert import sort_error
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing
@@ -22,7 +24,7 @@ def standings(
 ) -> dict[TopicPartition, Standing]:
     """Returns the group's standing; empty where the brokers do not support or permit such requests.
 
-    `partitions`: with the brokers' names of topics.
+    `partitions`: with the brokers' names of topics. Raises `RetryableError` for what passes.
     """
     timeout_s = settings.request_timeout_ms / 1_000
     places = [TopicPartition(settings.logical_topic(at.topic), at.partition) for at in partitions]
@@ -32,7 +34,10 @@ def standings(
             _offsets(admin, dict.fromkeys(partitions, spec), timeout_s)
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest(), OffsetSpec.for_timestamp(0))
         )
-    except KafkaException:
+    except KafkaException as error:
+        failed = sort_error(error.args[0], f"Read on group {group}")
+        if isinstance(failed, RetryableError):
+            raise failed from error
         return {}
     by_place = {TopicPartition(each.topic, each.partition): each for each in committed}
     return {

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from carpool.errors import RetryableError
 from carpool.kafka.librdkafka.admin_replies import reply
+from carpool.kafka.librdkafka.convert import sort_error
 
 
 def topic_rights(
@@ -35,7 +35,5 @@ def topic_rights(
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 found[name] = frozenset()
             elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise RetryableError(
-                    f"no broker describes topic {name}: {error.args[0].str()}"
-                ) from error
+                raise sort_error(error.args[0], f"Describe on topic {name}") from error
     return found

@@ -102,7 +102,8 @@ class Delivery(ABC):
         self._stop_by_us = until_us
         self._closing.set()
         self._wake.set()
-        self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + JOIN_S)
+        if self._thread.is_alive():  # else it has ended, or was stopped before its start
+            self._thread.join(max(0.0, (until_us - self._clock.now_us()) / 1_000_000) + JOIN_S)
 
     @property
     @abstractmethod

@@ -32,8 +32,6 @@ NAP_S = 0.01
 A wake-up costs more CPU time than most work. A hint may wait for as long.
 """
 RETRY_WAIT_S = 0.05
-START_US_MAX = 30_000_000
-START_WAIT_S = 0.5
 CLOSING_ABORTS_MAX = 3
 ABORTS_MIN = 10
 ABORTING_US_MAX = 60_000_000
@@ -90,20 +88,10 @@ class ExactlyOnceDelivery(Delivery):
     # Called from the polling thread.
 
     def open(self) -> None:
-        """Registers the instance id: fences its previous process. Raises as the producer does.
-
-        A coordinator that has just moved to another broker loads its log first: waits for it.
-        """
-        self._producer = self._make_producer()
-        until_us = self._clock.now_us() + START_US_MAX
-        while True:
-            try:
-                return self._producer.start()
-            except RetryableError as error:
-                if self._clock.now_us() >= until_us:
-                    raise
-                log.warning("the transactional id cannot be taken yet", error=str(error))
-                self._closing.wait(START_WAIT_S)
+        """Registers the instance id: fences its previous process. Raises as the producer does."""
+        if self._producer is None:
+            self._producer = self._make_producer()
+        self._producer.start()
 
     def after_poll(self) -> None:
         """Reads the membership, and checks whether a call of the producer takes too long.
