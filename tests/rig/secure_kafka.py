@@ -82,17 +82,24 @@ class SecureKafkaServer(KafkaServer):
 
     @contextmanager
     def without(self, user: str, acls: Iterable[Acl]) -> Iterator[None]:
-        """Forbids what these rights allow, also if a broader right allows it, until the end."""
-        denied = [_binding(user, acl, AclPermissionType.DENY) for acl in acls]
+        """Takes these rights away, also where a broader right allows the same, until the end."""
+        taken = list(acls)
+        denied = [_binding(user, acl, AclPermissionType.DENY) for acl in taken]
         admin = self._admin()
         for future in admin.create_acls(denied, request_timeout=REQUEST_TIMEOUT_S).values():
             future.result(REQUEST_TIMEOUT_S)
+        self._delete(_binding(user, acl) for acl in taken)
         try:
             yield
         finally:
-            filters = [_filter_of(each) for each in denied]
-            for future in admin.delete_acls(filters, request_timeout=REQUEST_TIMEOUT_S).values():
-                future.result(REQUEST_TIMEOUT_S)
+            self.allow(user, taken)
+            self._delete(denied)
+
+    def _delete(self, bindings: Iterable[AclBinding]) -> None:
+        filters = [_filter_of(each) for each in bindings]
+        admin = self._admin()
+        for future in admin.delete_acls(filters, request_timeout=REQUEST_TIMEOUT_S).values():
+            future.result(REQUEST_TIMEOUT_S)
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
