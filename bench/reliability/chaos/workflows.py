@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.data.made_up import DIMENSION
 from bench.reliability.chaos import side_by_side
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.testing.llm_text import words, write
 from carpool.testing.workflow import run
 from carpool.workflow.load import load_programs

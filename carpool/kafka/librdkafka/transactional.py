@@ -277,7 +277,7 @@ class LibrdkafkaTransactionalProducer:
 
     def _needed(self, code: int) -> str:
         """Returns which right a transaction lacks after this error, in words."""
-        name = self._config["transactional.id"]
+        name = str(self._config["transactional.id"])
         return {
             KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"Write on transactional id {name}",
             KafkaError.GROUP_AUTHORIZATION_FAILED: f"Read on the group of transactional id {name}",
