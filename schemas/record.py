@@ -17,8 +17,9 @@ Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _INT_MAX = 10**18 - 1
 Integer = Annotated[int, msgspec.Meta(ge=-_INT_MAX, le=_INT_MAX)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0, le=_INT_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 Real = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
-"""Every number of a record is bounded; a whole one has at most 18 digits, as in headers."""
+"""Every number is bounded: a whole one has 18 digits, as in headers, and sums of counts fit it."""
 Times = dict[str, Integer]
 """Microseconds by stage: below 0 where a clock was set back."""
 ClusterId = NewType("ClusterId", Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.record import Identifier, NonNegative, Record, Source
+from schemas.record import Count, Identifier, NonNegative, Record, Source
 from schemas.retrieval import Probe
 
 
@@ -25,4 +25,4 @@ class Scan(Record, frozen=True, kw_only=True):
     rows: bytes = b""
     estimates: bytes = b""
     count: NonNegative = 0
-    bytes_read: NonNegative = 0
+    bytes_read: Count = 0

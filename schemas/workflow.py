@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from schemas.hit import Hit
-from schemas.record import ClusterId, Identifier, Integer, NonNegative, Real, Record
+from schemas.record import ClusterId, Count, Identifier, Integer, Real, Record
 
 GRAPH_BYTES_MAX = 16 * 1024
 JOURNAL_BYTES_MAX = 256 * 1024
@@ -90,6 +90,6 @@ class StepResult(Record, frozen=True, kw_only=True):
     is_shared: bool = False
     left_out: tuple[str, ...] = ()
     took_ms: Real = 0.0
-    input_tokens: NonNegative = 0
-    output_tokens: NonNegative = 0
-    cached_tokens: NonNegative = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cached_tokens: Count = 0

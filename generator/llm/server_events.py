@@ -14,7 +14,7 @@ from typing import Any
 from generator.llm.protocol import LlmFinished
 from schemas.record import well_formed
 
-COUNT_MAX = 2**53
+COUNT_MAX = 10**15
 EVENT_CHARS_MAX = 16 * 1024 * 1024
 _NAME_CHARS_MAX = 200
 _REFUSAL_CHARS_MAX = 2_000

