@@ -181,10 +181,11 @@ class TopicAudit:
     def _group(self, group: Group, place: str, at: TopicPartition, offset: int) -> None:
         for part, grouped in enumerate(group.queries):
             self._note_headers(grouped.source.place, grouped.headers, at, offset)
+            steps = self._steps(grouped.source.place, grouped.query)
             home = lane_of(grouped.clusters[0], group.lane_count)
             if home == group.lane or not group.is_scattered:  # every lane has a scattered group
                 where = f"{place}, part {part} by {group.grouper}"
-                self._note(GROUPS.name, grouped.source, where, finished_steps(grouped.query))
+                self._note(GROUPS.name, grouped.source, where, steps)
 
     def _retrieval(self, retrieval: Retrieval | Answer, place: str) -> None:
         if isinstance(retrieval, Answer):

@@ -29,12 +29,22 @@ from schemas.codec import encode
 from schemas.headers import KEY_HEADER, ORIGIN_HEADER
 from schemas.hit import Hit
 from schemas.query import Journal, Query
-from schemas.topics import ANSWERS, QUERIES, RETRIES, RETRIEVALS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIES, RETRIEVALS
 from schemas.workflow import StepResult
-from tests.records import a_message, a_query, a_retrieval, a_source, an_answer, some_hits
+from tests.records import (
+    a_group,
+    a_grouped_query,
+    a_message,
+    a_query,
+    a_retrieval,
+    a_source,
+    an_answer,
+    some_hits,
+)
 
 QUESTION = "what of text 2?"
 EMBEDDER = HashingEmbedder(DIMENSION)
+KEY = ((KEY_HEADER, b"w"),)
 CORPUS = {hit.doc_id: hit for hit in some_hits(3)}
 
 
@@ -97,11 +107,14 @@ def test_a_search_finds_the_passages_nearest_to_its_text_and_of_nearly_equal_one
 class Topics:
     """The records of one workflow, `hyde`, and their audit."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_retrievals: bool = True) -> None:
         question = ChaosQuestion(id="w", text=QUESTION, workflow="hyde")
         self.audit = TopicAudit(0, [question], CORPUS)
         self.offsets: Counter[str] = Counter()
         self.write(QUERIES.name, a_query("w"))
+        if not has_retrievals:
+            self.write(GROUPS.name, a_group(a_grouped_query(self.step(1), headers=KEY)))
+            return
         self.write(RETRIEVALS.name, a_retrieval(self.step(0), source=a_source(0)))
         self.search()
         self.write(RETRIEVALS.name, a_retrieval(self.step(1), source=a_source(0)))
@@ -124,7 +137,7 @@ class Topics:
         value, own = encode(record, event_id="e", source="t", time_us=0)  # type: ignore[arg-type]
         place = self.offsets[topic]
         self.offsets[topic] += 1
-        own += ((KEY_HEADER, b"w"), *headers)
+        own += (*KEY, *headers)
         at_ms = 1_000 if topic == QUERIES.name else 3_000
         message = a_message(topic, place, key=b"w", value=value, headers=own, timestamp_ms=at_ms)
         self.audit.take(message)
@@ -140,6 +153,12 @@ def test_a_workflow_has_one_record_for_each_step_and_each_text_is_counted() -> N
     assert topics.wrong() == {}
     found = topics.audit.result(["w"])
     assert (found.workflows, found.steps, found.texts, found.generated) == (1, 1, 1, 1)
+
+
+def test_the_version_of_a_program_is_known_although_the_retrievals_were_removed() -> None:
+    topics = Topics(has_retrievals=False)
+    topics.answer()
+    assert topics.wrong() == {}
 
 
 def test_a_step_that_runs_again_is_found_unless_the_offsets_were_deleted_meanwhile() -> None:
