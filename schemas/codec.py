@@ -172,8 +172,8 @@ def decode_retrieval(value: bytes | None, headers: Headers) -> Retrieval | Answe
 def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
     """Returns the checked query of a record of `rag.queries.v1`.
 
-    Its id is the header `ce_id`, else the body's, else one made of the record's place. Raises
-    `RecordError` with the `query_id`, which is found in the same way.
+    Its id is the header `ce_id`, else the body's, else one made of the record. Raises `RecordError`
+    with the `query_id`, which is found in the same way.
     """
     try:
         query = _decode_query(value, headers, source)
@@ -183,9 +183,9 @@ def decode_query(value: bytes | None, headers: Headers, source: Source) -> Query
     return query
 
 
-def id_of_place(source: Source) -> str:
-    """Returns the id of a query that has none of its own: UUIDv5 of (topic, partition, offset)."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.place}"))
+def id_of_record(source: Source) -> str:
+    """Returns the id of a query that has none: UUIDv5 of topic, partition, offset, timestamp."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kafka:{source.record}"))
 
 
 def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Query:
@@ -232,7 +232,7 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
         (name for name in (header_id, event_id, body.get("query_id")) if name is not None), None
     )
     if named is None:
-        named = id_of_place(source)
+        named = id_of_record(source)
     # Encoded and decoded again: the decoder reads base64 vectors and JSON filters.
     return _decode_json(
         Query, _encoder.encode({**body, **_header_fields(headers), "query_id": named})
@@ -397,5 +397,5 @@ def identified(
         not 1 <= len(query_id) <= 256 or any("\ud800" <= char <= "\udfff" for char in query_id)
     ):
         query_id = None
-    query_id = query_id or id_of_place(source)
+    query_id = query_id or id_of_record(source)
     return RecordError(error.reason, str(error), field=error.field, query_id=query_id)

@@ -39,8 +39,13 @@ class Source(Record, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The record as ids and messages name it: `topic/partition/offset`."""
+        """The record as messages name it: `topic/partition/offset`."""
         return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def record(self) -> str:
+        """The record as ids name it: another one is at its place if its topic is made again."""
+        return f"{self.place}/{self.timestamp_ms}"
 
 
 def well_formed(text: object) -> str:

@@ -4,7 +4,8 @@ Version 1: `1;` and comma-separated runs. `a+n`: n whole records, the first `a` 
 committed offset. `a:p-q.r`: parts p to q and part r of the record at `a`. Numbers are decimal.
 Version 2: `2;INSTANCE;` and the runs, where INSTANCE is the instance id of the member that
 committed (ADR 0007). Version 3: `3;DEATHS;INSTANCE;` and the runs; INSTANCE may be empty. DEATHS is
-`n.m`, or `n.m!` while the record is in hand alone: see `Deaths`.
+`n.m`, or `n.m!` while the record is in hand alone: see `Deaths`. Version 4: `4;TOPIC;` and one of
+these, where TOPIC is the id of the topic that the offset belongs to.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ PARTS_MAX = 100_000
 
 METADATA_VERSION = "1;"
 INSTANCE_ID = r"[A-Za-z0-9._-]{1,64}"
-HEAD = re.compile(rf"(?:1|2;({INSTANCE_ID})|3;([1-4])\.([0-9]{{1,4}})(!?);({INSTANCE_ID})?);")
+TOPIC_ID = r"[A-Za-z0-9+/_-]{22}"
+HEAD = re.compile(
+    rf"(?:4;({TOPIC_ID});)?"
+    rf"(?:1|2;({INSTANCE_ID})|3;([1-4])\.([0-9]{{1,4}})(!?);({INSTANCE_ID})?);"
+)
 NUMBER = r"[0-9]{1,18}"
 WHOLE_RECORDS = re.compile(rf"({NUMBER})\+({NUMBER})")
 SOME_PARTS = re.compile(rf"({NUMBER}):((?:{NUMBER}(?:-{NUMBER})?\.)*{NUMBER}(?:-{NUMBER})?)")
@@ -51,10 +56,14 @@ class Completed(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The member that has the partition in hand, by instance id (None: no one), and the deaths."""
+    """The member that has the partition in hand, by instance id (None: no one), and the deaths.
+
+    `topic_id`: None where the brokers have no ids of topics.
+    """
 
     instance_id: str | None
     deaths: Deaths | None
+    topic_id: str | None = None
 
 
 def head_of(metadata: str) -> Head:
@@ -73,7 +82,15 @@ def with_instance_id(metadata: str, instance_id: str) -> str:
     Raises `DeploymentError` for metadata of another program.
     """
     head, runs = _split(metadata)
-    return _joined(Head(instance_id, head.deaths), runs)
+    return _joined(head._replace(instance_id=instance_id), runs)
+
+
+def in_topic(metadata: str, topic_id: str | None) -> str | None:
+    """Returns the metadata with the id of its topic; None: it is of another topic of that name."""
+    found = HEAD.match(metadata)
+    if topic_id is None or (found and found[1] == topic_id):
+        return metadata
+    return None if found and found[1] else f"4;{topic_id};{metadata or METADATA_VERSION}"
 
 
 def encode_metadata(low: int, completed: Completed) -> str:
@@ -117,12 +134,14 @@ def _split(metadata: str) -> tuple[Head, str]:
     found = HEAD.match(metadata or METADATA_VERSION)
     if found is None:
         raise _unreadable(metadata)
-    owner, times, offsets, alone, holder = found.groups()
+    topic_id, owner, times, offsets, alone, holder = found.groups()
     deaths = Deaths(int(times), int(offsets), bool(alone)) if times else None
-    return Head(owner or holder, deaths), metadata[found.end() :]
+    return Head(owner or holder, deaths, topic_id), metadata[found.end() :]
 
 
 def _joined(head: Head, runs: str) -> str:
+    if head.topic_id is not None:
+        return in_topic(_joined(head._replace(topic_id=None), runs), head.topic_id) or ""
     if (deaths := head.deaths) is not None:
         alone = "!" if deaths.is_alone else ""
         return f"3;{deaths.times}.{deaths.offsets}{alone};{head.instance_id or ''};{runs}"

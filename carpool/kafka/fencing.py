@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from carpool.errors import DeploymentError
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, Deaths, Head, head_of, with_head
+from carpool.kafka.commit_metadata import METADATA_BYTES_MAX, Deaths, head_of, with_head
 from carpool.kafka.records import TopicPartition
 
 SUSPECTS_MAX = 32
@@ -142,9 +142,9 @@ def claims(
 def _claim(at: TopicPartition, position: Position, own_instance_id: str, end: int | None) -> str:
     metadata = position.metadata
     try:
-        before, ahead = head_of(metadata).deaths, (end or 0) - (position.offset or 0)
-        deaths = after_life(before) if end is None else after_death(before, ahead)
-        claimed = with_head(metadata, Head(own_instance_id, deaths))
+        head, ahead = head_of(metadata), (end or 0) - (position.offset or 0)
+        deaths = after_life(head.deaths) if end is None else after_death(head.deaths, ahead)
+        claimed = with_head(metadata, head._replace(instance_id=own_instance_id, deaths=deaths))
     except DeploymentError as error:
         raise DeploymentError(f"{at.topic}[{at.partition}]: {error}") from error
     return claimed if len(claimed) <= METADATA_BYTES_MAX else metadata

@@ -25,6 +25,7 @@ from carpool.kafka.client_config import (
     FETCH_BOUNDS,
     FETCH_WAIT_MS,
     FETCHED_AHEAD_KIB,
+    METADATA_REFRESH_MS,
     PROTOCOL_OVERHEAD_BYTES,
     client_config,
 )
@@ -32,6 +33,7 @@ from carpool.kafka.cluster import cluster_metadata, is_of_right, told
 from carpool.kafka.raw_records import message_of, place_of_event, raw_partition
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_ids import TopicIds
 from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches, end_of_batch
 from schemas.topics import MESSAGE_BYTES_MAX
 
@@ -89,6 +91,7 @@ class TopicReader:
         self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
         self._stale_topics: set[str] = set()
         self._unreadable = UnreadableBatches()
+        self._ids = TopicIds(settings)
         self._consumer = Consumer(
             client_config(settings)
             | FETCH_BOUNDS
@@ -102,6 +105,7 @@ class TopicReader:
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "fetch.queue.backoff.ms": FETCH_BACKOFF_MS,
                 "queued.max.messages.kbytes": FETCHED_AHEAD_KIB,
+                "topic.metadata.refresh.interval.ms": METADATA_REFRESH_MS,
                 "log_level": 0,  # failures are raised
             }
             | dict(config or {})
@@ -178,23 +182,34 @@ class TopicReader:
         return int(found.offset) if low <= found.offset <= high else low
 
     def add(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Begins to read these partitions at these offsets, in addition to earlier ones."""
+        """Begins to read these partitions at these offsets, in addition to earlier ones.
+
+        A topic that is deleted and made again is read from its beginning. Raises `RetryableError`.
+        """
+        ids = self._ids.now({at.topic for at in starts})
         try:
             self._consumer.incremental_assign(
                 [self._raw(at, offset) for at, offset in starts.items()]
             )
         except KafkaException as error:
             raise self.unreadable(next(iter(starts)), error.args[0]) from error
+        self._ids.begun |= {at: ids.get(at.topic) for at in starts}
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
         """Stops reading these partitions."""
-        self._consumer.incremental_unassign([self._raw(at) for at in partitions])
+        gone = frozenset(partitions)
+        self._consumer.incremental_unassign([self._raw(at) for at in gone])
+        self._ids.forget(gone)
 
     def poll(self, records_max: int, timeout_s: float) -> ReadBatch:
         """Returns what was fetched, at most `records_max` records; waits `timeout_s` for the first.
 
         Passes over records that cannot be unpacked, after some seconds.
         """
+        if again := self._ids.made_again():
+            log.warning("topics were made again: reading from their beginning", partitions=again)
+            self._consumer.incremental_unassign([self._raw(at) for at in again])
+            self._consumer.incremental_assign([self._raw(at, OFFSET_BEGINNING) for at in again])
         batch = ReadBatch([], {}, [], {})
         found = self._consumer.consume(1, timeout_s)
         if found and records_max > 1:

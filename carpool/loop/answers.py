@@ -23,7 +23,7 @@ def answer_output(answer: Answer, *, stage: Stage, now_us: int, passed_on: Heade
     assert answer.source is not None, "every answer of a service names its input record"
     value, headers = encode(
         answer,
-        event_id=f"{answer.source.place}/answer",
+        event_id=f"{answer.source.record}/answer",
         source=f"carpool/{stage}",
         time_us=now_us,
         passed_on=passed_on,

@@ -43,7 +43,8 @@ class PartitionProgress:
         self._next_offset = offset
         # Above the low watermark. Parts: of records in `_owed`, and of those not read again yet.
         self._whole, self._parts = decode_metadata(offset or 0, metadata)
-        self._deaths, self._deaths_at = head_of(metadata).deaths, offset or 0
+        _, self._deaths, self._topic_id = head_of(metadata)
+        self._deaths_at = offset or 0
         self.is_given_up = False
 
     def take(self, offset: int, parts: int) -> frozenset[int]:
@@ -144,4 +145,4 @@ class PartitionProgress:
         whole.discard_before(low)
         metadata = encode_metadata(low, Completed(whole, parts))
         deaths = after_progress(self._deaths, low - self._deaths_at)
-        return Position(low, with_head(metadata, Head(None, deaths)) if deaths else metadata)
+        return Position(low, with_head(metadata, Head(None, deaths, self._topic_id)))

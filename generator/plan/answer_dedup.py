@@ -295,4 +295,4 @@ def digest_of(text: str) -> bytes:
 
 def record_digest(query_id: str, source: Source) -> bytes:
     """Returns the digest of a published record."""
-    return digest_of(f"{source.place}/{source.timestamp_ms}/{query_id}")
+    return digest_of(f"{source.record}/{query_id}")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from carpool.clock import SystemClock
 from carpool.embedding import EmbeddingSettings
+from carpool.kafka.admin import create_topics
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.raw_records import headers_of
 from carpool.kafka.records import TopicPartition as Place
@@ -22,6 +24,7 @@ from indexer.build import build_index as build
 from indexer.progress import SilentProgress
 from indexer.settings import IndexerConfig, IndexerSettings
 from schemas.record import Headers, header
+from schemas.topics import Topic
 from tests.waiting import WAIT_S, wait_until
 
 MODEL = "hashing:64"
@@ -198,6 +201,14 @@ def committed_positions(
         KafkaSettings(bootstrap=bootstrap), group, [Place(topic, n) for n in partitions]
     )
     return {at.partition: (max(0, raw.offset), raw.metadata or "") for at, raw in found.items()}
+
+
+def make_again(settings: KafkaSettings, topic: Topic) -> None:
+    """Deletes a topic, and makes it again at once."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap})
+    (deleted,) = admin.delete_topics([settings.broker_topic(topic.name)]).values()
+    deleted.result(WAIT_S)
+    wait_until(lambda: create_topics(settings, (topic,)))
 
 
 def at_least(count: int) -> Callable[[Sequence[LoggedRecord]], bool]:

@@ -19,7 +19,7 @@ from carpool.kafka.settings import KafkaSettings
 from schemas.record import Headers
 from schemas.topics import ANSWERS, QUERIES, TOPICS
 from tests.cli.support import carpool
-from tests.e2e.support import MODEL, Publisher, at_least, read_all, read_to_end
+from tests.e2e.support import MODEL, Publisher, at_least, make_again, read_all, read_to_end
 from tests.waiting import WAIT_S, wait_until
 
 EACH = 20
@@ -102,6 +102,43 @@ def test_without_its_offsets_a_log_is_read_again_by_permission_and_nothing_is_an
     for number in range(EACH):
         statuses = [newest[f"{kind}-{number}".encode()] for kind in ("ok", "late", "bad")]
         assert statuses == ["ok", "expired", "failed"]
+
+
+@pytest.mark.kafka
+def test_bare_texts_are_answered_at_the_places_of_others_once_their_topic_is_made_again(
+    kafka_bootstrap: str, small_index: Path, tmp_path: Path
+) -> None:
+    kafka = KafkaSettings(bootstrap=kafka_bootstrap, prefix="bare", partitions=2)
+    create_topics(kafka)
+    queries, answers = map(kafka.broker_topic, (QUERIES.name, ANSWERS.name))
+    variables = {
+        "CARPOOL_KAFKA_BOOTSTRAP": kafka_bootstrap,
+        "CARPOOL_KAFKA_PREFIX": kafka.prefix,
+        "CARPOOL_KAFKA_LIBRDKAFKA": '{"group.protocol": "classic"}',
+        "CARPOOL_EMBEDDING_MODEL": MODEL,
+        "CARPOOL_LLM_ENGINE": "none",
+    }
+
+    def publish(first: int) -> None:
+        publisher = Publisher(kafka_bootstrap)  # knows the topic that was made again
+        for number in range(EACH):
+            text = f"what of river {first + number}?"
+            publisher.queue(queries, text.encode(), key=str(number))
+        publisher.flush()
+
+    with Stack(
+        bootstrap=kafka_bootstrap,
+        index_dir=small_index,
+        work_dir=tmp_path / "run",
+        settings=variables,
+    ):
+        publish(0)
+        read_all(kafka_bootstrap, answers, until=at_least(EACH))
+        make_again(kafka, QUERIES)
+        publish(EACH)
+        written = read_all(kafka_bootstrap, answers, until=at_least(2 * EACH))
+    assert [each.body["status"] for each in written] == ["ok"] * 2 * EACH
+    assert len({each.key for each in written}) == 2 * EACH
 
 
 def _delete_groups(kafka: KafkaSettings) -> None:

@@ -147,7 +147,7 @@ def test_a_replayed_answer_has_its_own_source_headers_and_key_and_the_stored_tex
     assert header(done.outputs[0].headers, "correlation_id") == str(second.id).encode()
     assert header(done.outputs[0].headers, "traceparent") == b"00-2"
     assert (
-        header(done.outputs[0].headers, "ce_id") == f"{second.record.source.place}/answer".encode()
+        header(done.outputs[0].headers, "ce_id") == f"{second.record.source.record}/answer".encode()
     )
     assert answer.timings_ms["total"] >= 0
     assert bench.decisions("replayed") == 1

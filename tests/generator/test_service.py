@@ -96,8 +96,8 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
         f"q-{asked.id}".encode(),
         None,
     )
-    record_id = f"rag.queries.v1/1/{asked.record.source.offset}/answer".encode()
-    assert header(output.headers, "ce_id") == record_id
+    event_id = f"{asked.record.source.record}/answer".encode()
+    assert header(output.headers, "ce_id") == event_id
     assert header(output.headers, "ce_type") == b"rag.answer.completed"
     assert header(output.headers, "traceparent") == b"00-1"
     assert header(output.headers, "other") is None

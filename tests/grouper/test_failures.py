@@ -33,7 +33,7 @@ def test_an_expired_query_gets_its_terminal_answer_and_is_not_embedded(tmp_path:
         expired = next(done for done in rig.sink.dones if done.parts == ((late.id, 0),))
         (output,) = expired.outputs
         assert (output.topic, output.key, output.partition) == (ANSWERS.name, b"q-1", None)
-        assert header(output.headers, "ce_id") == b"rag.queries.v1/0/1/answer"
+        assert header(output.headers, "ce_id") == f"{late.source.record}/answer".encode()
         assert header(output.headers, "traceparent") == b"00-1"
         answer = decode(Answer, output.value, output.headers)
         assert (answer.query_id, answer.status, answer.source) == ("q-1", "expired", late.source)

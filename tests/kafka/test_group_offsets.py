@@ -9,6 +9,7 @@ import pytest
 from carpool.clock import SystemClock
 from carpool.errors import ConfigError
 from carpool.kafka.clients import Position
+from carpool.kafka.commit_metadata import in_topic
 from carpool.kafka.librdkafka import LibrdkafkaConsumer
 from carpool.kafka.librdkafka.group_offsets import GroupOffsets
 from carpool.kafka.move_position import reset_to, skipped, unprocessed_before
@@ -51,6 +52,7 @@ def test_passing_over_the_first_record_passes_what_is_complete_after_it() -> Non
 )
 def test_after_a_reset_what_was_complete_is_not_repeated(offset: int, then: Position) -> None:
     assert reset_to(NOW, offset) == then
+    assert reset_to(Position(NOW.offset, in_topic(NOW.metadata, "x" * 22) or ""), offset) == then
     assert reset_to(Position(None, ""), offset) == Position(offset, "")
 
 

@@ -38,7 +38,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
 from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, TOPICS
 from tests.cli.support import carpool
-from tests.e2e.support import read_to_end
+from tests.e2e.support import make_again, read_to_end
 from tests.loop.support import HandStage, result
 from tests.waiting import WAIT_S, wait_until
 
@@ -54,8 +54,13 @@ TOO_SMALL_BYTES = 150
 class EchoStage(HandStage):
     """Ends each query at once, with one output."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = set[str]()
+
     def offer(self, unit: Unit[Query], now_us: int) -> None:
         super().offer(unit, now_us)
+        self.ids.add(unit.record.query_id)
         self.finish(unit.record.text)
         self.units.clear()
 
@@ -63,10 +68,16 @@ class EchoStage(HandStage):
 class Deployment:
     """Topics of one test, and a loop of the grouper on them."""
 
-    def __init__(self, bootstrap: str, delivery: DeliveryName = "exactly_once") -> None:
+    def __init__(
+        self, bootstrap: str, delivery: DeliveryName = "exactly_once", protocol: str = "consumer"
+    ) -> None:
         self.delivery = delivery
+        self.stage = EchoStage()
         self.settings = KafkaSettings(
-            bootstrap=bootstrap, prefix=f"p-{uuid.uuid4().hex[:8]}", partitions=PARTITIONS
+            bootstrap=bootstrap,
+            prefix=f"p-{uuid.uuid4().hex[:8]}",
+            partitions=PARTITIONS,
+            librdkafka={"group.protocol": protocol},
         )
         self.group = self.settings.group_of("grouper")
         create_topics(self.settings, (QUERIES, QUERIES_DEAD, RESULTS, ANSWERS))
@@ -104,7 +115,7 @@ class Deployment:
             name="grouper",
             group=self.group,
             intake=Intake(topic=QUERIES.name, decode=read_query),
-            stage=EchoStage(),
+            stage=self.stage,
             consumer=make_consumer(self.settings, self.group, clock, self.delivery),
             make_delivery=make_delivery(self.settings, self.group, self.delivery),
             clock=clock,
@@ -158,6 +169,36 @@ def test_partitions_that_are_added_are_read_within_30_s(deployment: Deployment) 
         deployment.publish(*named(0, 5), partition=PARTITIONS)
         deployment.publish(*named(5, 10), partition=PARTITIONS + 1)
         wait_until(lambda: deployment.results() == written(named(0, 10)), timeout_s=30)
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_topic_that_is_made_again_is_read_from_its_beginning(
+    kafka_bootstrap: str, protocol: str, delivery: DeliveryName
+) -> None:
+    deployment = Deployment(kafka_bootstrap, delivery, protocol)
+    with deployment.running() as loop:
+        deployment.publish(*named(0, 5), partition=0)
+        wait_until(lambda: deployment.results() == written(named(0, 5)))
+        make_again(deployment.settings, QUERIES)
+        deployment.publish(*named(5, 20), partition=0)
+        wait_until(
+            # What was read before the member noticed is read again.
+            lambda: set(deployment.results()) == set(written(named(0, 20))),
+            lambda: f"{len(deployment.results())} results, {loop.not_ready()}",
+        )
+        wait_until(lambda: loop.not_ready() == ())
+    assert len(deployment.stage.ids) == 20, "the same places have other questions now"
+
+
+def test_a_position_of_another_topic_of_that_name_is_no_position(deployment: Deployment) -> None:
+    settings, place = deployment.settings, TopicPartition(QUERIES.name, 0)
+    deployment.publish(*named(0, 10), partition=0)
+    GroupOffsets(settings, deployment.group).write(place, Position(5, f"4;{'x' * 22};1;2+1"))
+    with deployment.running():
+        wait_until(lambda: deployment.results() == written(named(0, 10)))
+    now = GroupOffsets(settings, deployment.group).read(place)
+    assert now.offset == 10
 
 
 def test_a_member_whose_partitions_could_not_be_begun_joins_again(

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, DeploymentError, FencedError
 from carpool.kafka.clients import Position
-from carpool.kafka.commit_metadata import Deaths, Head, decode_metadata, head_of, with_head
+from carpool.kafka.commit_metadata import (
+    Deaths,
+    Head,
+    decode_metadata,
+    head_of,
+    in_topic,
+    with_head,
+)
 from carpool.kafka.fencing import (
     FATAL_DEATHS,
     QUIET_US,
@@ -29,6 +36,7 @@ from carpool.kafka.fencing import (
 from carpool.kafka.move_position import reset_to, skipped
 from carpool.kafka.records import TopicPartition
 from carpool.loop.loop import Loop
+from carpool.loop.partition_progress import PartitionProgress
 from carpool.loop.stage import Unit
 from schemas.query import Query
 from schemas.topics import QUERIES, RETRIEVALS
@@ -38,6 +46,7 @@ from tests.rig.steps import KilledError
 
 AT = TopicPartition(QUERIES.name, 0)
 LETTERS = "rag.queries.v1.dlq"
+TOPIC_ID = "AbC+/123456789012345-w"
 STEP_US = 200_000
 
 
@@ -303,14 +312,28 @@ def test_a_claim_counts_the_death_of_the_owner_only() -> None:
         | st.builds(
             Deaths, st.integers(1, FATAL_DEATHS), st.integers(1, SUSPECTS_MAX), st.booleans()
         ),
+        st.none() | st.just(TOPIC_ID),
     ),
-    st.sampled_from(["", "1;1+3", "2;old;1+3,7:0-2.5", "3;2.10!;;1+3", "3;1.1;old;"]),
+    st.sampled_from(
+        ["", "1;1+3", "2;old;1+3,7:0-2.5", "3;2.10!;;1+3", "3;1.1;old;", f"4;{'x' * 22};2;old;1+3"]
+    ),
 )
 def test_a_head_is_read_as_it_was_written_and_keeps_the_runs(head: Head, metadata: str) -> None:
     written = with_head(metadata, head)
     assert head_of(written) == head
     assert decode_metadata(7, written) == decode_metadata(7, metadata)
-    assert len(written) <= 75 + len(metadata)
+    assert len(written) <= 75 + len(in_topic(metadata, TOPIC_ID) or metadata)
+
+
+def test_an_offset_of_another_topic_of_that_name_is_none() -> None:
+    begun = in_topic("2;a;1+3", TOPIC_ID)
+    assert begun == f"4;{TOPIC_ID};2;a;1+3"
+    assert in_topic(begun, TOPIC_ID) == begun
+    assert in_topic(begun, "x" * 22) is None
+    progress = PartitionProgress(7, begun)
+    assert progress.position_with({}).metadata == f"4;{TOPIC_ID};1;1+3"
+    (claim,) = claims({AT: Position(7, begun)}, "b", {}).values()
+    assert claim.metadata == f"4;{TOPIC_ID};2;b;1+3"
 
 
 def test_usual_metadata_is_as_older_builds_write_it() -> None:

@@ -19,7 +19,7 @@ from schemas.codec import (
     decode,
     decode_query,
     encode,
-    id_of_place,
+    id_of_record,
     tenant_of,
     with_key,
 )
@@ -177,7 +177,7 @@ def test_what_is_wrong_is_named(
 ) -> None:
     error = refusal(value, headers)
     assert (error.reason, error.field) == (reason, field), str(error)
-    assert error.query_id == (query_id or id_of_place(HERE))
+    assert error.query_id == (query_id or id_of_record(HERE))
 
 
 FORGED = (

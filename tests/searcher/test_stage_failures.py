@@ -126,11 +126,8 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
         )
         assert run.count("answers_total", stage="searcher", status="expired") == 1
     answer = run.sink.answers()["q0-0"]
-    assert (answer.status, answer.is_final, answer.source) == (
-        "expired",
-        True,
-        make_group(index, questions(1)).queries[0].source,
-    )
+    source = make_group(index, questions(1)).queries[0].source
+    assert (answer.status, answer.is_final, answer.source) == ("expired", True, source)
     assert answer.error is not None
     assert (answer.error.type, answer.error.stage, answer.error.retryable) == (
         "expired",
@@ -140,7 +137,7 @@ def test_an_expired_query_is_answered_expired_and_not_searched(index: SmallIndex
     assert run.sink.parts() == [(0, 0), (1, 0)]
     assert run.sink.outputs()[0].topic == ANSWERS.name
     assert run.sink.outputs()[0].key == b"q0-0"
-    assert dict(run.sink.outputs()[0].headers)["ce_id"] == b"rag.queries.v1/0/0/answer"
+    assert dict(run.sink.outputs()[0].headers)["ce_id"] == f"{source.record}/answer".encode()
     assert set(run.sink.retrievals()) == {"q1-0"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -31,6 +31,7 @@ from carpool.kafka.clients import (
     partitions_text,
 )
 from carpool.kafka.cluster import cluster_metadata, quiet_admin
+from carpool.kafka.commit_metadata import head_of
 from carpool.kafka.instance_id import configured_instance_id
 from carpool.kafka.librdkafka.convert import StructlogBridge, raw_offsets, sort_error
 from carpool.kafka.librdkafka.end_offsets import EndOffsets
@@ -54,6 +55,7 @@ from carpool.kafka.raw_records import (
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import missing_records
+from carpool.kafka.topic_ids import TopicIds
 from carpool.kafka.topic_reader import pass_over
 from carpool.kafka.unreadable import UNREADABLE, UnreadableBatches
 
@@ -86,13 +88,13 @@ class LibrdkafkaConsumer:
         self._handover = (
             None if own_instance_id is None else PartitionHandover(settings, group, own_instance_id)
         )
+        self._ids = TopicIds(settings)
         self._requests: deque[tuple[dict[TopicPartition, Position], CommitResult]] = deque()
         self._result: CommitResult | None = None
         self._clock = clock
         self._topics: frozenset[str] = frozenset()
         self._member: Consumer | None = None
         self.protocol: GroupProtocol | None = None
-        self._assigned: set[TopicPartition] = set()
         self._was_assigned = False
         self._at_end: set[TopicPartition] = set()
         # Before these offsets no record waits, whatever the position is.
@@ -125,6 +127,7 @@ class LibrdkafkaConsumer:
             )
         if self._handover is not None:
             self._handover.connect()
+        self._ids.now((topic, *extra_topics))  # connects, too
         self._topics, self._listener = frozenset((topic, *extra_topics)), listener
         # Once: the brokers' settings may be unreadable later, and members must agree.
         self._join(self.protocol or choose_protocol(self._settings, admin, metadata.brokers))
@@ -152,6 +155,10 @@ class LibrdkafkaConsumer:
     @property
     def _timeout_s(self) -> float:
         return self._settings.request_timeout_ms / 1_000
+
+    @property
+    def _assigned(self) -> Collection[TopicPartition]:
+        return self._ids.begun
 
     @property
     def _may_go_classic(self) -> bool:
@@ -182,7 +189,7 @@ class LibrdkafkaConsumer:
                 for at, now in positions.items()
             ]
         )
-        self._assigned |= set(positions)
+        self._ids.begun |= {at: head_of(now.metadata).topic_id for at, now in positions.items()}
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
         # A partition that was paused when it went away is still paused in librdkafka.
@@ -197,8 +204,9 @@ class LibrdkafkaConsumer:
         self, consumer: Consumer, partitions: list[RawPartition]
     ) -> dict[TopicPartition, Position]:
         if self._handover is None:
-            return read_committed(self._settings, self._group, consumer, partitions)
-        return self._handover.begin(consumer, partitions)
+            found = read_committed(self._settings, self._group, consumer, partitions)
+            return self._ids.positions(found)
+        return self._handover.begin(consumer, partitions, self._ids)
 
     def _drop(self, consumer: Consumer, partitions: list[RawPartition], *, lost: bool) -> None:
         self._membership.forget()
@@ -209,7 +217,7 @@ class LibrdkafkaConsumer:
             self._listener.revoked(gone, lost=lost)
             # Requests made meanwhile may contain these partitions, and brokers would accept them.
             self._requests.clear()
-        self._assigned -= gone
+        self._ids.forget(gone)
         self._at_end -= gone
         self._passed = {at: offset for at, offset in self._passed.items() if at not in gone}
         consumer.incremental_unassign(partitions)
@@ -240,8 +248,16 @@ class LibrdkafkaConsumer:
         )
 
     def poll(self, timeout_s: float) -> Message | None:
-        """Returns the next record; None after `timeout_s` or at the end of a partition."""
+        """Returns the next record; None after `timeout_s` or at the end of a partition.
+
+        Raises `RetryableError` for a topic that was made again.
+        """
         self._serve_commits()
+        if again := self._ids.made_again():
+            raise RetryableError(
+                f"{partitions_text(again)}: deleted and made again, so committed offsets are of "
+                "other records: this member joins its group again, and reads from the beginning"
+            )
         raw = self._polled(timeout_s)
         while raw is not None and (event := raw.error()) is not None:
             if (unreadable := self._event(raw, event)) is not None:

@@ -28,6 +28,7 @@ from carpool.kafka.librdkafka.transactional import fence_instance
 from carpool.kafka.raw_records import place_of, raw_partition
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
+from carpool.kafka.topic_ids import TopicIds
 
 log = structlog.get_logger()
 
@@ -74,7 +75,7 @@ class PartitionHandover:
             self._living()
 
     def begin(
-        self, consumer: Consumer, partitions: Sequence[RawPartition]
+        self, consumer: Consumer, partitions: Sequence[RawPartition], ids: TopicIds
     ) -> dict[TopicPartition, Position]:
         """Returns where to begin these partitions, claimed for this instance id.
 
@@ -89,7 +90,7 @@ class PartitionHandover:
                     owners = self._last_owners(partitions)
                 self._end_transactions(owners, takeover)
                 found = read_committed(self._settings, self._group, consumer, partitions)
-                return self._claim(consumer, found)
+                return self._claim(consumer, ids.positions(found))
             except RetryableError as error:
                 if time.monotonic() - began_s >= self._timeout_s:
                     raise
@@ -131,7 +132,9 @@ class PartitionHandover:
         self, consumer: Consumer, found: Mapping[TopicPartition, Position]
     ) -> dict[TopicPartition, Position]:
         begun = {
-            at: self._from_the_start(consumer, at) if now.offset is None else now
+            at: self._from_the_start(consumer, at)._replace(metadata=now.metadata)
+            if now.offset is None
+            else now
             for at, now in found.items()
         }
         left = left_by_the_dead(begun, self._own_instance_id, self._claimed)
