@@ -105,9 +105,7 @@ def searcher(
             settings.index,
             metrics,
             clock,
-            scans=TopicLog(settings.kafka, clock, SCANS, like=GROUPS)
-            if settings.kafka.lanes > 1
-            else None,
+            scans=TopicLog(settings.kafka, clock, SCANS) if settings.kafka.lanes > 1 else None,
         ),
         QUERIES_IN_HAND_MAX,
         Intake(
@@ -149,12 +147,12 @@ def generator(
         settings,
         lambda metrics, clock: DedupStage(
             build_stage(settings.generator, settings.llm, metrics, clock, settings.workflow),
-            TopicLog(settings.kafka, clock, ANSWERS, like=RETRIEVALS, is_urgent=False),
+            TopicLog(settings.kafka, clock, ANSWERS, is_urgent=False),
             settings.generator,
             metrics,
             clock,
-            TopicLog(settings.kafka, clock, CANCELS, like=RETRIEVALS),
-            TopicLog(settings.kafka, clock, RETRIEVAL_DRAFTS, like=RETRIEVALS),
+            TopicLog(settings.kafka, clock, CANCELS),
+            TopicLog(settings.kafka, clock, RETRIEVAL_DRAFTS),
         ),
         settings.generator.prompts_max(len(settings.llm.base_urls())),
         Intake(

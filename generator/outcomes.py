@@ -172,14 +172,14 @@ class Outcomes:
             self.refuse(unit, progress, now_us, kind, str(error))
             return
         answer = ended_early(unit.record, kind, str(error), progress, now_us)
-        self._hand_over(unit, answer, now_us, late=self._late(unit.record, progress))
+        self._hand_over(unit, answer, now_us, late=self._late(unit, progress))
 
     def write(
         self, unit: Unit[Retrieval], said: Said, progress: QueryProgress, now_us: int
     ) -> None:
         """Answers a workflow with a text that an earlier step wrote."""
         answer = written_before(unit.record, said, progress, now_us)
-        late = self._late(unit.record, progress)
+        late = self._late(unit, progress)
         self._hand_over(unit, answer, now_us, progress.searches, late=late)
 
     def extract(
@@ -195,7 +195,7 @@ class Outcomes:
             self._expire(unit, progress)
             return
         answer = extracted(retrieval, prepared, progress, now_us)
-        late = self._late(retrieval, progress)
+        late = self._late(unit, progress)
         self._hand_over(unit, answer, now_us, progress.searches, late=late)
 
     def refuse(
@@ -254,7 +254,7 @@ class Outcomes:
         answer = answered(work, generated, now_us, warmed)
         url = self._servers[work.server].address
         operation = inference(work, finished, now_us, model=self._model, url=url)
-        late = self._late(work.unit.record, work.progress)
+        late = self._late(work.unit, work.progress)
         operations = (*work.progress.searches, operation)
         made = _ended(work.unit, answer, now_us, operations, late=late)
         self.count(work, "output", finished)
@@ -334,8 +334,9 @@ class Outcomes:
         failure = query_failure(retrieval, "llm_refused", message)
         self._hand_over(work.unit, answer, now_us, failure=failure)
 
-    def _late(self, retrieval: Retrieval, progress: QueryProgress) -> LateOutputs | None:
+    def _late(self, unit: Unit[Retrieval], progress: QueryProgress) -> LateOutputs | None:
         """Returns the output in place of an answer whose commit begins after the deadline."""
+        retrieval, partition = unit.record, unit.source.partition
         deadline_us = retrieval.deadline_us
         if deadline_us is None:
             return None
@@ -343,7 +344,7 @@ class Outcomes:
         def outputs() -> tuple[Output]:
             now_us = self._clock.now_us()
             answer = expired(retrieval, progress, now_us)
-            return (bounded_answer_output(answer, retrieval.headers, now_us),)
+            return (bounded_answer_output(answer, retrieval.headers, now_us, partition),)
 
         return LateOutputs(deadline_us, outputs)
 
@@ -401,9 +402,10 @@ def _ended(
     failure: QueryFailure | None = None,
     late: LateOutputs | None = None,
 ) -> Answered:
+    headers, partition = unit.record.headers, unit.source.partition
     done = Done(
         parts=((unit.id, 0),),
-        outputs=(bounded_answer_output(answer, unit.record.headers, now_us),),
+        outputs=(bounded_answer_output(answer, headers, now_us, partition),),
         operations=operations,
         failure=failure,
         late=late,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from carpool.kafka.records import Output
 from carpool.kafka.sizes import fits, record_bytes
 from carpool.loop.answers import answer_output
@@ -14,11 +16,16 @@ from schemas.topics import ANSWERS, PARTIAL_ANSWERS
 SOURCE = "carpool/generator"
 
 
-def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Output:
-    """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it."""
+def bounded_answer_output(
+    answer: Answer, headers: Headers, now_us: int, partition: int | None = None
+) -> Output:
+    """Returns the record of `answer`, or of a `failed` answer if its topic would refuse it.
+
+    `partition`: of the record that is answered, where the dedup looks for its answer.
+    """
     output = answer_output(answer, stage="generator", now_us=now_us, passed_on=headers)
     if fits(output, ANSWERS):
-        return output
+        return replace(output, partition=partition)
     size_bytes = record_bytes(output.key, output.value, output.headers)
     message = (
         f"the answer's record has {size_bytes} bytes, and {ANSWERS.name} takes "
@@ -33,7 +40,8 @@ def bounded_answer_output(answer: Answer, headers: Headers, now_us: int) -> Outp
         source=answer.source,
     )
     # Without the headers of the query: they may be too large themselves.
-    return answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
+    output = answer_output(too_large, stage="generator", now_us=now_us, passed_on=())
+    return replace(output, partition=partition)
 
 
 def partial_output(

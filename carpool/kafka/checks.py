@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from carpool.kafka.acls import READS, SERVICES, WRITES
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing, forgotten_group, hours, missing_records
 from schemas.topics import (
     ANSWERS,
-    DEAD_LETTER_SUFFIX,
-    QUERY_TOPICS,
+    CANCELS,
+    GROUPS,
+    GROUPS_BATCH,
+    QUERIES,
+    QUERIES_BATCH,
+    QUERIES_BATCH_DEAD,
+    QUERIES_DEAD,
     RETRIES,
+    RETRIES_BATCH,
     RETRIEVALS,
     RETRIEVALS_BATCH,
+    SCANS,
+    TOPICS,
     UNTIL_PROCESSED,
     Topic,
-    in_class_of,
 )
 
 Wish = Literal["auto", "exactly_once", "at_least_once"]
@@ -31,6 +39,23 @@ INTERNAL_LOGS = {
     "__transaction_state": "transaction.state.log",
 }
 """The brokers' own topics, and how the settings of each begin."""
+LETTERS_WAIT = "a bad record of a missing partition would stop the service"
+BY_NUMBER: tuple[tuple[Topic, tuple[Topic, ...], str], ...] = (
+    (ANSWERS, (RETRIEVALS, RETRIEVALS_BATCH), "questions of a missing partition wait"),
+    (CANCELS, (RETRIEVALS,), "some cancels are not seen"),
+    (RETRIEVALS, (CANCELS,), "some cancels are not seen"),
+    (SCANS, (GROUPS, GROUPS_BATCH), "a searcher is not ready"),
+    (QUERIES_DEAD, (QUERIES, RETRIES), LETTERS_WAIT),
+    (QUERIES_BATCH_DEAD, (QUERIES_BATCH, RETRIES_BATCH), LETTERS_WAIT),
+)
+"""Topics that need the partitions of others by number, and what happens while they have fewer.
+
+A running service goes on meanwhile, so another may start.
+"""
+CAPS_IN_SYNC = "telemetry.max.bytes"
+"""A setting of brokers from Kafka 3.7 on. These acknowledge what all copies have, even if
+`min.insync.replicas` is larger than the number of copies (KAFKA-15583).
+"""
 ACLS = "(`carpool acls` prints the rights that each service needs)"
 
 
@@ -91,10 +116,15 @@ class Deployment:
 
 
 def judge(
-    settings: KafkaSettings, wish: Wish, topics: Sequence[Topic], facts: BrokerFacts
+    settings: KafkaSettings,
+    wish: Wish,
+    topics: Sequence[Topic],
+    facts: BrokerFacts,
+    service: str = "",
 ) -> Deployment:
     """Returns whether a service may start; `wish`: the configured delivery.
 
+    `service`: of whose topics the partitions are compared; empty: of all.
     Problems and warnings name topics as the brokers do.
     """
     has_transactions = have_transactions(facts.config)
@@ -110,6 +140,8 @@ def judge(
             "the brokers' settings cannot be read, so they were not checked: allow DescribeConfigs "
             "on the cluster"
         )
+    used = next((READS[role] + WRITES[role] for role in SERVICES if role == service), TOPICS)
+    lanes = {settings.broker_topic(each.name) for each in used if each.partition_by == "lane"}
     for topic in named_at_brokers(settings, topics):
         for operation in (each for name, each in facts.lacking if name == topic.name):
             (warnings if topic.best_effort or operation == "DELETE" else problems).append(
@@ -120,9 +152,12 @@ def judge(
             is_warning = topic.best_effort and topic.name not in facts.hidden_topics
             (warnings if is_warning else problems).append(_absence(topic, facts))
             continue
-        problems += _topic_problems(topic, found, settings, facts)
+        if topic.name in lanes:  # records of a missing lane would be refused
+            is_problem = found.partitions < settings.lanes
+            (problems if is_problem else warnings).extend(_lane_count(topic, found, settings))
+        problems += _topic_problems(topic, found, facts)
         warnings += _topic_warnings(topic, found, facts)
-    problems += _partition_problems(settings, topics, facts)
+    warnings += _fewer_partitions(settings, used, facts)
     problems += forgotten_group(settings, facts.standings)
     for at, standing in sorted(facts.standings.items()):
         warnings += missing_records(at, standing)
@@ -184,16 +219,8 @@ def _internal_log_problems(facts: BrokerFacts, delivery: DeliveryName) -> Iterat
             )
 
 
-def _topic_problems(
-    topic: Topic, found: TopicFacts, settings: KafkaSettings, facts: BrokerFacts
-) -> Iterator[str]:
+def _topic_problems(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iterator[str]:
     name, config = topic.name, found.config or {}
-    if topic.partition_by == "lane" and found.partitions != settings.lanes:
-        yield (
-            f"topic {name} has {found.partitions} partitions, and kafka.lanes is {settings.lanes}: "
-            f"set kafka.lanes to {found.partitions} in all services; or stop them while no record "
-            "waits in the topics of groups and scans, delete these, and run `carpool topics create`"
-        )
     size = _number(config, "max.message.bytes")
     if size is not None and size < topic.max_message_bytes:
         yield (
@@ -202,6 +229,8 @@ def _topic_problems(
             f"{_alter(name, 'max.message.bytes', topic.max_message_bytes)}"
         )
     in_sync = _number(config, "min.insync.replicas")
+    if in_sync is not None and (facts.config is None or CAPS_IN_SYNC in facts.config):
+        in_sync = min(in_sync, found.replicas)
     if in_sync is not None and in_sync > min(found.replicas, facts.brokers):
         yield (
             f"topic {name} has {found.replicas} copies on {facts.brokers} brokers, and "
@@ -260,41 +289,28 @@ def _topic_warnings(topic: Topic, found: TopicFacts, facts: BrokerFacts) -> Iter
         )
 
 
-def _partition_problems(
-    settings: KafkaSettings, topics: Sequence[Topic], facts: BrokerFacts
+def _lane_count(topic: Topic, found: TopicFacts, settings: KafkaSettings) -> Iterator[str]:
+    if found.partitions != settings.lanes:
+        yield (
+            f"topic {topic.name} has {found.partitions} partitions, and kafka.lanes is "
+            f"{settings.lanes}: set kafka.lanes to {found.partitions} in all services; or stop "
+            "them while no record waits in the topics of groups and scans, delete these, and run "
+            "`carpool topics create`"
+        )
+
+
+def _fewer_partitions(
+    settings: KafkaSettings, topics: Collection[Topic], facts: BrokerFacts
 ) -> Iterator[str]:
-    """Equal partition counts: answers and retrievals; a dead-letter topic and its source."""
-    (answers_topic,) = named_at_brokers(settings, (ANSWERS,))
-    answers = facts.topics.get(answers_topic.name)
-    for topic in named_at_brokers(settings, (RETRIEVALS, RETRIEVALS_BATCH)):
-        found = facts.topics.get(topic.name)
-        if answers is not None and found is not None and answers.partitions != found.partitions:
-            yield (
-                f"topic {topic.name} has {found.partitions} partitions and {answers_topic.name} "
-                f"has {answers.partitions}: equal counts are needed, or answers are not found. "
-                "Delete the smaller topic and create it again (`carpool topics create`)"
-            )
-    for topic in topics:
+    counts = {name: found.partitions for name, found in facts.topics.items()}
+    for topic, others, effect in BY_NUMBER:
         name = settings.broker_topic(topic.name)
-        logical_source = topic.name.removesuffix(DEAD_LETTER_SUFFIX)
-        dead = facts.topics.get(name)
-        if logical_source == topic.name or dead is None:
-            continue
-        sources = [logical_source]
-        if logical_source in QUERY_TOPICS:
-            sources.append(in_class_of(logical_source, RETRIES).name)
-        counts = {
-            each: facts.topics[each].partitions
-            for each in map(settings.broker_topic, sources)
-            if each in facts.topics
-        }
-        source = max(counts, key=counts.__getitem__, default=name)
-        if dead.partitions < counts.get(source, 0):
-            yield (
-                f"topic {name} has {dead.partitions} partitions and its source {source} has "
-                f"{counts[source]}: a bad record of a missing partition would stop the "
-                "service. Add partitions (`kafka-topics --alter --partitions`)"
-            )
+        for other in (settings.broker_topic(each.name) for each in others):
+            if topic in topics and name in counts and counts[name] < counts.get(other, 0):
+                yield (
+                    f"topic {name} has {counts[name]} partitions and {other} has {counts[other]}: "
+                    f"{effect}. Add partitions (`kafka-topics --alter --partitions`)"
+                )
 
 
 def _number(config: Mapping[str, str], name: str) -> int | None:

@@ -47,7 +47,8 @@ def check_deployment(
     `service`: whose rights the credentials need; empty: only those to look. Raises
     `RetryableError` when no broker answers.
     """
-    return judge(settings, wish, topics, broker_facts(settings, topics, group, inputs, service))
+    facts = broker_facts(settings, topics, group, inputs, service)
+    return judge(settings, wish, topics, facts, service)
 
 
 def broker_facts(

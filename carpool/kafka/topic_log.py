@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carpool.clock import Clock
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import RetryableError
 from carpool.kafka.records import Message, TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader
@@ -40,10 +40,9 @@ class TopicLog:
         clock: Clock,
         topic: Topic,
         *,
-        like: Topic,
         is_urgent: bool = True,
     ) -> None:
-        """Connects in `open`. `like`: a topic with as many partitions as `topic` has.
+        """Connects in `open`.
 
         `is_urgent`: brokers send a record at once, in more and smaller responses.
         """
@@ -51,7 +50,6 @@ class TopicLog:
         self.topic = topic.name
         self._settings = settings
         self._clock = clock
-        self._like = like.name
         self._timeout_s = settings.request_timeout_ms / 1_000
         self._next: dict[int, int] = {}
         self._trouble: str | None = None
@@ -68,20 +66,14 @@ class TopicLog:
         return self._readers[1]
 
     def open(self) -> None:
-        """Connects. Raises `ConfigError` when the topic is missing or partitioned wrongly."""
+        """Connects. Raises `ConfigError` when the topic is missing."""
         if self._readers is None:
             follower, look_up = (
                 TopicReader(self._settings, self._clock, name=self.topic, config=config)
                 for config in (self._follower_config, LOOK_UP)
             )
             self._readers = (follower, look_up)
-        topics = self._look_up.topics()
-        require_same_partitions(
-            {
-                self._settings.broker_topic(name): len(topics.get(name, ()))
-                for name in (self.topic, self._like)
-            }
-        )
+        self._look_up.partitions(self.topic)
 
     def first_since(self, partition: int, since_ms: int) -> int:
         """Returns the offset that the broker has for `since_ms`."""
@@ -134,13 +126,3 @@ class TopicLog:
         for reader in self._readers or ():
             reader.close()
         self._readers = None
-
-
-def require_same_partitions(counts: dict[str, int]) -> None:
-    """Raises `ConfigError` unless these topics (name to partitions) exist with equal counts."""
-    if len(set(counts.values())) > 1 or 0 in counts.values():
-        found = ", ".join(f"{name} has {count} partitions" for name, count in counts.items())
-        raise ConfigError(
-            "records of one key must be in the partition of the same number in both topics, and "
-            f"{found}: make both topics with `carpool topics create`"
-        )

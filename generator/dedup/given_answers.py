@@ -92,7 +92,8 @@ class GivenAnswers:
         if failure is None and is_ours:  # else the loop or the earlier service counts it
             self._metrics.loop.answers.labels(stage="generator", status=answer.status).inc()
         headers = unit.record.headers if is_ours else unit.message.headers
-        output = bounded_answer_output(answer, headers, self._clock.now_us())
+        now_us, partition = self._clock.now_us(), unit.source.partition
+        output = bounded_answer_output(answer, headers, now_us, partition)
         if is_beside:
-            output = beside(output, answer, unit.source.partition)
+            output = beside(output, answer, partition)
         return Done(parts=((unit.id, 0),), outputs=(output,), failure=failure)

@@ -18,7 +18,7 @@ from generator.outputs import bounded_answer_output
 from generator.plan.query_digest import query_digest
 from schemas.answer import Status
 from schemas.retrieval import Retrieval
-from schemas.topics import ANSWERS, RETRIEVALS
+from schemas.topics import ANSWERS
 from tests.clocks import NOW_US
 from tests.generator.stage import unit
 from tests.kafka.conformance.harness import insist
@@ -106,7 +106,7 @@ def again(first: Unit[Retrieval], **query: Any) -> Unit[Retrieval]:
 
 
 def answers_log(settings: KafkaSettings, clock: Clock) -> TopicLog:
-    return TopicLog(settings, clock, ANSWERS, like=RETRIEVALS, is_urgent=False)
+    return TopicLog(settings, clock, ANSWERS, is_urgent=False)
 
 
 def make_topics(settings: KafkaSettings) -> None:

@@ -194,7 +194,10 @@ def test_an_answer_of_an_earlier_service_is_written_unless_its_record_has_one() 
     bench.follow()
     (done,) = bench.sink.dones
     (output,) = done.outputs
-    assert (output.key, output.partition) == (first.record.query.query_id.encode(), None)
+    assert (output.key, output.partition) == (
+        first.record.query.query_id.encode(),
+        given.source.partition,
+    )
     assert decode(Answer, output.value, output.headers) == given.record
     assert header(output.headers, "correlation_id") == b"c"
     bench.commit()

@@ -94,7 +94,7 @@ def test_an_answer_says_what_the_model_wrote_cited_and_was_given() -> None:
         ((asked.id, 0),),
         ANSWERS.name,
         f"q-{asked.id}".encode(),
-        None,
+        asked.source.partition,
     )
     event_id = f"{asked.record.source.record}/answer".encode()
     assert header(output.headers, "ce_id") == event_id

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
 from carpool.errors import ConfigError
+from carpool.kafka.acls import SERVICES
 from carpool.kafka.admin import topic_config
 from carpool.kafka.checks import BrokerFacts, Deployment, TopicFacts, Wish, judge
 from carpool.kafka.deployment import require_fit
@@ -15,11 +17,13 @@ from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing
 from schemas.topics import (
     ANSWERS,
+    CANCELS,
     GROUPS,
     PARTIAL_ANSWERS,
     QUERIES,
     QUERIES_DEAD,
     RETRIES,
+    RETRIEVALS,
     TOPICS,
     Topic,
 )
@@ -30,6 +34,7 @@ BROKER = {
     "offsets.topic.replication.factor": "3",
     "group.coordinator.rebalance.protocols": "classic, consumer,streams",
 }
+SINCE_3_7 = BROKER | {"telemetry.max.bytes": "1048576"}
 SETTINGS = KafkaSettings()
 AT = TopicPartition(QUERIES.name, 0)
 
@@ -134,11 +139,6 @@ PARTLY_GONE = facts(
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        (
-            changed(QUERIES_DEAD, 3),
-            "rag.queries.v1.dlq has 3 partitions and its source rag.queries.v1",
-        ),
-        (changed(RETRIES, 5), "rag.queries.v1.dlq has 4 partitions and its source rag.retries.v1"),
         (changed(QUERIES, max_message_bytes="1000"), "takes records of 1000 bytes"),
         (changed(QUERIES_DEAD, max_message_bytes="1000"), "--add-config max.message.bytes="),
         (
@@ -171,14 +171,47 @@ def test_a_group_that_has_committed_nothing_beside_answers_waits_for_a_word(comm
         assert judged(found).problems == (), "there is nothing to read, or nothing was answered"
 
 
-def test_partition_counts_of_groups_and_of_answers_are_checked() -> None:
-    groups = facts(
-        topics={GROUPS.name: TopicFacts(partitions=2, replicas=3, config=topic_config(GROUPS))}
+@pytest.mark.parametrize("hidden", [False, True])
+def test_brokers_since_3_7_acknowledge_what_the_only_copy_has(hidden: bool) -> None:
+    found = changed(QUERIES, replicas=1, min_insync_replicas="2")
+    found = dataclasses.replace(found, config=None if hidden else SINCE_3_7)
+    assert judged(found).problems == ()
+    too_many = dataclasses.replace(changed(QUERIES, min_insync_replicas="3"), brokers=2)
+    found = dataclasses.replace(too_many, config=found.config)
+    assert any("has 3 copies on 2 brokers" in each for each in judged(found).problems)
+
+
+def test_a_topic_with_fewer_partitions_than_lanes_stops_the_services_that_use_it() -> None:
+    two = KafkaSettings(lanes=2)
+    for service, count in (("grouper", 2), ("searcher", 3), ("generator", 0)):
+        deployment = judge(two, "auto", TOPICS, facts(), service)
+        assert len(deployment.problems) == count
+        assert all("1 partitions, and kafka.lanes is 2" in each for each in deployment.problems)
+
+
+@pytest.mark.parametrize(
+    ("topic", "says", "services"),
+    [
+        (QUERIES, "rag.queries.v1.dlq has 4 partitions and rag.queries.v1 has 5", SERVICES),
+        (RETRIES, "rag.queries.v1.dlq has 4 partitions and rag.retries.v1 has 5", SERVICES),
+        (RETRIEVALS, "rag.answers.v1 has 4 partitions and rag.retrievals.v1 has 5", ["generator"]),
+        (CANCELS, "rag.retrievals.v1 has 4 partitions and rag.cancels.v1 has 5", SERVICES),
+        (GROUPS, "rag.scans.v1 has 1 partitions and rag.groups.v1 has 2", ["searcher"]),
+        (GROUPS, "2 partitions, and kafka.lanes is 1", ["grouper", "searcher"]),
+        (ANSWERS, "", []),
+        (QUERIES_DEAD, "", []),
+    ],
+)
+def test_partitions_that_are_added_to_one_topic_warn_the_services_that_use_it(
+    topic: Topic, says: str, services: Sequence[str]
+) -> None:
+    more = TopicFacts(
+        partitions=2 if topic is GROUPS else 5, replicas=3, config=facts().topics[topic.name].config
     )
-    assert any("2 partitions, and kafka.lanes is 1" in each for each in judged(groups).problems)
-    answers = judged(changed(ANSWERS, 5)).problems[0]
-    assert "has 4 partitions and rag.answers.v1 has 5" in answers
-    assert not judged(changed(QUERIES_DEAD, 5)).problems
+    for service in SERVICES:
+        deployment = judge(SETTINGS, "auto", TOPICS, facts(topics={topic.name: more}), service)
+        assert deployment.problems == ()
+        assert any(says in each for each in deployment.warnings) == (service in services)
 
 
 @pytest.mark.parametrize(

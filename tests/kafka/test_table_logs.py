@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from carpool.clock import SystemClock
-from carpool.errors import ConfigError, RetryableError
+from carpool.errors import RetryableError
 from carpool.kafka.clients import ProducerClient, TransactionalProducerClient
 from carpool.kafka.librdkafka import LibrdkafkaProducer, LibrdkafkaTransactionalProducer
 from carpool.kafka.records import Message, Output
@@ -292,9 +292,3 @@ def test_metadata_of_an_unknown_partition_is_requested_again(kafka_bootstrap: st
     admin.create_partitions([NewPartitions(there, 2)])[there].result(WAIT_S)
     assert insist(lambda: reader.first_since(1, 0)) == 0
     reader.close()
-
-
-def test_topics_with_different_partition_counts_are_refused() -> None:
-    broker = MemoryBroker(SystemClock(), {ANSWERS.name: 2, RETRIEVALS.name: 4})
-    with pytest.raises(ConfigError, match="2 partitions"):
-        MemoryAnswersLog(broker).open()
