@@ -207,7 +207,7 @@ class TopicReader:
         Passes over records that cannot be unpacked, after some seconds.
         """
         if again := self._ids.made_again():
-            log.warning("topics were made again: reading from their beginning", partitions=again)
+            log.warning("topics were made again: reading %s from the beginning", again)
             self._consumer.incremental_unassign([self._raw(at) for at in again])
             self._consumer.incremental_assign([self._raw(at, OFFSET_BEGINNING) for at in again])
         batch = ReadBatch([], {}, [], {})
