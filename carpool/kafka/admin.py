@@ -88,8 +88,9 @@ def create_topics(settings: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> 
 
 
 def allow(settings: KafkaSettings, rights: Iterable[tuple[str, Acl]]) -> None:
-    """Gives rights to principals, which may have them already. Blocks; raises `ConfigError`."""
+    """Gives rights to principals, which may have them already. Raises as `create_topics` does."""
     admin, timeout_s = quiet_admin(settings), settings.request_timeout_ms / 1_000
+    cluster_metadata(admin, settings, timeout_s)
     bindings = list(dict.fromkeys(acl_binding(*each) for each in rights))
     for future in admin.create_acls(bindings, request_timeout=timeout_s).values():
         try:

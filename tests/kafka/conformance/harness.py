@@ -22,6 +22,7 @@ from carpool.kafka.clients import (
     ProducerClient,
     TransactionalProducerClient,
 )
+from carpool.kafka.commit_metadata import head_of, with_head
 from carpool.kafka.fencing import transactional_id
 from carpool.kafka.librdkafka import (
     LibrdkafkaConsumer,
@@ -54,13 +55,24 @@ class Listener:
     gone: set[TopicPartition] = field(default_factory=set)
 
     def assigned(self, positions: Mapping[TopicPartition, Position]) -> None:
-        self.positions |= positions
+        self.positions |= without_topic_ids(positions)
 
     def revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         self.gone |= partitions
 
     def fetch_failed(self, at: TopicPartition, error: str, *, lasts: bool = False) -> None:
         raise AssertionError(error)
+
+
+def without_topic_ids(
+    positions: Mapping[TopicPartition, Position],
+) -> dict[TopicPartition, Position]:
+    """Returns positions as a broker without ids of topics has them, such as the one in memory."""
+
+    def without(metadata: str) -> str:
+        return with_head(metadata, head_of(metadata)._replace(topic_id=None))
+
+    return {at: each._replace(metadata=without(each.metadata)) for at, each in positions.items()}
 
 
 class Broker(ABC):
@@ -215,11 +227,13 @@ class Reached(Broker):
             timeout=WAIT_S,
         )
         reader.close()
-        return {
-            place_of(self.settings, raw): Position(raw.offset, raw.metadata or "")
-            for raw in found
-            if raw.offset >= 0
-        }
+        return without_topic_ids(
+            {
+                place_of(self.settings, raw): Position(raw.offset, raw.metadata or "")
+                for raw in found
+                if raw.offset >= 0
+            }
+        )
 
     def _reader(self, isolation: str = "read_committed") -> Consumer:
         return Consumer(
