@@ -235,7 +235,7 @@ def test_a_row_that_has_no_code_is_refused_with_its_number(
     has_kernel: bool, number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernel:
-        monkeypatch.setattr(int4, "_library", lambda: None)
+        monkeypatch.setattr(int4, "library", lambda: None)
     rows = directions(20, 60, 3)
     rows[17, 5] = number
     encoder = Encoder(code_layout(60), directions(1, 60, 1), random_rotation(60, 0))

@@ -69,7 +69,8 @@ def test_a_page_prints_commands_of_today(page: Path) -> None:
     wrong = []
     for words in commands_of(page) if page.name != "CHANGELOG.md" else ():
         try:
-            parsed([word for word in words if word != "--help"])
+            if words != ["--version"]:
+                parsed([word for word in words if word != "--help"])
         except Exception as error:
             if type(error).__name__ not in CUT_OFF:
                 wrong.append(f"carpool {' '.join(words)}: {error}")

@@ -326,6 +326,7 @@ def test_answers_older_than_the_horizon_are_generated_again() -> None:
     bench, first = Bench(), unit("why?")
     bench.write(made(first.record))
     bench.clock.time_us += 86_400_000_000 + 1_000
+    bench.write(made(unit("why not?").record))  # else older ones are read
     bench.assign()
     bench.follow()
     second = again(first)

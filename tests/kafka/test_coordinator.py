@@ -24,7 +24,7 @@ def test_silent_brokers_are_an_error_within_the_request_time_out() -> None:
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
     [
-        (ClusterAuthorizationFailedError(), DeploymentError, "grant DESCRIBE"),
+        (ClusterAuthorizationFailedError(), DeploymentError, "Describe on transactional id"),
         (UnsupportedVersionError(), DeploymentError, "Kafka 3.0"),
         (KafkaError("the coordinator moves"), RetryableError, "the coordinator moves"),
     ],

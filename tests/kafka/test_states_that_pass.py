@@ -36,7 +36,7 @@ from carpool.loop.retry import read_query
 from carpool.loop.stage import Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.query import Query
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, TOPICS
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIEVALS, TOPICS
 from tests.cli.support import carpool
 from tests.e2e.support import make_again, read_to_end
 from tests.loop.support import HandStage, result
@@ -80,7 +80,7 @@ class Deployment:
             librdkafka={"group.protocol": protocol},
         )
         self.group = self.settings.group_of("grouper")
-        create_topics(self.settings, (QUERIES, QUERIES_DEAD, RESULTS, ANSWERS))
+        create_topics(self.settings, (QUERIES, QUERIES_DEAD, RESULTS, RETRIEVALS, ANSWERS))
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def publish(self, *texts: str, partition: int) -> None:

@@ -20,7 +20,7 @@ def test_sentences_of_a_passage_stand_behind_all_passages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = HashingEmbedder(16)
-    monkeypatch.setattr(grown, "load_embedder", lambda _: embedder)
+    monkeypatch.setattr(grown, "load_embedder", lambda _, **__: embedder)
     long = [f"Sentence {number} {'about a subject ' * 4}ends." for number in range(2)]
     texts = [f"{long[0]} Short. {long[1]}", long[0]]
     for name in ("wikipedia-16k", *QUESTIONS):

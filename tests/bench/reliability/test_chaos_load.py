@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -27,7 +26,7 @@ from bench.reliability.chaos.questions import ALWAYS, FAILS_AT_FIRST, WORD, chao
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor, SupervisedProcess
 from bench.reliability.chaos.workflows import NAMES
-from carpool.disk.manifest import is_newer, read_manifest
+from carpool.disk.manifest import read_manifest
 from carpool.errors import RetryableError
 from carpool.kafka.cluster import quiet_admin
 from carpool.kafka.settings import KafkaSettings
@@ -264,17 +263,36 @@ def test_the_end_of_a_change_is_tried_until_it_succeeds_and_says_once_why_it_doe
 def test_services_open_the_other_index_and_program_after_a_change(files: DeployedFiles) -> None:
     first = files.index.resolve()
     before = load_programs(str(files.programs))
-    versions = [read_manifest(files.index).index_version]
-    for _ in range(2):
+    for is_first in (False, True):
         files.change_index()
-        versions.append(read_manifest(files.index).index_version)
-        assert (files.index.resolve() == first) == (len(versions) == 3)
-    assert all(is_newer(late, than=early) for early, late in pairwise(versions))
+        assert (files.index.resolve() == first) == is_first
+        read_manifest(files.index)
     files.change_programs()
     after = load_programs(str(files.programs))
     assert set(after) - set(before) == {("side_by_side", 2)}
     digests = {key: each.digest for key, each in after.items() if key in before}
     assert digests == {key: each.digest for key, each in before.items()}, "workflows go on"
+
+
+def test_new_generators_come_before_groupers_and_a_new_index_to_one_member_of_each_first(
+    files: DeployedFiles,
+) -> None:
+    for kind, services, first in (
+        ("newer program", ("grouper", "generator"), {"generator-1", "generator-2"}),
+        ("newer index", ("searcher", "grouper"), {"grouper-1", "searcher-1"}),
+    ):
+        processes = {f"{name}-{number}": FakeProcess() for name in services for number in (1, 2)}
+        supervisor = ProcessSupervisor(
+            {
+                name: SupervisedProcess(process=each, start=each.start, is_up=lambda: True)
+                for name, each in processes.items()
+            }
+        )
+        states = StateFaults(print, KafkaSettings(), supervisor, {}, files)
+        assert states.inject(a_fault(kind, *services), 100.0) == services[0]
+        assert {name for name, each in processes.items() if "kill" in each.log} == first
+        states.step(102.0)
+        assert all("kill" in each.log for each in processes.values())
 
 
 @pytest.mark.kafka

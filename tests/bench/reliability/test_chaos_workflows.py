@@ -21,7 +21,7 @@ from bench.reliability.chaos.workflows import (
     written,
     wrong_in_workflow,
 )
-from carpool.embedding import HashingEmbedder
+from carpool.embedding.hashing import HashingEmbedder
 from carpool.testing.workflow import run
 from carpool.workflow.steps import Found, Generate, Retrieve
 from schemas.answer import Answer, Retrieved, StepDone
