@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import CarpoolError, ConfigError, RetryableError
 from carpool.kafka.acls import SERVICES, acls_of
 from carpool.kafka.admin import topic_facts
 from carpool.kafka.checks import (
@@ -77,12 +77,19 @@ def broker_facts(
     # Brokers without access control hide nothing, and some create a topic that a request names.
     may_hide = config is None or "authorizer.class.name" in config
     allowed = topic_rights(admin, [topic.name for topic in wanted if may_hide], timeout_s)
+    hidden = frozenset(name for name, granted in allowed.items() if not granted)
+    try:
+        group_standings = standings(admin, settings, group, partitions) if partitions else {}
+    except RetryableError:
+        if not hidden:
+            raise
+        group_standings = {}  # these credentials lack more than the right that is told
     return BrokerFacts(
         brokers=len(metadata.brokers),
         config=config,
         topics=found,
-        standings=standings(admin, settings, group, partitions) if partitions else {},
-        hidden_topics=frozenset(name for name, granted in allowed.items() if not granted),
+        standings=group_standings,
+        hidden_topics=hidden,
         lacking=tuple(
             (acl.name, acl.operation)
             for role in SERVICES

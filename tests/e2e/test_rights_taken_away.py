@@ -130,7 +130,7 @@ def test_each_right_of_a_running_service_comes_back_without_a_restart(
         since = len(process.log_file.read_text(errors="replace"))
         began_s = time.monotonic()
         in_log = in_page = ""
-        with server.without(service, [acl]):
+        with server.without(service, [acl], with_implied=True):
             running.ask()
             while time.monotonic() < began_s + AWAY_S or not (
                 in_log or in_page or time.monotonic() > began_s + WAIT_S / 4

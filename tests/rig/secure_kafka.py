@@ -81,14 +81,20 @@ class SecureKafkaServer(KafkaServer):
             future.result(REQUEST_TIMEOUT_S)
 
     @contextmanager
-    def without(self, user: str, acls: Iterable[Acl]) -> Iterator[None]:
-        """Takes these rights away, also where a broader right allows the same, until the end."""
+    def without(
+        self, user: str, acls: Iterable[Acl], *, with_implied: bool = False
+    ) -> Iterator[None]:
+        """Takes these rights away, also where a broader right allows the same, until the end.
+
+        `with_implied`: Describe too, which Read and Write imply.
+        """
         taken = list(acls)
         denied = [_binding(user, acl, AclPermissionType.DENY) for acl in taken]
         admin = self._admin()
         for future in admin.create_acls(denied, request_timeout=REQUEST_TIMEOUT_S).values():
             future.result(REQUEST_TIMEOUT_S)
-        self._delete(_binding(user, acl) for acl in taken)
+        if with_implied:
+            self._delete(_binding(user, acl) for acl in taken)
         try:
             yield
         finally:

@@ -36,8 +36,10 @@ class GroupOffsets:
         try:
             found = committed_so_far(self._settings, self._group, [at])[at]
         except KafkaException as error:
-            why = told(error.args[0], self._right)
-            raise RetryableError(f"offsets cannot be read: {why}") from error
+            why = error.args[0].str()  # without the right librdkafka says "timed out"
+            raise RetryableError(
+                f"offsets cannot be read, which needs {self._right}: {why}"
+            ) from error
         if found.error is not None:
             raise RetryableError(f"offsets cannot be read: {told(found.error, self._right)}")
         return Position(found.offset if found.offset >= 0 else None, found.metadata or "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,13 +10,12 @@ from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from carpool.kafka.librdkafka.admin_replies import reply
-from carpool.kafka.librdkafka.committed import AGAIN_S, committed_so_far
+from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import sort_error
 from carpool.kafka.librdkafka.error_kinds import KINDS
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.standing import Standing
-from schemas.query import DEADLINE_MS_MAX
 
 
 def standings(
@@ -25,37 +23,27 @@ def standings(
 ) -> dict[TopicPartition, Standing]:
     """Returns the group's standing; empty where the brokers do not support or permit such requests.
 
-    `partitions`: with the brokers' names of topics. Raises `RetryableError` for what passes, and
-    has not passed within the request time-out: a new topic has no leader for a moment.
+    `partitions`: with the brokers' names of topics. Raises `RetryableError` for what passes.
     """
     timeout_s = settings.request_timeout_ms / 1_000
     places = [TopicPartition(settings.logical_topic(at.topic), at.partition) for at in partitions]
-    until_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            committed = committed_so_far(settings, group, places).values()
-            first, end, records = (
-                _offsets(admin, dict.fromkeys(partitions, spec), timeout_s)
-                for spec in (
-                    OffsetSpec.earliest(),
-                    OffsetSpec.latest(),
-                    OffsetSpec.for_timestamp(0),
-                )
-            )
-            break
-        except KafkaException as error:
-            if KINDS.get(error.args[0].code()) != "passes":
-                return {}
-            if time.monotonic() >= until_s:
-                raise sort_error(error.args[0], f"Read on group {group}") from error
-        time.sleep(AGAIN_S)
+    try:
+        committed = committed_so_far(settings, group, places).values()
+        first, end, records = (
+            _offsets(admin, dict.fromkeys(partitions, spec), timeout_s)
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest(), OffsetSpec.for_timestamp(0))
+        )
+    except KafkaException as error:
+        if KINDS.get(error.args[0].code()) == "passes":
+            raise sort_error(error.args[0], f"Read on group {group}") from error
+        return {}
     by_place = {TopicPartition(each.topic, each.partition): each for each in committed}
     return {
         at: Standing(
             committed=max(-1, by_place[at].offset),
             metadata=by_place[at].metadata or "",
             first=first[at].offset,
-            first_ms=min(max(0, records[at].timestamp), DEADLINE_MS_MAX),
+            first_ms=max(0, records[at].timestamp),
             end=end[at].offset,
         )
         for at in partitions
