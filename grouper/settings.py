@@ -39,7 +39,8 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             ge=0,
             le=100,
             description="Full windows that are read, embedded and probed before the current one "
-            "leaves, to fill its horizon; 0: none. No window waits for them. Nothing is read ahead "
+            "leaves, to fill its horizon; 0: none. No window waits for them, so the horizon of "
+            "texts, which take longer to embed than to plan, is empty. Nothing is read ahead "
             "where, by budget_bytes, the codes of the index fit in memory. Too low: the searcher "
             "knows less of the next windows. Too high: memory, larger records, and more work to "
             "repeat after a crash.",
