@@ -1,5 +1,4 @@
-"""Ends what a process started, such as `carpool up`, when the process itself ends without doing so
-(SIGKILL, a crash).
+"""Ends the children of a process that ended without ending them (SIGKILL, a crash).
 
 A separate process that reads `+GROUP` and `-GROUP` lines from a pipe. When the pipe closes, its
 writer is gone, and every process group on the list is ended. It is run as a file and needs the

@@ -34,7 +34,8 @@ def acls(
 ) -> None:
     """Print the least rights of each role, as commands of Kafka's kafka-acls. Asks no broker.
 
-    --apply gives them instead, as a user with Alter on the cluster, at brokers with an authorizer.
+    With --apply it asks the brokers to give them, as a user with Alter on the cluster. The brokers
+    need an authorizer.
 
     \b
     Examples:
@@ -43,6 +44,8 @@ def acls(
     """
     if role and role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
+    if apply and as_json:
+        raise ConfigError("--apply gives the rights and --json prints them: choose one")
     kafka = beside.settings().kafka
     found = {name: acls_of(name, kafka) for name in ROLES if role in ("", name)}
     if as_json:

@@ -58,8 +58,8 @@ def asyncapi(schema_files: dict[str, str]) -> dict[str, Any]:
             "receiveQuery": {
                 "action": "receive",
                 "channel": _channel_of(QUERIES),
-                "summary": "A question. Each record gets exactly one terminal answer, unless it is "
-                "broken so that not even its id can be read.",
+                "summary": "A question. Each record gets exactly one terminal answer, unless its "
+                "compressed batch cannot be unpacked.",
                 "reply": {"channel": _channel_of(ANSWERS)},
             },
             "receiveBatchQuery": {

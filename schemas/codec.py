@@ -373,7 +373,7 @@ def _invalid(message: str) -> RecordError:
 def identified(
     error: RecordError, value: bytes | None, headers: Headers, source: Source
 ) -> RecordError:
-    """Adds the query id: that of the header or of a bad body, else the one made of the place.
+    """Adds the query id: that of the header or of a bad body, else one made of the record.
 
     Bytes that are not UTF-8, half surrogates and numbers that are none matter in the id only.
     """

@@ -163,8 +163,10 @@ class WorkObserver:
         return self._stalls.stalled(now_us)
 
     def _review_clock(self, now_us: int, *, is_waiting: bool) -> None:
-        """Judges the host's clock: a record from the future shows that it is behind, and a minute
-        without a backlog, in which even the shortest wait was long, that it is ahead.
+        """Judges the host's clock by the time stamps of records.
+
+        A record from the future shows that it is behind. A minute without a backlog, in which even
+        the shortest wait was long, shows that it is ahead.
         """
         self._has_backlog |= is_waiting
         wait_us, is_over = self._shortest_wait_us, now_us >= self._minute_end_us

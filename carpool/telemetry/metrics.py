@@ -91,7 +91,7 @@ class LoopMetrics:
         self.clock_behind_seconds = make.gauge(
             "clock_behind_seconds",
             "Lead of record times over the host's clock: deadlines pass late. Below 0: the lead of "
-            "this clock, and the shortest wait of a record in a minute: deadlines pass early.",
+            "this clock plus the shortest wait of a record in a minute: deadlines pass early.",
         )
         self.intake_paused = make.gauge(
             "intake_paused", "1 while intake is paused after a failure or a refusal."

@@ -64,10 +64,12 @@ def commands_of(page: Path) -> Iterator[list[str]]:
             yield list(takewhile(lambda word: word not in ("|", "||", ">", "<", "&"), words))
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=name_of
+)
 def test_a_page_prints_commands_of_today(page: Path) -> None:
     wrong = []
-    for words in commands_of(page) if page.name != "CHANGELOG.md" else ():
+    for words in commands_of(page):
         try:
             if words != ["--version"]:
                 parsed([word for word in words if word != "--help"])

@@ -7,6 +7,7 @@ right and what it is for.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -112,8 +113,9 @@ def said(process: ServiceProcess, acl: Acl, since: int) -> tuple[str, str]:
     log = process.log_file.read_text(errors="replace")[since:].splitlines()
     _, page = process.page("/readyz")
     lines = [log, json.loads(page).get("missing", []) if page.startswith("{") else []]
+    named = re.compile(rf"{re.escape(name)}(?![\w.])")  # and not its dead letters
     first = (
-        next((line for line in each if name in line and f"{operation} " in f"{line} "), "")
+        next((line for line in each if named.search(line) and f"{operation} " in f"{line} "), "")
         for each in lines
     )
     in_log, in_page = first

@@ -134,7 +134,7 @@ def test_the_fingerprint_follows_weights_and_configuration_and_nothing_else(tmp_
     assert len({first, second, model_fingerprint(tmp_path)}) == 3
 
 
-def test_an_index_from_before_prompts_were_used_has_another_fingerprint(tmp_path: Path) -> None:
+def test_prompts_are_part_of_the_fingerprint_and_must_be_readable(tmp_path: Path) -> None:
     file = tmp_path / "config_sentence_transformers.json"
     file.write_text('{"prompts": {"query": "query: ", "document": null}}')
     with mock.patch.object(files, "_prompts", return_value={}):

@@ -1,7 +1,7 @@
 """Poison records for the topics of queries, each with the reason of its rejection.
 
 A service must continue after each one. It writes the raw bytes to the dead letters, and a `failed`
-answer if the id is known.
+answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOO_LARGE_BYTES = 3 * QUERY_BYTES_MAX
 
 @dataclass(frozen=True, kw_only=True)
 class Poison:
-    """A record. `query_id`: the id of the `failed` answer; None: it cannot be read."""
+    """A record. `query_id`: the id of the `failed` answer; None: one made of the record."""
 
     value: bytes | None
     reason: Reason

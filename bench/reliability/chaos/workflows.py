@@ -33,6 +33,7 @@ from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.hit import Hit
+from searcher.settings import SearcherSettings
 
 MODULE = side_by_side.__file__
 _OWN = (side_by_side.first_version, side_by_side.side_by_side)
@@ -45,6 +46,7 @@ SCORE_GAP_MIN = 1e-4
 differently from those of a few."""
 SETTINGS = GeneratorSettings()
 TEMPLATES = load_templates(SETTINGS)
+TOP_K = SearcherSettings().top_k_default
 
 
 def written(step: Generate, searches: Sequence[Sequence[Hit]] = ()) -> str:
@@ -95,6 +97,8 @@ def wrong_in_workflow(
             raise WorkflowError(f"its step is {done}, and not {text!r}")
         if isinstance(step, Generate):
             return Said(text)
+        if len(done.doc_ids) != min(step.top_k or TOP_K, len(passages)):
+            raise WorkflowError(f"it found {len(done.doc_ids)} passages")
         searches.append(Found([passages[doc_id] for doc_id in done.doc_ids]))
         return searches[-1]
 

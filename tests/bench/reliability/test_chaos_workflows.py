@@ -80,11 +80,14 @@ def test_the_answer_of_each_program_is_right_and_any_other_is_wrong(
     assert wrong_in_workflow(answer, program, QUESTION, CORPUS) is None
     first, *others = answer.steps
     other_text = msgspec.structs.replace(first, text="another text")
+    place, search = next((n, each) for n, each in enumerate(answer.steps) if each.doc_ids)
+    fewer = msgspec.structs.replace(search, doc_ids=search.doc_ids[:-1])
     for wrong, what in (
         ({"answer": "another text"}, OTHER_TEXT),
         ({"retrieved": answer.retrieved[1:]}, OTHER_TEXT),
         ({"steps": (other_text, *others)}, OTHER_TEXT),
         ({"steps": answer.steps[:-1]}, OTHER_TEXT),
+        ({"steps": (*answer.steps[:place], fewer, *answer.steps[place + 1 :])}, OTHER_TEXT),
         ({"steps": (*answer.steps, first)}, OTHER_TEXT),
         ({"quotes": ()}, OTHER_CITED),
         ({"citations": answer.citations[1:]}, OTHER_CITED),
