@@ -56,6 +56,8 @@ PASSED_ON = (
 """Headers of a query that every record made from it carries too."""
 PASSED_ON_BYTES_MAX = 16 * 1024
 """Most bytes of these headers: a query with more is refused, so its answer fits its topic."""
+PUBLISHED_BYTES_MAX = PASSED_ON_BYTES_MAX - 128
+"""Most bytes of them in a published query: services add `traceparent` and the attempt."""
 
 SERVICE_QUERY_BYTES_MAX = QUERY_BYTES_MAX + 2 * JOURNAL_BYTES_MAX
 """Most bytes of a query that a service publishes: it may have a journal, which has its root."""
@@ -144,7 +146,7 @@ def with_key(headers: Headers, key: bytes | None) -> Headers:
         return headers
     size = _size_of(pair for pair in headers if pair[0] in PASSED_ON)
     added = ((KEY_HEADER, key),)
-    return headers + added if size + _size_of(added) <= PASSED_ON_BYTES_MAX else headers
+    return headers + added if size + _size_of(added) <= PUBLISHED_BYTES_MAX else headers
 
 
 def decode(kind: type[R], value: bytes | None, headers: Headers) -> R:
@@ -193,13 +195,15 @@ def _decode_query(value: bytes | None, headers: Headers, source: Source) -> Quer
     if not value:
         raise RecordError("empty", "the record has no value; send a question")
     _check_headers(headers)
-    if (size := _size_of(pair for pair in headers if pair[0] in PASSED_ON)) > PASSED_ON_BYTES_MAX:
+    is_of_service = source.topic in RETRY_TOPICS
+    headers_max = PASSED_ON_BYTES_MAX if is_of_service else PUBLISHED_BYTES_MAX
+    if (size := _size_of(pair for pair in headers if pair[0] in PASSED_ON)) > headers_max:
         names = ", ".join(PASSED_ON)
         raise RecordError(
             "too_large",
-            f"the headers {names} are {size} bytes; at most {PASSED_ON_BYTES_MAX} are passed on",
+            f"the headers {names} are {size} bytes; at most {headers_max} are passed on",
         )
-    bytes_max = SERVICE_QUERY_BYTES_MAX if source.topic in RETRY_TOPICS else QUERY_BYTES_MAX
+    bytes_max = SERVICE_QUERY_BYTES_MAX if is_of_service else QUERY_BYTES_MAX
     if len(value) > bytes_max:
         raise RecordError(
             "too_large",

@@ -15,7 +15,7 @@ import pytest
 from schemas.answer import Answer, unanswered
 from schemas.codec import (
     KEY_BYTES_MAX,
-    PASSED_ON_BYTES_MAX,
+    PUBLISHED_BYTES_MAX,
     decode,
     decode_query,
     encode,
@@ -303,7 +303,7 @@ def test_the_key_of_a_query_is_in_its_answer_unless_it_is_long_or_was_kept_befor
     assert with_key(own, b"k" * (KEY_BYTES_MAX + 1)) == own
     retried = (("rag-key", b"customer-7"),)
     assert with_key(retried, b"q-1") == retried, "a retry is keyed by its id"
-    full: Headers = (("correlation_id", b"c" * (PASSED_ON_BYTES_MAX - 20)),)
+    full: Headers = (("correlation_id", b"c" * (PUBLISHED_BYTES_MAX - 20)),)
     assert with_key(full, b"customer-7") == full, "the headers of the application come first"
 
 
