@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from carpool.errors import RetryableError
 from carpool.kafka.acls import READS, SERVICES, WRITES
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
@@ -23,6 +24,7 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIES_BATCH,
+    RETRIEVAL_DRAFTS,
     RETRIEVALS,
     RETRIEVALS_BATCH,
     SCANS,
@@ -42,8 +44,10 @@ INTERNAL_LOGS = {
 LETTERS_WAIT = "a bad record of a missing partition would stop the service"
 BY_NUMBER: tuple[tuple[Topic, tuple[Topic, ...], str], ...] = (
     (ANSWERS, (RETRIEVALS, RETRIEVALS_BATCH), "questions of a missing partition wait"),
-    (CANCELS, (RETRIEVALS,), "some cancels are not seen"),
+    (CANCELS, (RETRIEVALS, RETRIEVALS_BATCH), "some cancels are not seen"),
     (RETRIEVALS, (CANCELS,), "some cancels are not seen"),
+    (RETRIEVALS_BATCH, (CANCELS,), "some cancels are not seen"),
+    (RETRIEVAL_DRAFTS, (RETRIEVALS, RETRIEVALS_BATCH), "some prompts are not warmed"),
     (SCANS, (GROUPS, GROUPS_BATCH), "a searcher is not ready"),
     (QUERIES_DEAD, (QUERIES, RETRIES), LETTERS_WAIT),
     (QUERIES_BATCH_DEAD, (QUERIES_BATCH, RETRIES_BATCH), LETTERS_WAIT),
@@ -74,7 +78,8 @@ class BrokerFacts:
 
     `config`: of one broker; empty: none; None: not permitted.
 
-    `standings`: of the service's inputs and of `rag.answers.v1`. `hidden_topics`: what these
+    `standings`: of the service's inputs; with questions among them, of `rag.answers.v1`, too.
+    `unknown`: why they could not be asked for. `hidden_topics`: what these
     credentials may not describe. `lacking`: topics, each with a right on its records that they need
     and do not have.
     """
@@ -83,6 +88,7 @@ class BrokerFacts:
     config: Mapping[str, str] | None = field(default_factory=dict)
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[TopicPartition, Standing] = field(default_factory=dict)
+    unknown: RetryableError | None = None
     hidden_topics: frozenset[str] = frozenset()
     lacking: tuple[tuple[str, str], ...] = ()
 

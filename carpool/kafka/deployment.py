@@ -23,7 +23,7 @@ from carpool.kafka.librdkafka.standings import standings
 from carpool.kafka.librdkafka.topic_rights import topic_rights
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
-from schemas.topics import ANSWERS, Topic
+from schemas.topics import ANSWERS, QUERY_TOPICS, Topic
 
 log = structlog.get_logger()
 
@@ -48,7 +48,10 @@ def check_deployment(
     `RetryableError` when no broker answers.
     """
     facts = broker_facts(settings, topics, group, inputs, service)
-    return judge(settings, wish, topics, facts, service)
+    found = judge(settings, wish, topics, facts, service)
+    if facts.unknown is not None and not found.problems:  # a problem may be why
+        raise facts.unknown
+    return found
 
 
 def broker_facts(
@@ -67,29 +70,31 @@ def broker_facts(
     config = broker_config(admin, metadata.brokers, timeout_s)
     wanted = named_at_brokers(settings, topics)
     found = topic_facts(admin, metadata, wanted, timeout_s)
-    answers = settings.broker_topic(ANSWERS.name)
+    asked = {settings.broker_topic(name) for name in inputs}
+    if any(settings.broker_topic(name) in asked for name in QUERY_TOPICS):
+        asked.add(settings.broker_topic(ANSWERS.name))
     partitions = [
         TopicPartition(name, number)
-        for name in sorted(found.keys() & {answers, *map(settings.broker_topic, inputs)})
+        for name in sorted(found.keys() & asked)
         if have_transactions(config)  # the embedded broker, without, returns ends that are too low
         for number in metadata.topics[name].partitions
     ]
     # Brokers without access control hide nothing, and some create a topic that a request names.
     may_hide = config is None or "authorizer.class.name" in config
     allowed = topic_rights(admin, [topic.name for topic in wanted if may_hide], timeout_s)
-    hidden = frozenset(name for name, granted in allowed.items() if not granted)
+    group_standings, unknown = {}, None
     try:
-        group_standings = standings(admin, settings, group, partitions) if partitions else {}
-    except RetryableError:
-        if not hidden:
-            raise
-        group_standings = {}  # these credentials lack more than the right that is told
+        if partitions:
+            group_standings = standings(admin, settings, group, partitions)
+    except RetryableError as error:
+        unknown = error
     return BrokerFacts(
         brokers=len(metadata.brokers),
         config=config,
         topics=found,
         standings=group_standings,
-        hidden_topics=hidden,
+        unknown=unknown,
+        hidden_topics=frozenset(name for name, granted in allowed.items() if not granted),
         lacking=tuple(
             (acl.name, acl.operation)
             for role in SERVICES

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as RawPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
+from carpool.errors import RetryableError
 from carpool.kafka.librdkafka.admin_replies import reply
 from carpool.kafka.librdkafka.committed import committed_so_far
 from carpool.kafka.librdkafka.convert import sort_error
@@ -21,7 +22,7 @@ from carpool.kafka.standing import Standing
 def standings(
     admin: AdminClient, settings: KafkaSettings, group: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Standing]:
-    """Returns the group's standing; empty where the brokers do not support or permit such requests.
+    """Returns the group's standing; empty where the brokers do not support such requests.
 
     `partitions`: with the brokers' names of topics. Raises `RetryableError` for what passes.
     """
@@ -35,7 +36,11 @@ def standings(
         )
     except KafkaException as error:
         if KINDS.get(error.args[0].code()) == "passes":
-            raise sort_error(error.args[0], f"Read on group {group}") from error
+            failed = sort_error(error.args[0], f"Read on group {group}")
+            raise RetryableError(
+                f'{failed}. Without this right librdkafka says "timed out": allow what '
+                "`carpool acls` prints"
+            ) from error
         return {}
     by_place = {TopicPartition(each.topic, each.partition): each for each in committed}
     return {
