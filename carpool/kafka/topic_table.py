@@ -177,11 +177,12 @@ class TopicTable:
         is_due = self._clock.now_us() >= self._backoff.until_us
         self._serve_requests()
         try:
-            if is_due:
-                self._begin()
+            trouble = self._begin() if is_due else None
             self._follow(0 if is_due and self._fetches else POLL_S)
             if is_due:
                 self._fetch()
+            if trouble is not None:
+                raise trouble
         except RetryableError as error:
             self._pause(str(error))
         else:
@@ -209,7 +210,8 @@ class TopicTable:
                 self._left_at[partition] = self._log.position(partition)
                 self._log.forget(partition)
 
-    def _begin(self) -> None:
+    def _begin(self) -> RetryableError | None:
+        """Begins requested partitions; returns why one of them cannot be begun."""
         if self._to_begin and not self._is_open:
             self._log.open()
             self._is_open = True
@@ -219,8 +221,7 @@ class TopicTable:
                 self._begin_with(partition)
             except RetryableError as error:
                 trouble = error
-        if trouble is not None:
-            raise trouble
+        return trouble
 
     def _begin_with(self, partition: int) -> None:
         end = self._log.end(partition)
