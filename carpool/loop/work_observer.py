@@ -73,6 +73,8 @@ class WorkObserver:
             self._metrics.loop.fetch_errors.labels(topic=at.topic, partition=str(at.partition))
         self._metrics.loop.rebalances.labels(event="assigned").inc()
         self._is_rebalanced = True
+        # What waited while nobody read comes now: it shows no clock.
+        self._has_backlog, self._minute_end_us = True, self._clock.now_us() + MINUTE_US
 
     def revoked(
         self, partitions: frozenset[TopicPartition], unit_ids: Iterable[int], *, lost: bool

@@ -30,6 +30,7 @@ class Host:
             metrics=self.metrics, clock=self.clock, tracer=Tracer(), stalled_after_us=HOUR
         )
         self.observer.assigned([AT])
+        self.clock.time_us += MINUTE_US  # the first minute shows what waited before
         self.observer.review({})
 
     def notes(self, *waits_us: int, waiting: int = 0, pass_us: int = MINUTE_US) -> str:
@@ -68,6 +69,10 @@ def test_a_clock_that_is_behind_is_told_at_the_first_record_from_the_future() ->
 
 def test_records_that_waited_long_show_no_clock_that_is_ahead() -> None:
     host = Host(ahead_us=0)
+    host.observer.assigned([AT])
+    assert host.notes(HOUR, pass_us=MINUTE_US - 1) == "", "a partition came after an outage"
+    host.clock.time_us += 1
+    host.observer.review({})
     assert host.notes(HOUR, HOUR, waiting=1) == "", "a backlog"
     assert host.notes(HOUR, S) == "", "one record did not wait"
     assert host.notes() == ""
