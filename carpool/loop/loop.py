@@ -429,6 +429,9 @@ class Loop(Generic[R]):
 
     def _reject(self, message: Message, error: RecordError) -> None:
         source = message.source
+        unit: Unit[Any] | None = self.in_flight.take(message, _UNREADABLE, 1)
+        if unit is None:
+            return  # complete: an operator passed over it
         if source.topic not in QUERY_TOPICS:
             self.sink.fail(stop_at(source, error, stage=self.sink.stage_name))
             return
@@ -438,9 +441,7 @@ class Loop(Generic[R]):
             error=str(error),
             **about(source, message.headers, query_id=error.query_id),
         )
-        unit: Unit[Any] | None = self.in_flight.take(message, _UNREADABLE, 1)
-        if unit is not None:
-            self.sink.refuse(self._observer.accepted(unit), error)
+        self.sink.refuse(self._observer.accepted(unit), error)
 
     def _apply_pauses(self, credit: Credit) -> None:
         topics = self._intake.topics if self._is_paused else ()

@@ -21,11 +21,13 @@ MESSAGE_CHARS_MAX = 2_000
 
 def stop_at(source: Source, error: RecordError, *, stage: StageName) -> DeploymentError:
     """Returns the error that stops a service at a bad record, which the next version may read."""
+    of_writer = " A newer or broken service wrote it: deploy matching versions."
+    why = "" if error.reason == "unreadable" else of_writer
     return DeploymentError(
         f"{source.topic}[{source.partition}] at {source.offset} cannot be read by this build: "
-        f"{error}. A newer or broken service wrote it: deploy matching versions. Consumption has "
-        "stopped; nothing is lost. To pass over this record, whose questions then get no answer, "
-        f"stop the service and call `carpool groups skip {stage} {source.place}`"
+        f"{error}.{why} Consumption has stopped; nothing is lost. To pass over this record, whose "
+        "questions then get no answer, stop the service and call `carpool groups skip "
+        f"{stage} {source.place}`"
     )
 
 
