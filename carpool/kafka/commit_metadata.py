@@ -86,9 +86,12 @@ def with_instance_id(metadata: str, instance_id: str) -> str:
 
 
 def in_topic(metadata: str, topic_id: str | None) -> str | None:
-    """Returns the metadata with the id of its topic; None: it is of another topic of that name."""
+    """Returns the metadata with the id of its topic; None: it is of another topic of that name.
+
+    Text of another program is returned as it is.
+    """
     found = HEAD.match(metadata)
-    if topic_id is None or (found and found[1] == topic_id):
+    if topic_id is None or (metadata and not found) or (found and found[1] == topic_id):
         return metadata
     return None if found and found[1] else f"4;{topic_id};{metadata or METADATA_VERSION}"
 

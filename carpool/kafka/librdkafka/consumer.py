@@ -130,7 +130,8 @@ class LibrdkafkaConsumer:
         self._ids.now((topic, *extra_topics))  # connects, too
         self._topics, self._listener = frozenset((topic, *extra_topics)), listener
         # Once: the brokers' settings may be unreadable later, and members must agree.
-        self._join(self.protocol or choose_protocol(self._settings, admin, metadata.brokers))
+        known = self.protocol if self._was_assigned else None
+        self._join(known or choose_protocol(self._settings, admin, metadata.brokers))
 
     def _join(self, protocol: GroupProtocol) -> None:
         self.protocol = protocol
@@ -180,6 +181,7 @@ class LibrdkafkaConsumer:
         # intake.
         try:
             positions = self._begin(consumer, partitions) if partitions else {}
+            ids = {at: head_of(now.metadata).topic_id for at, now in positions.items()}
         except Exception:
             consumer.incremental_assign([])  # otherwise confluent-kafka assigns the partitions
             raise
@@ -189,7 +191,7 @@ class LibrdkafkaConsumer:
                 for at, now in positions.items()
             ]
         )
-        self._ids.begun |= {at: head_of(now.metadata).topic_id for at, now in positions.items()}
+        self._ids.begun |= ids
         self._was_assigned = True
         self._passed |= {at: now.offset for at, now in positions.items() if now.offset is not None}
         # A partition that was paused when it went away is still paused in librdkafka.
@@ -399,7 +401,8 @@ class LibrdkafkaConsumer:
         on_result, self._result = self._result, None
         if on_result is not None:
             failed = error or next((raw.error for raw in partitions if raw.error is not None), None)
-            on_result(None if failed is None else sort_error(failed, f"Read on {self._group}"))
+            needed = f"Read on group {self._group}"
+            on_result(None if failed is None else sort_error(failed, needed))
 
     def commit_now(self, offsets: Mapping[TopicPartition, Position]) -> None:
         """Commits offsets with their metadata, blocking."""

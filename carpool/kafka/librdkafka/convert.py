@@ -18,12 +18,13 @@ from carpool.kafka.settings import KafkaSettings
 log = structlog.get_logger()
 
 
-def sort_error(error: KafkaError, where: str = "", *, is_record: bool = False) -> CarpoolError:
+def sort_error(error: KafkaError, needed: str = "", *, is_record: bool = False) -> CarpoolError:
     """Sorts the error of a call or a delivery outside transactions.
 
-    `where`: a topic or another name, or nothing. `is_record`: a record was not written.
+    `needed`: the right that the call needs, such as `Write on topic T`, or nothing. `is_record`: a
+    record was not written.
     """
-    kind, where = KINDS.get(error.code()), f" ({where})" if where else ""
+    kind, where = KINDS.get(error.code()), f" ({needed})" if needed else ""
     if kind == "right":
         return DeploymentError(
             f"Kafka refuses a right{where}: {error.str()}; allow what `carpool acls` prints for "

@@ -98,7 +98,7 @@ class LibrdkafkaTransactionalProducer:
         self._fenced: FencedError | None = None
         self._is_spent = False  # this producer cannot be used any more
         self._has_id = False
-        self._topics: set[str] = set()  # of the transaction
+        self._needs: set[str] = set()  # rights on topics, of the transaction
         self._used_s = time.monotonic()
 
     def _make(self) -> Producer:
@@ -138,19 +138,19 @@ class LibrdkafkaTransactionalProducer:
         for that, and after a long time without a transaction.
         """
         self._refused = None
-        self._topics.clear()
+        self._needs.clear()
         self._note(lambda: self._producer.poll(0))
         idle_s = time.monotonic() - self._used_s
         self._is_spent |= self._has_id and (self._connections.any or idle_s > RENEW_AFTER_S)
         if self._is_spent or not self._has_id:
-            log.info("a new Kafka producer takes the transactional id", idle_s=round(idle_s))
+            log.info("the transactional id is taken again", idle_s=round(idle_s))
             self._take_id()
         self._call(self._producer.begin_transaction)
 
     def produce(self, output: Output) -> None:
         """Queues a record, serving deliveries while the queue is full."""
         topic = self._settings.broker_topic(output.topic)
-        self._topics.add(topic)
+        self._needs.add(f"Write on topic {topic}")
 
         def report(error: KafkaError | None, _: RawMessage | None) -> None:
             if error is not None and isinstance(
@@ -175,6 +175,7 @@ class LibrdkafkaTransactionalProducer:
     ) -> None:
         """Waits until all records are written, then adds offsets."""
         raw = raw_offsets(self._settings, offsets)
+        self._needs.update(f"Read on topic {each.topic}" for each in raw)
         self._call(lambda: self._flush(self._timeout_s))
         self._call(
             lambda: self._producer.send_offsets_to_transaction(raw, membership, self._timeout_s)
@@ -281,7 +282,7 @@ class LibrdkafkaTransactionalProducer:
         return {
             KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"Write on transactional id {name}",
             KafkaError.GROUP_AUTHORIZATION_FAILED: f"Read on the group of transactional id {name}",
-            KafkaError.TOPIC_AUTHORIZATION_FAILED: f"Write on {' or '.join(sorted(self._topics))}",
+            KafkaError.TOPIC_AUTHORIZATION_FAILED: " or ".join(sorted(self._needs)),
         }.get(code, name)
 
 
