@@ -28,9 +28,10 @@ class TopicIds:
     `begun`: the partitions that are read, with the ids that their topics had then.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        """Connects with the first request."""
+    def __init__(self, settings: KafkaSettings, *, every_s: float = ASK_EVERY_S) -> None:
+        """Connects with the first request. `every_s`: how often `made_again` asks."""
         self._settings = settings
+        self._every_s = every_s
         self.begun: dict[TopicPartition, str | None] = {}
         self._admin: AdminClient | None = None
         self._asked: Mapping[str, Future[TopicDescription]] = {}
@@ -63,12 +64,12 @@ class TopicIds:
         self.begun = {at: topic_id for at, topic_id in self.begun.items() if at not in gone}
 
     def made_again(self) -> list[TopicPartition]:
-        """Returns the begun partitions whose topics have another id now, each time once.
+        """Returns the partitions of `begun` whose topic has another id now, once for each change.
 
-        Never waits; asks the brokers once a second.
+        Never waits.
         """
         if not self._asked and self.begun and time.monotonic() >= self._ask_at_s:
-            self._ask_at_s = time.monotonic() + ASK_EVERY_S
+            self._ask_at_s = time.monotonic() + self._every_s
             self._asked = self._ask({at.topic for at in self.begun})
         if not self._asked or not all(future.done() for future in self._asked.values()):
             return []

@@ -91,7 +91,7 @@ class TopicReader:
         self._timeout_s = settings.request_timeout_ms / 1_000 if timeout_s is None else timeout_s
         self._stale_topics: set[str] = set()
         self._unreadable = UnreadableBatches()
-        self._ids = TopicIds(settings)
+        self._ids = TopicIds(settings, every_s=METADATA_REFRESH_MS / 1_000)
         self._consumer = Consumer(
             client_config(settings)
             | FETCH_BOUNDS
@@ -186,7 +186,9 @@ class TopicReader:
 
         A topic that is deleted and made again is read from its beginning. Raises `RetryableError`.
         """
-        ids = self._ids.now({at.topic for at in starts})
+        ids = {at.topic: topic_id for at, topic_id in self._ids.begun.items() if topic_id}
+        if missing := {at.topic for at in starts} - ids.keys():
+            ids |= self._ids.now(missing)
         try:
             self._consumer.incremental_assign(
                 [self._raw(at, offset) for at, offset in starts.items()]
@@ -308,8 +310,8 @@ class TopicReader:
                 codes = [error.code() for error in batch.errors]
                 if batch.ends or KafkaError._AUTO_OFFSET_RESET in codes:
                     return None
-                if any(map(is_final, batch.errors)):
-                    raise self.unreadable(at, batch.errors[0])
+                for error in filter(is_final, batch.errors):
+                    raise self.unreadable(at, error)
         finally:
             self._consumer.unassign()
         raise SilentBrokersError(
