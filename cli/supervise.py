@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Literal, Self
@@ -205,9 +206,11 @@ class Supervisor:
         if part.child is None:
             return
         part.missing = part.spec.probe()
-        log_bytes = part.spec.log_file.stat().st_size
-        if part.spec.is_patient and log_bytes != part.log_bytes:
-            part.log_bytes, part.grew_s = log_bytes, time.monotonic()
+        if part.spec.is_patient:
+            with suppress(OSError):  # somebody removed it
+                log_bytes = part.spec.log_file.stat().st_size
+                if log_bytes != part.log_bytes:
+                    part.log_bytes, part.grew_s = log_bytes, time.monotonic()
         if not part.missing:
             part.state, part.was_ready = "ready", True
             part.ready_s = time.monotonic()

@@ -213,7 +213,7 @@ class Client:
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         record = self._record(text, within_s, question)
-        publisher = self._opened(self._publisher)
+        publisher, reader = self._opened(self._publisher), self._opened(self._reader)
         ask = _PendingAsk(loop=loop, partial=PartialText() if stream else None)
         ticket = self._expect(record.query_id, ask)
         is_waiting = False
@@ -224,8 +224,8 @@ class Client:
                 try:
                     event = await asyncio.wait_for(ask.events.get(), until - loop.time())
                 except TimeoutError:
-                    trouble = self._opened(self._reader).trouble
-                    raise AnswerTimeout(record.query_id, within_s, ask.place, trouble) from None
+                    why = reader.trouble
+                    raise AnswerTimeout(record.query_id, within_s, ask.place, why) from None
                 is_waiting = isinstance(event, PartialAnswer)
                 if isinstance(event, Exception):
                     raise event

@@ -105,7 +105,8 @@ class EmbeddedBroker:
                 self._process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+        if self._process is not None:
+            self._process.wait()
         self._process = None
 
     def __enter__(self) -> EmbeddedBroker:
