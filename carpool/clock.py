@@ -13,9 +13,10 @@ class Clock(Protocol):
         """Returns the time in epoch microseconds. Does not block."""
 
     def host_lead_us(self) -> int:
-        """Returns by how much the host's clock was set since the start; below 0: back.
+        """Returns how far the host's clock was set ahead since the start; below 0: back.
 
-        Waits are by `now_us`, and are as long as before. Deadlines are by the host's clock.
+        Measure waits with `now_us`. Compare deadlines and time stamps with `now_us() +
+        host_lead_us()`.
         """
 
 

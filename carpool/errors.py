@@ -21,7 +21,7 @@ class CarpoolError(Exception):
 
 
 class RetryableError(CarpoolError):
-    """It passes by itself (a server is busy or unreachable): pause, then make the same call."""
+    """The failure passes by itself (a server is busy): pause, then make the same call."""
 
 
 class ConfigError(CarpoolError):

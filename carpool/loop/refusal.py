@@ -18,7 +18,7 @@ PAUSE_US_MIN = 1_000_000
 PAUSE_US_MAX = 60_000_000
 """A pause; each further one is twice as long."""
 PASSING_US_MAX = 5_000_000
-"""The longest pause after what passes by itself. A process that starts is alive meanwhile."""
+"""The longest pause after what passes by itself."""
 
 
 class Refusal:

@@ -22,9 +22,10 @@ AGAIN_S = 0.1
 def committed_so_far(
     settings: KafkaSettings, group: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, RawPartition]:
-    """Returns the offsets of a group, ignoring open transactions. Blocks; raises `KafkaException`.
+    """Returns the offsets of a group, ignoring open transactions. Blocks.
 
-    The offset of another topic of that name is none. Waits for a coordinator that starts, for at
+    Raises `KafkaException`, and `RetryableError` where no broker describes the topics. An offset of
+    an earlier topic of that name counts as none. Waits for a coordinator that starts, for at
     most the request time-out.
     Uses a consumer that never joins: librdkafka's admin client crashes the process when the
     coordinator moves meanwhile (https://github.com/confluentinc/librdkafka/issues/5040).
