@@ -17,15 +17,13 @@ from msgspec import structs
 from bench.data.evaluation import read_passages
 from bench.data.index import BenchIndex
 from bench.data.made_up import QUESTIONS, made_up_questions
-from bench.reliability.chaos.workflows import NAMES, SCORE_GAP_MIN
+from bench.reliability.chaos.workflows import NAMES, SCORE_GAP_MIN, TOP_K
 from carpool.workflow.steps import AnswerStep
 from producers.read_questions import Question
 from schemas.record import ClusterId
 from schemas.retrieval import Hit
 from searcher.local import LocalSearcher
 
-TOP_K = 3
-"""As many passages as a prompt has by default, so that an answer names all of them."""
 BATCH_SHARE = 0.25
 REPEATED_SHARE = 0.05
 FAILS_AT_FIRST_SHARE = 0.02

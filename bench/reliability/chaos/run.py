@@ -30,7 +30,6 @@ from bench.reliability.chaos.network import NetworkFaults
 from bench.reliability.chaos.plan import MEMBERS, PlannedFault
 from bench.reliability.chaos.questions import (
     ALWAYS,
-    TOP_K,
     TRIES_MAX,
     WORD,
     ChaosQuestion,
@@ -38,6 +37,7 @@ from bench.reliability.chaos.questions import (
 )
 from bench.reliability.chaos.states import StateFaults
 from bench.reliability.chaos.supervisor import ProcessSupervisor
+from bench.reliability.chaos.workflows import TOP_K
 from bench.reliability.slow_searcher import command as slow_searcher
 from carpool.clock import SystemClock
 from carpool.errors import RetryableError

@@ -33,7 +33,6 @@ from generator.prompts import fill_step, load_templates
 from generator.settings import GeneratorSettings
 from schemas.answer import Answer
 from schemas.hit import Hit
-from searcher.settings import SearcherSettings
 
 MODULE = side_by_side.__file__
 _OWN = (side_by_side.first_version, side_by_side.side_by_side)
@@ -46,7 +45,8 @@ SCORE_GAP_MIN = 1e-4
 differently from those of a few."""
 SETTINGS = GeneratorSettings()
 TEMPLATES = load_templates(SETTINGS)
-TOP_K = SearcherSettings().top_k_default
+TOP_K = 3
+"""As many passages as a prompt has by default, so that an answer names all of them."""
 
 
 def written(step: Generate, searches: Sequence[Sequence[Hit]] = ()) -> str:
