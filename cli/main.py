@@ -20,12 +20,12 @@ from schemas.record import well_formed
 
 EXTRAS = {
     "services": (
+        "aiohttp",
         "faiss",
         "kafka",
         "numpy",
         "onnx",
         "onnxruntime",
-        "openai",
         "prometheus_client",
         "psutil",
         "sentence_transformers",

@@ -28,7 +28,6 @@ from carpool.workflow.running import RunningPrograms
 from carpool.workflow.settings import WorkflowSettings
 from carpool.workflow.steps import AnswerStep, Generate
 from generator.caches import ServerCaches
-from generator.llm.openai_api import OpenAiLlm
 from generator.llm.protocol import LlmRefusal
 from generator.llm.servers import LlmServers
 from generator.outcomes import Outcomes
@@ -100,8 +99,12 @@ def build_stage(
 
     The servers, none without a model, are first checked in `start`; `not_ready` reports the result.
     """
-    urls = () if llm.engine == "none" else llm.base_urls()
-    servers = LlmServers([OpenAiLlm(msgspec.structs.replace(llm, base_url=url)) for url in urls])
+    servers = LlmServers(())
+    if llm.engine != "none":
+        from generator.llm.openai_api import OpenAiLlm  # its HTTP library is not small
+
+        settings_of_each = [msgspec.structs.replace(llm, base_url=url) for url in llm.base_urls()]
+        servers = LlmServers([OpenAiLlm(each) for each in settings_of_each])
     workflows = load_workflows(workflow or WorkflowSettings())
     templates = load_templates(settings)
     return GeneratorStage(settings, llm, templates, servers, workflows, metrics, clock)

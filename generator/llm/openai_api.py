@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
-import openai
 import structlog
-from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, Timeout
+from aiohttp import ClientResponse
 
 from carpool.terminal import without_password
-from generator.llm.openai_errors import BUSY, detail_of, failure, is_too_long
+from generator.llm.http_client import HttpClient, StatusError
+from generator.llm.openai_errors import BUSY, failure, is_too_long, one_line
 from generator.llm.protocol import (
     LlmEvent,
     LlmFinished,
@@ -37,12 +36,13 @@ from schemas.record import well_formed
 log = structlog.get_logger()
 
 CHECK_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 5.0
 LOAD_TIMEOUT_S = 2.0
+END_TIMEOUT_S = 0.05
+"""How long a reply may stay open after its answer is whole."""
+IDS_PATH = "/completions"
+"""Where prompts of token ids go."""
 SEGMENTS_MAX = 10_000
 """Passages whose token ids are kept, about 2 KB each."""
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Servers on this machine are not asked through the proxies of the environment."""
 _NOT_THERE = (404, 405, 501)
 _FORM = (400, *_NOT_THERE, 415, 422)
 """Statuses of a request whose form the server may not know."""
@@ -58,6 +58,22 @@ _CANARY = LlmRequest(
 )
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    """The answer of /models."""
+
+    data: list[_Model] | None
+
+
+class _Version(msgspec.Struct):
+    """The answer of /version."""
+
+    version: str | None = None
+
+
 class _Tokenized(msgspec.Struct):
     """The answer of /tokenize."""
 
@@ -69,7 +85,7 @@ class OpenAiLlm:
 
     def __init__(self, settings: LlmSettings) -> None:
         self._settings = settings
-        self._client_or_none: AsyncOpenAI | None = None
+        self._client_or_none: HttpClient | None = None
         self._has_answered = self._has_said_odd_counts = False
         self._facts: ServerFacts | None = None
         self._is_vllm = False
@@ -88,22 +104,12 @@ class OpenAiLlm:
         """The server's URL; stars in place of a password."""
         return without_password(self._settings.base_url)
 
-    def _client(self) -> AsyncOpenAI:
+    def _client(self) -> HttpClient:
         if self._client_or_none is None:
-            settings = self._settings
-            timeout = Timeout(None, connect=CONNECT_TIMEOUT_S)
-            self._client_or_none = AsyncOpenAI(
-                base_url=settings.base_url,
-                api_key=settings.api_key.value
-                or "none",  # the client requires one; servers without keys ignore it
-                default_headers=settings.headers(),
-                max_retries=0,
-                timeout=timeout,
-                http_client=DefaultAsyncHttpxClient(
-                    timeout=timeout,
-                    trust_env=urlsplit(settings.base_url).hostname not in _LOOPBACK,
-                    follow_redirects=False,  # the prompt and the key are for this server
-                ),
+            key = self._settings.api_key.value
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            self._client_or_none = HttpClient(
+                self._settings.base_url, (headers, self._settings.headers())
             )
         return self._client_or_none
 
@@ -114,18 +120,18 @@ class OpenAiLlm:
         """
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                page = await self._client().models.list()
-            names = [well_formed(model.id) for model in page.data]
-        except openai.NotFoundError as error:
-            raise LlmRefusal(
-                "unreachable",
-                f"it lists no models ({detail_of(error)}); base_url ends in /v1, for vLLM",
-            ) from error
-        except Exception as error:  # errors of its HTTP library, which depends on its version
+                page = msgspec.json.decode(await self._client().fetch("/models"), type=_Models)
+        except Exception as error:  # also what a server that is no API makes of the HTTP library
+            if isinstance(error, StatusError) and error.status == 404:
+                raise LlmRefusal(
+                    "unreachable",
+                    f"it lists no models ({one_line(str(error))}); base_url ends in /v1, for vLLM",
+                ) from error
             failed = self._failed(error, "the list of its models")
             if isinstance(failed, PromptRefused) or failed.kind == "broken":
                 failed = LlmRefusal("broken", f"{failed}; is it an API? base_url ends in /v1")
             raise failed from error
+        names = [model.id for model in page.data or ()]
         if self._settings.model not in names:
             listed = ", ".join(names[:10]) or "none"
             raise LlmRefusal(
@@ -172,7 +178,7 @@ class OpenAiLlm:
             async with asyncio.timeout(self._settings.first_token_timeout_s) as timeout:
                 facts = await self._known_facts()
                 body = request_body(request, facts, request.token_ids, self._settings)
-                stream = await self._client().completions.create(**body)
+                stream = await self._client().send(IDS_PATH, body, id=request.id)
                 async with stream:
                     events = self._events(stream)
                     async for _ in self._pieces(stream, events, request, timeout.when()):
@@ -185,10 +191,10 @@ class OpenAiLlm:
             return None
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                page = await self._client().get(f"{self._root}/metrics", cast_to=str)
+                page = await self._client().fetch("../metrics")
         except Exception:  # of its HTTP library; a page that is missing is no failure
             return None
-        return requests_waiting(page)
+        return requests_waiting(page.decode(errors="replace"))
 
     async def stream(self, request: LlmRequest) -> AsyncGenerator[LlmEvent, None]:
         """See `LlmEngine`."""
@@ -210,9 +216,8 @@ class OpenAiLlm:
             log.warning("token counts of the LLM server count as 0", address=self.address)
         yield end
 
-    def _events(self, response: AsyncStream[Any]) -> ServerEvents:
-        content_type = response.response.headers.get("content-type", "")
-        return ServerEvents(self._settings.model, content_type)
+    def _events(self, response: ClientResponse) -> ServerEvents:
+        return ServerEvents(self._settings.model, response.headers.get("Content-Type", ""))
 
     async def _known_facts(self) -> ServerFacts:
         async with self._finding_out:
@@ -246,38 +251,31 @@ class OpenAiLlm:
         """Returns the version of vLLM; None for another server."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                reply = await self._client().get(f"{self._root}/version", cast_to=object)
-        except (openai.APIStatusError, openai.APIResponseValidationError, ValueError):
+                reply = await self._client().fetch("../version")
+            version = msgspec.json.decode(reply, type=_Version).version
+        except (StatusError, msgspec.DecodeError, ValueError):
             return None
-        version = reply.get("version") if isinstance(reply, dict) else None
         return well_formed(version) or None
-
-    @property
-    def _root(self) -> str:
-        """Where vLLM has what is not OpenAI's: beside /v1."""
-        return self._settings.base_url.rstrip("/").removesuffix("/v1")
 
     async def _ask_for_ids(self, body: Mapping[str, Any]) -> list[int]:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                reply = await self._client().post(
-                    f"{self._root}/tokenize",
-                    cast_to=object,
-                    body={"model": self._settings.model, **body},
+                reply = await self._client().fetch(
+                    "../tokenize", {"model": self._settings.model, **body}
                 )
-            ids = msgspec.convert(reply, _Tokenized).tokens
-        except openai.APIStatusError as error:
-            if self._is_vllm and error.status_code == 400 and "messages" in body:
+            ids = msgspec.json.decode(reply, type=_Tokenized).tokens
+        except StatusError as error:
+            if self._is_vllm and error.status == 400 and "messages" in body:
                 raise LlmRefusal(
                     "misfit",
                     "its chat template takes no system and user message "
-                    f"({detail_of(error)}); start vLLM with --chat-template, or choose a model for "
-                    "chats",
+                    f"({one_line(str(error))}); start vLLM with --chat-template, or choose a "
+                    "model for chats",
                 ) from error
-            if self._is_vllm and (error.status_code in BUSY or error.status_code >= 500):
+            if self._is_vllm and (error.status in BUSY or error.status >= 500):
                 raise
-            raise CannotTokenize(f"POST /tokenize is refused (HTTP {error.status_code})") from error
-        except (msgspec.ValidationError, openai.APIResponseValidationError, ValueError) as error:
+            raise CannotTokenize(f"POST /tokenize is refused (HTTP {error.status})") from error
+        except (msgspec.DecodeError, ValueError) as error:
             raise CannotTokenize("POST /tokenize is not answered as vLLM does") from error
         if not ids:
             raise CannotTokenize("POST /tokenize returns no ids")
@@ -295,7 +293,7 @@ class OpenAiLlm:
                 log.warning("prompts of a template are sent as chat text", reason=reason)
             return ()
 
-    async def _begin(self, request: LlmRequest) -> AsyncStream[Any]:
+    async def _begin(self, request: LlmRequest) -> ClientResponse:
         """Sends a request; again, in another form, if the server refuses the form.
 
         A prompt that is refused as ids and as text says nothing about the form.
@@ -304,14 +302,12 @@ class OpenAiLlm:
         while True:
             facts = await self._known_facts()
             ids = await self._ids(request, facts)
-            client = self._client()
-            create = client.completions.create if ids else client.chat.completions.create
+            body = request_body(request, facts, ids, self._settings)
             try:
-                stream: AsyncStream[Any] = await create(
-                    **request_body(request, facts, ids, self._settings)
+                return await self._client().send(
+                    IDS_PATH if ids else "/chat/completions", body, id=request.id
                 )
-                return stream
-            except openai.APIStatusError as error:
+            except StatusError as error:
                 if self._facts is not facts:
                     continue  # another request has learned the same
                 if not self._learned(error, facts, has_ids=bool(ids)):
@@ -320,12 +316,12 @@ class OpenAiLlm:
                 if ids and not self._facts.takes_ids:
                     with_ids = facts
 
-    def _learned(self, error: openai.APIStatusError, facts: ServerFacts, *, has_ids: bool) -> bool:
+    def _learned(self, error: StatusError, facts: ServerFacts, *, has_ids: bool) -> bool:
         """Learns from a refusal; returns False if it says nothing about the form of requests.
 
         A server that has answered in this form refuses the prompt, not the form.
         """
-        status, detail = error.status_code, detail_of(error)
+        status, detail = error.status, one_line(str(error))
         if status not in _FORM or is_too_long(detail) or self._has_answered:
             return False
         learned = after_refusal(facts, detail)
@@ -346,7 +342,7 @@ class OpenAiLlm:
 
     async def _pieces(
         self,
-        response: AsyncStream[Any],
+        response: ClientResponse,
         events: ServerEvents,
         request: LlmRequest,
         first_token_at: float | None,
@@ -355,33 +351,35 @@ class OpenAiLlm:
 
         Raises what the client and `ServerEvents` raise, and TimeoutError.
         """
-        received = response.response.aiter_bytes()
         loop, settings = asyncio.get_running_loop(), self._settings
         ends_at = loop.time() + settings.first_token_timeout_s + settings.next_token_timeout_s
         ends_at += TOKEN_S_MAX * request.max_tokens
         deadline = ends_at if first_token_at is None else min(first_token_at, ends_at)
         is_last = False
-        async with aclosing(received):
-            while not (is_last or events.is_done):
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        piece = await anext(received, None)
-                    if loop.time() > deadline:  # a flood of events never waits
-                        raise TimeoutError
-                    is_last = piece is None
-                    text = _read(events, piece, is_last=is_last)
-                except Exception:
-                    if not events.has_ended:
-                        raise
-                    break
-                if text:
-                    deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
-                    yield text
+        while not (is_last or events.is_done):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    piece = await response.content.readany()
+                if loop.time() > deadline:  # a flood of events never waits
+                    raise TimeoutError
+                is_last = not piece
+                text = _read(events, piece, is_last=is_last)
+            except Exception:
+                if not events.has_ended:
+                    raise
+                break
+            if text:
+                deadline = min(loop.time() + settings.next_token_timeout_s, ends_at)
+                yield text
         if not events.has_ended:
             raise LlmRefusal(
                 "broken",
                 "it ended its answer without a finish_reason: the connection or the server failed",
             )
+        if not (is_last or response.content.at_eof()):  # read to its end, a connection is kept
+            with suppress(Exception):
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await response.content.readany()
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -418,9 +416,9 @@ class OpenAiLlm:
         return failure(error, what, model=self._settings.model, has_answered=self._has_answered)
 
 
-def _read(events: ServerEvents, piece: bytes | None, *, is_last: bool) -> str:
+def _read(events: ServerEvents, piece: bytes, *, is_last: bool) -> str:
     try:
-        return events.feed(piece or b"", is_last=is_last)
+        return events.feed(piece, is_last=is_last)
     except (ServerError, WrongPage):
         raise
     except Exception as error:

@@ -1,27 +1,18 @@
-"""The errors of OpenAI's client, sorted by what the caller must do."""
+"""The errors of a server with OpenAI's API, sorted by what the caller must do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-import openai
-
 from carpool.terminal import without_password
+from generator.llm.http_client import NO_CONNECTION, StatusError
 from generator.llm.protocol import LlmRefusal, PromptRefused, RefusalKind
 from generator.llm.server_events import ServerError
 from schemas.record import well_formed
 
 _DETAIL_CHARS_MAX = 300
 _WAIT_S_MAX = 86_400.0
-_NO_CONNECTION = (
-    "ConnectError",
-    "ConnectTimeout",
-    "PoolTimeout",
-    "ProxyError",
-    "UnsupportedProtocol",
-)
-"""Errors of the client's HTTP library: httpx or httpx2, after its version."""
 BUSY = (429, 503)
 """Statuses of a server that takes no more work now."""
 _FOR_NOW: dict[int, tuple[RefusalKind, str]] = {
@@ -48,27 +39,27 @@ def failure(
 
     `what` was asked for. A server that `has_answered` refuses a prompt, not the settings.
     """
-    cause = error.__cause__ or error
-    detail = without_password(well_formed(f"{type(cause).__name__}: {cause}"))[:_DETAIL_CHARS_MAX]
-    if type(cause).__name__ in _NO_CONNECTION:
+    detail = without_password(well_formed(f"{type(error).__name__}: {error}"))[:_DETAIL_CHARS_MAX]
+    if isinstance(error, NO_CONNECTION):
         return LlmRefusal(
             "unreachable",
             f"it cannot be reached ({detail}); is it running, and is base_url right?",
         )
-    if isinstance(error, TimeoutError | openai.APITimeoutError):
+    if isinstance(error, TimeoutError):
         return LlmRefusal(
             "timeout",
             f"it sent nothing more of {what}; it hangs or is overloaded (the timeouts are "
             "llm.*_timeout_s)",
         )
-    if isinstance(error, openai.APIStatusError):
-        headers, status = error.response.headers, error.status_code
+    if isinstance(error, StatusError):
+        headers, status = error.headers, error.status
         if 300 <= status < 400:
             to = without_password(well_formed(headers.get("location", "nowhere")))
             return LlmRefusal("misfit", f"base_url answers with a redirect to {to}")
-        return _refusal(detail_of(error), status, model, has_answered, retry_after(headers))
+        said = one_line(str(error))
+        return _refusal(said, status, model, has_answered, retry_after(headers))
     if isinstance(error, ServerError):  # it took the form of the request: it refuses the prompt
-        said = _one_line(str(error))
+        said = one_line(str(error))
         return _refusal(said, error.status, model, has_answered=True)
     return LlmRefusal("broken", f"it failed during {what}, or violated its protocol ({detail})")
 
@@ -101,14 +92,8 @@ def is_too_long(detail: str) -> bool:
     return any(words in detail.lower() for words in _TOO_LONG)
 
 
-def detail_of(error: openai.APIStatusError) -> str:
-    """Returns the server's message, in one line."""
-    body = error.body
-    message = body.get("message") if isinstance(body, dict) else body
-    return _one_line(str(message or error.message))
-
-
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
+    """Returns what a server says, in one line and cut off."""
     return " ".join(well_formed(message).split())[:_DETAIL_CHARS_MAX]
 
 

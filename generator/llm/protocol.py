@@ -45,11 +45,11 @@ class LlmRequest:
 class LlmPiece:
     """The next characters that the model wrote; never empty.
 
-    `so_far`: the counts up to here, of a server that sends them with each piece.
+    `so_far`: the counts up to here.
     """
 
     text: str
-    so_far: LlmFinished | None = None
+    so_far: LlmFinished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

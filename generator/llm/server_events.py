@@ -9,7 +9,10 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from generator.llm.protocol import LlmFinished
 from schemas.record import well_formed
@@ -63,6 +66,7 @@ class ServerEvents:
         self._usage: Mapping[str, Any] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._halves = codecs.getincrementaldecoder("utf-16-le")("replace")
+        self._texts = 0
         self._parts: list[str] = []
         self._size = 0
         self._data: list[str] = []
@@ -151,11 +155,13 @@ class ServerEvents:
         text, refusal = _text(said.get("content")), _text(said.get("refusal"))
         self._refusal = (self._refusal + refusal)[:_REFUSAL_CHARS_MAX]
         self.has_text = self.has_text or bool(text or refusal)
+        self._texts += bool(text)
         return self._halves.decode(text.encode("utf-16-le", "surrogatepass"))
 
-    def so_far(self) -> LlmFinished | None:
-        """Returns the counts up to here, of a server that sends them with each piece."""
-        return None if self._usage is None else self.finished()
+    def so_far(self) -> LlmFinished:
+        """Returns the counts up to here: the server's, or a token for each event with text."""
+        end = self.finished()
+        return end if self._usage else replace(end, output_tokens=self._texts)
 
     def finished(self) -> LlmFinished:
         """Returns the end; tokens that the server did not count, or not in numbers, are 0."""
@@ -193,7 +199,10 @@ def _text(content: object) -> str:
 def _decoded(text: str) -> object:
     """Returns what the JSON says. Raises `ValueError`, also for JSON that is nested too deeply."""
     try:
-        return json.loads(text, parse_int=lambda n: int(n) if len(n) <= _INT_DIGITS_MAX else -1)
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeEncodeError):  # halves of emojis, NaN, huge numbers
+            return json.loads(text, parse_int=lambda n: int(n) if len(n) <= _INT_DIGITS_MAX else -1)
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
 

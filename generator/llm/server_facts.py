@@ -54,17 +54,16 @@ def request_body(
     ]
     body: dict[str, Any] = {
         "model": settings.model,
-        **({"prompt": list(ids)} if ids else {"messages": messages}),
+        **({"prompt": ids} if ids else {"messages": messages}),
         "max_tokens" if ids else facts.max_tokens_field: request.max_tokens,
         "temperature": request.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "extra_headers": {"X-Request-Id": request.id},
     }
     if is_vllm:  # the counts of an answer that is ended early
         body["stream_options"]["continuous_usage_stats"] = True
     if request.seed is not None:
         body["seed"] = request.seed
     priority = {"priority": request.priority} if settings.sends_priority else {}
-    body["extra_body"] = priority | settings.extra_body
-    return {name: value for name, value in body.items() if name not in facts.left_out}
+    known = {name: value for name, value in body.items() if name not in facts.left_out}
+    return known | priority | settings.extra_body

@@ -43,7 +43,7 @@ def test_a_lock_holds_exact_pins_and_no_places(name: str) -> None:
 
 
 def test_the_client_needs_neither_torch_nor_faiss_nor_numpy() -> None:
-    heavy = {"torch", "faiss-cpu", "numpy", "onnxruntime", "openai", "sentence-transformers"}
+    heavy = {"torch", "faiss-cpu", "numpy", "onnxruntime", "aiohttp", "sentence-transformers"}
     assert heavy.isdisjoint(pins("base"))
 
 

@@ -19,6 +19,9 @@ from generator.llm.protocol import (
 )
 
 NAME = "carpool-memory-model"
+NOTHING = LlmFinished(
+    finish_reason="", model=NAME, input_tokens=0, output_tokens=0, cached_tokens=0
+)
 _WORDS = re.compile(r"\S+\s*")
 
 
@@ -109,7 +112,7 @@ class MemoryLlm:
                 if index == reply.hangs_after:
                     await asyncio.Event().wait()
                 await asyncio.sleep(0)
-                yield LlmPiece(text=piece)
+                yield LlmPiece(text=piece, so_far=replace(NOTHING, output_tokens=index + 1))
             if reply.error is not None:
                 raise reply.error
         except (asyncio.CancelledError, GeneratorExit):

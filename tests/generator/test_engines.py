@@ -504,10 +504,10 @@ def test_only_text_moves_the_deadline_and_it_has_an_end(
 
 def test_priority_and_seed_are_sent_if_requested() -> None:
     plain = request_body(REQUEST, ServerFacts(), (), LlmSettings())
-    assert "seed" not in plain and plain["extra_body"] == {}
+    assert plain.keys().isdisjoint(("seed", "priority"))
     wished = replace(REQUEST, seed=3, priority=-4)
     body = request_body(wished, ServerFacts(), (), LlmSettings(sends_priority=True))
-    assert (body["seed"], body["extra_body"]) == (3, {"priority": -4})
+    assert (body["seed"], body["priority"]) == (3, -4)
 
 
 @pytest.mark.parametrize(
