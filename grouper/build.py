@@ -13,7 +13,7 @@ from carpool.disk.centroids import CENTROIDS_NAME, centroids_fingerprint, read_c
 from carpool.disk.manifest import Manifest, read_manifest
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
-from carpool.embedding.loader import load_embedder
+from carpool.embedding.loader import load_question_embedder
 from carpool.errors import ConfigError, CorruptionError
 from carpool.telemetry.metrics import Metrics
 from grouper.admission import IndexFacts
@@ -49,18 +49,10 @@ def load_work(
         raise CorruptionError(
             f"{path} has another fingerprint than the manifest says; rebuild the index", path=path
         )
-    embedder = load_embedder(embedding)
-    if embedder.fingerprint != manifest.embedding_model:
-        raise ConfigError(
-            f"the embedding model has fingerprint {embedder.fingerprint}, but the index at "
-            f"{index_dir} was built with {manifest.embedding_model} "
-            f"({manifest.embedding_model_name}): scores between them mean nothing. Load that "
-            "model, or rebuild the index with this one"
-        )
     return WindowWork(
         facts=facts,
         centroids=centroids,
-        embedder=embedder,
+        embedder=load_question_embedder(embedding, manifest),
         group=partial(
             plan_groups,
             policy=settings.policy,

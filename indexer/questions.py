@@ -14,7 +14,7 @@ import numpy.typing as npt
 from carpool.clock import Clock
 from carpool.disk.manifest import Manifest
 from carpool.embedding import EmbeddingSettings
-from carpool.embedding.loader import load_embedder
+from carpool.embedding.loader import load_question_embedder
 from carpool.errors import ConfigError
 from carpool.foreign_files import refuse_foreign
 from carpool.kafka.settings import KafkaSettings
@@ -106,13 +106,7 @@ def _text_of(line: str) -> str:
 def _embedded(texts: list[str], manifest: Manifest, embedding: EmbeddingSettings) -> Float32:
     if not texts:
         return np.empty((0, manifest.dimension), np.float32)
-    embedder = load_embedder(embedding)
-    if embedder.fingerprint != manifest.embedding_model:
-        raise ConfigError(
-            f"the embedding model {embedding.model} is not that of the index "
-            f"({manifest.embedding_model_name}): give --model"
-        )
-    return embedder.encode(texts)
+    return load_question_embedder(embedding, manifest).encode(texts)
 
 
 def _normalised(vectors: Float32) -> Float32:

@@ -23,8 +23,8 @@ from carpool.disk.centroids import probe
 from carpool.disk.index import open_index
 from carpool.disk.manifest import Manifest
 from carpool.embedding import Embedder, EmbeddingSettings
-from carpool.embedding.loader import load_embedder
-from carpool.errors import ConfigError, CorruptionError, RetryableError
+from carpool.embedding.loader import load_question_embedder
+from carpool.errors import CorruptionError, RetryableError
 from carpool.telemetry.metrics import Metrics
 from schemas.query import TOP_K_MAX, SearchMode
 from schemas.record import ClusterId, well_formed
@@ -174,14 +174,7 @@ class LocalSearcher:
 
     def _model(self) -> Embedder:
         if self._embedder is None:
-            embedder, manifest = load_embedder(self._embedding), self._index.manifest
-            if embedder.fingerprint != manifest.embedding_model:
-                raise ConfigError(
-                    f"the embedding model {self._embedding.model} is not the one that the index "
-                    f"was built with ({manifest.embedding_model_name}), so scores between them "
-                    "mean nothing. Pass that model, or search vectors"
-                )
-            self._embedder = embedder
+            self._embedder = load_question_embedder(self._embedding, self._index.manifest)
         return self._embedder
 
     def _with_passages(self, results: Sequence[SearchResult]) -> list[LocalResult]:

@@ -6,12 +6,14 @@ import logging
 import os
 from pathlib import Path
 
+from carpool.disk.manifest import Manifest
 from carpool.embedding.embedder import Embedder
 from carpool.embedding.export import export_in_child, export_name
 from carpool.embedding.files import find_model, model_fingerprint, prompt_of, verify_weights
 from carpool.embedding.hashing import HashingEmbedder
 from carpool.embedding.settings import HASHING_PATTERN, EmbeddingSettings
 from carpool.embedding.torch_embedder import TorchEmbedder, load_model
+from carpool.errors import ConfigError
 
 log = logging.getLogger(__name__)  # not structlog: commands do not set it up
 
@@ -36,6 +38,22 @@ def load_embedder(settings: EmbeddingSettings, *, are_passages: bool = False) ->
             f"({error})"
         )
     return TorchEmbedder(model, fingerprint=fingerprint, prompt=prompt)
+
+
+def load_question_embedder(settings: EmbeddingSettings, manifest: Manifest) -> Embedder:
+    """Returns the embedder of questions to the index of `manifest`. Blocks.
+
+    Raises `ConfigError` as `load_embedder`, and where the index was built with another model.
+    """
+    model = load_embedder(settings)
+    if model.fingerprint != manifest.embedding_model:
+        raise ConfigError(
+            f"the embedding model {settings.model} (fingerprint {model.fingerprint}) is not the "
+            f"one that the index was built with ({manifest.embedding_model_name}, "
+            f"{manifest.embedding_model}), so scores between them mean nothing: name that model "
+            "(embedding.model, --model), or rebuild the index with this one"
+        )
+    return model
 
 
 def fingerprint_of(settings: EmbeddingSettings) -> str:
