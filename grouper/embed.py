@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,60 +14,31 @@ KNOWN_GOOD_TEXT = "Which queries should share a trip?"
 """A text that every working model can embed: if it fails, the model is broken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embedded:
-    """The results, by position: `vectors[i]` is (dim,) float32, L2-normalised; `failures[i]` is
-    the reason for a failure.
-    """
-
-    vectors: dict[int, NDArray[np.float32]]
-    failures: dict[int, str]
-
-
-def embed_texts(embedder: Embedder, texts: Sequence[str]) -> Embedded:
-    """Returns a vector or a failure for every text. Blocks for as long as the model takes.
+def embed_texts(embedder: Embedder, texts: Sequence[str]) -> list[NDArray[np.float32] | str]:
+    """Returns for each text its vector, (dim,) float32, L2-normalised, or why it has none. Blocks.
 
     All texts go in one batch; if that fails, one by one, to find the texts that fail. Raises
-    `ConfigError` if a known good text fails too: then the model is broken.
+    `ConfigError` if all fail and a known good text fails too: then the model is broken.
     """
-    vectors: dict[int, NDArray[np.float32]] = {}
-    failures: dict[int, str] = {}
     if not texts:
-        return Embedded(vectors=vectors, failures=failures)
+        return []
     try:
-        rows = _encode(embedder, texts)
+        return list(embedder.encode(texts))
     except Exception:
-        for position, text in enumerate(texts):
-            try:
-                vectors[position] = _encode(embedder, [text])[0]
-            except Exception as error:
-                failures[position] = f"{type(error).__name__}: {error}"
-    else:
-        vectors.update(enumerate(rows))
-    if not vectors:
-        _check_model(embedder)
-    return Embedded(vectors=vectors, failures=failures)
-
-
-def _check_model(embedder: Embedder) -> None:
-    try:
-        _encode(embedder, [KNOWN_GOOD_TEXT])
-    except Exception as error:
+        found = [_embed_alone(embedder, text) for text in texts]
+    all_failed = all(isinstance(each, str) for each in found)
+    if all_failed and isinstance(reason := _embed_alone(embedder, KNOWN_GOOD_TEXT), str):
         raise ConfigError(
-            f"the embedding model {embedder.fingerprint} embeds nothing any more "
-            f"({type(error).__name__}: {error}), so no query can be planned; nothing is lost: "
-            "check memory and the model's folder, then start again"
-        ) from error
-
-
-def _encode(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Returns the rows of `texts`, or an exception unless each row is a usable vector."""
-    rows = np.asarray(embedder.encode(texts), dtype=np.float32)
-    if rows.shape != (len(texts), embedder.dimension):
-        raise ValueError(
-            f"the model gave {rows.shape} for {len(texts)} texts of dimension {embedder.dimension}"
+            f"the embedding model {embedder.fingerprint} embeds nothing any more ({reason}), so no "
+            "query can be planned; nothing is lost: check memory and the model's folder, then "
+            "start again"
         )
-    norms = np.linalg.norm(rows, axis=1)
-    if not (np.isfinite(norms) & (norms > 0)).all():
-        raise ValueError("the model gave a vector that is zero or not finite")
-    return rows
+    return found
+
+
+def _embed_alone(embedder: Embedder, text: str) -> NDArray[np.float32] | str:
+    try:
+        vector: NDArray[np.float32] = embedder.encode([text])[0]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return vector

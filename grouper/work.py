@@ -231,20 +231,20 @@ class WindowWork:
         self, queries: Sequence[Admitted], sink: Sink
     ) -> list[tuple[Admitted, list[NDArray[np.float32]]]]:
         """Returns each query with a (dim,) float32 vector a search, without those that failed."""
-        texts = [(query, text) for query in queries for text in query.texts]
+        texts = [(query.unit, text) for query in queries for text in query.texts]
         embedded = embed_texts(self._embedder, [text for _, text in texts])
         vectors: dict[int, list[NDArray[np.float32]]] = {
             query.unit.id: [] if query.vector is None else [query.vector] for query in queries
         }
-        for position, (query, _) in enumerate(texts):
-            if position in embedded.vectors:
-                vectors[query.unit.id].append(embedded.vectors[position])
-        for position, why in embedded.failures.items():
-            unit = texts[position][0].unit
-            if vectors.pop(unit.id, None) is None:
-                continue  # another of its texts failed, too
+        for (unit, _), found in zip(texts, embedded, strict=True):
+            if unit.id not in vectors:
+                continue  # another of its texts failed
+            if not isinstance(found, str):
+                vectors[unit.id].append(found)
+                continue
+            del vectors[unit.id]
             message = (
-                f"text: the embedding model works, but not on this text: {why[:500]}; "
+                f"text: the embedding model works, but not on this text: {found[:500]}; "
                 "send another text, or a vector"
             )
             sink.refuse(

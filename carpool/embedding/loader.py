@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from carpool.disk.manifest import Manifest
+from carpool.embedding.cached import CachedEmbedder
 from carpool.embedding.embedder import Embedder
 from carpool.embedding.export import export_in_child, export_name
 from carpool.embedding.files import find_model, model_fingerprint, prompt_of, verify_weights
@@ -41,7 +42,7 @@ def load_embedder(settings: EmbeddingSettings, *, are_passages: bool = False) ->
 
 
 def load_question_embedder(settings: EmbeddingSettings, manifest: Manifest) -> Embedder:
-    """Returns the embedder of questions to the index of `manifest`. Blocks.
+    """Returns the embedder of questions to the index of `manifest`, with a cache. Blocks.
 
     Raises `ConfigError` as `load_embedder`, and where the index was built with another model.
     """
@@ -53,7 +54,7 @@ def load_question_embedder(settings: EmbeddingSettings, manifest: Manifest) -> E
             f"{manifest.embedding_model}), so scores between them mean nothing: name that model "
             "(embedding.model, --model), or rebuild the index with this one"
         )
-    return model
+    return CachedEmbedder(model)
 
 
 def fingerprint_of(settings: EmbeddingSettings) -> str:

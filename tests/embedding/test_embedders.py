@@ -12,7 +12,7 @@ from carpool.embedding import Embedder, EmbeddingSettings, files, loader
 from carpool.embedding.export import export
 from carpool.embedding.files import find_model, model_fingerprint
 from carpool.embedding.hashing import HashingEmbedder
-from carpool.embedding.loader import load_embedder
+from carpool.embedding.loader import fingerprint_of, load_embedder, load_question_embedder
 from carpool.errors import ConfigError
 
 TEXTS = (
@@ -57,6 +57,16 @@ def test_rows_are_normalised_float32_in_the_order_of_the_texts(embedder: Embedde
 
 def test_the_same_call_gives_the_same_bytes(embedder: Embedder) -> None:
     assert embedder.encode(TEXTS[:3]).tobytes() == embedder.encode(TEXTS[:3]).tobytes()
+
+
+@needs_minilm
+def test_a_question_gets_the_same_bytes_whatever_is_asked_beside_it() -> None:
+    settings = EmbeddingSettings(threads=1)
+    questions = load_question_embedder(
+        settings, mock.Mock(embedding_model=fingerprint_of(settings))
+    )
+    alone = questions.encode([TEXTS[1]])
+    assert questions.encode(TEXTS[:3])[1].tobytes() == alone.tobytes()
 
 
 def test_a_text_is_nearer_to_one_about_the_same_thing(embedder: Embedder) -> None:
