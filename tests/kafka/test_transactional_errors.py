@@ -136,6 +136,18 @@ def test_an_unknown_error_aborts_and_is_not_retried(call: str, code: int) -> Non
     assert kind(call, KafkaError(code, "something else")) is AbortedError
 
 
+def test_a_fatal_error_that_confluent_kafka_loses_replaces_the_producer() -> None:
+    class Loses(Works):
+        def flush(self, timeout_s: float) -> int:
+            raise SystemError("flush returned NULL without setting an exception")
+
+    producer = failing(KafkaError(KafkaError._FATAL, "-"))
+    producer._producer = Loses(KafkaError(KafkaError._FATAL, "-"))  # type: ignore[assignment]
+    with pytest.raises(AbortedError, match="flush returned NULL"):
+        CALLS["send_offsets"](producer)
+    assert producer._is_spent
+
+
 def test_an_unknown_error_of_a_commit_ends_the_service_because_its_outcome_is_unknown() -> None:
     assert kind("commit", KafkaError(KafkaError._CONFLICT, "something else")) is FencedError
 

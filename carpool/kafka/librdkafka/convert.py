@@ -43,14 +43,16 @@ def sort_error(error: KafkaError, needed: str = "", *, is_record: bool = False) 
 
 
 def fatal_cause(error: KafkaException | SystemError) -> KafkaError:
-    """Returns the librdkafka error of a failed call; raises `error` itself if there is none.
+    """Returns the librdkafka error of a failed call; raises `error` itself if it has another cause.
 
-    confluent-kafka calls delivery callbacks while it raises a fatal error, so that error may be the
-    cause of a `SystemError`.
+    confluent-kafka calls callbacks while it raises a fatal error. So that error may be the cause of
+    a `SystemError`; a second error in the same call leaves one without a cause.
     """
     found: BaseException | None = error
     while isinstance(found, SystemError):
         found = found.__cause__
+    if found is None:
+        return KafkaError(KafkaError._FATAL, str(error), fatal=True)
     if not isinstance(found, KafkaException):
         raise error
     raised: KafkaError = found.args[0]
