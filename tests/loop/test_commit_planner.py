@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carpool.kafka.clients import Position
 from carpool.kafka.commit_metadata import UNNAMED_BYTES_MAX
@@ -16,6 +18,7 @@ from carpool.loop.delivery.commit_planner import (
     BATCH_PAUSE_US,
     BLOCKED_WAIT_US,
     HELD_US,
+    RATE_US,
     SCALE_MAX,
     TRANSACTION_BYTES,
     TRANSACTION_DONES,
@@ -166,24 +169,68 @@ def test_what_the_metadata_cannot_list_is_held_back_and_other_partitions_go_on()
     assert ids(planner.plan(progress, NOW_US + HELD_US, take_all=False).work), "tried again"
 
 
-@pytest.mark.parametrize(
-    ("took_us", "is_aborted", "pause_us"),
-    [(5_000, False, 5_000), (90_000, False, 20_000), (5_000, True, ABORT_WAIT_US)],
-)
-def test_the_pause_is_as_long_as_the_transaction_and_at_most_the_interval(
-    took_us: int, is_aborted: bool, pause_us: int
+def commits_us(arrivals_us: list[int], *, took_us: int = 4_000) -> list[tuple[int, int]]:
+    """Returns when each record came and when its transaction began, of a planner left to itself."""
+    progress, planner = OnePartition(), planner_with(progress=OnePartition())
+    waiting, seen, now_us = list(arrivals_us), [], 0
+    while waiting or planner.finished:
+        now_us = max(now_us, planner.next_begin_us, *waiting[:1] if not planner.finished else [])
+        came = [each for each in waiting if each <= now_us]
+        waiting = waiting[len(came) :]
+        for number, _ in enumerate(came):
+            planner.add(done(number), is_batch=False)
+        planner.plan(progress, now_us, take_all=False)
+        planner.began(now_us)
+        seen += [(each, now_us) for each in came]
+        now_us += took_us
+        planner.ended(now_us, is_aborted=False)
+        planner.committed()
+        assert 0 <= planner.next_begin_us - now_us <= 20_000
+    return seen
+
+
+@pytest.mark.parametrize("rate", [1, 10, 30, 40])
+def test_records_that_come_one_by_one_never_wait_for_a_pause(rate: int) -> None:
+    came_us = [NOW_US + number * 1_000_000 // rate for number in range(3 * rate)]
+    assert commits_us(came_us) == [(each, each) for each in came_us]
+
+
+@pytest.mark.parametrize(("rate", "a_second"), [(100, 44), (1_000, 44)])
+def test_records_that_keep_coming_share_transactions_that_begin_every_24_ms(
+    rate: int, a_second: int
 ) -> None:
-    progress = OnePartition()
-    planner = planner_with(done(1), progress=progress)
-    assert planner.next_begin_us <= NOW_US, "now"
-    planner.plan(progress, NOW_US, take_all=False)
-    planner.began(NOW_US)
-    planner.ended(NOW_US + took_us, is_aborted=is_aborted)
-    assert planner.next_begin_us == planner.next_commit_at_us == NOW_US + took_us + pause_us
-    planner.began(NOW_US + 500_000)
-    assert planner.next_commit_at_us == NOW_US + 500_000 + took_us + min(took_us, 20_000), (
-        "an open transaction is assumed to take as long as the last one"
+    came_us = [NOW_US + number * 1_000_000 // rate for number in range(3 * rate)]
+    began_us = {began for _, began in commits_us(came_us) if began >= NOW_US + 2_000_000}
+    assert len(began_us) <= a_second
+    quiet_us = [*came_us, NOW_US + 10_000_000, NOW_US + 10_010_000]
+    assert commits_us(quiet_us)[-2:] == [(each, each) for each in quiet_us[-2:]], "at once again"
+
+
+@given(st.lists(st.integers(0, 50_000), max_size=200), st.integers(0, 100_000))
+def test_whatever_comes_waits_for_one_transaction_and_one_pause_at_most(
+    gaps_us: list[int], took_us: int
+) -> None:
+    came_us = [NOW_US + sum(gaps_us[:number]) for number in range(len(gaps_us))]
+    assert all(
+        began - came <= took_us + 20_000 for came, began in commits_us(came_us, took_us=took_us)
     )
+
+
+def test_the_next_commit_is_told_while_a_transaction_is_open_and_an_abort_outlasts_a_pause() -> (
+    None
+):
+    progress = OnePartition(bytes_each=0)
+    planner = planner_with(*map(done, range(100)), progress=progress)
+    planner.plan(progress, NOW_US, take_all=False)
+    for second in range(2):
+        planner.began(NOW_US + second * RATE_US)
+        now_us = NOW_US + (second + 1) * RATE_US
+        planner.ended(now_us, is_aborted=False)
+    assert planner.next_begin_us == planner.next_commit_at_us == now_us + 20_000
+    planner.began(now_us)
+    assert planner.next_commit_at_us == now_us + RATE_US + 20_000, "it may take as long as the last"
+    planner.ended(now_us, is_aborted=True)
+    assert planner.next_begin_us == now_us + ABORT_WAIT_US, "the longer of the two"
 
 
 def test_each_abort_in_a_row_doubles_the_pause_and_only_the_first_is_repeated_at_once() -> None:

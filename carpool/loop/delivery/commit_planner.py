@@ -34,6 +34,13 @@ BATCH_PAUSE_US = 100_000
 """Least time between commits of batch work while there is urgent work."""
 URGENT_RECENTLY_US = 1_000_000
 """How long after a commit of urgent work batch work commits only once in `BATCH_PAUSE_US`."""
+RATE_US = 1_000_000
+"""The rate of committed parts is counted over so long, or longer while nothing is committed."""
+FULL_RATE = 50
+"""Committed parts a second from which the pause is the longest; it grows in proportion to them.
+
+A transaction after a pause takes in what finishes within it: at a low rate that is nothing.
+"""
 HELD_US = 250_000
 """How long work is held back that the commit metadata cannot list, until it is tried again."""
 
@@ -84,7 +91,7 @@ class CommitPlanner:
     """
 
     def __init__(self, commit_interval_us: int) -> None:
-        """`commit_interval_us`: the longest pause between two transactions."""
+        """`commit_interval_us`: the longest pause after a transaction that was committed."""
         self._commit_interval_us = commit_interval_us
         self._urgent: list[_Finished] = []  # heaps
         self._batch: list[_Finished] = []
@@ -95,6 +102,9 @@ class CommitPlanner:
         self._urgent_until_us = 0
         self._batch_due_us = 0
         self._pause_us_max = commit_interval_us
+        self._rate = 0  # committed parts a second
+        self._counted = 0  # for the next rate
+        self._counted_since_us = 0
         self._scale = 1
         self._has_rest = False  # the last plan left work over because of its limits
         self._began_us: int | None = None  # of the open transaction
@@ -202,7 +212,7 @@ class CommitPlanner:
         if self._began_us is not None:
             self._duration_us = now_us - self._began_us
         self._began_us = None
-        pause_us = ABORT_WAIT_US << min(self._aborts, ABORT_DOUBLINGS_MAX)
+        abort_us = ABORT_WAIT_US << min(self._aborts, ABORT_DOUBLINGS_MAX) if is_aborted else 0
         self._aborts = self._aborts + 1 if is_aborted else 0
         if is_aborted:
             self._put_back(self._open)
@@ -210,7 +220,18 @@ class CommitPlanner:
             self._scale = min(2 * self._scale, SCALE_MAX)
         else:
             self._scale = max(self._scale // 2, 1)
-        self.next_begin_us = now_us + (pause_us if is_aborted else self._pause_us())
+        self._count(now_us)
+        self.next_begin_us = now_us + max(abort_us, self._pause_us())
+
+    def _count(self, now_us: int) -> None:
+        """Counts what was committed; batch work beside urgent work has a pause of its own."""
+        is_urgent_recent = now_us < self._urgent_until_us
+        counted = [each for each in self._open if not (each.is_batch and is_urgent_recent)]
+        self._counted += sum(len(each.done.parts) for each in counted)
+        took_us = now_us - self._counted_since_us
+        if took_us >= RATE_US:
+            self._rate = self._counted * 1_000_000 // took_us
+            self._counted, self._counted_since_us = 0, now_us
 
     def rebalanced(self, now_us: int) -> None:
         """Notes that a rebalance may have aborted the last transaction: it need not be waited for.
@@ -230,8 +251,8 @@ class CommitPlanner:
         entries.clear()
 
     def _pause_us(self) -> int:
-        """As long as the last transaction: slow brokers get few large ones, fast ones no delay."""
-        return 0 if self._has_rest else min(self._pause_us_max, self._duration_us)
+        """Grows with the rate: many records share a transaction, and a lone one never waits."""
+        return 0 if self._has_rest else self._pause_us_max * min(self._rate, FULL_RATE) // FULL_RATE
 
     def _fit(
         self, progress: Progress, now_us: int

@@ -16,8 +16,8 @@ from carpool.loop.delivery.at_least_once import AtLeastOnceDelivery
 from carpool.loop.delivery.delivery import Delivery, DeliveryContext, MakeDelivery
 from carpool.loop.delivery.exactly_once import ExactlyOnceDelivery
 
-COMMIT_INTERVAL_MS = 5
-"""Longest pause between two transactions; it is as long as the last one took, if that is less."""
+COMMIT_INTERVAL_MS = 20
+"""Longest pause between two transactions; it grows with the rate of questions."""
 OFFSETS_INTERVAL_MS = 100
 """Pause between two commits of offsets under at-least-once."""
 CALL_MARGIN_MS = 5_000
