@@ -16,7 +16,7 @@ from carpool.kafka.commit_metadata import in_topic
 from carpool.kafka.records import TopicPartition
 from carpool.kafka.settings import KafkaSettings
 
-ASK_EVERY_S = 1.0
+ASK_EVERY_S = 5.0
 NO_ID = str(Uuid(0, 0))
 """What brokers without ids of topics say."""
 UNSEEN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)

@@ -14,8 +14,7 @@ from schemas.topics import Topic
 FOLLOWER = {
     # After truncation or deletion everything that is left must be read.
     "auto.offset.reset": "earliest",
-    # How long a broker delays a fetch that finds little: fewer requests, later rows.
-    "fetch.wait.max.ms": 50,
+    # A fetch that finds less waits for as long as it may: fewer requests, later rows.
     "fetch.min.bytes": 64 * 1024,
 }
 LOOK_UP = {

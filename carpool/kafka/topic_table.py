@@ -17,11 +17,10 @@ from carpool.kafka.topic_log import TopicLog
 
 log = structlog.get_logger()
 
-POLL_S = 0.05
+POLL_S = 0.1
 BATCH = 500
 """Maximum number of records in one call of the listener."""
-BACKOFF_US_MIN = 250_000
-BACKOFF_US_MAX = 4_000_000
+RETRY_US = 1_000_000
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -64,27 +63,11 @@ class _Fetch(NamedTuple):
     offset: int
 
 
-class _Backoff:
-    """A pause after trouble that doubles each time. Times are epoch microseconds."""
-
-    def __init__(self) -> None:
-        self.until_us = 0
-        self._next_us = BACKOFF_US_MIN
-
-    def begin(self, now_us: int) -> None:
-        self.until_us = now_us + self._next_us
-        self._next_us = min(2 * self._next_us, BACKOFF_US_MAX)
-
-    def reset(self) -> None:
-        self._next_us = BACKOFF_US_MIN
-
-
 class TopicTable:
     """Owns a `TopicLog`. `read`, `forget`, `fetch`, `share` and `trouble` are thread-safe.
 
     No call but `close` blocks. If a partition comes back that was forgotten, only its new records
-    are read. Failed calls are retried after a pause that doubles from 0.25 to 4 seconds; other
-    partitions are read meanwhile.
+    are read. Failed calls are retried after a second; other partitions are read meanwhile.
     """
 
     def __init__(
@@ -119,7 +102,7 @@ class TopicTable:
         """Why the topic cannot be read at the moment."""
         self.share = 0.0
         """The share of the requested records that was read, from 0 to 1."""
-        self._backoff = _Backoff()
+        self._retry_at_us = 0
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -174,7 +157,7 @@ class TopicTable:
         The pause after trouble applies to requests to brokers only: followed partitions are fetched
         by the client in the background.
         """
-        is_due = self._clock.now_us() >= self._backoff.until_us
+        is_due = self._clock.now_us() >= self._retry_at_us
         self._serve_requests()
         try:
             trouble = self._begin() if is_due else None
@@ -189,13 +172,12 @@ class TopicTable:
             if is_due and self.trouble is not None:
                 log.info("a table is read again", topic=self._log.topic)
                 self.trouble = None
-                self._backoff.reset()
 
     def _pause(self, trouble: str) -> None:
         if trouble != self.trouble:
             log.warning("a table cannot be read; retrying", topic=self._log.topic, trouble=trouble)
         self.trouble = trouble
-        self._backoff.begin(self._clock.now_us())
+        self._retry_at_us = self._clock.now_us() + RETRY_US
 
     def _serve_requests(self) -> None:
         while not self._requested.empty():

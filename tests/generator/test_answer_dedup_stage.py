@@ -342,9 +342,9 @@ def test_readiness_names_trouble_with_the_log_until_it_is_read_again() -> None:
     bench.follow()
     trouble, reading = bench.stage.not_ready()
     assert "no broker answers" in trouble and reading == "reading the answers of partitions 0: 0%"
-    bench.clock.time_us += topic_table.BACKOFF_US_MIN
+    bench.clock.time_us += topic_table.RETRY_US
     bench.follow()
-    bench.clock.time_us += 2 * topic_table.BACKOFF_US_MIN
+    bench.clock.time_us += 2 * topic_table.RETRY_US
     bench.reader.trouble = None
     bench.follow()
     assert bench.stage.not_ready() == ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from carpool.errors import CarpoolError, RetryableError
 from carpool.kafka.records import Message
-from carpool.kafka.topic_table import BACKOFF_US_MAX, BACKOFF_US_MIN, TopicTable
+from carpool.kafka.topic_table import RETRY_US, TopicTable
 from schemas.topics import ANSWERS, RETRIEVALS
 from tests.clocks import HandClock
 from tests.memory_broker.broker import MemoryBroker
@@ -85,11 +85,11 @@ def test_a_failed_read_is_retried_after_a_pause_and_holds_up_no_fetch() -> None:
     rig.table.fetch(7, 0, 0)
     rig.table.step()
     assert (rig.reader.asked, rig.rows.fetched) == (1, [])
-    rig.clock.time_us += BACKOFF_US_MIN
+    rig.clock.time_us += RETRY_US
     rig.table.step()
     assert (rig.reader.asked, rig.rows.fetched) == (2, [7])
     rig.reader.leaderless.clear()
-    rig.clock.time_us += BACKOFF_US_MAX
+    rig.clock.time_us += RETRY_US
     rig.table.step()
     assert (rig.reader.asked, rig.rows.read, rig.table.trouble) == (3, [0], None)
 
