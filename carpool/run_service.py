@@ -117,6 +117,7 @@ def run_service(
         metrics=metrics,
         tracer=tracer,
         limits=FailureLimits(attempts_max=kafka.attempts_max),
+        rests=not deployment.has_transactions,
     )
     _watch(kafka, name, group, deployment, loop)
     server = _serve_pages(http, loop, metrics, clock)

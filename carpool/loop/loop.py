@@ -63,8 +63,9 @@ class Loop(Generic[R]):
         limits: FailureLimits | None = None,
         tracer: Tracer | None = None,
         finished_bytes_max: int = FINISHED_BYTES_MAX,
+        rests: bool = False,
     ) -> None:
-        """Connects the parts; `start` or `run` starts them."""
+        """Connects the parts; `start` or `run` starts them. `rests`: see `PriorityConsumer`."""
         self._intake = intake
         self._stage = stage
         self._clock = clock
@@ -82,6 +83,7 @@ class Loop(Generic[R]):
             (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.extra_classes),
             unfinished_parts=self._busy_parts,
             clock=clock,
+            rests=rests,
         )
         self._finished_bytes_max = finished_bytes_max
         self._reoffers: deque[Unit[Any]] = deque()

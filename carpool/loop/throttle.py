@@ -6,7 +6,7 @@ from typing import Literal
 
 from carpool.loop.stage import Credit
 
-IDLE_POLL_S = 0.05
+IDLE_POLL_S = 0.25
 """The longest wait for a record while no unit is in flight."""
 BUSY_POLL_S = 0.02
 """The longest wait while units are in flight: the polling thread also serves their commits.

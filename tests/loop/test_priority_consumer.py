@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from carpool.kafka.clients import RebalanceListener
 from carpool.kafka.records import Message, TopicPartition
 from carpool.loop.priority.intake_queues import (
@@ -25,6 +27,7 @@ class FetchedConsumer:
         self.paused: frozenset[str] = frozenset()
         self.listener: RebalanceListener | None = None
         self.waits: list[float] = []
+        self.polled_paused: list[frozenset[str]] = []
 
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
@@ -33,6 +36,7 @@ class FetchedConsumer:
 
     def poll(self, timeout_s: float) -> Message | None:
         self.waits.append(timeout_s)
+        self.polled_paused.append(self.paused)
         found = next((each for each in self.fetched if each.source.topic not in self.paused), None)
         if found is not None:
             self.fetched.remove(found)
@@ -58,7 +62,9 @@ class FetchedConsumer:
 class TwoTopics:
     cpu_wait_us = 0.0
 
-    def __init__(self, classes: tuple[PriorityClass, ...] = CLASSES) -> None:
+    def __init__(
+        self, classes: tuple[PriorityClass, ...] = CLASSES, *, rests: bool = False
+    ) -> None:
         self.inner = FetchedConsumer()
         self.parts: Counter[str] = Counter()
         self.clock = HandClock(step_us=1)
@@ -68,6 +74,7 @@ class TwoTopics:
             unfinished_parts=lambda: self.parts,
             clock=self.clock,
             cpu_wait_us=lambda: self.cpu_wait_us,
+            rests=rests,
         )
         self.lost: list[frozenset[TopicPartition]] = []
         self.consumer.subscribe(URGENT, self, (BATCH,))
@@ -95,6 +102,24 @@ def test_a_paused_consumer_returns_no_record_and_loses_none() -> None:
     assert rig.take() is None
     rig.consumer.pause(frozenset())
     assert [rig.take(), rig.take(), rig.take()] == [BATCH, BATCH, None]
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_after_a_minute_without_a_record_most_of_a_wait_is_without_fetches(rests: bool) -> None:
+    rig, all_topics = TwoTopics(rests=rests), frozenset({URGENT, BATCH})
+    rig.consumer.pause(frozenset({BATCH}))
+    for seconds, waits in ((59, [0.1]), (1, [0.08, 0.02] if rests else [0.1]), (1, [0.02])):
+        rig.clock.time_us += seconds * 1_000_000
+        rig.inner.waits.clear()
+        assert rig.take(sum(waits)) is None
+        assert rig.inner.waits == pytest.approx(waits), "a member with work in hand never rests"
+        assert rig.inner.paused == {BATCH}
+    assert (all_topics in rig.inner.polled_paused) == rests
+    rig.inner.fetch(URGENT, 1)
+    assert rig.take(0.1) == URGENT, "found in the same poll"
+    rig.inner.polled_paused.clear()
+    assert rig.take(0.1) is None
+    assert rig.inner.polled_paused == [{BATCH}], "awake again"
 
 
 def test_blocked_records_do_not_cause_busy_polling() -> None:

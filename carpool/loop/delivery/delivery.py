@@ -24,7 +24,7 @@ from carpool.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
-IDLE_WAIT_S = 0.05
+IDLE_WAIT_S = 0.2
 JOIN_S = 5.0
 
 

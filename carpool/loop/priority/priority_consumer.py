@@ -25,6 +25,9 @@ from carpool.loop.priority.intake_queues import IntakeQueues, PriorityClass, cos
 
 SORT_MAX = 250
 """Records that are sorted before one is returned: a few milliseconds."""
+REST_AFTER_US = 60_000_000
+LOOK_S = 0.02
+"""An idle member that rests fetches so long in each poll."""
 
 
 class PriorityConsumer:
@@ -38,10 +41,12 @@ class PriorityConsumer:
         unfinished_parts: Callable[[], Mapping[str, int]],
         clock: Clock,
         cpu_wait_us: Callable[[], float | None] | None = None,
+        rests: bool = False,
     ) -> None:
         """`unfinished_parts`: parts that the service has in progress, by topic.
 
-        `cpu_wait_us`: mean wait of the polling thread for a CPU since the last call.
+        `cpu_wait_us`: mean wait of the polling thread for a CPU since the last call. `rests`: after
+        a minute without a record, do not fetch all the time; for brokers where a fetch costs much.
         """
         self._clock = clock
         self._cpu_wait_us = cpu_wait_us or CpuWait().mean_us
@@ -52,9 +57,12 @@ class PriorityConsumer:
         }
         self._consumer = consumer
         self._queues = IntakeQueues(classes)
+        self._topics = frozenset(each.topic for each in classes)
         self._unfinished_parts = unfinished_parts
         self._asked = self._paused = (frozenset[str](), frozenset[TopicPartition]())
         self._is_drained = False  # the inner client had no more records at the last poll
+        self._rests = rests
+        self._rest_at_us = clock.now_us() + REST_AFTER_US
 
     def subscribe(
         self, topic: str, listener: RebalanceListener, extra_topics: tuple[str, ...] = ()
@@ -84,12 +92,24 @@ class PriorityConsumer:
         """
         for _ in range(SORT_MAX):
             self._update_paused()
-            message = self._consumer.poll(timeout_s)
+            message = self._polled(timeout_s)
             if message is None:
                 return timeout_s == 0
             self._queues.add(message)
             timeout_s = 0.0
         return False
+
+    def _polled(self, timeout_s: float) -> Message | None:
+        now_us, message = self._clock.now_us(), None
+        if self._rests and timeout_s > LOOK_S and now_us >= self._rest_at_us:
+            self._consumer.pause(self._topics)
+            message = self._consumer.poll(timeout_s - LOOK_S)
+            self._consumer.pause(*self._paused)
+            timeout_s = LOOK_S
+        message = message or self._consumer.poll(timeout_s)
+        if message is not None:
+            self._rest_at_us = now_us + REST_AFTER_US
+        return message
 
     def _next(self) -> Message | None:
         now_us = self._clock.now_us()
