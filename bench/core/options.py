@@ -16,7 +16,7 @@ import typer
 
 WORK = Path(".carpool/bench")
 """Where indexes and logs are by default."""
-NOT_REPORTED = ("data", "index", "json_file", "model", "nlist", "out", "work")
+NOT_REPORTED = "beside data index json_file langgraph model nlist out work"
 """Options that say where a run reads and writes; the report names these facts elsewhere."""
 
 DataOption = Annotated[
@@ -107,5 +107,5 @@ def reported(options: msgspec.Struct) -> dict[str, Any]:
     return {
         name: value
         for name, value in msgspec.to_builtins(options, enc_hook=str).items()
-        if name not in NOT_REPORTED
+        if name not in NOT_REPORTED.split()
     }

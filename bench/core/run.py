@@ -13,7 +13,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from bench.core.machine import this_machine, this_revision
+from bench.core.machine import revision_of, this_machine
 from bench.core.options import ServiceOptions, reported
 from bench.core.spread import Spread
 from bench.core.stack import parse_settings
@@ -48,7 +48,7 @@ class BenchRun:
             "started": datetime.fromtimestamp(self._started_s, UTC).isoformat(timespec="seconds"),
             "duration_s": round(time.time() - self._started_s, 3),
             "machine": self._machine,
-            "revision": this_revision(),
+            "revision": revision_of(Path(__file__).parent),
             "settings": reported(self.options),
         }
 

@@ -13,6 +13,7 @@ from bench.core.topic_recorder import TopicRecorder
 from carpool.clock import SystemClock
 from carpool.errors import CarpoolError
 from carpool.kafka.admin import create_topics
+from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS, FETCH_WAIT_MS
 from carpool.kafka.embedded import EmbeddedBroker
 from carpool.testing.kafka import KAFKA_JAVA, KafkaCluster, KafkaServer
 from producers.publish_queries import Publisher
@@ -107,17 +108,20 @@ def open_session(
     topics: Sequence[str] = (GROUPS.name, RETRIEVALS.name, ANSWERS.name),
     llm_url: str | None = None,
     llm_options: Sequence[str] = (),
+    python_path: Path | None = None,
 ) -> Iterator[Session]:
     """Yields a session with `services` ready; then ends all.
 
     `settings`: environment variables of the services. `brokers`: of Apache Kafka, which are
     started; 0: `bootstrap`, or an embedded broker. `topics`: that are recorded. `llm_url`: the LLM
-    server; None: a stand-in with `llm_options` where `services` has the generator. Logs are written
-    to `work_dir`. Raises `CarpoolError` with the end of a service's log when it does not start.
+    server; None: a stand-in with `llm_options` where `services` has the generator. `python_path`:
+    see `Stack`. Logs are written to `work_dir`. Raises `CarpoolError` with the end of a service's
+    log when it does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         servers: Sequence[KafkaServer] = ()
+        fetch_wait_ms = FETCH_WAIT_MS
         if brokers:
             data = opened.enter_context(fresh_folder(work_dir / "kafka"))
             cluster = opened.enter_context(KafkaCluster(data, brokers=brokers, java=KAFKA_JAVA))
@@ -125,9 +129,10 @@ def open_session(
         elif bootstrap is None:
             embedded = EmbeddedBroker(log_file=work_dir / "broker.log")
             bootstrap = opened.enter_context(embedded).bootstrap
+            fetch_wait_ms = EMBEDDED_FETCH_WAIT_MS  # a new record does not end a fetch there
         kafka = kafka_settings(settings, bootstrap=bootstrap)
         create_topics(kafka)
-        recorder = opened.enter_context(TopicRecorder(kafka, topics, SystemClock()))
+        recorder = opened.enter_context(TopicRecorder(kafka, topics, SystemClock(), fetch_wait_ms))
         stack = opened.enter_context(
             Stack(
                 bootstrap=bootstrap,
@@ -137,6 +142,7 @@ def open_session(
                 settings=settings,
                 llm_url=llm_url,
                 llm_options=llm_options,
+                python_path=python_path,
             )
         )
         publisher = Publisher(kafka, ClientSettings())

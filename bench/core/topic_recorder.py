@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING
 
 from carpool.clock import Clock
 from carpool.errors import CarpoolError
-from carpool.kafka.client_config import EMBEDDED_FETCH_WAIT_MS
+from carpool.kafka.client_config import FETCH_WAIT_MS
 from carpool.kafka.records import Message
 from carpool.kafka.settings import KafkaSettings
 from carpool.kafka.topic_reader import TopicReader, is_final
@@ -41,7 +41,13 @@ class ReceivedRecord(msgspec.Struct, frozen=True, kw_only=True):
 class TopicRecorder:
     """Reads whole topics on a thread. A context manager."""
 
-    def __init__(self, kafka: KafkaSettings, topics: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        topics: Sequence[str],
+        clock: Clock,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
+    ) -> None:
         """Raises `RetryableError` when no broker answers, `ConfigError` for an unknown topic."""
         self._lock = threading.Lock()
         self._records: dict[str, list[ReceivedRecord]] = {topic: [] for topic in topics}
@@ -57,8 +63,7 @@ class TopicRecorder:
             timeout_s=TIMEOUT_S,
             config={
                 "enable.partition.eof": False,
-                # The embedded broker delays records by up to half of this.
-                "fetch.wait.max.ms": EMBEDDED_FETCH_WAIT_MS,
+                "fetch.wait.max.ms": fetch_wait_ms,
                 "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             },
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -68,19 +69,47 @@ class TrafficOptions(CorpusOptions, frozen=True, kw_only=True):
 
 
 class OverheadOptions(ServiceOptions, frozen=True, kw_only=True):
-    """What does the way through the services cost: exactly once and at least once?
+    """What does the way of a question through the services cost: CPU by process, and time?
 
-    Sends questions with vectors at a steady rate through the services on Apache Kafka, one broker
-    or three, without models. The baseline on the same brokers are bare hops: three processes in a
-    chain that only copy records.
+    Sends different questions with vectors through the services on Apache Kafka, one broker or
+    three: without an LLM, and with a stand-in for an LLM server that answers at once, by prompts of
+    several sizes. The baseline on the same brokers are bare hops: three processes in a chain that
+    only copy records. What processes take idle, Java's compilers, the stand-in, and the load are
+    shown apart.
 
-    Ends with 1 when a percentile is over its bound, or a question has no answer or two.
+    Ends with 1 when a percentile of 200 questions a second without an LLM is over its bound, or a
+    question has no answer or two.
     """
 
-    rate_per_s: Annotated[float, typer.Option("--rate", min=0.1, help="Questions a second.")] = (
-        200.0
-    )
-    seconds: SecondsOption = 60.0
+    contestant: Annotated[
+        list[str],
+        typer.Option(
+            "--contestant", metavar="NAME", help="Delivery and brokers; repeatable. Default: all."
+        ),
+    ] = msgspec.field(default_factory=list)
+    rate_per_s: Annotated[
+        list[float],
+        typer.Option("--rate", min=0, help="Questions a second; 0: a backlog. Repeatable."),
+    ] = msgspec.field(default_factory=lambda: [20.0, 50.0, 200.0, 0.0])
+    passages: Annotated[
+        list[int],
+        typer.Option(
+            "--passages",
+            min=0,
+            max=100,
+            help="Passages in a prompt, about 95 token ids each, 130 beside them; 0: no LLM. "
+            "Repeatable.",
+        ),
+    ] = msgspec.field(default_factory=lambda: [0, 3, 15, 41])
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            "--beside",
+            metavar="DIR",
+            help="A checkout of another revision, with its kernel; its services take turns too.",
+        ),
+    ] = None
+    seconds: SecondsOption = 30.0
     warm_up_s: WarmUpOption = 90.0
 
 

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import count, pairwise, product
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from bench.core.accounting import Accounting, account, answer_accounting, answers_of
+from bench.core.cpu import COMPILERS, CpuMeter
+from bench.core.machine import revision_of
 from bench.core.run import ServicesRun
 from bench.core.session import SentLoad, Session, open_session
 from bench.core.spread import Spread, spread
-from bench.core.stack import ServiceProcess, clean_environment, cpu_s
+from bench.core.stack import ServiceProcess, clean_environment
 from bench.data.index import BenchIndex
-from bench.data.made_up import ENVIRONMENT, made_up_index, made_up_questions
+from bench.data.made_up import ENVIRONMENT, MODEL, made_up_index, made_up_questions
 from bench.services.options import OverheadOptions
+from carpool.errors import ConfigError
 from carpool.kafka.checks import DeliveryName
 from producers.arrival_times import even
-from producers.read_questions import Question
 from producers.send_load import LoadPlan
 from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS
 
-PREFIX = "bare-hops"
-"""Of the topics of the hops, which are as those of the services."""
+NO_LLM, LOAD = "no LLM", "load and reader"
+NOT_COUNTED = (COMPILERS, LOAD, "llm")
+"""Not a part of the way of a question, the stand-in for the LLM too."""
 HOPS = tuple(pairwise(topic.name for topic in (QUERIES, GROUPS, RETRIEVALS, ANSWERS)))
-TURNS = (0, 1, 1, 0)
-"""Which side is measured, in turn: drift of the machine meets both sides alike."""
-SETTLE_S = 2.0
+BOUND_PER_S, BACKLOG_PER_S, BACKLOG_A_S = 200.0, 4_000.0, 100
+"""The rate at which times are promised without an LLM. The rate at which a backlog is published,
+and its questions for each second of `--seconds`."""
 WATCHED = (ANSWERS.name,)
+WITH_LLM = {
+    "CARPOOL_EMBEDDING_MODEL": MODEL,
+    "CARPOOL_GENERATOR_PASSAGES_MAX": "100",
+    "CARPOOL_GENERATOR_PROMPT_CHARS_MAX": "100000",
+}
+"""Settings of services with an LLM: a prompt has all passages that a question asks for."""
 
 
 class DeliveryContestant(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,140 +64,202 @@ CONTESTANTS = {
 
 
 class SideResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All loads of the services, or of the bare hops.
+    """One load of one side: the bare hops, or the services with prompts of one size.
 
-    `total_ms`: from when a question was due until its last record was read. `cpu_ms_a_question` and
-    `cores` count the brokers and this process too.
+    `total_ms`: from when a question was due until its last record was read. `cpu_ms`: of a
+    question, by process, without `idle_ms`, which these processes take in as many idle seconds, and
+    without `not_counted_ms`. `over_bare_hops`: their sum, over that of the bare hops. `cores`: of
+    all.
     """
 
     accounting: Accounting
     total_ms: Spread | None
+    prompt_ids: float
     cpu_ms_a_question: float
+    over_bare_hops: float
+    cpu_ms: dict[str, float]
+    idle_ms: float
+    not_counted_ms: dict[str, float]
     cores: float
+
+
+Found = Mapping[str, Mapping[str, Mapping[str, SideResult]]]
+"""Results by contestant, load and side."""
 
 
 def run(options: OverheadOptions) -> bool:
     """Runs the benchmark; returns whether every promise was kept. Raises `CarpoolError`."""
+    if unknown := {*options.contestant} - CONTESTANTS.keys():
+        raise ConfigError(f"--contestant {unknown}: there are {', '.join(CONTESTANTS)}")
     run = ServicesRun("overhead", options)
     index = made_up_index(run.folder)
-    found: dict[str, tuple[SideResult, SideResult]] = {}
-    for name, contestant in CONTESTANTS.items():
+    found: dict[str, dict[str, dict[str, SideResult]]] = {}
+    for name in options.contestant or CONTESTANTS:
         run.note(name)
-        with _open_sides(contestant, index, run.settings, run.folder / name) as sides:
-            found[name] = _measure(sides, index, options)
+        with open_sides(name, index, options, run) as sides:
+            for load, results in _measure(sides, options):
+                run.note(f"{name}, {load}: measured")
+                found.setdefault(name, {})[load] = results
     return run.finish(
-        {
-            name: dict(zip(("Carpool", "bare hops"), results, strict=True))
-            for name, results in found.items()
-        },
+        {f"{name}, {load}": each for name, loads in found.items() for load, each in loads.items()},
         promises=promises(found),
         results=found,
         index=index.facts,
+        beside=options.beside and revision_of(options.beside),
     )
 
 
-def promises(found: Mapping[str, tuple[SideResult, SideResult]]) -> dict[str, bool]:
-    """Returns each promise and whether it was kept; of bare hops, what makes them a baseline."""
+def promises(found: Found) -> dict[str, bool]:
+    """Returns each promise and whether it was kept."""
     kept: dict[str, bool] = {}
-    for name, (ours, bare) in found.items():
-        bounds, total = CONTESTANTS[name], ours.total_ms
-        kept[f"{name}: p50 at most {bounds.p50_ms_max:g}, p99 {bounds.p99_ms_max:g} ms"] = (
-            total is not None and total.p50 <= bounds.p50_ms_max and total.p99 <= bounds.p99_ms_max
+    for name, loads in found.items():
+        bounds, bound = CONTESTANTS[name], loads.get(load_name(BOUND_PER_S), {}).get(NO_LLM)
+        if bound is not None:
+            p50, p99, total = bounds.p50_ms_max, bounds.p99_ms_max, bound.total_ms
+            kept[f"{name}: p50 at most {p50:g}, p99 {p99:g} ms"] = (
+                total is not None and total.p50 <= p50 and total.p99 <= p99
+            )
+        kept[f"{name}: each question has one answer, or one copy by bare hops"] = all(
+            result.accounting.holds for sides in loads.values() for result in sides.values()
         )
-        kept[f"{name}: each question has one answer"] = ours.accounting.holds
-        kept[f"{name}: bare hops copied each question once"] = bare.accounting.holds
     return kept
 
 
-@dataclass(kw_only=True)
-class _Side:
-    """The services, or the bare hops, whose answers are copies, and what was measured."""
+def load_name(rate_per_s: float) -> str:
+    """Returns the title of a load."""
+    return f"{rate_per_s:g} a second" if rate_per_s else "a backlog"
 
+
+@dataclass
+class Side:
+    """The bare hops, whose answers are copies, or services, and what was measured of one load."""
+
+    name: str
     session: Session
-    is_bare: bool
-    pids: Sequence[int]
-    sent: SentLoad = field(default_factory=dict)
-    cpu_s: float = 0.0
-    seconds: float = 0.0
+    processes: Mapping[str, Sequence[int]]
+    plan: LoadPlan
 
-    def ask(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> SentLoad:
-        """Sends a load through it and waits for the answers."""
-        return self.session.ask(questions, plan, even(rate_per_s), topics=WATCHED)
+    def __post_init__(self) -> None:
+        self._numbers = count()
+        self.begin()
 
-    def measure(self, questions: Sequence[Question], plan: LoadPlan, rate_per_s: float) -> None:
-        """Sends a load and keeps what it took. Blocks."""
-        began_s, before_s = time.monotonic(), cpu_s(self.pids)
-        self.sent |= self.ask(questions, plan, rate_per_s)
-        self.seconds += time.monotonic() - began_s
-        self.cpu_s += cpu_s(self.pids) - before_s
-        time.sleep(SETTLE_S)  # for records that come twice
+    def begin(self) -> None:
+        """Begins a load, of one or several turns."""
+        self._sent: SentLoad = {}
+        self._meter = CpuMeter(self.processes)
 
-    def result(self) -> SideResult:
-        """Returns all loads together."""
-        every, ids = self.session.recorder.records(ANSWERS.name), self.sent.keys()
+    def measure(self, rate_per_s: float, seconds: float) -> None:
+        """Sends questions that it has not had, for `seconds`, and adds what they took. Blocks."""
+        different = made_up_questions(max(1, round((rate_per_s or BACKLOG_A_S) * seconds)))
+        questions = [
+            msgspec.structs.replace(one, text=f"{one.text} {self.name} {next(self._numbers)}")
+            for one in different
+        ]
+        times_us = even(rate_per_s or BACKLOG_PER_S)
+        self._meter.start()
+        self._sent |= self.session.ask(questions, self.plan, times_us, topics=WATCHED)
+        self._meter.stop()  # by its end, records that come twice have come
+
+    def result(self, bare_ms: float | None) -> SideResult:
+        """Returns all turns of the load. `bare_ms`: of the bare hops; None: these are they."""
+        sent, meter, ids = self._sent, self._meter, self._sent.keys()
+        every = self.session.recorder.records(ANSWERS.name)
         records = [record for record in every if record.key in ids]
+        answers = [] if bare_ms is None else answers_of(records, ids)
         read_us = {record.key: record.received_us for record in reversed(records)}
+        a_question = 1_000 / max(1, len(read_us))
+        ms = {name: used_s * a_question for name, used_s in meter.work_s.items()}
+        counted = {name: each for name, each in ms.items() if name not in NOT_COUNTED}
+        cpu_ms = sum(counted.values())
         return SideResult(
             accounting=account(ids, (record.key for record in records))
-            if self.is_bare
-            else answer_accounting(ids, answers_of(records, ids)),
-            total_ms=spread(
-                (at - self.sent[key].intended_us) / 1_000 for key, at in read_us.items()
-            ),
-            cpu_ms_a_question=self.cpu_s * 1_000 / max(1, len(read_us)),
-            cores=self.cpu_s / self.seconds,
+            if bare_ms is None
+            else answer_accounting(ids, answers),
+            total_ms=spread((at - sent[key].intended_us) / 1_000 for key, at in read_us.items()),
+            prompt_ids=fmean([one.usage.input_tokens for one in answers if one.usage] or [0.0]),
+            cpu_ms_a_question=cpu_ms,
+            over_bare_hops=cpu_ms / (bare_ms or cpu_ms),
+            cpu_ms=counted,
+            idle_ms=sum(meter.idle_s[name] for name in counted) * a_question,
+            not_counted_ms={name: each for name, each in ms.items() if name in NOT_COUNTED},
+            cores=sum((*meter.work_s.values(), *meter.idle_s.values())) / meter.seconds,
         )
 
 
 def _measure(
-    sides: tuple[_Side, _Side], index: BenchIndex, options: OverheadOptions
-) -> tuple[SideResult, SideResult]:
-    """Warms both sides up, until Java has compiled, and measures them in turn. Blocks."""
-    plan, rate_per_s = LoadPlan(embedding_model=index.manifest.embedding_model), options.rate_per_s
-    if warm_up := made_up_questions(round(rate_per_s * options.warm_up_s)):
+    sides: Sequence[Side], options: OverheadOptions
+) -> Iterator[tuple[str, dict[str, SideResult]]]:
+    """Warms all sides up, until Java has compiled; yields each load, measured in turn. Blocks."""
+    for side in sides:
+        side.measure(max(options.rate_per_s), options.warm_up_s / len(sides))
+    for rate_per_s in options.rate_per_s:
         for side in sides:
-            side.ask(warm_up, plan, rate_per_s)
-    questions = made_up_questions(max(1, round(rate_per_s * options.seconds / 2)))
-    for turn in TURNS:
-        sides[turn].measure(questions, plan, rate_per_s)
-    return sides[0].result(), sides[1].result()
+            side.begin()
+        for side in (*sides, *reversed(sides)):  # drift of the machine meets all sides alike
+            side.measure(rate_per_s, options.seconds / 2)
+        bare, *others = sides
+        found = {bare.name: bare.result(None)}
+        bare_ms = found[bare.name].cpu_ms_a_question
+        yield load_name(rate_per_s), found | {each.name: each.result(bare_ms) for each in others}
 
 
 @contextmanager
-def _open_sides(
-    contestant: DeliveryContestant, index: BenchIndex, given: Mapping[str, str], folder: Path
-) -> Iterator[tuple[_Side, _Side]]:
-    """Yields the services and the bare hops, ready for a load. Blocks for 30 s."""
-    settings = {**ENVIRONMENT, **given, "CARPOOL_KAFKA_DELIVERY": contestant.delivery}
-    with (
-        open_session(index.dir, folder, settings, brokers=contestant.brokers) as session,
-        _open_hops(session, settings, folder) as (hops, hop_pids),
-    ):
-        shared = [server.pid for server in session.brokers] + [os.getpid()]
-        yield (
-            _Side(session=session, is_bare=False, pids=[*session.pids, os.getpid()]),
-            _Side(session=hops, is_bare=True, pids=hop_pids + shared),
-        )
-
-
-@contextmanager
-def _open_hops(
-    services: Session, settings: Mapping[str, str], folder: Path
-) -> Iterator[tuple[Session, list[int]]]:
-    """Yields a session through three bare hops, and their process ids."""
-    bootstrap, pids = services.stack.bootstrap, []
-    own = {**settings, "CARPOOL_KAFKA_BOOTSTRAP": bootstrap, "CARPOOL_KAFKA_PREFIX": PREFIX}
-    opening = open_session(Path(), folder, own, services=(), bootstrap=bootstrap, topics=WATCHED)
+def open_sides(
+    name: str, index: BenchIndex, options: OverheadOptions, run: ServicesRun
+) -> Iterator[list[Side]]:
+    """Yields the bare hops and the services, ready for a load. Blocks for a minute."""
+    contestant, folder = CONTESTANTS[name], run.folder / name
+    settings = {**run.settings, "CARPOOL_KAFKA_DELIVERY": contestant.delivery}
+    plan = LoadPlan(embedding_model=index.manifest.embedding_model)
     with ExitStack() as opened:
-        session = opened.enter_context(opening)
-        for source, target in HOPS:
+        session = opened.enter_context(
+            open_session(
+                Path(), folder, settings, services=(), brokers=contestant.brokers, topics=WATCHED
+            )
+        )
+        bootstrap = session.stack.bootstrap
+        shared = {"broker": [each.pid for each in session.brokers], LOAD: [os.getpid()]}
+        hops = opened.enter_context(bare_hops(HOPS, bootstrap, settings, folder))
+        sides = [Side("bare hops", session, {"hops": hops} | shared, plan)]
+        for checkout, has_llm in product(dict.fromkeys((None, options.beside)), (False, True)):
+            passages = [each for each in options.passages if bool(each) is has_llm]
+            if not passages:
+                continue
+            whose = "beside, " if checkout else ""
+            prefix = f"{whose[:6]}{'llm' if has_llm else 'none'}"
+            own = {**(WITH_LLM if has_llm else ENVIRONMENT), "CARPOOL_KAFKA_PREFIX": prefix}
+            session = opened.enter_context(
+                open_session(
+                    index.dir,
+                    folder / prefix,
+                    own | settings,
+                    bootstrap=bootstrap,
+                    topics=WATCHED,
+                    python_path=checkout and checkout.resolve(),
+                )
+            )
+            pids = {each: [one.pid] for each, one in session.stack.processes.items()}
+            for top_k in passages:
+                side = whose + (f"{top_k} passages" if top_k else NO_LLM)
+                asked = msgspec.structs.replace(plan, top_k=top_k or None)
+                sides.append(Side(side, session, pids | shared, asked))
+        yield sides
+
+
+@contextmanager
+def bare_hops(
+    hops: Sequence[tuple[str, str]], bootstrap: str, settings: Mapping[str, str], folder: Path
+) -> Iterator[list[int]]:
+    """Yields the process ids of hops from topic to topic, and ends them."""
+    with ExitStack() as opened:
+        pids = []
+        for source, target in hops:
             process = ServiceProcess(
                 [sys.executable, "-m", "bench.services.bare_hop", source, target],
-                environ=clean_environment() | own,
+                environ={**clean_environment(), **settings, "CARPOOL_KAFKA_BOOTSTRAP": bootstrap},
                 log_file=folder / f"bare-hop-{source}.log",
             )
             process.start()
             opened.callback(process.stop)
             pids.append(process.pid)
-        session.ask([Question(text="the first")], LoadPlan(), even(1), topics=WATCHED)
-        yield session, pids
+        yield pids

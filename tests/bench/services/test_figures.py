@@ -10,7 +10,7 @@ from bench.core.memory import MemoryUse
 from bench.core.spread import spread
 from bench.data.exact import Ranking
 from bench.services.claims import evidence_share
-from bench.services.overhead import SideResult, promises
+from bench.services.overhead import NO_LLM, SideResult, promises
 from bench.services.traffic import MIB, TrafficResult, stages_ms, traffic_promises
 from producers.send_load import SentQuestion
 from schemas.answer import Answer, unanswered
@@ -109,11 +109,19 @@ def test_each_promise_of_traffic_breaks_by_itself(
     assert found == ([] if promise is None else [f"text: {promise}"])
 
 
+ONE_ANSWER = "each question has one answer, or one copy by bare hops"
+
+
 def side(*totals_ms: float, answers: int = 1) -> SideResult:
     return SideResult(
         accounting=account("a", "a" * answers),
         total_ms=spread(totals_ms),
+        prompt_ids=0.0,
         cpu_ms_a_question=1.0,
+        over_bare_hops=1.0,
+        cpu_ms={},
+        idle_ms=0.0,
+        not_counted_ms={},
         cores=1.0,
     )
 
@@ -125,12 +133,12 @@ def side(*totals_ms: float, answers: int = 1) -> SideResult:
         (side(61), side(5), "p50 at most 60, p99 150 ms"),
         (side(*[10] * 50, 500), side(5), "p50 at most 60, p99 150 ms"),
         (side(), side(5), "p50 at most 60, p99 150 ms"),
-        (side(1, answers=2), side(5), "each question has one answer"),
-        (side(1), side(1, answers=2), "bare hops copied each question once"),
+        (side(1, answers=2), side(5), ONE_ANSWER),
+        (side(1), side(1, answers=2), ONE_ANSWER),
     ],
 )
 def test_each_promise_of_overhead_breaks_by_itself(
     carpool: SideResult, bare: SideResult, promise: str | None
 ) -> None:
-    found = broken(promises({"exactly-once-1": (carpool, bare)}))
+    found = broken(promises({"exactly-once-1": {"200 a second": {"": bare, NO_LLM: carpool}}}))
     assert found == ([] if promise is None else [f"exactly-once-1: {promise}"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.core.cpu import COMPILERS
 from bench.core.stack import SERVICES
 from bench.data.evaluation import CLAIMS, CORPUS, EVIDENCE, TRAFFIC
 from bench.services import backlog, claims, overhead, traffic
@@ -88,24 +89,29 @@ def test_workflows_that_wait_go_on_when_the_services_start(tmp_path: Path) -> No
 
 @pytest.mark.kafka
 @pytest.mark.long
-def test_overhead_measures_both_sides_of_both_deliveries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(overhead.CONTESTANTS, "exactly-once-3")
+def test_overhead_measures_each_side_with_each_size_of_prompt(tmp_path: Path) -> None:
     report = tmp_path / "overhead.json"
     options = OverheadOptions(
-        rate_per_s=20,
+        contestant=["exactly-once-1", "at-least-once-1"],
+        rate_per_s=[20.0],
+        passages=[0, 3, 15],
+        beside=Path(overhead.__file__).parents[2],
         seconds=4,
         warm_up_s=1,
         work=tmp_path,
         json_file=report,
     )
-    overhead.run(options)
+    assert overhead.run(options)
     found = json.loads(report.read_text())
-    assert list(found["results"]) == ["exactly-once-1", "at-least-once-1"]
-    for side in (side for sides in found["results"].values() for side in sides):
-        assert side["accounting"]["answered"] == side["total_ms"]["count"] == 80
-        assert side["cpu_ms_a_question"] > 0
-    # Times depend on the machine; the accounting does not.
-    broken = [promise for promise, is_kept in found["promises"].items() if not is_kept]
-    assert not [promise for promise in broken if "one answer" in promise or "copied" in promise]
+    assert list(found["results"]) == options.contestant
+    ids = {"bare hops": 0, "no LLM": 0, "3 passages": 420, "15 passages": 1_560}
+    ids |= {f"beside, {side}": each for side, each in ids.items() if side != "bare hops"}
+    for loads in found["results"].values():
+        assert loads["20 a second"].keys() == ids.keys()
+        for side, result in loads["20 a second"].items():
+            assert result["prompt_ids"] == pytest.approx(ids[side], rel=0.1)
+            assert result["accounting"]["answered"] == result["total_ms"]["count"] == 80
+            own = {"hops"} if side == "bare hops" else {*SERVICES}
+            assert result["cpu_ms"].keys() == own | {"broker"}
+            assert result["cpu_ms_a_question"] == pytest.approx(sum(result["cpu_ms"].values()))
+            assert result["not_counted_ms"].keys() >= {COMPILERS}
