@@ -40,12 +40,6 @@ class Session:
     publisher: QuestionSender
     brokers: Sequence[KafkaServer] = ()
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes of Kafka and of the services."""
-        kafka = [server.pid for server in self.brokers]
-        return kafka + [process.pid for process in self.stack.services()]
-
     def send(
         self, questions: Sequence[Question], plan: LoadPlan, times_us: Iterable[int]
     ) -> SentLoad:

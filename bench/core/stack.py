@@ -9,12 +9,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.errors import CarpoolError, ConfigError
@@ -190,12 +189,6 @@ def llm_server(
         yield server
     finally:
         server.stop()
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    """Returns the CPU seconds that processes have taken so far."""
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(each.user + each.system for each in times))
 
 
 def member_names(service: str, members: int) -> list[str]:

@@ -108,6 +108,12 @@ class HedraRagOptions(CorpusOptions, frozen=True, kw_only=True):
     speed: Annotated[
         float, typer.Option("--speed", min=0.1, help="Of the LLM; the measured server has 1.")
     ] = 10.0
+    langgraph: Annotated[
+        Path,
+        typer.Option(
+            "--langgraph", metavar="DIR", help="Environment of LangGraph and of the blocking loop."
+        ),
+    ] = Path(".carpool/langgraph")
     workflow: Annotated[
         list[str],
         typer.Option("--workflow", metavar="NAME", help="One alone, or mixed; repeatable."),

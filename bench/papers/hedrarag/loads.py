@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from bench.core.cpu import COMPILERS, CpuMeter
 from bench.core.run import figures
 from bench.core.spread import Spread, spread
-from bench.core.stack import ServiceProcess, cpu_s
+from bench.core.stack import ServiceProcess
 from bench.papers.hedrarag.baselines import Asked
-from bench.papers.hedrarag.contestants import Contestant, wait_until
+from bench.papers.hedrarag.contestants import BROKER, HOP, Contestant, wait_until
 from carpool.clock import SystemClock
 from producers.arrival_times import poisson
 
@@ -29,13 +30,14 @@ RATES = tuple(0.25 * 1.25**step for step in range(30))
 QUESTIONS_MIN = 10
 DRAIN_S = 120.0
 KILL_PER_S, KILL_QUESTIONS = 2.0, 40
-SETTLE_S = 2.0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """One load; `rate_per_s` 0: offline. `latency_s`: from when a question was due to its answer.
 
-    By workflow: `p50_s`, and `steps`: the mean number of its rounds and its answer.
+    By workflow: `p50_s`, and `steps`: the mean number of its rounds and its answer. CPU is without
+    `idle_ms`, what the processes take in as many idle seconds; `with_broker_ms` has the broker, and
+    the bare hop beside a baseline too.
     """
 
     rate_per_s: float
@@ -49,6 +51,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     p50_s: dict[str, float]
     steps: dict[str, float]
     cpu_ms_a_question: float
+    with_broker_ms: float
+    cpu_ms: dict[str, float]
+    idle_ms: float
 
     @property
     def is_complete(self) -> bool:
@@ -85,7 +90,8 @@ class Loads:
         """
         questions = self._questions(name, rate_per_s, count)
         times_us = poisson(rate_per_s, self._seed) if rate_per_s else iter([0] * count)
-        before_s, due_us = cpu_s(contestant.pids()), {}
+        meter, due_us = CpuMeter(contestant.processes), {}
+        meter.start()
         began_us = SystemClock().now_us()
         for at, (asked, at_us) in enumerate(zip(questions, times_us, strict=False)):
             if at == count // 2:
@@ -95,8 +101,9 @@ class Loads:
             contestant.send(asked)
         wait_until(lambda: due_us.keys() <= contestant.seen().keys(), DRAIN_S)
         took_s = (SystemClock().now_us() - began_us) / 1e6
-        used_s = cpu_s(contestant.pids()) - before_s
-        time.sleep(SETTLE_S)  # for answers that come twice
+        meter.stop()  # by its end, answers that come twice have come
+        cpu_ms = {name: 1e3 * used_s / count for name, used_s in meter.work_s.items()}
+        del cpu_ms[COMPILERS]
         every = {key: each for key, each in contestant.seen().items() if key in due_us}
         seen = {key: each[0] for key, each in every.items()}
         took = {key: (one.at_us - due_us[key]) / 1e6 for key, one in seen.items()}
@@ -115,7 +122,10 @@ class Loads:
             latency_s=spread(took.values()),
             p50_s={each: median(took[key] for key in keys) for each, keys in ids.items()},
             steps={each: fmean(seen[key].steps for key in keys) for each, keys in ids.items()},
-            cpu_ms_a_question=1e3 * used_s / len(questions),
+            cpu_ms_a_question=sum(cpu_ms[name] for name in cpu_ms if name not in (BROKER, HOP)),
+            with_broker_ms=sum(cpu_ms.values()),
+            cpu_ms=cpu_ms,
+            idle_ms=1e3 * sum(meter.idle_s[name] for name in cpu_ms) / count,
         )
         self._note(f"{name}: {dict(figures(load))}")
         return load

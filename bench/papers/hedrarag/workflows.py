@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from bench.core.stack import ServiceProcess, clean_environment, llm_server
 from bench.data.evaluation import QUESTIONS
-from bench.papers.hedrarag.contestants import NAMES, Contestant, open_contestant
+from bench.papers.hedrarag.contestants import (
+    LANGGRAPH,
+    NAMES,
+    Contestant,
+    open_contestant,
+    python_of,
+)
 from bench.papers.hedrarag.loads import FIVE, MIXED, STEPS, Loads
 from bench.papers.options import HedraRagOptions
 from bench.services.corpus import CorpusRun
@@ -30,7 +35,9 @@ class HedraRagRun(CorpusRun):
 
     def __init__(self, options: HedraRagOptions) -> None:
         """Builds the index if absent, which blocks. Raises `CarpoolError`."""
+        self._python = python_of(options.langgraph)
         super().__init__("hedrarag", options)
+        self.note(f"baselines: {', '.join(LANGGRAPH)} in {options.langgraph}")
         self.files = [self.data.file(f"{name}.jsonl.gz") for name in QUESTIONS]
         texts = [one.text for name in QUESTIONS for one in self.questions(name) if one.text]
         self.loads = Loads(texts, options.seed, options.seconds, self.note)
@@ -50,6 +57,7 @@ class HedraRagRun(CorpusRun):
                 url=llm.llm_url,
                 work=self.folder / name,
                 settings=self.settings,
+                python=self._python,
             ) as contestant,
         ):
             self.loads.ask(contestant, MIXED, WARM_UP_PER_S, WARM_UP)
@@ -77,9 +85,6 @@ def run(options: HedraRagOptions) -> bool:
     curves: dict[str, dict[str, Any]] = {}
     kills: dict[str, dict[str, float]] = {}
     for name in NAMES:
-        if name == "langgraph" and not find_spec(name):
-            run.note("left out: langgraph; pip install langgraph langgraph-checkpoint-sqlite")
-            continue
         run.note(name)
         with run.opened(name, options.speed) as (contestant, llm):
             for load in options.workflow:
@@ -93,6 +98,7 @@ def run(options: HedraRagOptions) -> bool:
         promises=promises(curves, kills),
         results={"curves": curves, "kills": kills, "steps": steps},
         broker=f"Apache Kafka {kafka_version()}, started for the run",
+        baselines=LANGGRAPH,
         **run.facts(*run.files),
     )
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from bench.papers.hedrarag.baselines import Asked
-from bench.papers.hedrarag.contestants import Baseline, wait_until
+from bench.papers.hedrarag.contestants import Baseline, python_of, wait_until
 from bench.papers.hedrarag.loads import FIVE
 from bench.papers.hedrarag.stepped_llm import DECODE_S, PREFILL_S, STEP_S, SteppedLlm
 from bench.papers.hedrarag.workflows import promises
+from carpool.errors import ConfigError
 from tests.e2e.support import build_index
 
 SPEED = 10.0
@@ -65,6 +68,11 @@ def test_a_batch_runs_the_programs_and_answers_each_question_once(tmp_path: Path
             for id, each in seen.items()
         )
         assert server.requests.started == sum(each[0].texts for each in seen.values())
+
+
+def test_an_environment_without_langgraph_is_refused_with_the_way_to_make_it() -> None:
+    with pytest.raises(ConfigError, match=r"langgraph==1\.2\.24\. Make it: requirements/install"):
+        python_of(Path(sys.prefix))
 
 
 def test_an_answer_that_is_lost_after_a_kill_breaks_a_promise() -> None:
