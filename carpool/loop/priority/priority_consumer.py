@@ -26,8 +26,11 @@ from carpool.loop.priority.intake_queues import IntakeQueues, PriorityClass, cos
 SORT_MAX = 250
 """Records that are sorted before one is returned: a few milliseconds."""
 REST_AFTER_US = 60_000_000
-LOOK_S = 0.02
-"""An idle member that rests fetches so long in each poll."""
+LOOK_S, REST_OF_ANSWER_S = 0.1, 0.01
+"""After a rest: how long the answer to a fetch may take, and then all of its partitions.
+
+A poll returns at the end of the first partition.
+"""
 
 
 class PriorityConsumer:
@@ -100,12 +103,14 @@ class PriorityConsumer:
         return False
 
     def _polled(self, timeout_s: float) -> Message | None:
+        """As `poll` of the inner client; a member that rests needs longer than `timeout_s`."""
         now_us, message = self._clock.now_us(), None
         if self._rests and timeout_s > LOOK_S and now_us >= self._rest_at_us:
             self._consumer.pause(self._topics)
-            message = self._consumer.poll(timeout_s - LOOK_S)
+            message = self._consumer.poll(timeout_s)
             self._consumer.pause(*self._paused)
-            timeout_s = LOOK_S
+            message = message or self._consumer.poll(LOOK_S)
+            timeout_s = REST_OF_ANSWER_S
         message = message or self._consumer.poll(timeout_s)
         if message is not None:
             self._rest_at_us = now_us + REST_AFTER_US
