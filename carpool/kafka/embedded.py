@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,8 @@ LIMITS = (
 )
 _PORTS = range(20_000, 32_768)
 """Below the ports of outgoing connections (Linux: from 32768), which could use a free port."""
+_claims = deque[int]()
+_CLAIMS_MAX = 64
 
 
 def find_broker_binary() -> Path:
@@ -120,10 +123,17 @@ class EmbeddedBroker:
 
 
 def free_port() -> int:
-    """Returns a free port on loopback outside the range of outgoing connections."""
+    """Returns a free port on loopback outside the range of outgoing connections.
+
+    No process gets one of the last ports that this process got: nobody may have bound them yet.
+    """
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, suppress(OSError):
+        with socket.socket() as probe, socket.socket(socket.AF_UNIX) as claim, suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            claim.bind(f"\0carpool free port {port}")  # an abstract name, which has no file
+            if len(_claims) == _CLAIMS_MAX:
+                os.close(_claims.popleft())
+            _claims.append(claim.detach())
             return port
     raise ConfigError(
         f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on 127.0.0.1; end what listens "
