@@ -17,8 +17,9 @@ import argparse
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -265,15 +266,15 @@ class LlmServer:
         counts.in_flight += 1
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
         try:
-            await self._write(chat, fault, request_id, responder)
-        except (ConnectionError, asyncio.CancelledError):
-            counts.disconnected += fault.mode != "reset"
-            raise
-        else:
-            if fault.mode in ("none", "odd"):
+            end = await self._write(chat, fault, request_id, responder)
+            if end is not None:  # counted before the client can see it
                 counts.completed += 1
                 counts.completed_by_id[request_id] += 1
                 counts.completed_by_prompt[prompt] += 1
+                await end()
+        except (ConnectionError, asyncio.CancelledError):
+            counts.disconnected += fault.mode != "reset"
+            raise
         finally:
             counts.in_flight -= 1
 
@@ -291,8 +292,8 @@ class LlmServer:
 
     async def _write(
         self, chat: ChatRequest, fault: LlmFault, request_id: str, responder: Responder
-    ) -> None:
-        """Writes the answer as tokens, as a whole, or up to the fault."""
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Writes the answer up to its end, which it returns, or up to the fault."""
         tokens = words(self.text(chat))
         limits = (chat.max_tokens, chat.max_completion_tokens, len(tokens))
         limit = next(each for each in limits if each is not None)
@@ -321,16 +322,16 @@ class LlmServer:
         if fault.mode != "none":
             self.requests.faulted += 1
             await _fail(fault, responder)
-        elif chat.stream:
+            return None
+        if chat.stream:
             if not odd:
                 choice = _choice("delta" if is_chat else "text", "", finish_reason)
                 await responder.event({**chunk, "choices": [choice]})
             if not odd and (chat.stream_options or {}).get("include_usage"):
                 await responder.event({**chunk, "choices": [], "usage": usage})
-            await responder.end_events()
-        else:
-            choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
-            await responder.json({**head, "choices": [choice], "usage": usage})
+            return responder.end_events
+        choice = _choice("message" if is_chat else "text", "".join(written), finish_reason)
+        return partial(responder.json, {**head, "choices": [choice], "usage": usage})
 
     def _usage(self, ids: Sequence[int], written: int) -> dict[str, Any]:
         """Returns the counts of tokens of an answer, and caches its prompt."""
