@@ -9,7 +9,8 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from generator.settings import LlmSettings
 from tests.generator.test_llm_dialects import EVENTS, ReplayServer, Reply
 from tests.generator.test_llm_servers import REQUEST, asked, at
 from tests.rig.certificates import CertificateAuthority
+from tests.waiting import WAIT_S
 
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 LISTED = Reply(head="200 OK\r\nContent-Type: application/json", pieces=(MODELS,))
@@ -150,15 +152,34 @@ def test_a_certificate_is_checked_by_the_authorities_of_the_environment(tmp_path
     assert "certificate has expired" in said(expired=True, **trusted)
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(serve: Serve, context: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Serves connections; yields HOST:PORT. Ends when every client has left."""
+    tasks = list[asyncio.Task[None] | None]()
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        await serve(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(serve_one, "127.0.0.1", 0, ssl=context) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.wait_for(asyncio.gather(*filter(None, tasks)), WAIT_S)
+
+
 async def _said_of(context: ssl.SSLContext, environment: dict[str, str]) -> str:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (head := await _head(reader)) is not None:
             body = MODELS if b" /v1/models " in head else b"{}"
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
-        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with serving(serve, context) as address:
+        url = f"https://{address}/v1"
         command = [sys.executable, "-c", CHECK, url]
         run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
         done = await asyncio.to_thread(
@@ -192,12 +213,10 @@ def test_a_connection_is_used_again_although_its_reply_ends_after_the_answer() -
             await writer.drain()
             await asyncio.sleep(0.01)
             writer.write(b"0\r\n\r\n")
-        writer.close()
 
     async def main() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            engine = OpenAiLlm(LlmSettings(base_url=url, model="m"))
+        async with serving(serve) as address:
+            engine = OpenAiLlm(LlmSettings(base_url=f"http://{address}/v1", model="m"))
             engine._facts = ServerFacts()
             for _ in range(3):
                 assert [event async for event in engine.stream(REQUEST)]
