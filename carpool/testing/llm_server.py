@@ -141,8 +141,11 @@ class LlmServer:
         try:
             await self._stop.wait()
         finally:
+            for listener in server.sockets:  # else a closed server leaks what it has just accepted
+                self._loop.remove_reader(listener)
+            for _ in range(4):  # until the last accepted connection is served
+                await asyncio.sleep(0)
             server.close()
-            await asyncio.sleep(0)  # a connection may have been accepted just before
             while connections := tuple(self._connections):
                 for task in connections:
                     task.cancel()
