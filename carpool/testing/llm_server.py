@@ -270,16 +270,16 @@ class LlmServer:
         counts.in_flight_max = max(counts.in_flight_max, counts.in_flight)
         try:
             end = await self._write(chat, fault, request_id, responder)
-            if end is not None:  # counted before the client can see it
-                counts.completed += 1
-                counts.completed_by_id[request_id] += 1
-                counts.completed_by_prompt[prompt] += 1
-                await end()
         except (ConnectionError, asyncio.CancelledError):
             counts.disconnected += fault.mode != "reset"
             raise
         finally:
             counts.in_flight -= 1
+        if end is not None:  # counted before the client can see it
+            counts.completed += 1
+            counts.completed_by_id[request_id] += 1
+            counts.completed_by_prompt[prompt] += 1
+            await end()
 
     def _next_fault(self, prompt: str) -> LlmFault:
         for text, left in self.broken.items():

@@ -28,6 +28,9 @@ def engines_of(servers: Sequence[LlmServer]) -> list[OpenAiLlm]:
 def longer_pauses(quick_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("generator.plan.health.BACKOFF_US_MIN", 20_000)
     monkeypatch.setattr("generator.plan.health.BACKOFF_US_MAX", 50_000)
+    # A prompt goes to another server, and not back to the one that is dying.
+    monkeypatch.setattr("generator.plan.refusals.PAUSE_US_MIN", 500_000)
+    monkeypatch.setattr("generator.plan.refusals.PAUSE_US_MAX", 500_000)
 
 
 def open_servers(run: Running, servers: Sequence[LlmServer]) -> list[bool]:
@@ -48,7 +51,6 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
             run.wait(lambda: open_servers(run, servers) == [False, True])
             assert run.stage.not_ready() == (), "the other one takes prompts"
             answers = run.wait_for_answers(40)
-            # A server counts an answer just after it has sent it.
             run.wait(lambda: second.requests.in_flight == 0)
             completed = first.requests.completed_by_id + second.requests.completed_by_id
             with LlmServer(port=first.port, tokens_per_second=200) as again:
@@ -59,7 +61,7 @@ def test_a_server_that_dies_loses_no_answer_and_takes_work_again_when_it_is_back
             assert first.requests.in_flight == 0
     assert sorted(answer.query_id for answer in answers) == sorted(f"q-{one.id}" for one in units)
     assert {answer.status for answer in more} == {"ok"}
-    assert max(answer.attempts for answer in answers) in (2, 3), "it dies under two tries at most"
+    assert max(answer.attempts for answer in answers) == 2
     assert first.requests.disconnected >= 1
     assert len(completed) == 40, "none was lost"
     assert set(completed.values()) == {1}, "none was generated twice to its end"
