@@ -141,11 +141,11 @@ def _measure(
             f"({settings.budget_bytes:,}): times are known only where all codes are in memory. "
             f"Raise the budget, or make codes: carpool index codes {index.dir}"
         )
-    with BatchScans(index, chosen.codes, settings, SystemClock()) as scans:
-        rounds = TimeRounds(scans, asked, probes)
-        for _ in range(ROUNDS):
-            rounds.scan()
-        return fit_search_times(rounds.samples(), scans.threads)
+    scans = BatchScans(index, chosen.codes, settings, SystemClock())
+    rounds = TimeRounds(scans, asked, probes)
+    for _ in range(ROUNDS):
+        rounds.scan()
+    return fit_search_times(rounds.samples(), scans.threads)
 
 
 def _print(index_dir: Path, found: _Found, *, as_json: bool) -> None:

@@ -22,7 +22,6 @@ from schemas.topics import (
     QUERIES,
     RETRIEVAL_DRAFTS,
     RETRIEVALS,
-    SCANS,
     Topic,
     read_with,
 )
@@ -93,20 +92,13 @@ def searcher(
       carpool searcher --index .carpool/index --set searcher.budget_bytes=1073741824
     """
     settings = _settings(sources, port, index={"dir": index})
-    from carpool.kafka.topic_log import TopicLog
     from searcher.in_hand import QUERIES_IN_HAND_MAX
     from searcher.service import build_stage
 
     _run(
         "searcher",
         settings,
-        lambda metrics, clock: build_stage(
-            settings.searcher,
-            settings.index,
-            metrics,
-            clock,
-            scans=TopicLog(settings.kafka, clock, SCANS) if settings.kafka.lanes > 1 else None,
-        ),
+        lambda metrics, clock: build_stage(settings.searcher, settings.index, metrics, clock),
         QUERIES_IN_HAND_MAX,
         Intake(
             topic=GROUPS.name,

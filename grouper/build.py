@@ -62,7 +62,6 @@ def load_work(
         clock=clock,
         metrics=metrics,
         lanes=lanes,
-        scatter=settings.scatter,
         needs_horizon=needs_horizon(index_dir),
     )
 

@@ -58,23 +58,14 @@ def grouped_query(
 
 
 def group_done(planned: PlannedGroup, queries: Sequence[Admitted], now_us: int) -> Done:
-    """Returns the records of a group, and the queries that it acknowledges."""
+    """Returns the record of a group, and the queries that it acknowledges."""
     topic = groups_topic(planned.group.queries[0].source)
     event_id = group_event_id([queries[member].unit.source for member in planned.members])
-    outputs = []
-    for group in planned.copies:
-        value, headers = encode(
-            group,
-            event_id=f"{event_id}/{group.lane}" if group.is_scattered else event_id,
-            source=EVENT_SOURCE,
-            time_us=now_us,
-        )
-        outputs.append(
-            Output(topic=topic.name, key=None, partition=group.lane, value=value, headers=headers)
-        )
+    value, headers = encode(planned.group, event_id=event_id, source=EVENT_SOURCE, time_us=now_us)
+    lane = planned.group.lane
+    output = Output(topic=topic.name, key=None, partition=lane, value=value, headers=headers)
     return Done(
-        parts=tuple((queries[member].unit.id, 0) for member in planned.members),
-        outputs=tuple(outputs),
+        parts=tuple((queries[member].unit.id, 0) for member in planned.members), outputs=(output,)
     )
 
 

@@ -16,7 +16,7 @@ import structlog
 from carpool.clock import Clock
 from carpool.disk.settings import IndexSettings
 from carpool.embedding import EmbeddingSettings
-from carpool.errors import CarpoolError, ConfigError
+from carpool.errors import CarpoolError
 from carpool.kafka.records import TopicPartition
 from carpool.loop.defects import one_by_one
 from carpool.loop.local_deadlines import deadline_us_of
@@ -420,12 +420,8 @@ def build_stage(
     `lanes`: partitions of the groups' topics, among which groups are shared out. `needs_horizon`:
     see `load_work`.
 
-    Raises `ConfigError` for settings that do not fit together, or workflows that cannot be loaded.
+    Raises `ConfigError` for workflows that cannot be loaded.
     """
-    if settings.scatter and lanes == 1:
-        raise ConfigError(
-            "grouper.scatter shares clusters out among lanes: set [kafka] lanes to at least 2"
-        )
 
     def load() -> WindowWork:
         return load_work(

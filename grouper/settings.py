@@ -73,15 +73,6 @@ class GrouperSettings(Settings, frozen=True, kw_only=True):
             "little. Too high: every query is a group of its own.",
         ),
     ] = 0.5
-    scatter: Annotated[
-        bool,
-        Meta(
-            description="Whether each lane ([kafka] lanes) scans its own share of the clusters for "
-            "every query, and one lane merges what they find. true: for searchers whose codes do "
-            "not fit in memory, which then keep different clusters. false: each query is searched "
-            "by one searcher, which is faster where codes fit."
-        ),
-    ] = False
     nprobe: Annotated[
         int,
         Meta(

@@ -110,12 +110,11 @@ class WindowWork:
         clock: Clock,
         metrics: Metrics,
         lanes: int = 1,
-        scatter: bool = False,
         needs_horizon: bool = True,
     ) -> None:
         """`centroids`: (nlist, dim) float32, row-normalised. `grouper` names this process in the
-        groups it writes. `lanes`: partitions of the groups' topics; `scatter`: each lane gets every
-        group. `needs_horizon`: whether searchers use one.
+        groups it writes. `lanes`: partitions of the groups' topics. `needs_horizon`: whether
+        searchers use one.
         """
         self.facts = facts
         self.needs_horizon = needs_horizon
@@ -126,7 +125,6 @@ class WindowWork:
         self._clock = clock
         self._metrics = metrics
         self._lanes = lanes
-        self._scatter = scatter
         self._sequences: Counter[tuple[str, int]] = Counter()  # by topic and lane
 
     def prepare(
@@ -191,9 +189,8 @@ class WindowWork:
             first_sequences=[self._sequences[topic, lane] for lane in range(self._lanes)],
             group_bytes_max=GROUP_BYTES_MAX,
             horizon=horizon,
-            scatter=self._scatter,
         )
-        self._sequences.update((topic, copy.lane) for record in planned for copy in record.copies)
+        self._sequences.update((topic, record.group.lane) for record in planned)
         members = [each.query for each in queries]
         operations: tuple[Operation, ...] = (
             plan_window(prepared.window, members, len(planned), self._clock.now_us()),

@@ -217,9 +217,9 @@ class _Search:
 
     def _scan(self, asked: range, nprobe: int) -> list[Int64]:
         assert self.scanner is not None
-        width = margin(CODEC, self.index.manifest.dimension, "default")
+        width = margin(CODEC, self.index.manifest.dimension)
         found: dict[int, Int64] = {}
-        left, count = list(asked), first_count(CODEC, "default", TOP_K)
+        left, count = list(asked), first_count(CODEC, TOP_K)
         while left:
             probes = [self.order[number, :nprobe].astype(np.int64) for number in left]
             rows, estimates = self.scanner.scan(self.questions[left], probes, count)

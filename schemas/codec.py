@@ -33,7 +33,6 @@ from schemas.headers import (
 from schemas.query import QUERY_BYTES_MAX, Query, check_query
 from schemas.record import Headers, Record, Source, header
 from schemas.retrieval import Retrieval
-from schemas.scan import Scan
 from schemas.topics import RETRY_TOPICS
 from schemas.workflow import JOURNAL_BYTES_MAX
 
@@ -74,7 +73,6 @@ WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 EVENT_TYPES: dict[type[Record], str] = {
     Query: "rag.query.submitted",
     Group: "rag.group.planned",
-    Scan: "rag.scan.completed",
     Retrieval: "rag.retrieval.completed",
     Answer: "rag.answer.completed",
     PartialAnswer: "rag.answer.extended",
@@ -85,7 +83,6 @@ EVENT_TYPES: dict[type[Record], str] = {
 SCHEMAS: dict[type[Record], str] = {
     Query: "urn:carpool:query:1",
     Group: "urn:carpool:group:1",
-    Scan: "urn:carpool:scan:1",
     Retrieval: "urn:carpool:retrieval:1",
     Answer: "urn:carpool:answer:1",
     PartialAnswer: "urn:carpool:partial-answer:1",

@@ -45,14 +45,6 @@ class GroupedQuery(Record, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(cluster for one in lists for cluster in one))
 
 
-def lane_of(cluster: ClusterId, lane_count: int) -> int:
-    """Returns the lane that a cluster belongs to in a scattered group.
-
-    A query belongs to the lane of its nearest cluster.
-    """
-    return cluster % lane_count
-
-
 class NextGroup(Record, frozen=True, kw_only=True):
     """The first query of the next group of this lane and its clusters (CaGR-RAG, Eq. 4-5)."""
 
@@ -71,8 +63,7 @@ class HorizonEntry(Record, frozen=True, kw_only=True):
 class Group(Record, frozen=True, kw_only=True):
     """An ordered group of one window (CaGR-RAG, Eq. 5).
 
-    `next` and `horizon` are advice: they never change a result. `is_scattered`: every lane has this
-    group, and scans its own clusters of each query; see `lane_of`.
+    `next` and `horizon` are advice: they never change a result.
     """
 
     index_version: Identifier
@@ -82,17 +73,12 @@ class Group(Record, frozen=True, kw_only=True):
     window_id: NonNegative
     lane: NonNegative
     lane_count: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-    is_scattered: bool = False
     sequence: NonNegative
     groups_in_window_for_lane: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     queries: Annotated[tuple[GroupedQuery, ...], msgspec.Meta(min_length=1)]
     clusters: tuple[ClusterId, ...]
     next: NextGroup | None = None
     horizon: tuple[HorizonEntry, ...] = ()
-
-    def home_of(self, grouped: GroupedQuery) -> int:
-        """Returns the lane that answers a query; in a group that is not scattered, the group's."""
-        return lane_of(grouped.clusters[0], self.lane_count) if self.is_scattered else self.lane
 
     def published(self, grouped: GroupedQuery) -> Query:
         """Returns a query as it must be to be published again.

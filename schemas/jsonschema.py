@@ -20,7 +20,6 @@ from schemas.group import Group
 from schemas.query import Query
 from schemas.record import Record
 from schemas.retrieval import Retrieval
-from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
     CANCELS,
@@ -29,7 +28,6 @@ from schemas.topics import (
     PARTIAL_ANSWERS,
     QUERIES,
     RETRIEVALS,
-    SCANS,
 )
 
 FOLDER = Path(__file__).parent / "json"
@@ -37,7 +35,6 @@ FOLDER = Path(__file__).parent / "json"
 RECORDS: dict[str, type[Record]] = {
     QUERIES.name: Query,
     GROUPS.name: Group,
-    SCANS.name: Scan,
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,

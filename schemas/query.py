@@ -20,7 +20,7 @@ _EPOCH_SECONDS = range(10**9, 10**10)
 """Times from 2001 to 2286 in seconds; as milliseconds they are days in 1970."""
 
 
-SearchMode = Literal["default", "margin", "exact"]
+SearchMode = Literal["default", "exact"]
 """What is promised of a search, among the rows of the clusters that the query probes.
 
 default: of 1,000 ids at least 998 are those of an exact search. margin: at most one id in 10,000 is

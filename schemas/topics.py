@@ -54,12 +54,6 @@ GROUPS = Topic(
     max_message_bytes=8 * MIB,
     purpose="ordered groups of queries that share clusters; partition = lane",
 )
-SCANS = Topic(
-    name="rag.scans.v1",
-    partition_by="lane",
-    retention_ms=HOUR_MS,
-    purpose="what a searcher found for queries of another lane; partition = that lane",
-)
 RETRIEVALS = Topic(
     name="rag.retrievals.v1",
     retention_ms=UNTIL_PROCESSED,
@@ -178,7 +172,6 @@ TOPICS: tuple[Topic, ...] = (
     RETRIES_BATCH,
     GROUPS,
     GROUPS_BATCH,
-    SCANS,
     RETRIEVALS,
     RETRIEVALS_BATCH,
     RETRIEVAL_DRAFTS,

@@ -75,7 +75,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     """The result of a finished step. `digest`: of the step itself.
 
     `text`: what was searched, or what the model wrote. `hits`: what was found; None: it is no
-    search. `clusters`: the nearest that the search probed. `skipped`: those that could not be read.
+    search. `skipped`: clusters that could not be read.
     `is_cut`: the text ended at its limit.
     `is_shared`: it was generated for an equal step of another workflow, so its tokens were not
     paid. `left_out`: ids of passages that the program gave and its prompt does not show.
@@ -84,7 +84,6 @@ class StepResult(Record, frozen=True, kw_only=True):
     digest: str
     text: str
     hits: tuple[Hit, ...] | None = None
-    clusters: tuple[ClusterId, ...] = ()
     skipped: tuple[ClusterId, ...] = ()
     is_cut: bool = False
     is_shared: bool = False

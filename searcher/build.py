@@ -63,11 +63,6 @@ class OpenSearcher:
         """The executor of the plane."""
         return self.plane.executor
 
-    @property
-    def scans_codes(self) -> bool:
-        """Whether codes are scanned; else every search is exact."""
-        return isinstance(self.plane, BothPlanes)
-
     def close(self) -> None:
         """Closes the plane and the passages. Blocks for up to half a second each."""
         self.plane.close()
@@ -210,5 +205,5 @@ def _check_no_shard(settings: SearcherSettings) -> None:
             "[searcher] shard_bytes is set, and this searcher has no codes: a hot shard saves "
             "scans of codes. Set shard_bytes = 0, or build the index with codes "
             "(`carpool index codes DIR`), give them enough budget_bytes, and set "
-            'search_mode to "default" or "margin"'
+            'search_mode to "default"'
         )

@@ -44,9 +44,8 @@ class Search:
     """One query to search. `key` is unique, and keys grow.
 
     `vector`: (dim,) float32, normalised; `clusters`: C(q), nearest first, without repetition. After
-    `deadline_us` the result is of no use. `mode`: what is promised of the result. `elsewhere`:
-    those of `clusters` that other searchers scan. `is_scan`: only `SearchResult.scan` is wanted.
-    `drafts`: of exact searches; others have none, because codes are scanned at once.
+    `deadline_us` the result is of no use. `mode`: what is promised of the result. `drafts`: of
+    exact searches; others have none, because codes are scanned at once.
     """
 
     key: int
@@ -55,8 +54,6 @@ class Search:
     top_k: int
     deadline_us: int | None = None
     mode: SearchMode = "default"
-    elsewhere: tuple[ClusterId, ...] = ()
-    is_scan: bool = False
     drafts: DraftWish | None = None
 
 
@@ -74,23 +71,6 @@ class SearchGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScanResult:
-    """What the codes of some clusters propose for a query. `codec`: of these codes.
-
-    `rows`: (n,) int64; `estimates`: (n,) float32, best first: all that may be among the best, of
-    the best `count`. `probes`: the clusters that were scanned; `bytes_read`: of codes, for this
-    query.
-    """
-
-    codec: str
-    probes: tuple[Probe, ...]
-    rows: npt.NDArray[np.int64]
-    estimates: npt.NDArray[np.float32]
-    count: int
-    bytes_read: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
     """The result of one query. `skipped`: clusters that were not scored completely; see `errors`.
 
@@ -98,8 +78,7 @@ class SearchResult:
     `started_us` to the end. `bytes_read`: of the clusters or rows that were read for this query;
     other queries may have used them too. `mode`: what is promised, "exact" where an index has no
     codes; `rows_read`: rows whose exact scores were computed one by one, 0 in an exact search.
-    `scan`: set where `Search.is_scan`; `best` is empty then. `counts`: of a result of several
-    searches (`together`), the rows of each.
+    `counts`: of a result of several searches (`together`), the rows of each.
     """
 
     best: TopK
@@ -112,7 +91,6 @@ class SearchResult:
     search_us: int
     mode: SearchMode = "exact"
     rows_read: int = 0
-    scan: ScanResult | None = None
     counts: tuple[int, ...] = ()
 
 
@@ -169,15 +147,6 @@ class Executor(Protocol):
 
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; one that ends at this moment may still be finished."""
-        ...
-
-    def found_elsewhere(
-        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
-    ) -> None:
-        """Another searcher scanned `asked`, of `Search.elsewhere`; None: it cannot.
-
-        What it did not scan is scanned here. Ignored for an unknown key, and in exact searches.
-        """
         ...
 
     def run(self, finish: Finish) -> None:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
-from searcher.executor import Executor, Finish, ScanResult, Search, SearchGroup, SearchResult
+from searcher.executor import Executor, Finish, Search, SearchGroup, SearchResult
 
 AUDIT_EVERY = 1000
 IDLE_S = 1.0
@@ -92,12 +91,6 @@ class ExecutorByMode:
         self._codes.drop(keys)
         self._exact.drop(exact)
 
-    def found_elsewhere(
-        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
-    ) -> None:
-        """Passes it on; see `Executor.found_elsewhere`."""
-        self._codes.found_elsewhere(key, asked, found)
-
     def run(self, finish: Finish) -> None:
         """Runs both; see `Executor.run`."""
         thread = threading.Thread(
@@ -146,12 +139,8 @@ class ExecutorByMode:
         finish(search, found)
         with self._lock:
             self._in_hand.discard(search.key)
-            if (
-                found is not None
-                and found.scan is None
-                and not found.errors
-                and search.key % self._audit_every == 0
-            ):
+            is_due = search.key % self._audit_every == 0
+            if is_due and found is not None and not found.errors:
                 self._due.append(_Audit(search, found))
         self._audit_later()
 

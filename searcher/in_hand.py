@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from carpool.kafka.records import TopicPartition
 from carpool.loop.stage import Credit, Unit
 from schemas.group import Group, GroupedQuery
 from schemas.topics import GROUPS
@@ -25,14 +23,11 @@ INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
 
 @dataclass(frozen=True, slots=True)
 class PendingSearch:
-    """A search of part `part` of a group in hand. `keys`: of all searches of its query, this one
-    too. `waits`: for what other lanes find.
-    """
+    """A search of part `part` of a group in hand. `keys`: of all searches of its query."""
 
     unit: Unit[Group]
     part: int
     keys: tuple[int, ...]
-    waits: bool = False
 
     @property
     def grouped(self) -> GroupedQuery:
@@ -47,7 +42,6 @@ class InHand:
         self._lock = threading.Lock()
         self._searches: dict[int, PendingSearch] = {}
         self._of_unit: dict[int, set[int]] = {}
-        self._waiting: Counter[TopicPartition] = Counter()  # searches that wait for other lanes
         self._results: dict[int, SearchResult] = {}  # until the searches beside them end
         self._size_bytes = 0
         self._next_key = 0
@@ -57,16 +51,13 @@ class InHand:
         first, self._next_key = self._next_key, self._next_key + count
         return tuple(range(first, self._next_key))
 
-    def take(self, unit: Unit[Group], part: int, keys: tuple[int, ...], *, waits: bool) -> None:
-        """Adds the searches of a query. `waits`: the first one waits for other lanes."""
+    def take(self, unit: Unit[Group], part: int, keys: tuple[int, ...]) -> None:
+        """Adds the searches of a query."""
         with self._lock:
             if unit.id not in self._of_unit:
                 self._size_bytes += unit.message.size_bytes
             self._of_unit.setdefault(unit.id, set()).update(keys)
-            for key in keys:
-                is_waiting = waits and key == keys[0]
-                self._searches[key] = PendingSearch(unit, part, keys, is_waiting)
-                self._waiting[_partition(unit)] += is_waiting
+            self._searches |= dict.fromkeys(keys, PendingSearch(unit, part, keys))
 
     def let_go(self, keys: Iterable[int]) -> dict[int, PendingSearch]:
         """Removes searches, and returns those that were there."""
@@ -78,7 +69,6 @@ class InHand:
                 if search is None:
                     continue
                 gone[key] = search
-                self._waiting[_partition(search.unit)] -= search.waits
                 of_unit = self._of_unit[search.unit.id]
                 of_unit.remove(key)
                 if not of_unit:
@@ -117,43 +107,21 @@ class InHand:
         return together(ended) if len(ended) == len(search.keys) else None
 
     def credit(self) -> Credit:
-        """Returns how many groups and bytes fit.
-
-        Queries that wait for other lanes do not count: a group that another searcher waits for may
-        come after theirs. Too many of a partition pause that partition.
-        """
-        most = QUERIES_IN_HAND_MAX
+        """Returns how many groups and bytes fit."""
         with self._lock:
-            if len(self._searches) - self._waiting.total() >= most:
+            if len(self._searches) >= QUERIES_IN_HAND_MAX:
                 return Credit(records=0, size_bytes=0)
             return Credit(
                 records=max(0, GROUPS_IN_HAND_MAX - len(self._of_unit)),
                 size_bytes=max(0, INTAKE_BYTES_MAX - self._size_bytes),
-                paused_partitions=frozenset(
-                    at for at, waiting in self._waiting.items() if waiting >= most
-                ),
-                idle_parts=_by_topic(self._waiting),
             )
 
-    def check_integrity(self) -> Collection[int]:
-        """Raises `AssertionError` where the books disagree; returns the keys in hand."""
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where the books disagree."""
         with self._lock:
             assert self._searches.keys() == {key for keys in self._of_unit.values() for key in keys}
             assert self._size_bytes >= 0 and all(self._of_unit.values())
-            assert self._waiting.total() == sum(each.waits for each in self._searches.values())
             assert self._results.keys() <= self._searches.keys()
-            return list(self._searches)
-
-
-def _by_topic(counts: Mapping[TopicPartition, int]) -> Counter[str]:
-    totals: Counter[str] = Counter()
-    for at, count in counts.items():
-        totals[at.topic] += count
-    return totals
-
-
-def _partition(unit: Unit[Group]) -> TopicPartition:
-    return TopicPartition(unit.source.topic, unit.source.partition)
 
 
 def owed(unit: Unit[Group]) -> Sequence[int]:

@@ -1,23 +1,18 @@
-"""Measures how long codes are scanned for batches of queries, with the executor of a searcher."""
+"""Measures how long codes in memory are scanned for batches of queries."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import count
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
 
 from carpool.clock import Clock
+from carpool.codes.codec import CODEC
+from carpool.codes.margin import first_count
 from carpool.disk.index import OpenCodes, OpenIndex
-from carpool.telemetry.metrics import Metrics
-from schemas.record import ClusterId
-from searcher.codes.open import ChosenCodes, open_codes_plane
-from searcher.executor import Search, SearchGroup
-from searcher.local import SearchThread
+from searcher.codes.load import load_codes
 from searcher.plan.search_times import TimeSample
 from searcher.settings import SearcherSettings
 
@@ -29,7 +24,8 @@ SHARES = (1.0, 0.5, 0.25, 0.1)
 """Shares of the clusters of each query that are scanned."""
 QUERIES_A_ROUND = 16
 """For each sample, at least. Queries differ in how many rows their clusters have."""
-TOP_K = 10
+COUNT = first_count(CODEC, 10)
+"""Rows that a scan proposes."""
 
 
 class BatchScans:
@@ -39,40 +35,22 @@ class BatchScans:
         self, index: OpenIndex, codes: OpenCodes, settings: SearcherSettings, clock: Clock
     ) -> None:
         """Loads all of `codes`. Blocks."""
-        settings = structs.replace(settings, direct_io="auto")
-        plane = open_codes_plane(index, ChosenCodes(codes=codes), settings, Metrics(), clock)
         self.threads = settings.scoring_threads or len(os.sched_getaffinity(0))
-        self._thread = SearchThread(plane)
-        self._keys = count()
+        loaded = load_codes(codes, index.centroids, direct_io="auto", threads=self.threads)
+        self._scanner = loaded.scanner
         self._clock = clock
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Ends the threads."""
-        self._thread.close()
 
     def time_us(self, queries: Float32, probes: Sequence[Int64]) -> int:
         """Returns the time until the last query of a batch is scanned; 0 if there is no cluster.
 
         `queries`: (n, dim) float32; `probes`: n arrays of clusters. Blocks.
         """
-        searches = tuple(
-            Search(
-                key=next(self._keys),
-                vector=query,
-                clusters=tuple(map(ClusterId, clusters.tolist())),
-                top_k=TOP_K,
-                is_scan=True,
-            )
-            for query, clusters in zip(queries, probes, strict=True)
-            if len(clusters)
-        )
+        wanted = [clusters.tolist() for clusters in probes]
+        if not any(wanted):
+            return 0
         began_us = self._clock.now_us()
-        self._thread.search(SearchGroup(searches=searches))
-        return self._clock.now_us() - began_us if searches else 0
+        self._scanner.add(self._scanner.begin(queries, COUNT), wanted)
+        return self._clock.now_us() - began_us
 
 
 class TimeRounds:

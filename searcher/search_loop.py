@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from carpool.clock import Clock
-from schemas.record import ClusterId
-from searcher.executor import ScanResult, SearchGroup
+from searcher.executor import SearchGroup
 from searcher.store.waker import Waker
 
 WAIT_S_MAX = 60.0
@@ -28,15 +27,6 @@ class DropSearches:
     """The searches `keys` are forgotten."""
 
     keys: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundElsewhere:
-    """Another searcher was to scan the clusters `asked` for the search `key`; see `Executor`."""
-
-    key: int
-    asked: tuple[ClusterId, ...]
-    found: ScanResult | None
 
 
 class SearchLoop:
@@ -58,12 +48,6 @@ class SearchLoop:
     def drop(self, keys: Collection[int]) -> None:
         """Forgets searches; see `Executor.drop`."""
         self._put(DropSearches(tuple(keys)))
-
-    def found_elsewhere(
-        self, key: int, asked: Collection[ClusterId], found: ScanResult | None
-    ) -> None:
-        """Takes what another searcher found; see `Executor.found_elsewhere`."""
-        self._put(FoundElsewhere(key, tuple(asked), found))
 
     def stop(self) -> None:
         """Ends `run`; see `Executor.stop`."""

@@ -3,8 +3,7 @@
 It has three threads. The polling thread adds groups to the executor. The search thread opens the
 index and runs the executor. The answer thread reads the passages of all results that wait, and
 encodes records, so that neither disk nor scoring waits for that. A query leaves as soon as its own
-clusters are done. Of a scattered group, this lane's clusters are scanned; a fourth thread reads
-what the other lanes found (`searcher.scatter`).
+clusters are done.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from carpool.clock import Clock
 from carpool.disk.manifest import Manifest, is_newer
 from carpool.disk.settings import IndexSettings
 from carpool.errors import CarpoolError, DeploymentError
-from carpool.kafka.records import Output, TopicPartition
-from carpool.kafka.topic_log import TopicLog
+from carpool.kafka.records import TopicPartition
 from carpool.loop.defects import one_by_one
 from carpool.loop.stage import Credit, Done, Sink, Unit
 from carpool.telemetry.metrics import Metrics
 from schemas.group import Group
 from schemas.query import Query
-from schemas.scan import Scan
+from schemas.record import ClusterId
 from searcher.build import OpenSearcher, open_searcher
 from searcher.drafts import DraftRecords
 from searcher.executor import (
@@ -43,9 +41,6 @@ from searcher.executor import (
 from searcher.in_hand import InHand, PendingSearch, owed
 from searcher.index_fit import check_fits, lags_behind
 from searcher.results import Outcome, expire, finish, return_query
-from searcher.scatter.lanes import Lanes
-from searcher.scatter.scan_records import result_of, scan_output
-from searcher.scatter.share import Share, clusters_of
 from searcher.settings import SearcherSettings
 from searcher.store.file_reads import OpenReads
 
@@ -64,17 +59,14 @@ def build_stage(
     clock: Clock,
     *,
     open_reads: OpenReads | None = None,
-    scans: TopicLog | None = None,
 ) -> SearcherStage:
     """Returns the searcher's stage. `open_reads` is for tests and benchmarks.
-
-    `scans`: the log of scans; None: the home of a query scans all of its clusters.
 
     The index is opened after `start`, on the search thread; its errors go to `Sink.fail`.
     """
 
     open_parts = partial(open_searcher, settings, index, metrics, clock, open_reads=open_reads)
-    return SearcherStage(settings, open_parts, metrics, clock, scans)
+    return SearcherStage(settings, open_parts, metrics, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +89,12 @@ class SearcherStage:
         open_parts: Callable[[], OpenSearcher],
         metrics: Metrics,
         clock: Clock,
-        scans: TopicLog | None = None,
     ) -> None:
         self._settings = settings
         self._open_parts = open_parts
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._lanes = Lanes(scans, self._deliver, self._fail, clock)
         self._in_hand = InHand()
         self._opened: OpenSearcher | None = None
         self._missing = "the index is being opened"
@@ -126,8 +116,7 @@ class SearcherStage:
             thread.start()
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Notes which lanes this searcher has."""
-        self._lanes.assigned(partitions)
+        """Does nothing."""
 
     def credit(self) -> Credit:
         """Returns how many groups and bytes fit; none until the index is open."""
@@ -155,49 +144,20 @@ class SearcherStage:
         except DeploymentError as error:
             self._fail(error)
             return
-        wanted = self._end_unwanted(unit, self._opened)
-        searches: dict[int, Search] = {}
-        beside: list[Search] = []
-        for part, share in wanted.items():
+        searches: list[Search] = []
+        for part in owed(unit):
             try:
-                searches[part], *others = self._take(unit, part, share)
-                beside += others
+                searches += self._take(unit, part)
             except Exception as error:
                 self._charge(unit, part, error)
-        if not searches:
-            return
-        self._opened.executor.join(
-            SearchGroup(
-                searches=tuple(sorted((*searches.values(), *beside), key=lambda one: one.key)),
-                window=(group.grouper, group.window_id),
-                horizon=self._lanes.horizon(group),
+        if searches:
+            self._opened.executor.join(
+                SearchGroup(
+                    searches=tuple(searches),
+                    window=(group.grouper, group.window_id),
+                    horizon=_horizon(group),
+                )
             )
-        )
-        # After the executor knows the searches; one may have ended since.
-        for part, search in searches.items():
-            try:
-                self._lanes.expect(group, part, search)
-            except Exception as error:
-                self._charge(unit, part, error)
-            if not self._in_hand.get((search.key,)):
-                self._lanes.forget(group, part, search.key)
-
-    def _end_unwanted(self, unit: Unit[Group], opened: OpenSearcher) -> dict[int, Share]:
-        """Returns the parts of a group to search here; ends those that only others search."""
-        group = unit.record
-        shares = self._lanes.shares(
-            group, owed(unit), self._settings.search_mode, scans_codes=opened.scans_codes
-        )
-        unwanted = [part for part, share in shares.items() if not share.clusters]
-        if unwanted:
-            refusals = tuple(
-                scan_output(group, group.queries[part], None, self._clock.now_us())
-                for part in unwanted
-                if shares[part].kind == "refuse"
-            )
-            parts = tuple((unit.id, part) for part in unwanted)
-            self._sink.done(Done(parts=parts, outputs=refusals))
-        return {part: share for part, share in shares.items() if share.clusters}
 
     def _return(self, unit: Unit[Group], manifest: Manifest) -> None:
         """Sends the queries of a group back, to be planned with this index or a newer one."""
@@ -212,18 +172,13 @@ class SearcherStage:
                 grouper=group.grouper,
             )
         for part in owed(unit):
-            grouped = group.queries[part]
             now_us = self._clock.now_us()
-            if group.home_of(grouped) != group.lane:
-                output = scan_output(group, grouped, None, now_us)
+            outcome = return_query(group, part, index_version=ours, now_us=now_us)
+            if outcome.answered is None:
+                self._metrics.loop.queries_returned.inc()
             else:
-                outcome = return_query(group, part, index_version=ours, now_us=now_us)
-                output = outcome.output
-                if outcome.answered is None:
-                    self._metrics.loop.queries_returned.inc()
-                else:
-                    self._count_answer(outcome)
-            self._sink.done(Done(parts=((unit.id, part),), outputs=(output,)))
+                self._count_answer(outcome)
+            self._sink.done(Done(parts=((unit.id, part),), outputs=(outcome.output,)))
 
     def tick(self, now_us: int, waiting: int, next_commit_at_us: int = 0) -> int | None:
         """Does nothing: the executor checks deadlines."""
@@ -231,7 +186,6 @@ class SearcherStage:
 
     def revoke(self, unit_ids: frozenset[int], partitions: frozenset[TopicPartition]) -> None:
         """Forgets groups; the loop discards a query that ends at this moment."""
-        self._lanes.revoked(partitions)
         self._drop(self._in_hand.keys_of(unit_ids))
 
     def _drop(self, keys: Collection[int]) -> None:
@@ -247,20 +201,12 @@ class SearcherStage:
         self._sink.charge(((unit.id, part),), error)
 
     def drain(self, until_us: int) -> None:
-        """Waits for no other lane: groups that are not taken in here may be what it waits for."""
-        with self._lock:
-            opened = self._opened
-        for key, pending in self._in_hand.all().items():
-            if opened is not None and pending.waits:
-                opened.executor.found_elsewhere(key, pending.grouped.clusters, None)
+        """Does nothing: what is searched is finished."""
 
     def not_ready(self) -> Sequence[str]:
         """Returns why the searcher cannot work."""
         with self._lock:
-            if self._missing:
-                return (self._missing,)
-        trouble = self._lanes.trouble
-        return () if trouble is None else (f"scans of other lanes: {trouble}",)
+            return (self._missing,) if self._missing else ()
 
     def notes(self) -> Sequence[str]:
         """Returns nothing."""
@@ -275,7 +221,6 @@ class SearcherStage:
         if opened is not None:
             opened.executor.stop()
         self._found.put(None)
-        self._lanes.close()
         for thread in self._threads:
             thread.join(timeout=0.5)
         if opened is not None and not any(thread.is_alive() for thread in self._threads):
@@ -285,28 +230,25 @@ class SearcherStage:
         """Raises `AssertionError` where the state is wrong; for tests and idle moments."""
         with self._lock:
             opened = self._opened
-        self._lanes.check_integrity(self._in_hand.check_integrity())
+        self._in_hand.check_integrity()
         if opened is not None:
             opened.executor.check_integrity()
 
     # ---- unfinished queries
 
-    def _take(self, unit: Unit[Group], part: int, share: Share) -> list[Search]:
-        """Returns the searches of a query: its own, and at home those beside it."""
+    def _take(self, unit: Unit[Group], part: int) -> list[Search]:
+        """Returns the searches of a query: its own, and those beside it."""
         grouped = unit.record.queries[part]
-        beside = grouped.beside if share.kind == "answer" else ()
-        keys = self._in_hand.new_keys(1 + len(beside))
+        keys = self._in_hand.new_keys(1 + len(grouped.beside))
         top_k = grouped.query.top_k or self._settings.top_k_default
         search = Search(
             key=keys[0],
             vector=np.frombuffer(grouped.vector, dtype="<f4"),
-            clusters=share.clusters,
+            clusters=tuple(dict.fromkeys(grouped.clusters)),
             top_k=top_k,
             deadline_us=grouped.deadline_us,
             mode=grouped.query.search_mode or self._settings.search_mode,
-            elsewhere=share.elsewhere,
-            is_scan=share.kind == "scan",
-            drafts=self._draft_wish(grouped.query, keys[0]) if share.kind == "answer" else None,
+            drafts=self._draft_wish(grouped.query, keys[0]),
         )
         others = [
             replace(
@@ -315,12 +257,11 @@ class SearcherStage:
                 vector=np.frombuffer(each.vector, dtype="<f4"),
                 clusters=tuple(dict.fromkeys(each.clusters)),
                 top_k=each.top_k or top_k,
-                elsewhere=(),
                 drafts=None,
             )
-            for key, each in zip(keys[1:], beside, strict=True)
+            for key, each in zip(keys[1:], grouped.beside, strict=True)
         ]
-        self._in_hand.take(unit, part, keys, waits=bool(share.elsewhere))
+        self._in_hand.take(unit, part, keys)
         return [search, *others]
 
     def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
@@ -335,11 +276,7 @@ class SearcherStage:
 
     def _let_go(self, keys: Collection[int]) -> bool:
         """Forgets searches; returns whether one was there."""
-        gone = self._in_hand.let_go(keys)
-        for key, search in gone.items():
-            if search.waits:
-                self._lanes.forget(search.unit.record, search.part, key)
-        return bool(gone)
+        return bool(self._in_hand.let_go(keys))
 
     # ---- the other threads
 
@@ -415,9 +352,7 @@ class SearcherStage:
         now_us = self._clock.now_us()
         done: list[tuple[PendingSearch, SearchResult]] = []
         for query, search, found in ended:
-            if search.is_scan:
-                self._end_scan(query, found)
-            elif found is None or _is_late(query, now_us):
+            if found is None or _is_late(query, now_us):
                 self._hand_over(query, expire(query.grouped, now_us))
             elif (whole := self._in_hand.joined(search.key, found)) is not None:
                 done.append((query, whole))
@@ -453,15 +388,6 @@ class SearcherStage:
             items.append(item)
         return items
 
-    def _end_scan(self, pending: PendingSearch, found: SearchResult | None) -> None:
-        """Sends a scan to the home of its query; one that has expired has expired there, too."""
-        group = pending.unit.record
-        outputs: tuple[Output, ...] = ()
-        if found is not None:
-            grouped = group.queries[pending.part]
-            outputs = (scan_output(group, grouped, found.scan, self._clock.now_us()),)
-        self._done(pending, Done(parts=((pending.unit.id, pending.part),), outputs=outputs))
-
     def _done(self, pending: PendingSearch, done: Done) -> None:
         if not self._let_go(pending.keys):
             return  # it was revoked
@@ -470,18 +396,6 @@ class SearcherStage:
         if len(pending.keys) > 1 and opened is not None:
             opened.executor.drop(pending.keys)  # of a query that has expired, some may go on
         self._sink.done(done)
-
-    def _deliver(self, key: int, scan: Scan) -> None:
-        """Passes on what another lane found; called by the inbox, on any thread."""
-        pending = self._in_hand.get((key,)).get(key)
-        with self._lock:
-            opened = self._opened
-        if pending is None or opened is None:
-            return
-        group = pending.unit.record
-        asked = clusters_of(group, group.queries[pending.part], scan.lane)
-        found = result_of(scan) if scan.index_version == group.index_version else None
-        opened.executor.found_elsewhere(key, asked, found)
 
     def _answer_together(
         self,
@@ -526,6 +440,16 @@ class SearcherStage:
 
     def _count_answer(self, outcome: Outcome) -> None:
         self._metrics.loop.answers.labels(stage="searcher", status=outcome.answered).inc()
+
+
+def _horizon(group: Group) -> dict[ClusterId, int]:
+    """Returns in how many windows each cluster is needed next.
+
+    Without a horizon, it is the clusters of the first query of the next group (CaGR-RAG, Eq. 4).
+    """
+    if group.horizon or group.next is None:
+        return {entry.cluster: entry.windows for entry in group.horizon}
+    return dict.fromkeys(group.next.clusters, 1)
 
 
 def _is_late(pending: PendingSearch, now_us: int) -> bool:

@@ -31,9 +31,8 @@ class SearcherSettings(Settings, frozen=True, kw_only=True):
         msgspec.Meta(
             description="What is promised of a query that names no search_mode, among the "
             "clusters that it probes. default: of 1,000 ids at least 998 are those of an exact "
-            "search; codes in memory are scanned and a few rows are read. margin: at most one id "
-            "in 10,000 is missed; more rows are read. exact: none is; whole clusters are read. An "
-            "index without codes is always searched exactly."
+            "search; codes in memory are scanned and a few rows are read. exact: all are; whole "
+            "clusters are read. An index without codes is always searched exactly."
         ),
     ] = "default"
     scoring_threads: Annotated[

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from carpool.kafka.records import Message
 from carpool.loop.stage import QueryFailure, Unit
 from schemas.answer import Answer
 from schemas.group import Group, GroupedQuery
 from schemas.query import Query
 from schemas.record import ClusterId, Headers, Record, Source
-from schemas.retrieval import Hit, Probe, Retrieval
-from schemas.scan import Scan
+from schemas.retrieval import Hit, Retrieval
 from schemas.topics import QUERIES
 from tests.clocks import NOW_US
 
@@ -72,23 +69,6 @@ def some_hits(count: int = 2) -> tuple[Hit, ...]:
     return tuple(
         Hit(doc_id=f"d{n}", score=1 - n / 10, cluster=ClusterId(n), title=f"T{n}", text=f"text {n}")
         for n in range(1, count + 1)
-    )
-
-
-def a_scan() -> Scan:
-    """What a lane found for a query: two rows of one cluster."""
-    return Scan(
-        index_version="v",
-        source=a_source(),
-        grouper="g",
-        window_id=5,
-        lane=1,
-        codec="int4",
-        probes=(Probe(cluster=ClusterId(3), tier="ssd"),),
-        rows=np.array([7, 5], "<i8").tobytes(),
-        estimates=np.array([0.9, 0.5], "<f4").tobytes(),
-        count=25,
-        bytes_read=4096,
     )
 
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from schemas.query import SearchMode
 
-EXPECTED_RECALL: dict[SearchMode, float] = {"default": 0.998, "margin": 0.9999, "exact": 1.0}
+EXPECTED_RECALL: dict[SearchMode, float] = {"default": 0.998, "exact": 1.0}
 """The least share of ids that are those of an exact search of the same clusters."""
 COUNT_MAX = 2048
 """Rows that are read for a query at most."""
@@ -43,8 +43,8 @@ _ERRORS = {
     "int4": 0.12,
 }
 """Standard deviation of an error, times sqrt(dimension)."""
-_DEVIATIONS: dict[SearchMode, float] = {"default": 2.8, "margin": 4.8}
-"""Of a million rows, `default` misses 5 of 27,000 ids, and `margin` none (docs/benchmarks.md)."""
+DEVIATIONS = 2.8
+"""Of a million rows, 5 of 27,000 ids are missed (docs/benchmarks.md)."""
 _MOST = 0.6
 """Share of the margin that the first scan must cover. Few of the best rows are farther away."""
 _FIRST_COUNTS = {
@@ -55,18 +55,15 @@ _FIRST_COUNTS = {
 """Rows to propose at first: so many times `top_k`, and so many more."""
 
 
-def margin(codec: str, dimension: int, mode: SearchMode) -> float:
-    """Returns the margin of estimates. `codec`: `int4`, `sq8` or `float16`.
-
-    `mode`: an exact search has no margin.
-    """
-    return _DEVIATIONS[mode] * _ERRORS[codec] / math.sqrt(dimension)
+def margin(codec: str, dimension: int) -> float:
+    """Returns the margin of estimates. `codec`: `int4`, `sq8` or `float16`."""
+    return DEVIATIONS * _ERRORS[codec] / math.sqrt(dimension)
 
 
-def first_count(codec: str, mode: SearchMode, top_k: int) -> int:
+def first_count(codec: str, top_k: int) -> int:
     """Returns how many rows a scan proposes at first: nearly always all within the margin."""
     times, more = _FIRST_COUNTS[codec]
-    return min(COUNT_MAX, (times * top_k + more) * (3 if mode == "margin" else 1))
+    return min(COUNT_MAX, times * top_k + more)
 
 
 def rows_within(estimates: npt.NDArray[np.float32], top_k: int, width: float) -> tuple[int, bool]:

@@ -16,8 +16,6 @@ from carpool.kafka.standing import Standing, forgotten_group, hours, missing_rec
 from schemas.topics import (
     ANSWERS,
     CANCELS,
-    GROUPS,
-    GROUPS_BATCH,
     QUERIES,
     QUERIES_BATCH,
     QUERIES_BATCH_DEAD,
@@ -27,7 +25,6 @@ from schemas.topics import (
     RETRIEVAL_DRAFTS,
     RETRIEVALS,
     RETRIEVALS_BATCH,
-    SCANS,
     TOPICS,
     UNTIL_PROCESSED,
     Topic,
@@ -48,7 +45,6 @@ BY_NUMBER: tuple[tuple[Topic, tuple[Topic, ...], str], ...] = (
     (RETRIEVALS, (CANCELS,), "some cancels are not seen"),
     (RETRIEVALS_BATCH, (CANCELS,), "some cancels are not seen"),
     (RETRIEVAL_DRAFTS, (RETRIEVALS, RETRIEVALS_BATCH), "some prompts are not warmed"),
-    (SCANS, (GROUPS, GROUPS_BATCH), "a searcher is not ready"),
     (QUERIES_DEAD, (QUERIES, RETRIES), LETTERS_WAIT),
     (QUERIES_BATCH_DEAD, (QUERIES_BATCH, RETRIES_BATCH), LETTERS_WAIT),
 )

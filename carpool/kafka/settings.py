@@ -108,9 +108,8 @@ class KafkaSettings(Settings, frozen=True, kw_only=True):
             le=1_000,
             description="Partitions of the topics of groups: the most searchers that have work, "
             "each with a budget of its own. Must be the same for all services. Windows go to the "
-            "lanes in turn, unless [grouper] scatter sends each to all lanes. Several searchers "
-            "that read clusters or paged codes read more bytes than one searcher does; scatter "
-            "avoids that for paged codes.",
+            "lanes in turn. Several searchers that read clusters or paged codes read more bytes "
+            "than one searcher does.",
         ),
     ] = 1
     replication_factor: Annotated[

@@ -47,14 +47,9 @@ def one_by_one(
 def failed_part(
     unit: Unit[Any], part: int, error: Exception, *, stage: StageName, now_us: int
 ) -> Done:
-    """Returns the failure of the query of a part. It may be tried again, but after a `DiedError`.
-
-    There is no output where another lane answers the query: that lane scans for itself.
-    """
+    """Returns the failure of the query of a part. It may be tried again, not after `DiedError`."""
     parts, record = ((unit.id, part),), unit.record
     of: Any = record.queries[part] if isinstance(record, Group) else record
-    if isinstance(record, Group) and record.home_of(of) != record.lane:
-        return Done(parts=parts, outputs=())
     source = origin_of(unit.message) if isinstance(of, Query) else of.source
     if isinstance(of, Query | Answer):
         query = of if isinstance(of, Query) else None  # an answer is not tried again

@@ -81,7 +81,7 @@ class Loop(Generic[R]):
         self._consumer = PriorityConsumer(
             consumer,
             (PriorityClass(topic=intake.topic, weight=intake.weight), *intake.extra_classes),
-            unfinished_parts=self._busy_parts,
+            unfinished_parts=lambda: self.in_flight.unfinished_parts,
             clock=clock,
             rests=rests,
         )
@@ -123,13 +123,6 @@ class Loop(Generic[R]):
     def _show(self, metrics: Metrics) -> None:
         metrics.loop.units_in_flight.set_function(lambda: self.in_flight.units)
         metrics.loop.intake_paused.set_function(lambda: self._is_paused)
-
-    def _busy_parts(self) -> Mapping[str, int]:
-        """The unfinished parts by topic, without those that only wait for another process."""
-        unfinished, idle = self.in_flight.unfinished_parts, self._stage.credit().idle_parts
-        if not idle:
-            return unfinished
-        return {topic: count - idle.get(topic, 0) for topic, count in unfinished.items()}
 
     @property
     def delivery(self) -> Delivery:

@@ -26,7 +26,7 @@ from carpool.telemetry.metrics import Metrics
 from schemas.answer import Stage as StageName
 from schemas.errors import REASONS, RecordError
 from schemas.query import Query
-from schemas.topics import ANSWERS, BATCH, RETRIEVALS, RETRY_TOPICS, SCANS
+from schemas.topics import ANSWERS, BATCH, RETRIEVALS, RETRY_TOPICS
 
 log = structlog.get_logger()
 
@@ -120,11 +120,9 @@ class LoopSink:
                 return False
             if done.failure is not None:
                 return self._health.failed(done.failure.message[:500])
-            # Before the generator, an answer means an expired or rejected query, a query is planned
-            # again, and a scan may be a refusal.
-            no_success = (
-                () if self.stage_name == "generator" else (ANSWERS.name, SCANS.name, *RETRY_TOPICS)
-            )
+            # Before the generator, an answer means an expired or rejected query, and a query may be
+            # planned again.
+            no_success = () if self.stage_name == "generator" else (ANSWERS.name, *RETRY_TOPICS)
             if any(output.topic not in no_success for output in done.outputs):
                 self._health.succeeded()
             return False

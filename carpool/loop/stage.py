@@ -6,7 +6,7 @@ thread. No call blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -100,14 +100,12 @@ class Done:
 class Credit:
     """How much a stage can accept now. Without records or bytes, the loop pauses all partitions.
 
-    `paused_partitions`: partitions whose records would only wait in the stage now. `idle_parts`:
-    parts that only wait for another process, by topic; they do not count against their class.
+    `paused_partitions`: partitions whose records would only wait in the stage now.
     """
 
     records: int
     size_bytes: int
     paused_partitions: frozenset[TopicPartition] = frozenset()
-    idle_parts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Sink(Protocol):

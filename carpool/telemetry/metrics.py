@@ -195,12 +195,6 @@ class SearcherMetrics:
         self.budget_bytes = make.gauge(
             "budget_bytes", "The memory budget for codes, clusters and reads."
         )
-        self.clusters_not_scanned_elsewhere = make.counter(
-            "clusters_not_scanned_elsewhere_total",
-            "Clusters of scattered queries that another searcher was to scan and did not, or not "
-            "within 30 s: they are scanned at home. A rise: searchers differ in index, budget or "
-            "settings, or one of them is slow.",
-        )
         self.audited_ids = make.counter(
             "audited_ids_total",
             "Ids found by exact searches that check searches with codes: one query in 1,000, "

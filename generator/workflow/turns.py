@@ -18,9 +18,6 @@ from schemas.record import ClusterId
 from schemas.retrieval import Retrieval
 from schemas.workflow import StepResult
 
-CLUSTERS_MAX = 20
-"""Clusters of a search that the journal keeps, for the next search."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchNext:
@@ -127,14 +124,12 @@ def _found(retrieval: Retrieval, journal: Journal, now_us: int) -> list[StepResu
             "steps: another version of Carpool began this workflow; ask again",
             "workflow_changed",
         )
-    clusters = tuple(probe.cluster for probe in retrieval.probes[:CLUSTERS_MAX])
     took_us = max(0, (retrieval.completed_us or now_us) - journal.began_us)
     return [
         StepResult(
             digest=digest,
             text=text,
             hits=found,
-            clusters=clusters,
             skipped=retrieval.skipped_clusters,
             took_ms=took_us / 1_000,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,18 +31,10 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedGroup:
-    """A group to write, and the positions in the window of the queries it carries.
+    """A group to write, and the positions in the window of the queries it carries."""
 
-    `copies`: its records, one; or one for each lane if groups are scattered.
-    """
-
-    copies: tuple[Group, ...]
+    group: Group
     members: tuple[int, ...]
-
-    @property
-    def group(self) -> Group:
-        """The group, as the first lane gets it."""
-        return self.copies[0]
 
 
 def plan_records(
@@ -52,7 +45,6 @@ def plan_records(
     first_sequences: Sequence[int],
     group_bytes_max: int,
     horizon: Sequence[HorizonEntry] = (),
-    scatter: bool = False,
 ) -> tuple[PlannedGroup, ...]:
     """Returns the records of the groups of a window, in order, each within `group_bytes_max`.
 
@@ -60,8 +52,7 @@ def plan_records(
     too large becomes several records, in a row; a query that is too large has a record of its own.
     Each lane gets neighbouring records, about as many queries as the others; the lane of the first
     record changes from window to window. In its lane, `sequence` counts on from `first_sequences`,
-    by lane, and `next` is the first query of the record that follows, so the last has none. With
-    `scatter` every lane gets every record.
+    by lane, and `next` is the first query of the record that follows, so the last has none.
 
     `horizon` is the same for the whole window, so only the first record of a lane has it, unless
     that contains a query that is too large.
@@ -75,16 +66,10 @@ def plan_records(
     pieces: list[tuple[int, ...]] = []
     for members in groups:
         pieces += _split(members, queries, sizes, room, room if pieces else first_room)
-    every_lane = range(len(first_sequences))
-    by_piece: list[Sequence[int]] = (
-        [every_lane] * len(pieces)
-        if scatter
-        else [(lane,) for lane in _lanes_of(pieces, len(first_sequences), header.window_id)]
-    )
-    in_lane: dict[int, list[int]] = {  # the pieces of each lane
-        lane: [number for number, lanes in enumerate(by_piece) if lane in lanes]
-        for lane in every_lane
-    }
+    lane_of = _lanes_of(pieces, len(first_sequences), header.window_id)
+    in_lane = defaultdict[int, list[int]](list)  # the pieces of each lane
+    for number, lane in enumerate(lane_of):
+        in_lane[lane].append(number)
 
     def record(number: int, lane: int) -> Group:
         members, place = pieces[number], in_lane[lane].index(number)
@@ -98,7 +83,6 @@ def plan_records(
             window_id=header.window_id,
             lane=lane,
             lane_count=len(first_sequences),
-            is_scattered=scatter,
             sequence=first_sequences[lane] + place,
             groups_in_window_for_lane=len(in_lane[lane]),
             queries=tuple(queries[member] for member in members),
@@ -108,8 +92,8 @@ def plan_records(
         )
 
     return tuple(
-        PlannedGroup(copies=tuple(record(number, lane) for lane in lanes), members=pieces[number])
-        for number, lanes in enumerate(by_piece)
+        PlannedGroup(group=record(number, lane), members=pieces[number])
+        for number, lane in enumerate(lane_of)
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import queue
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,10 @@ from carpool.telemetry.metrics import Metrics
 from schemas.record import ClusterId
 from searcher.codes.query import CodesQuery, Probes
 from searcher.codes.source import CodeSource, ScanPart
-from searcher.executor import Finish, ScanResult, Search, SearchGroup, SearchResult
+from searcher.executor import Finish, Search, SearchGroup, SearchResult
 from searcher.rows.row_reader import RowReader, RowsRead
 from searcher.scoring.top_k import TopK
-from searcher.search_loop import DropSearches, FoundElsewhere, SearchLoop, StopSearching
+from searcher.search_loop import DropSearches, SearchLoop, StopSearching
 from searcher.shard.hot_shard import HotShard
 from searcher.shard.scans import Scanned, ScanTask, ShardScans
 from searcher.store.waker import Waker
@@ -42,8 +42,6 @@ BATCH_MAX = 100
 """Queries of a scan. More: the first answers come later. Fewer: clusters are read more often."""
 MORE = 4
 """Times the rows that a scan proposes if all that it proposed are within the margin."""
-ELSEWHERE_US = 30_000_000
-"""After this time, clusters that another searcher was to scan are scanned here."""
 
 
 class CodesExecutor(SearchLoop):
@@ -68,7 +66,6 @@ class CodesExecutor(SearchLoop):
         self._probes = Probes(len(codes.row_counts))
         self._queries: dict[int, CodesQuery] = {}
         self._waiting: deque[ScanPart] = deque()  # not scanned yet
-        self._elsewhere: set[int] = set()  # queries that wait for other searchers
 
     # ---- the search thread
 
@@ -78,7 +75,6 @@ class CodesExecutor(SearchLoop):
             while not self._is_stopped:
                 self._take_messages(finish)
                 self._expire(finish)
-                self._give_up_elsewhere(finish)
                 self._waiting += self._codes.advance()
                 self._scan_shard(finish)
                 has_scanned = self._scan(finish)
@@ -90,7 +86,6 @@ class CodesExecutor(SearchLoop):
                     self._score(rows, finish)
                 if not (has_scanned or self._may_scan() or self._is_stopped):
                     self._wait(
-                        *(self._queries[key].give_up_at_us for key in self._elsewhere),
                         self._rows.times_out_at_us,
                         self._codes.times_out_at_us,
                         self._shard.times_out_at_us if self._shard is not None else None,
@@ -103,7 +98,7 @@ class CodesExecutor(SearchLoop):
         """Checks queries and rows against each other; see `Executor`."""
         self._rows.check_integrity()
         self._codes.check_integrity()
-        assert self._deadlines.keys() | self._elsewhere <= self._queries.keys()
+        assert self._deadlines.keys() <= self._queries.keys()
         pending = self._rows.pending()
         for key, query in self._queries.items():
             assert query.unscored in (-1, pending.get(key, 0)), f"query {key} lost a row"
@@ -121,8 +116,6 @@ class CodesExecutor(SearchLoop):
                     self._join(message)
                 case Scanned():
                     self._take_scanned(message, finish)
-                case FoundElsewhere():
-                    self._take_elsewhere(message, finish)
                 case DropSearches():
                     for key in message.keys:
                         self._forget(key)
@@ -139,21 +132,13 @@ class CodesExecutor(SearchLoop):
 
     def _begin(self, search: Search) -> None:
         query = self._queries[search.key] = CodesQuery(search, self._clock.now_us())
-        if search.elsewhere:
-            query.elsewhere.update(search.elsewhere)
-            query.give_up_at_us = query.started_us + ELSEWHERE_US
-            self._elsewhere.add(search.key)
-        if search.elsewhere or search.is_scan:
-            query.promise(CODEC)
-        here: Sequence[ClusterId] = search.clusters
-        if query.elsewhere:
-            here = [cluster for cluster in here if cluster not in query.elsewhere]
-        held = self._want(search.key, query, here)
+        held = self._want(search.key, query, search.clusters)
         if self._shard is not None:
-            self._shard.shard.count(held, len(here))
+            self._shard.shard.count(held, len(search.clusters))
         if search.deadline_us is not None:
             self._deadlines[search.key] = search.deadline_us
-        self._metrics.cluster_requests.labels(tier="ram").inc(len(here) - len(query.tiers))
+        in_memory = len(search.clusters) - len(query.tiers)
+        self._metrics.cluster_requests.labels(tier="ram").inc(in_memory)
         for tier, count in Counter(query.tiers.values()).items():
             self._metrics.cluster_requests.labels(tier=tier).inc(count)
 
@@ -182,46 +167,12 @@ class CodesExecutor(SearchLoop):
         if self._queries.pop(key, None) is not None:
             self._codes.drop(key)
         self._deadlines.pop(key, None)
-        self._elsewhere.discard(key)
 
     def _expire(self, finish: Finish) -> None:
         for key in self._late():
             search = self._queries[key].search
             self._forget(key)
             finish(search, None)
-
-    def _take_elsewhere(self, message: FoundElsewhere, finish: Finish) -> None:
-        query = self._queries.get(message.key)
-        if query is not None and message.key in self._elsewhere:
-            found = message.found
-            if found is not None and not self._can_use(found, query.elsewhere, query.count):
-                found = None
-            lacking = query.take_elsewhere(message.asked, found)
-            self._metrics.clusters_not_scanned_elsewhere.inc(lacking)
-            if not query.elsewhere:
-                self._elsewhere.discard(message.key)
-            self._go_on([message.key], finish)
-
-    def _can_use(self, found: ScanResult, asked: Collection[ClusterId], count: int) -> bool:
-        """Whether a scan is as good as one here, of rows of clusters that were asked for."""
-        scanned = [probe.cluster for probe in found.probes]
-        if found.codec != CODEC or found.count < count:
-            return False
-        if not set(scanned) <= set(asked):
-            return False
-        clusters = self._clusters_of(found.rows)
-        within = found.rows - self._codes.first_rows[clusters]
-        are_rows = (within >= 0) & (within < self._codes.row_counts[clusters])
-        return bool(are_rows.all() and np.isin(clusters, scanned).all())
-
-    def _give_up_elsewhere(self, finish: Finish) -> None:
-        """Scans here what other searchers were to scan and did not in time."""
-        if not self._elsewhere:
-            return
-        now_us = self._clock.now_us()
-        for key in [key for key in self._elsewhere if now_us >= self._queries[key].give_up_at_us]:
-            asked = tuple(self._queries[key].elsewhere)
-            self._take_elsewhere(FoundElsewhere(key, asked, None), finish)
 
     def _are_in_hand(self, keys: Int64) -> npt.NDArray[np.bool_]:
         return np.array([key in self._queries for key in keys.tolist()], bool)
@@ -296,16 +247,13 @@ class CodesExecutor(SearchLoop):
         owners, wanted = list[int](), list[Int64]()
         for key in keys:
             query = self._queries[key]
-            if not query.is_scanned:
+            if query.unscanned:
                 continue
             if query.lacking:
                 lacking, query.lacking = query.lacking, []
                 self._want_again(key, query, lacking)
                 continue
             rows, estimates = query.take_candidates()
-            if query.search.is_scan:
-                self._finish_scan(key, rows, estimates, finish)
-                continue
             count, has_more = rows_within(estimates, query.search.top_k, query.margin)
             if has_more and len(rows) >= query.count < COUNT_MAX:
                 query.count = min(COUNT_MAX, MORE * query.count)
@@ -325,21 +273,6 @@ class CodesExecutor(SearchLoop):
     def _want_again(self, key: int, query: CodesQuery, clusters: Sequence[ClusterId]) -> None:
         self._want(key, query, clusters)
         self._waker.wake()
-
-    def _finish_scan(self, key: int, rows: Int64, estimates: Float32, finish: Finish) -> None:
-        query = self._queries[key]
-        scanned = [each for each in query.search.clusters if each not in query.errors]
-        # The margin over the best of some clusters is never narrower than over those of all.
-        within, _ = rows_within(estimates, query.search.top_k, query.margin)
-        scan = ScanResult(
-            codec=CODEC,
-            probes=query.probes(scanned, self._probes),
-            rows=rows[:within],
-            estimates=estimates[:within],
-            count=query.count,
-            bytes_read=query.bytes_read,
-        )
-        self._finish(key, finish, scan)
 
     # ---- the hot shard
 
@@ -375,7 +308,7 @@ class CodesExecutor(SearchLoop):
         if not query.unscored:
             self._finish(read.owner, finish)
 
-    def _finish(self, key: int, finish: Finish, scan: ScanResult | None = None) -> None:
+    def _finish(self, key: int, finish: Finish) -> None:
         query = self._queries[key]
         self._forget(key)
         took_us = self._clock.now_us() - query.started_us
@@ -390,7 +323,6 @@ class CodesExecutor(SearchLoop):
             search_us=query.search_us,
             mode=query.search.mode,
             rows_read=sum(map(len, query.rows)),
-            scan=scan,
         )
         finish(query.search, result)
 

@@ -123,7 +123,6 @@ def log_choice(index: OpenIndex, chosen: ChosenCodes | None, budget_bytes: int) 
         all_codes_bytes=_resident_bytes(codes),
         least_bytes=_paged_bytes_beside(codes) + _paged_bytes_min(codes),
         budget_bytes=budget_bytes,
-        several_searchers="with [grouper] scatter each keeps the codes of other clusters",
     )
 
 

@@ -13,7 +13,7 @@ from carpool.codes.margin import first_count, margin
 from schemas.record import ClusterId
 from schemas.retrieval import Probe, Tier
 from searcher.codes.source import ReadError
-from searcher.executor import ScanResult, Search
+from searcher.executor import Search
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -40,9 +40,9 @@ class CodesQuery:
 
     `count`: of rows that a scan proposes, and `margin` of its estimates: see `promise`. `tiers`:
     where its clusters were; `proposed`: by scans of codes; `candidates`: rows and estimates by
-    others; `unscanned`: how many clusters are not scanned; `unscored`: rows that are not scored
-    yet, -1 before its last scan has ended. `elsewhere`: clusters that other searchers are to scan,
-    until `give_up_at_us`; `lacking`: those that they did not scan.
+    the hot shard; `unscanned`: how many clusters are not scanned; `unscored`: rows that are not
+    scored yet, -1 before its last scan has ended. `lacking`: clusters that a failed shard did not
+    scan.
     """
 
     search: Search
@@ -59,20 +59,12 @@ class CodesQuery:
     errors: dict[ClusterId, ReadError] = field(default_factory=dict)
     bytes_read: int = 0
     search_us: int = 0
-    elsewhere: set[ClusterId] = field(default_factory=set)
     lacking: list[ClusterId] = field(default_factory=list)
-    give_up_at_us: int = 0
-
-    @property
-    def is_scanned(self) -> bool:
-        """Whether all scans have ended, here and elsewhere."""
-        return not self.unscanned and not self.elsewhere
 
     def promise(self, codec: str) -> None:
         """Widens `count` and `margin` for estimates of `codec`."""
-        mode = self.search.mode
-        self.count = max(self.count, first_count(codec, mode, self.search.top_k))
-        self.margin = max(self.margin, margin(codec, len(self.search.vector), mode))
+        self.count = max(self.count, first_count(codec, self.search.top_k))
+        self.margin = max(self.margin, margin(codec, len(self.search.vector)))
 
     def probes(self, clusters: Iterable[ClusterId], known: Probes) -> tuple[Probe, ...]:
         """Returns `clusters` with the tiers where they were."""
@@ -81,21 +73,6 @@ class CodesQuery:
         tiers: set[Tier] = {"ram", *self.tiers.values()}
         by_tier = {tier: known.of(tier) for tier in tiers}
         return tuple([by_tier[self.tiers.get(one, "ram")][one] for one in clusters])
-
-    def take_elsewhere(self, asked: Iterable[ClusterId], found: ScanResult | None) -> int:
-        """Takes over what another searcher found in some of the clusters `asked`.
-
-        Its other clusters are `lacking`; returns how many.
-        """
-        lacking = self.elsewhere.intersection(asked)
-        self.elsewhere -= lacking
-        if found is not None:
-            self.tiers |= {probe.cluster: probe.tier for probe in found.probes}
-            self.candidates.append((found.rows, found.estimates))
-            self.bytes_read += found.bytes_read
-            lacking -= {probe.cluster for probe in found.probes}
-        self.lacking += [cluster for cluster in self.search.clusters if cluster in lacking]
-        return len(lacking)
 
     def take_candidates(self) -> tuple[Int64, Float32]:
         """Returns the best `count` rows of all scans, and their estimates.

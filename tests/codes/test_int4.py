@@ -17,7 +17,6 @@ from carpool.codes.kernel import kernels
 from carpool.codes.margin import COUNT_MAX, first_count, margin
 from carpool.disk.rotation import random_rotation
 from carpool.errors import ConfigError
-from schemas.query import SearchMode
 from tests.searcher.codes_rig import around, directions
 
 Float32 = npt.NDArray[np.float32]
@@ -119,7 +118,7 @@ def test_a_scan_finds_every_row_of_the_probed_clusters_once(kernel: str, dimensi
         wanted = rows.rows_of(probe)
         assert kept.sum() == len(wanted) and set(numbers[kept].tolist()) == wanted
         assert kept[: len(wanted)].all() and (np.diff(scores[kept]) <= 0).all()
-        error = margin(CODEC, dimension, "margin")
+        error = margin(CODEC, dimension)
         assert np.abs(scores[kept] - rows.scores(query, numbers[kept])).mean() < error
 
 
@@ -155,8 +154,7 @@ def test_few_estimates_err_by_more_than_the_margins(kernel: str, dimension: int)
             for query, numbers, scores in zip(queries, found, estimates, strict=True)
         ]
     )
-    assert (np.abs(errors) > margin(CODEC, dimension, "default")).mean() < 0.002
-    assert (np.abs(errors) > margin(CODEC, dimension, "margin")).mean() <= 0.0001
+    assert (np.abs(errors) > margin(CODEC, dimension)).mean() < 0.002
 
 
 @EVERY_KERNEL
@@ -260,7 +258,6 @@ def test_codes_in_another_arrangement_are_refused() -> None:
 
 
 @pytest.mark.parametrize("codec", [CODEC, "sq8", "float16"])
-@pytest.mark.parametrize("mode", ["default", "margin"])
-def test_a_first_scan_proposes_more_rows_than_are_asked_for(codec: str, mode: SearchMode) -> None:
+def test_a_first_scan_proposes_more_rows_than_are_asked_for(codec: str) -> None:
     for top_k in (1, 10, 100):
-        assert top_k < first_count(codec, mode, top_k) <= COUNT_MAX
+        assert top_k < first_count(codec, top_k) <= COUNT_MAX

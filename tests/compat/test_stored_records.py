@@ -43,7 +43,6 @@ from schemas.topics import (
     RETRIES,
     RETRIEVAL_DRAFTS,
     RETRIEVALS,
-    SCANS,
 )
 from tests.records import (
     a_failure,
@@ -52,7 +51,6 @@ from tests.records import (
     a_message,
     a_query,
     a_retrieval,
-    a_scan,
     an_answer,
     some_hits,
 )
@@ -61,7 +59,6 @@ FOLDER = Path(__file__).parent / "v1-records"
 STORED = (
     QUERIES.name,
     GROUPS.name,
-    SCANS.name,
     RETRIEVALS.name,
     RETRIEVAL_DRAFTS.name,
     ANSWERS.name,
@@ -89,7 +86,6 @@ def sample_of(topic: str) -> Record:
     samples = {
         QUERIES.name: lambda: a_query("q-1", "When was the Eiffel Tower built?"),
         GROUPS.name: lambda: a_group(a_grouped_query("q-1", (3, 1))),
-        SCANS.name: a_scan,
         RETRIEVALS.name: lambda: a_retrieval("q-1"),
         RETRIEVAL_DRAFTS.name: lambda: a_retrieval(
             "q-1", some_hits(), is_final=False, clusters_done=4, clusters_total=20

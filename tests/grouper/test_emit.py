@@ -61,8 +61,8 @@ def test_a_group_carries_its_queries_their_clusters_and_what_comes_next() -> Non
     of_window = partial(a_group, groups_in_window_for_lane=2, **dataclasses.asdict(HEADER))
     following = NextGroup(query_id="b", clusters=(ClusterId(9), ClusterId(1)))
     assert planned([(0, 2), (1,)], [a, b, c]) == (
-        PlannedGroup(copies=(of_window(a, c, sequence=10, next=following),), members=(0, 2)),
-        PlannedGroup(copies=(of_window(b, sequence=11, next=None),), members=(1,)),
+        PlannedGroup(group=of_window(a, c, sequence=10, next=following), members=(0, 2)),
+        PlannedGroup(group=of_window(b, sequence=11, next=None), members=(1,)),
     )
 
 
@@ -217,28 +217,3 @@ def test_windows_of_one_query_take_turns_with_the_lanes() -> None:
         for window in range(6)
     ]
     assert found == [0, 1, 2, 0, 1, 2]
-
-
-@pytest.mark.parametrize("lanes", [2, 3])
-def test_scattered_every_lane_gets_every_record_once(lanes: int) -> None:
-    queries = [grouped(name, (number, 7)) for number, name in enumerate("abcd")]
-    records = plan_records(
-        [(0, 1), (3,), (2,)],
-        queries,
-        HEADER,
-        first_sequences=[5 * lane for lane in range(lanes)],
-        group_bytes_max=100_000,
-        horizon=horizon_of(3),
-        scatter=True,
-    )
-    assert [record.members for record in records] == [(0, 1), (3,), (2,)]
-    for number, record in enumerate(records):
-        assert [copy.lane for copy in record.copies] == list(range(lanes))
-        for copy in record.copies:
-            assert copy.is_scattered and copy.lane_count == lanes
-            assert copy.queries == tuple(queries[member] for member in record.members)
-            assert copy.sequence == 5 * copy.lane + number
-            assert copy.groups_in_window_for_lane == 3
-            assert copy.horizon == (horizon_of(3) if number == 0 else ())
-            next_query = None if copy.next is None else copy.next.query_id
-            assert next_query == ("d", "c", None)[number]

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.clock import SystemClock
-from carpool.disk.settings import IndexSettings
-from carpool.embedding import EmbeddingSettings
-from carpool.errors import ConfigError
-from carpool.telemetry.metrics import Metrics
 from grouper.plan.tenants import parse_weights
-from grouper.service import build_stage
 from grouper.settings import GrouperSettings
-
-
-def test_scattered_groups_need_lanes() -> None:
-    settings = GrouperSettings(scatter=True)
-    with pytest.raises(ConfigError, match=r"set \[kafka\] lanes to at least 2"):
-        build_stage(settings, IndexSettings(), EmbeddingSettings(), Metrics(), SystemClock())
 
 
 def test_bounds_follow_from_the_window_and_the_horizon() -> None:

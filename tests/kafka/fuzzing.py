@@ -27,7 +27,6 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
-    SCANS,
 )
 from tests.clocks import NOW_US
 from tests.records import (
@@ -35,7 +34,6 @@ from tests.records import (
     a_grouped_query,
     a_query,
     a_retrieval,
-    a_scan,
     an_answer,
     some_hits,
 )
@@ -138,7 +136,6 @@ def real_records() -> dict[str, list[Raw]]:
         ],
         RETRIES.name: [Raw(raw(query).value, raw(query).headers + retried)],
         GROUPS.name: [raw(group)],
-        SCANS.name: [raw(a_scan())],
         RETRIEVALS.name: [raw(retrieval)],
         ANSWERS.name: [raw(answer)],
         PARTIAL_ANSWERS.name: [

@@ -22,7 +22,6 @@ from schemas.headers import ignored_retry_headers
 from schemas.query import Query
 from schemas.record import Headers, Record
 from schemas.retrieval import Retrieval
-from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
     CANCELS,
@@ -33,7 +32,6 @@ from schemas.topics import (
     QUERIES_DEAD,
     RETRIES,
     RETRIEVALS,
-    SCANS,
 )
 from tests.clocks import NOW_US
 from tests.kafka.fuzzing import HERE, Mutator, Raw, real_records
@@ -42,7 +40,6 @@ from tests.seed import SEED
 
 KINDS: dict[str, type[Record]] = {
     GROUPS.name: Group,
-    SCANS.name: Scan,
     RETRIEVALS.name: Retrieval,
     ANSWERS.name: Answer,
     PARTIAL_ANSWERS.name: PartialAnswer,

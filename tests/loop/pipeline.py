@@ -37,7 +37,7 @@ from grouper.service import GrouperStage
 from grouper.settings import GrouperSettings
 from schemas.codec import decode, decode_retrieval
 from schemas.group import Group
-from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
 from searcher.service import build_stage as build_searcher
 from searcher.settings import SearcherSettings
 from tests.clocks import HandClock
@@ -48,7 +48,7 @@ from tests.memory_broker import (
     MemoryProducer,
     MemoryTransactionalProducer,
 )
-from tests.memory_broker.table_log import MemoryAnswersLog, MemoryScansLog
+from tests.memory_broker.table_log import MemoryAnswersLog
 from tests.rig.steps import (
     CONSUMER,
     IN_FLIGHT,
@@ -121,14 +121,14 @@ SERVICES = {
                 extra_classes=(PriorityClass(topic=RETRIES.name),),
             ),
             lambda pipeline, metrics: GrouperStage(
-                settings=GrouperSettings(scatter=pipeline.scatter),
+                settings=GrouperSettings(),
                 load=lambda: load_work(
-                    GrouperSettings(scatter=pipeline.scatter),
+                    GrouperSettings(),
                     IndexSettings(dir=str(pipeline.index)),
                     EmbeddingSettings(model=MODEL),
                     metrics,
                     pipeline.clock,
-                    lanes=PARTITIONS if pipeline.scatter else 1,
+                    lanes=PARTITIONS,
                     needs_horizon=lambda _: True,
                 ),
                 metrics=metrics,
@@ -148,7 +148,6 @@ SERVICES = {
                 IndexSettings(dir=str(pipeline.index)),
                 metrics,
                 pipeline.clock,
-                scans=MemoryScansLog(pipeline.broker) if pipeline.scatter else None,
             ),
         ),
         Service(
@@ -263,21 +262,17 @@ class Member:
 class Pipeline:
     """The broker and a member of each service."""
 
-    def __init__(self, index: Path, steps: Mapping[str, Steps], scatter: bool = False) -> None:
-        """`steps`: of the first life of each service that is watched; `scatter`: of groups."""
+    def __init__(self, index: Path, steps: Mapping[str, Steps]) -> None:
+        """`steps`: of the first life of each service that is watched."""
         self.index = index
-        self.scatter = scatter
         self.clock = HandClock(step_us=100)
         topics = [
-            each.name
-            for each in (QUERIES, QUERIES_DEAD, RETRIES, GROUPS, SCANS, RETRIEVALS, ANSWERS)
+            each.name for each in (QUERIES, QUERIES_DEAD, RETRIES, GROUPS, RETRIEVALS, ANSWERS)
         ]
         self.broker = MemoryBroker(self.clock, dict.fromkeys([*topics, PARTIALS], PARTITIONS))
         self.aborts: list[str] = []
         self.kills = 0
         self.members = {name: self._life(name, steps.get(name, Steps())) for name in SERVICES}
-        # Each has a lane of its own.
-        self.others = [self._life("searcher", Steps(), "other")] if scatter else []
 
     def _life(self, name: str, steps: Steps, instance_id: str = "one") -> Member:
         while True:
@@ -299,9 +294,6 @@ class Pipeline:
                 return True
             for name, member in self.members.items():
                 self._step(name, member)
-            for other in self.others:
-                other.loop.step()
-                assert other.loop.failure is None, other.loop.failure
             return False
 
         wait_until(stepped, self.answered, every_s=0.0002)
@@ -319,9 +311,6 @@ class Pipeline:
     def rebalance(self) -> None:
         """Moves the first partition of each service to a second member and back."""
         for name in SERVICES:
-            if name == "searcher" and self.others:
-                self._rebalance_searchers()
-                continue
             second = self._life(name, Steps(), instance_id="two")
 
             def both(second: Member = second, name: str = name) -> None:
@@ -336,19 +325,6 @@ class Pipeline:
             second.stop()
             for _ in range(20):
                 self._step(name, self.members[name])
-
-    def _rebalance_searchers(self) -> None:
-        """Exchanges the lanes of the two searchers, and exchanges them again."""
-        other = self.others[0]
-        for number in range(2):
-            first = self.members["searcher"]  # another one after a kill
-            owners = (other, first) if number == 0 else (first, other)
-            self.broker.assign(
-                "carpool-searcher", {lane: owner.consumer for lane, owner in enumerate(owners)}
-            )
-            for _ in range(20):
-                self._step("searcher", self.members["searcher"])
-                other.loop.step()
 
     def restart_with(self, index: Path, *names: str) -> None:
         """Stops these services, or all, and starts them with another index."""
@@ -368,8 +344,6 @@ class Pipeline:
 
     def stop(self) -> None:
         """Stops all services; one that is killed meanwhile starts again and is stopped too."""
-        for other in self.others:
-            other.stop()
         for name in SERVICES:
             while True:
                 try:

@@ -25,7 +25,6 @@ from schemas.topics import (
     RETRIES,
     RETRIEVALS,
     RETRIEVALS_BATCH,
-    SCANS,
 )
 from tests.clocks import HandClock
 from tests.memory_broker import (
@@ -133,7 +132,6 @@ class Bench:
                 RETRIES.name: partitions,
                 GROUPS.name: 1,
                 RETRIEVALS.name: 1,
-                SCANS.name: 1,
                 "rag.queries.v1.dlq": partitions,
                 **(topics or {}),
             },

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.codec import decode
-from schemas.scan import Scan
-from schemas.topics import SCANS
 from tests.e2e.support import build_index, question
 from tests.loop.pipeline import SERVICES, Answered, Pipeline
 from tests.rig.steps import Steps, silent_deaths
@@ -67,21 +64,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_index(tmp_path_factory.mktemp("steps"), documents=60, nlist=4)
 
 
-@pytest.fixture(scope="module")
-def index_with_codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("codes")
-    return build_index(folder, documents=60, nlist=4, has_codes=True)
-
-
-def run(
-    index: Path, steps: dict[str, Steps], scatter: bool = False
-) -> tuple[Counter[Answered], Pipeline]:
+def run(index: Path, steps: dict[str, Steps]) -> tuple[Counter[Answered], Pipeline]:
     """Asks in three helpings: one that meets an aborted transaction in every service, one in the
     middle of a rebalance.
     """
     rng = random.Random(3)
     bodies = [{"query_id": f"q-{number}", "text": question(rng)} for number in range(QUERIES)]
-    pipeline = Pipeline(index, steps, scatter)
+    pipeline = Pipeline(index, steps)
 
     def has(count: int) -> bool:
         return sum(pipeline.answered().values()) >= count
@@ -130,15 +119,3 @@ def test_a_kill_before_a_step_loses_nothing_and_repeats_nothing(
         answered, pipeline = run(index, {service: Steps(step, nth=nth) for service in killed})
     assert pipeline.kills == len(killed), f"not all of {killed} came to {step}"
     assert answered == undisturbed
-
-
-@EVERY_STEP
-def test_a_kill_of_a_searcher_of_scattered_groups_changes_no_answer(
-    index_with_codes: Path, undisturbed: Counter[Answered], step: str, nth: int
-) -> None:
-    with silent_deaths():
-        answered, pipeline = run(index_with_codes, {"searcher": Steps(step, nth=nth)}, True)
-    assert pipeline.kills == 1, f"the searcher never came to {step}"
-    assert answered == undisturbed
-    scans = [decode(Scan, each.value, each.headers) for each in pipeline.broker.records(SCANS.name)]
-    assert any(scan.probes for scan in scans), "no query was scattered"

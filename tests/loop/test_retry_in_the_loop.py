@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from carpool.kafka.records import Output
 from carpool.loop.loop import Loop
 from carpool.loop.member_health import AWAY_US_MIN
@@ -15,7 +13,7 @@ from carpool.loop.retry import FailureLimits, origin_of
 from carpool.loop.stage import Done, Unit
 from schemas.query import Query
 from schemas.record import header
-from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS, SCANS
+from schemas.topics import ANSWERS, QUERIES, QUERIES_DEAD, RETRIES, RETRIEVALS
 from tests.loop.support import Bench, HandStage, turn
 from tests.records import a_failure
 
@@ -199,14 +197,13 @@ def test_an_exception_counts_once_and_costs_a_try_even_on_trial_but_no_finished_
     assert len(bench.broker.records(RETRIES.name)) == 1 + len(every)
 
 
-@pytest.mark.parametrize("topic", [ANSWERS.name, SCANS.name])
-def test_a_result_ends_a_row_of_failures_and_an_answer_or_a_scan_does_not(topic: str) -> None:
+def test_a_result_ends_a_row_of_failures_and_an_answer_does_not() -> None:
     texts = [f"q{number}" for number in range(40)]
     _, stage, loop = started(*texts, "late", "good")
     stage.fail_units(*texts[:19])
     stage.finish("good")
     stage.fail_units(*texts[19:38])
-    no_result = Output(topic=topic, key=b"k", value=b"{}")
+    no_result = Output(topic=ANSWERS.name, key=b"k", value=b"{}")
     loop.sink.done(Done(parts=((stage.unit("late").id, 0),), outputs=(no_result,)))
     turn(loop)
     assert loop.in_flight.is_assigned

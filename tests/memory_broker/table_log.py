@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carpool.kafka.records import Message, TopicPartition
-from schemas.topics import ANSWERS, CANCELS, SCANS, Topic
+from schemas.topics import ANSWERS, CANCELS, Topic
 from tests.memory_broker.broker import MemoryBroker
 
 
@@ -83,8 +83,3 @@ class MemoryAnswersLog(MemoryTableLog):
 class MemoryCancelsLog(MemoryTableLog):
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker, CANCELS)
-
-
-class MemoryScansLog(MemoryTableLog):
-    def __init__(self, broker: MemoryBroker) -> None:
-        super().__init__(broker, SCANS)

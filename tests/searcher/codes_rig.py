@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +12,6 @@ import numpy as np
 from carpool.clock import SystemClock
 from carpool.disk.index import open_index
 from carpool.telemetry.metrics import Metrics
-from schemas.query import SearchMode
 from schemas.record import ClusterId
 from searcher.codes.open import ChosenCodes, CodesPlane, open_codes_plane
 from searcher.executor import Search, SearchResult
@@ -142,11 +140,6 @@ def scores_of(index: SmallIndex, search: Search, result: SearchResult) -> Float3
     rows = [document[row] for row in result.best.rows.tolist()]
     scores: Float32 = index.vectors[rows] @ search.vector
     return scores
-
-
-def with_mode(searches: list[Search], mode: SearchMode) -> list[Search]:
-    """The same searches with another promise."""
-    return [replace(search, mode=mode) for search in searches]
 
 
 def cluster_ids(*clusters: int) -> tuple[ClusterId, ...]:

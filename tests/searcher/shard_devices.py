@@ -140,7 +140,7 @@ class Loaded:
         # Which of two rows comes first is open only where their scores are nearly the same.
         best = np.sort(stored)[::-1][:length]
         assert (np.abs(estimates - best) <= tolerances.max(initial=0)).all()
-        width = margin(self.device.codec, self.dimension, "margin")
+        width = 2 * margin(self.device.codec, self.dimension)
         assert (np.abs(estimates - exact[at]) <= width).all()
 
     def _scores(

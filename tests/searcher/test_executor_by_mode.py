@@ -23,7 +23,7 @@ from tests.searcher.searching import Searching
 from tests.waiting import wait_until
 
 BUDGET_BYTES = 32 << 20
-MODES: tuple[SearchMode, ...] = ("default", "margin", "exact")
+MODES: tuple[SearchMode, ...] = ("default", "exact")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def running(index: SmallIndex, audit_every: int = 1000) -> Iterator[Searching]:
 def test_each_query_gets_its_promise_under_its_own_key(index: SmallIndex) -> None:
     searches = questions(index, 90, 5)
     for number, mode in enumerate(MODES):
-        searches[number::3] = [replace(one, mode=mode) for one in searches[number::3]]
+        searches[number::2] = [replace(one, mode=mode) for one in searches[number::2]]
     with running(index) as here:
         found = here.search(searches)
     for search in searches:
@@ -64,7 +64,7 @@ def test_each_query_gets_its_promise_under_its_own_key(index: SmallIndex) -> Non
 def test_with_every_query_audited_the_metrics_equal_the_count(
     index: SmallIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(margin._DEVIATIONS, "default", 0.8)  # so that something is missed
+    monkeypatch.setattr(margin, "DEVIATIONS", 0.8)  # so that something is missed
     searches = questions(index, 400, 5, seed=11)
     with running(index, audit_every=1) as here:
         found = here.search(searches)

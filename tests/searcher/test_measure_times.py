@@ -41,13 +41,13 @@ def test_the_line_of_a_machine_is_found() -> None:
     assert max(map(len, costs.calls)) == 64
 
 
-def test_batches_are_scanned_by_the_executor(tmp_path: Path) -> None:
+def test_batches_are_scanned(tmp_path: Path) -> None:
     index = make_index(tmp_path, rows=600)
     opened = open_index(index.dir)
     probes = [np.arange(number % 4) for number in range(20)]
     codes = opened.open_codes()
     assert codes is not None
-    with BatchScans(opened, codes, SearcherSettings(), SystemClock()) as scans:
-        assert scans.time_us(index.vectors[:20], probes) > 0
-        assert scans.time_us(index.vectors[:1], probes[:1]) == 0
+    scans = BatchScans(opened, codes, SearcherSettings(), SystemClock())
+    assert scans.time_us(index.vectors[:20], probes) > 0
+    assert scans.time_us(index.vectors[:1], probes[:1]) == 0
     opened.close()

@@ -116,7 +116,7 @@ def test_each_query_has_the_search_that_it_asked_for_and_says_whether_its_recall
 ) -> None:
     with_codes = random_index(tmp_path, has_codes=True, recall=recall)
     group = make_group(with_codes, questions(3))
-    wishes: list[dict[str, Any]] = [{"search_mode": "margin", "recall_target": 0.9}]
+    wishes: list[dict[str, Any]] = [{"search_mode": "default", "recall_target": 0.9}]
     wishes += [{"search_mode": "exact"}, {}]
     queries = tuple(
         replace(each, query=replace(each.query, **wish))
@@ -126,7 +126,7 @@ def test_each_query_has_the_search_that_it_asked_for_and_says_whether_its_recall
         found = run.search(replace(group, queries=queries))
     searches = [each.search for _, each in sorted(found.items())]
     assert [each and (each.mode, each.is_calibrated) for each in searches] == [
-        ("margin", recall is not None),
+        ("default", recall is not None),
         ("exact", False),
         ("default", False),
     ]

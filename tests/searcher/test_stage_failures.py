@@ -187,7 +187,6 @@ def test_a_retrieval_that_its_topic_would_not_take_is_refused_in_words(tmp_path:
 def test_a_query_that_found_nothing_because_of_errors_is_no_empty_result(
     own_index: SmallIndex,
 ) -> None:
-    """Other lanes may have scanned clusters in which they proposed no row."""
     nothing = np.empty(0, np.int64)
     found = SearchResult(
         best=TopK(np.empty(0, np.float32), nothing, nothing),

@@ -140,11 +140,11 @@ def run(options: VectorLiteOptions) -> bool:
 
 def _measured(index: OpenIndex, codes: OpenCodes, split: Split, rounds: int) -> SearchTimes:
     """Measures the times that the model starts from."""
-    with BatchScans(index, codes, SearcherSettings(), SystemClock()) as scans:
-        timed = TimeRounds(scans, split.vectors, split.probes)
-        for _ in range(rounds):
-            timed.scan()
-        return fit_search_times(timed.samples(), scans.threads)
+    scans = BatchScans(index, codes, SearcherSettings(), SystemClock())
+    timed = TimeRounds(scans, split.vectors, split.probes)
+    for _ in range(rounds):
+        timed.scan()
+    return fit_search_times(timed.samples(), scans.threads)
 
 
 def targets_of(times: SearchTimes) -> list[tuple[float, float]]:

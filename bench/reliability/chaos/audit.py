@@ -17,7 +17,7 @@ from bench.reliability.chaos.questions import ChaosQuestion
 from carpool.kafka.records import Message, TopicPartition
 from schemas.answer import Answer
 from schemas.codec import decode, decode_retrieval
-from schemas.group import Group, lane_of
+from schemas.group import Group
 from schemas.headers import (
     ATTEMPT_HEADER,
     INDEX_HEADER,
@@ -29,7 +29,6 @@ from schemas.hit import Hit
 from schemas.query import Query, finished_steps
 from schemas.record import Headers, Source, header
 from schemas.retrieval import Retrieval
-from schemas.scan import Scan
 from schemas.topics import (
     ANSWERS,
     BATCH,
@@ -39,7 +38,6 @@ from schemas.topics import (
     QUERY_TOPICS,
     RETRIEVALS,
     RETRY_TOPICS,
-    SCANS,
     read_with,
 )
 
@@ -51,7 +49,7 @@ INPUTS = {
 }
 """The topics that each service reads."""
 LETTERS = tuple(name + DEAD_LETTER_SUFFIX for name in QUERY_TOPICS)
-READ = (*(name for names in INPUTS.values() for name in names), SCANS.name, ANSWERS.name, *LETTERS)
+READ = (*(name for names in INPUTS.values() for name in names), ANSWERS.name, *LETTERS)
 """The topics that are read."""
 INTERACTIVE = {batch.name: name for name, batch in BATCH.items()}
 EXAMPLES_MAX = 20
@@ -115,7 +113,6 @@ class TopicAudit:
         self._texts: dict[str, tuple[int, int]] = {}  # finished steps, and generated texts of them
         self._asked: Counter[str] = Counter()
         self._retries: Counter[tuple[str, bytes, bytes, int]] = Counter()
-        self._scans: Counter[tuple[str, str, int, int]] = Counter()
         self._letters = 0
         self._seen: dict[str, dict[str, list[str]]] = {topic: {} for topic in WAY}
         self._records: Counter[tuple[str, str, int]] = Counter()  # by topic, question and steps
@@ -145,9 +142,6 @@ class TopicAudit:
             self._note(topic, at, place)
         elif topic == GROUPS.name:
             self._group(decode(Group, value, record.headers), place, partition, at.offset)
-        elif topic == SCANS.name:
-            scan = decode(Scan, value, record.headers)
-            self._scans[scan.source.place, scan.grouper, scan.window_id, scan.lane] += 1
         elif topic == RETRIEVALS.name:
             found = decode_retrieval(value, record.headers)
             self._note_headers(place_of(found.source), record.headers, partition, at.offset)
@@ -182,10 +176,8 @@ class TopicAudit:
         for part, grouped in enumerate(group.queries):
             self._note_headers(grouped.source.place, grouped.headers, at, offset)
             steps = self._steps(grouped.source.place, grouped.query)
-            home = lane_of(grouped.clusters[0], group.lane_count)
-            if home == group.lane or not group.is_scattered:  # every lane has a scattered group
-                where = f"{place}, part {part} by {group.grouper}"
-                self._note(GROUPS.name, grouped.source, where, steps)
+            where = f"{place}, part {part} by {group.grouper}"
+            self._note(GROUPS.name, grouped.source, where, steps)
 
     def _retrieval(self, retrieval: Retrieval | Answer, place: str) -> None:
         if isinstance(retrieval, Answer):
@@ -260,7 +252,6 @@ class TopicAudit:
                 count - 1 for key, count in self._retries.items() if key[0] not in again
             ),
             "twice: replays": len(letters) - len(set(letters)),
-            f"twice: {SCANS.name}": sum(count - 1 for count in self._scans.values()),
         }
         waits_ms = (
             written_ms - answer.source.timestamp_ms

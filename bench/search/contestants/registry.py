@@ -41,7 +41,6 @@ def _other(mode: str, shard_share: float = 0.0) -> Entry:
 SHARES = {"5": 0.05, "10": 0.1, "20": 0.2, "all": 1.5}
 ENTRIES = {
     "carpool": Entry("carpool.py", "Carpool", ("default",)),
-    "carpool-margin": _other("margin"),
     "carpool-exact": _other("exact"),
     **{f"gpu-shard-{name}": _other("default", share) for name, share in SHARES.items()},
     "faiss-memory": Entry("faiss_lists.py", "FaissVectors", is_limited=False),

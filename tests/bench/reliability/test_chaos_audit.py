@@ -30,14 +30,13 @@ from schemas.headers import (
 )
 from schemas.hit import Hit
 from schemas.record import ClusterId, Record
-from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, RETRY_TOPICS, SCANS
+from schemas.topics import ANSWERS, GROUPS, QUERIES, RETRIEVALS, RETRY_TOPICS
 from tests.records import (
     a_group,
     a_grouped_query,
     a_message,
     a_query,
     a_retrieval,
-    a_scan,
     a_source,
     an_answer,
 )
@@ -232,21 +231,6 @@ def test_a_replayed_letter_is_a_question_of_its_own_and_is_replayed_once() -> No
     assert (found.letters, found.replays, found.statuses["failed"], wrong(found)) == (1, 1, 1, {})
     topics.whole_way(topics.ask("dead", REPLAY), replayed=True)
     assert wrong(topics.result("dead")) == {"twice: replays": 1}
-
-
-def test_a_scattered_group_counts_once_for_each_query_and_a_scan_once_for_each_lane() -> None:
-    topics = Topics()
-    topics.ask("a")
-    for lane in (0, 1):
-        query = a_grouped_query(source=a_source(0), clusters=(0, 1), headers=topics.carried(0))
-        group = a_group(query, grouper="g-1", lane=lane, lane_count=2, is_scattered=True)
-        topics.write(GROUPS.name, "", group)
-    topics.write(SCANS.name, "a", a_scan())
-    topics.retrieve(0)
-    topics.answer(0)
-    assert wrong(topics.result()) == {}
-    topics.write(SCANS.name, "a", a_scan())
-    assert wrong(topics.result()) == {f"twice: {SCANS.name}": 1}
 
 
 def test_offsets_behind_the_last_record_of_an_input_are_found() -> None:
