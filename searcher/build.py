@@ -50,7 +50,7 @@ class BothPlanes:
         self.exact.close()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OpenSearcher:
     """An index that is ready to be searched."""
 

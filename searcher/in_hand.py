@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from carpool.loop.stage import Credit, Unit
 from schemas.group import Group, GroupedQuery
 from schemas.topics import GROUPS
+from searcher.build import OpenSearcher
 from searcher.executor import SearchResult, together
 
 QUERIES_IN_HAND_MAX = 256
@@ -23,11 +24,15 @@ INTAKE_BYTES_MAX = 2 * GROUPS.max_message_bytes
 
 @dataclass(frozen=True, slots=True)
 class PendingSearch:
-    """A search of part `part` of a group in hand. `keys`: of all searches of its query."""
+    """A search of part `part` of a group in hand. `keys`: of all searches of its query.
+
+    `opened`: the index that it began with, which its record is made from, too.
+    """
 
     unit: Unit[Group]
     part: int
     keys: tuple[int, ...]
+    opened: OpenSearcher
 
     @property
     def grouped(self) -> GroupedQuery:
@@ -51,13 +56,14 @@ class InHand:
         first, self._next_key = self._next_key, self._next_key + count
         return tuple(range(first, self._next_key))
 
-    def take(self, unit: Unit[Group], part: int, keys: tuple[int, ...]) -> None:
+    def take(self, search: PendingSearch) -> None:
         """Adds the searches of a query."""
+        unit = search.unit
         with self._lock:
             if unit.id not in self._of_unit:
                 self._size_bytes += unit.message.size_bytes
-            self._of_unit.setdefault(unit.id, set()).update(keys)
-            self._searches |= dict.fromkeys(keys, PendingSearch(unit, part, keys))
+            self._of_unit.setdefault(unit.id, set()).update(search.keys)
+            self._searches |= dict.fromkeys(search.keys, search)
 
     def let_go(self, keys: Iterable[int]) -> dict[int, PendingSearch]:
         """Removes searches, and returns those that were there."""

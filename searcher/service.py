@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -131,8 +132,9 @@ class SearcherStage:
         The queries of a group that was planned with an older index are planned again. If the index
         of the group is newer, this member leaves its consumer group.
         """
-        assert self._opened is not None, "a group was offered without credit"
-        group, manifest = unit.record, self._opened.manifest
+        opened = self._opened
+        assert opened is not None, "a group was offered without credit"
+        group, manifest = unit.record, opened.manifest
         if is_newer(group.index_version, manifest.index_version):
             self._sink.leave_group(lags_behind(group, manifest))
             return
@@ -147,11 +149,11 @@ class SearcherStage:
         searches: list[Search] = []
         for part in owed(unit):
             try:
-                searches += self._take(unit, part)
+                searches += self._take(unit, part, opened)
             except Exception as error:
                 self._charge(unit, part, error)
         if searches:
-            self._opened.executor.join(
+            opened.executor.join(
                 SearchGroup(
                     searches=tuple(searches),
                     window=(group.grouper, group.window_id),
@@ -189,11 +191,8 @@ class SearcherStage:
         self._drop(self._in_hand.keys_of(unit_ids))
 
     def _drop(self, keys: Collection[int]) -> None:
-        self._let_go(keys)
-        with self._lock:
-            opened = self._opened
-        if opened is not None:
-            opened.executor.drop(keys)
+        for key, search in self._in_hand.let_go(keys).items():
+            search.opened.executor.drop((key,))
 
     def _charge(self, unit: Unit[Group], part: int, error: Exception) -> None:
         """Forgets the search of a part, if any, and ends the try of its query."""
@@ -236,7 +235,7 @@ class SearcherStage:
 
     # ---- unfinished queries
 
-    def _take(self, unit: Unit[Group], part: int) -> list[Search]:
+    def _take(self, unit: Unit[Group], part: int, opened: OpenSearcher) -> list[Search]:
         """Returns the searches of a query: its own, and those beside it."""
         grouped = unit.record.queries[part]
         keys = self._in_hand.new_keys(1 + len(grouped.beside))
@@ -261,7 +260,7 @@ class SearcherStage:
             )
             for key, each in zip(keys[1:], grouped.beside, strict=True)
         ]
-        self._in_hand.take(unit, part, keys)
+        self._in_hand.take(PendingSearch(unit, part, keys, opened))
         return [search, *others]
 
     def _draft_wish(self, query: Query, key: int) -> DraftWish | None:
@@ -273,10 +272,6 @@ class SearcherStage:
         return DraftWish(
             after_us=after_us, send=lambda draft: self._found.put(_Drafted(key, draft))
         )
-
-    def _let_go(self, keys: Collection[int]) -> bool:
-        """Forgets searches; returns whether one was there."""
-        return bool(self._in_hand.let_go(keys))
 
     # ---- the other threads
 
@@ -326,39 +321,32 @@ class SearcherStage:
 
     def _answer(self) -> None:
         while taken := self._wait_for_found():
-            with self._lock:
-                opened = self._opened
             results = [item for item in taken if not isinstance(item, _Drafted)]
             pending = self._in_hand.get(search.key for search, _ in results)  # else revoked
             ended = [(pending[one.key], one, found) for one, found in results if one.key in pending]
-            if opened is None:
-                continue  # closing
             one_by_one(
                 ended,
-                partial(self._end, opened),
+                self._end,
                 lambda item, error: self._charge(item[0].unit, item[0].part, error),
             )
             try:
-                self._send_drafts([item for item in taken if isinstance(item, _Drafted)], opened)
+                self._send_drafts([item for item in taken if isinstance(item, _Drafted)])
             except Exception:
                 _log.exception("drafts failed; their final results come nevertheless")
 
-    def _end(
-        self,
-        opened: OpenSearcher,
-        ended: Sequence[tuple[PendingSearch, Search, SearchResult | None]],
-    ) -> None:
+    def _end(self, ended: Sequence[tuple[PendingSearch, Search, SearchResult | None]]) -> None:
         """Ends these searches."""
         now_us = self._clock.now_us()
-        done: list[tuple[PendingSearch, SearchResult]] = []
+        done = defaultdict[OpenSearcher, list[tuple[PendingSearch, SearchResult]]](list)
         for query, search, found in ended:
             if found is None or _is_late(query, now_us):
                 self._hand_over(query, expire(query.grouped, now_us))
             elif (whole := self._in_hand.joined(search.key, found)) is not None:
-                done.append((query, whole))
-        self._answer_together(done, opened)
+                done[query.opened].append((query, whole))
+        for opened, found_there in done.items():
+            self._answer_together(found_there, opened)
 
-    def _send_drafts(self, drafts: Sequence[_Drafted], opened: OpenSearcher) -> None:
+    def _send_drafts(self, drafts: Sequence[_Drafted]) -> None:
         """Sends the newest draft of each search that goes on."""
         newest = {draft.key: draft.found for draft in drafts}
         self._drafts.keep_only(self._in_hand.all().keys())
@@ -368,7 +356,7 @@ class SearcherStage:
                 query.unit.record,
                 query.part,
                 newest[key],
-                opened.passages,
+                query.opened.passages,
                 self._clock.now_us(),
             )
             if output is not None:
@@ -389,12 +377,10 @@ class SearcherStage:
         return items
 
     def _done(self, pending: PendingSearch, done: Done) -> None:
-        if not self._let_go(pending.keys):
+        if not self._in_hand.let_go(pending.keys):
             return  # it was revoked
-        with self._lock:
-            opened = self._opened
-        if len(pending.keys) > 1 and opened is not None:
-            opened.executor.drop(pending.keys)  # of a query that has expired, some may go on
+        if len(pending.keys) > 1:
+            pending.opened.executor.drop(pending.keys)  # of an expired query, some may go on
         self._sink.done(done)
 
     def _answer_together(
