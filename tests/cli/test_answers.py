@@ -48,8 +48,8 @@ def test_the_demo_counts_answers_with_passages_whether_or_not_the_model_cites_on
         for by in ("model", "text")
     )
     assert summary([*supported, quoted, late], 5) == (
-        "3 of 5 answered from passages (1 cut short): 2 with a passage that supports them (1 by a "
-        "marker of the model), 1 with a quote."
+        "3 of 5 answered from passages (1 cut short). 2 have a passage that supports them (1 by a "
+        "marker of the model), 1 show a quote."
     )
 
 

@@ -96,7 +96,7 @@ def test_questions_are_answered_a_crash_is_mended_and_ctrl_c_ends_everything(
     assert up.returncode == 0, text
     assert "1. On which river lies town 3?" in text
     assert f"{llm.model} read" in text
-    assert "2 of 2 answered from passages: 0 with a passage that supports them" in text
+    assert "2 of 2 answered from passages. 0 have a passage that supports them" in text
     assert "Time of every stage, ms" in text
     for stage in ("kafka_wait", "window_wait", "search", "ttft", "total"):
         assert stage in text
