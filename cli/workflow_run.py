@@ -26,7 +26,7 @@ from generator.outcomes import step_result
 from generator.prompts import PreparedPrompt, load_templates, prepare_prompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
 from generator.stream_answer import stream_answer
-from generator.warming.warmer import Warmed
+from generator.warmer import Warmed
 from generator.workflow.turns import as_asked
 from schemas.answer import STEP_CHARS_MAX, Answer, StepDone
 from schemas.errors import RecordError

@@ -13,7 +13,7 @@ from generator.citing import Citing
 from generator.plan.query_digest import query_digest
 from generator.prompts import PreparedPrompt
 from generator.query_in_progress import Generated, QueryInProgress, QueryProgress
-from generator.warming.warmer import Warmed
+from generator.warmer import Warmed
 from schemas.answer import (
     Answer,
     AnswerError,

@@ -43,7 +43,7 @@ from generator.query_in_progress import (
 )
 from generator.settings import GeneratorSettings
 from generator.tracing import inference, step_span
-from generator.warming.warmer import Warmed
+from generator.warmer import Warmed
 from generator.workflow.next_record import next_output
 from generator.workflow.turns import Turn, next_turn
 from schemas.answer import Answer, ErrorType, steps_done

@@ -52,9 +52,7 @@ from generator.plan.dispatch_events import (
 )
 from generator.plan.prompt import Template
 from generator.plan.queue import Prompt
-from generator.plan.speculation.auto import Auto
-from generator.plan.speculation.likely import Likely
-from generator.plan.speculation.protocol import EngineLoad, NoSpeculation, SpeculationPolicy
+from generator.plan.warm_ups import Auto, EngineLoad, Likely, NoSpeculation, SpeculationPolicy
 from generator.prompts import PreparedPrompt, load_templates, prepare_prompt, reusable_key
 from generator.query_in_progress import (
     QueryInProgress,
@@ -66,7 +64,7 @@ from generator.requests_in_flight import RequestsInFlight
 from generator.server_requests import ServerRequests
 from generator.settings import PROMPTS_A_SERVER, GeneratorSettings, LlmSettings
 from generator.tracing import search_spans
-from generator.warming.warmer import Warmed, Warmer
+from generator.warmer import Warmed, Warmer
 from generator.workflow.turns import GenerateNext, SearchNext, next_turn, with_found
 from schemas.codec import tenant_of
 from schemas.errors import RecordError

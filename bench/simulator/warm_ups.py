@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from generator.plan.speculation import protocol
-from generator.plan.speculation.likely import common
+from generator.plan import warm_ups
+from generator.plan.warm_ups import common
 
 Passages = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredDraft(protocol.DraftFound):
+class ScoredDraft(warm_ups.DraftFound):
     """A draft with the scores of its passages, for policies that ask for them."""
 
     scores: tuple[float, ...]
@@ -116,7 +116,7 @@ class WarmUpSimulation:
         self,
         searches: Sequence[Sequence[Found]],
         passage_tokens: Sequence[int],
-        policy: protocol.SpeculationPolicy,
+        policy: warm_ups.SpeculationPolicy,
         load: WarmUpLoad,
     ) -> None:
         """`passage_tokens`: by the number that is a passage's id."""
@@ -156,13 +156,13 @@ class WarmUpSimulation:
         final, searched_us = search[-1].passages, self._now_us
         self._saved += max((one.warm(final, searched_us) for one in self._begun), default=0)
         self._running = None
-        self._tell(protocol.SearchEnded(query=query, passages=final, at_us=searched_us))
+        self._tell(warm_ups.SearchEnded(query=query, passages=final, at_us=searched_us))
         prompt = self._request(final)
         prompt.length += load.tail_tokens
         self._now_us = self._begin(prompt)
         self._ttfts_us.append(self._now_us - searched_us)
         self._now_us += (load.answer_tokens - 1) * (load.step_us + load.decode_us)
-        self._tell(protocol.QueryAnswered(query=query, wait_us=self._ttfts_us[-1]))
+        self._tell(warm_ups.QueryAnswered(query=query, wait_us=self._ttfts_us[-1]))
         self._useful += prompt.length
         self._computed += sum(one.length - one.cached for one in self._begun)
 
@@ -178,7 +178,7 @@ class WarmUpSimulation:
             if one.end_us >= until_us:
                 break
             self._now_us, self._running = one.end_us, None
-            self._tell(protocol.WarmUpEnded(query=query, is_done=True))
+            self._tell(warm_ups.WarmUpEnded(query=query, is_done=True))
         self._now_us = until_us
 
     def _request(self, passages: Passages) -> _Request:
@@ -199,12 +199,12 @@ class WarmUpSimulation:
         self._begun.append(one)
         return one.end_us
 
-    def _tell(self, event: protocol.SpeculationEvent) -> None:
+    def _tell(self, event: warm_ups.SpeculationEvent) -> None:
         in_flight = int(self._running is not None)
-        load = protocol.EngineLoad(in_flight=in_flight, waiting=0, limit=1)
+        load = warm_ups.EngineLoad(in_flight=in_flight, waiting=0, limit=1)
         for action in self._policy.step(event, load):
             self._running = None
-            if isinstance(action, protocol.StartWarmUp):
+            if isinstance(action, warm_ups.StartWarmUp):
                 one = self._request(action.passages)
                 # A block that is not full is not cached, so it is left to the prompt.
                 block = self._load.block_tokens

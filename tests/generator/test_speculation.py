@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generator.plan.speculation.auto import SEARCH_MIN_US, Auto
-from generator.plan.speculation.likely import PRIOR_SEARCHES, SHARE_MIN, Likely
-from generator.plan.speculation.protocol import (
+from generator.plan.warm_ups import (
+    PRIOR_SEARCHES,
+    SEARCH_MIN_US,
+    SHARE_MIN,
+    Auto,
     CancelWarmUp,
     DraftFound,
     EngineLoad,
+    Likely,
     NoSpeculation,
     QueryAnswered,
     SearchEnded,

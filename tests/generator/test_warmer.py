@@ -15,11 +15,10 @@ from carpool.telemetry.metrics import Metrics
 from generator import service
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest
 from generator.llm.servers import LlmServers
-from generator.plan.speculation.likely import Likely
-from generator.plan.speculation.protocol import EngineLoad
+from generator.plan.warm_ups import EngineLoad, Likely
 from generator.prompts import load_templates, prepare_prompt
 from generator.settings import GeneratorSettings
-from generator.warming.warmer import SEARCHES_MAX, WARM_UP_PRIORITY, Warmer
+from generator.warmer import SEARCHES_MAX, WARM_UP_PRIORITY, Warmer
 from schemas.record import ClusterId
 from schemas.retrieval import Hit, Retrieval
 from tests.clocks import HandClock

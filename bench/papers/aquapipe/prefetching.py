@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from generator.plan.speculation import protocol
-from generator.plan.speculation.warm_ups import Passages, WarmUps
+from generator.plan import warm_ups
+from generator.plan.warm_ups import Passages, WarmUps
 
 
 @dataclass(slots=True)
@@ -27,20 +27,20 @@ class _Pipeline:
 class PrefixPolicy:
     """A `SpeculationPolicy` that keeps the first passages of each draft warm."""
 
-    def __init__(self, wished: Callable[[protocol.DraftFound], int]) -> None:
+    def __init__(self, wished: Callable[[warm_ups.DraftFound], int]) -> None:
         """`wished`: how many passages of a draft are to be warm."""
         self._wished, self._warm_ups = wished, WarmUps()
 
     def step(
-        self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
-    ) -> tuple[protocol.SpeculationAction, ...]:
+        self, event: warm_ups.SpeculationEvent, load: warm_ups.EngineLoad
+    ) -> tuple[warm_ups.SpeculationAction, ...]:
         """Starts and cancels warm-ups as drafts change. Wrong passages are prefilled again."""
         match event:
-            case protocol.DraftFound():
+            case warm_ups.DraftFound():
                 return self._warm_ups.follow(event, self._wished(event), load)
-            case protocol.WarmUpEnded():
+            case warm_ups.WarmUpEnded():
                 return self._warm_ups.ended(event, load)
-            case protocol.SearchEnded() | protocol.QueryAnswered():
+            case warm_ups.SearchEnded() | warm_ups.QueryAnswered():
                 self._warm_ups.forget(event.query)
                 return ()
 
@@ -52,7 +52,7 @@ class AquaPipe(PrefixPolicy):
         super().__init__(self._pool_of)
         self._pipelines: dict[str, _Pipeline] = {}
 
-    def _pool_of(self, draft: protocol.DraftFound) -> int:
+    def _pool_of(self, draft: warm_ups.DraftFound) -> int:
         one = self._pipelines.setdefault(draft.query, _Pipeline())
         self._prefetch(one, draft.passages, draft.clusters_done)
         return one.pool

@@ -18,11 +18,8 @@ from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.papers.ragcache.streams import passage_tokens
 from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation, found_in
 from carpool.disk.centroids import probe
-from generator.plan.speculation import protocol
-from generator.plan.speculation.auto import Auto
-from generator.plan.speculation.likely import Likely, common
-from generator.plan.speculation.protocol import NoSpeculation
-from generator.plan.speculation.warm_ups import Passages
+from generator.plan import warm_ups
+from generator.plan.warm_ups import Auto, Likely, NoSpeculation, Passages, common
 from indexer.plan.defaults import default_nprobe
 from indexer.vectors import open_precomputed
 
@@ -33,7 +30,7 @@ STATED = (
     "hidden (sections 5.2.1 and 5.2.2)\n"
     "HedraRAG: 1.06 to 1.62 times less latency than other ways to speculate (Figure 17)"
 )
-POLICIES: dict[str, Callable[[], protocol.SpeculationPolicy]] = {
+POLICIES: dict[str, Callable[[], warm_ups.SpeculationPolicy]] = {
     "none": NoSpeculation,
     "ragcache": RagCache,
     "aquapipe": AquaPipe,

@@ -11,8 +11,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from bench.simulator.warm_ups import ScoredDraft
-from generator.plan.speculation import protocol
-from generator.plan.speculation.warm_ups import WarmUps
+from generator.plan import warm_ups
+from generator.plan.warm_ups import WarmUps
 
 THRESHOLD = 0.5
 """tau: a server is underused while it has less than this share of its limit of requests."""
@@ -27,21 +27,21 @@ class HedraRag:
         self._warm_ups = WarmUps()
 
     def step(
-        self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
-    ) -> tuple[protocol.SpeculationAction, ...]:
+        self, event: warm_ups.SpeculationEvent, load: warm_ups.EngineLoad
+    ) -> tuple[warm_ups.SpeculationAction, ...]:
         """Selects drafts, the closest first, until the threshold is reached."""
-        actions: list[protocol.SpeculationAction] = []
+        actions: list[warm_ups.SpeculationAction] = []
         match event:
             case ScoredDraft():
                 self._drafts[event.query] = event
                 # The warm-up of a contradicted draft is useless: its slot is free.
                 actions += self._warm_ups.follow(event, 0, load)
                 load = replace(load, in_flight=load.in_flight - len(actions))
-            case protocol.WarmUpEnded():
+            case warm_ups.WarmUpEnded():
                 self._warm_ups.ended(event, load)
                 if not event.is_done:
                     return ()
-            case protocol.SearchEnded() | protocol.QueryAnswered():
+            case warm_ups.SearchEnded() | warm_ups.QueryAnswered():
                 self._drafts.pop(event.query, None)
                 self._warm_ups.forget(event.query)
         for draft in sorted(self._drafts.values(), key=_distance):
@@ -50,7 +50,7 @@ class HedraRag:
                 break
             for action in self._warm_ups.follow(draft, len(draft.passages), load):
                 actions.append(action)
-                begun = 1 if isinstance(action, protocol.StartWarmUp) else -1
+                begun = 1 if isinstance(action, warm_ups.StartWarmUp) else -1
                 load = replace(load, in_flight=load.in_flight + begun)
         return tuple(actions)
 

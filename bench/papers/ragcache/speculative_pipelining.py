@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from generator.plan.speculation import protocol
+from generator.plan import warm_ups
 
 MAX_PREFILL_BS = 4
 """No warm-up begins while the server has so many requests, warm-ups among them."""
@@ -23,34 +23,34 @@ class RagCache:
         self._in_pool: set[str] = set()
 
     def step(
-        self, event: protocol.SpeculationEvent, load: protocol.EngineLoad
-    ) -> tuple[protocol.SpeculationAction, ...]:
+        self, event: warm_ups.SpeculationEvent, load: warm_ups.EngineLoad
+    ) -> tuple[warm_ups.SpeculationAction, ...]:
         """Begins again when a draft differs from the last one."""
         match event:
-            case protocol.DraftFound():
+            case warm_ups.DraftFound():
                 return self._stage(event, load)
-            case protocol.WarmUpEnded():
+            case warm_ups.WarmUpEnded():
                 self._in_pool.discard(event.query)
-            case protocol.SearchEnded() | protocol.QueryAnswered():
+            case warm_ups.SearchEnded() | warm_ups.QueryAnswered():
                 self._in_pool.discard(event.query)
                 self._last.pop(event.query, None)
         return ()
 
     def _stage(
-        self, event: protocol.DraftFound, load: protocol.EngineLoad
-    ) -> tuple[protocol.SpeculationAction, ...]:
+        self, event: warm_ups.DraftFound, load: warm_ups.EngineLoad
+    ) -> tuple[warm_ups.SpeculationAction, ...]:
         # if D_temp != D
         if event.passages == self._last.get(event.query):
             return ()
         self._last[event.query] = event.passages
-        actions: list[protocol.SpeculationAction] = []
+        actions: list[warm_ups.SpeculationAction] = []
         # if {request, D} in pool: terminate it after the current iteration
         if event.query in self._in_pool:
             self._in_pool.remove(event.query)
-            actions.append(protocol.CancelWarmUp(query=event.query))
+            actions.append(warm_ups.CancelWarmUp(query=event.query))
             load = replace(load, in_flight=load.in_flight - 1)
         # if pool.size < max_prefill_bs: pool.insert({request, D_temp})
         if event.passages and load.has_room and load.in_flight < self._max_prefill_bs:
             self._in_pool.add(event.query)
-            actions.append(protocol.StartWarmUp(query=event.query, passages=event.passages))
+            actions.append(warm_ups.StartWarmUp(query=event.query, passages=event.passages))
         return tuple(actions)

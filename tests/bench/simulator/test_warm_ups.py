@@ -7,7 +7,7 @@ import pytest
 from bench.papers.aquapipe.speculation import oracle_of
 from bench.papers.ragcache.speculative_pipelining import RagCache
 from bench.simulator.warm_ups import Found, WarmUpFigures, WarmUpLoad, WarmUpSimulation
-from generator.plan.speculation.protocol import NoSpeculation, SpeculationPolicy
+from generator.plan.warm_ups import NoSpeculation, SpeculationPolicy
 
 LOAD = WarmUpLoad(
     search_us=1_000,

@@ -1,6 +1,6 @@
 """Warms the LLM servers' prefix caches while searches run, and counts used and unused tokens.
 
-A policy decides what to warm (`generator.plan.speculation`); `Warmer` does it, on the event loop of
+A policy decides what to warm (`generator.plan.warm_ups`); `Warmer` does it, on the event loop of
 the requests. A warm-up ends at the latest when its search has ended; the server keeps the blocks
 that it has computed.
 """
@@ -18,8 +18,7 @@ from carpool.telemetry.metrics import Metrics
 from generator.llm.protocol import LlmFinished, LlmRefusal, LlmRequest, PromptRefused
 from generator.llm.servers import LlmServers
 from generator.plan.recent import Recent
-from generator.plan.speculation.likely import common
-from generator.plan.speculation.protocol import (
+from generator.plan.warm_ups import (
     CancelWarmUp,
     DraftFound,
     EngineLoad,
@@ -29,6 +28,7 @@ from generator.plan.speculation.protocol import (
     SpeculationPolicy,
     StartWarmUp,
     WarmUpEnded,
+    common,
 )
 from generator.prompts import PreparedPrompt
 from schemas.codec import tenant_of
